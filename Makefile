@@ -1,0 +1,48 @@
+# The venv is made once; delete .venv to make it anew.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test slow check format bench clean
+
+demo: .venv/user
+	$(BIN)/weft demo
+
+test: .venv/dev
+	$(BIN)/pytest
+
+slow: .venv/dev
+	$(BIN)/pytest -m slow -rs
+
+check: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/invariants
+
+format: .venv/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/bench
+	$(BIN)/python -m benchmarks
+
+# torch first and pinned: its CPU build is much smaller than what a loose requirement brings.
+.venv/base: constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
+	touch $@
+
+.venv/user: .venv/base pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+.venv/dev: .venv/base pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@ .venv/user
+
+.venv/bench: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist

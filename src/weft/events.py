@@ -1,0 +1,370 @@
+"""Frozen records of what happened, and the sinks they go to. The only way information leaves a peer.
+
+Code that decides nothing about display calls `emit(Event(...))`; the live view, the log file, benchmarks,
+the simulator's assertions and the tests read the same records. A stored line is
+`{"v": 1, "at": seconds since 1970, "peer": id, "event": {"type": "RoundCommitted", ...}}`.
+
+No event carries a key, a ticket or its secret: no field here could hold one.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from weft.clock import Clock
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+
+VERSION = 1
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
+    """Base of all events; the tag is the class name."""
+
+
+# --- the peer ---
+
+
+class PeerStarted(Event, frozen=True, kw_only=True):
+    run: RunId
+    name: str
+    software: str
+    device: str
+    num_parameters: int
+
+
+class PeerStopped(Event, frozen=True, kw_only=True):
+    reason: str
+
+
+class Notice(Event, frozen=True, kw_only=True):
+    """Something a person should know that changes no behaviour."""
+
+    text: str
+
+
+class FellBack(Event, frozen=True, kw_only=True):
+    """A fallback that changes numerics, bytes or trust."""
+
+    wanted: str
+    used: str
+    reason: str
+
+
+# --- the network ---
+
+
+class TransportUp(Event, frozen=True, kw_only=True):
+    transport: str
+    addresses: tuple[str, ...]
+
+
+class LinkUp(Event, frozen=True, kw_only=True):
+    """A control connection stands. `tried` holds the addresses that failed before, with the reason."""
+
+    remote: PeerId
+    transport: str
+    address: str
+    tried: tuple[str, ...] = ()
+
+
+class LinkDown(Event, frozen=True, kw_only=True):
+    remote: PeerId
+    reason: str
+
+
+class ConnectionDropped(Event, frozen=True, kw_only=True):
+    """Somebody broke the protocol; the connection is closed and the run goes on."""
+
+    address: str
+    remote: PeerId | None
+    reason: str
+
+
+class AdmissionRefused(Event, frozen=True, kw_only=True):
+    remote: PeerId
+    reason: str
+
+
+# --- membership ---
+
+
+class MemberJoined(Event, frozen=True, kw_only=True):
+    member: PeerId
+    name: str
+
+
+class MemberSuspected(Event, frozen=True, kw_only=True):
+    member: PeerId
+    silent_s: float
+    reason: str
+
+
+class MemberRecovered(Event, frozen=True, kw_only=True):
+    member: PeerId
+
+
+class MemberGone(Event, frozen=True, kw_only=True):
+    member: PeerId
+    silent_s: float
+
+
+class MemberLeft(Event, frozen=True, kw_only=True):
+    """A member said goodbye."""
+
+    member: PeerId
+
+
+class MemberProgress(Event, frozen=True, kw_only=True):
+    """A member's own summary, heard with its heartbeat: what the live view shows of the others."""
+
+    member: PeerId
+    name: str
+    round: Round
+    state: str
+    loss: float | None
+    tokens_per_s: float
+    link: str
+
+
+# --- training ---
+
+
+class StepDone(Event, frozen=True, kw_only=True):
+    step: Step
+    loss: float  # nats per token, mean over the step's batch
+    learning_rate: float
+    gradient_norm: float
+    num_tokens: int
+    duration_s: float
+
+
+class MicroBatchChanged(Event, frozen=True, kw_only=True):
+    before: int
+    after: int
+    reason: str
+
+
+class Evaluated(Event, frozen=True, kw_only=True):
+    """Loss of the outer parameters on held-out text."""
+
+    round: Round
+    loss: float  # nats per token
+    nats_per_byte: float
+    num_tokens: int
+    committed_tokens: Tokens
+
+
+class Sampled(Event, frozen=True, kw_only=True):
+    round: Round
+    prompt: str
+    text: str
+
+
+# --- rounds ---
+
+
+class AttemptStarted(Event, frozen=True, kw_only=True):
+    branch: BranchId
+    round: Round
+    attempt: Attempt
+    leader: PeerId
+    reason: str
+
+
+class RoundCommitted(Event, frozen=True, kw_only=True):
+    """An outer step was made. `left_out` says who did not take part, and why."""
+
+    branch: BranchId
+    round: Round
+    attempt: Attempt
+    manifest: Digest
+    contributors: tuple[PeerId, ...]
+    left_out: dict[PeerId, str]
+    tokens: Tokens  # counted in this round
+    committed_tokens: Tokens  # counted since the run began
+    sent_nbytes: int  # by this peer, since the last commit
+    received_nbytes: int
+    duration_s: float  # from this peer's payload to its outer step
+    work_s: float  # inner steps before it
+
+
+class RoundMissed(Event, frozen=True, kw_only=True):
+    """A round committed without this peer's contribution, which stays in its carry."""
+
+    round: Round
+    carried_tokens: Tokens
+    reason: str
+
+
+class MajorityLost(Event, frozen=True, kw_only=True):
+    branch: BranchId
+    round: Round
+    alive: int
+    electorate: int
+    opens_branch_in_s: float | None
+
+
+class BranchOpened(Event, frozen=True, kw_only=True):
+    branch: BranchId
+    round: Round
+    members: tuple[PeerId, ...]
+    reason: str
+
+
+class PayloadRejected(Event, frozen=True, kw_only=True):
+    round: Round
+    member: PeerId
+    reason: str
+
+
+class StateJoined(Event, frozen=True, kw_only=True):
+    """A newcomer holds the run's state."""
+
+    round: Round
+    nbytes: int
+    duration_s: float
+    donors: tuple[PeerId, ...]
+
+
+class StateRepaired(Event, frozen=True, kw_only=True):
+    round: Round
+    num_chunks: int
+
+
+# --- files ---
+
+
+class DataReady(Event, frozen=True, kw_only=True):
+    num_shards: int
+    fetched_nbytes: int
+    train_tokens: int
+    heldout_tokens: int
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True):
+    path: str
+    round: Round
+    digest: Digest
+    nbytes: int
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True):
+    path: str
+    reason: str
+
+
+Emit = Callable[[Event], None]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """An event with its origin, as sinks receive it."""
+
+    v: int
+    at: float  # wall seconds, for people: no decision reads it
+    peer: PeerId
+    event: Event
+
+
+class Sink(Protocol):
+    def write(self, entry: Entry) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EventLog:
+    """Stamps events and hands them to every sink. A sink that fails is dropped, and the others are told once."""
+
+    def __init__(self, clock: Clock, peer: PeerId, sinks: Sequence[Sink]) -> None:
+        self._clock = clock
+        self._peer = peer
+        self._sinks = list(sinks)
+
+    def emit(self, event: Event) -> None:
+        entry = Entry(v=VERSION, at=self._clock.wall(), peer=self._peer, event=event)
+        for sink in list(self._sinks):
+            try:
+                sink.write(entry)
+            except OSError as error:  # a full disk must not stop a run
+                self._sinks.remove(sink)
+                self.emit(Notice(text=f"{type(sink).__name__} stopped: {error}"))
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+class MemorySink:
+    """Keeps entries in a list: for tests, benchmarks and the live view."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def write(self, entry: Entry) -> None:
+        self.entries.append(entry)
+
+    def close(self) -> None:
+        pass
+
+
+class CallbackSink:
+    """Hands each entry to a function: the console's plain lines, the live view."""
+
+    def __init__(self, write: Callable[[Entry], None]) -> None:
+        self._write = write
+
+    def write(self, entry: Entry) -> None:
+        self._write(entry)
+
+    def close(self) -> None:
+        pass
+
+
+class JsonlSink:
+    """Appends one JSON line per event; at `max_nbytes` the file is renamed to `.1` and begun anew.
+
+    Each line is flushed, so what was said before a crash can be read after it.
+    """
+
+    def __init__(self, path: Path, *, max_nbytes: int = 64 << 20, num_kept: int = 3) -> None:
+        self._path = path
+        self._max_nbytes = max_nbytes
+        self._num_kept = num_kept
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, entry: Entry) -> None:
+        line = msgspec.json.encode(entry) + b"\n"
+        if self._file.tell() + len(line) > self._max_nbytes:
+            self._rotate()
+        self._file.write(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rotate(self) -> None:
+        self._file.close()
+        for number in range(self._num_kept - 1, 0, -1):
+            older = self._path.with_suffix(f"{self._path.suffix}.{number}")
+            if older.exists():
+                older.replace(self._path.with_suffix(f"{self._path.suffix}.{number + 1}"))
+        self._path.replace(self._path.with_suffix(f"{self._path.suffix}.1"))
+        self._file = self._path.open("ab", buffering=0)
+
+
+def _all_events(base: type[Event] = Event) -> list[type[Event]]:
+    return [kind for child in base.__subclasses__() for kind in (child, *_all_events(child))]
+
+
+def read_jsonl(path: Path) -> list[Entry]:
+    """Return the entries of a log file; a last line cut short by a crash is left out."""
+    kinds = {kind.__struct_config__.tag: kind for kind in _all_events()}
+    entries = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        tree = msgspec.json.decode(line)
+        event = msgspec.convert(tree["event"], kinds[tree["event"]["type"]])
+        entries.append(Entry(v=tree["v"], at=tree["at"], peer=tree["peer"], event=event))
+    return entries

@@ -1,0 +1,21 @@
+"""Names for the plain values that cross borders.
+
+A digest, a peer and a run are lower-case hexadecimal strings: they sort like their bytes, read well in a
+log, and need no escaping in any format. The other names keep units apart in signatures.
+"""
+
+from typing import NewType
+
+PeerId = NewType("PeerId", str)  # hex of the 32-byte Ed25519 public key
+Digest = NewType("Digest", str)  # hex of a 32-byte BLAKE3 hash
+RunId = NewType("RunId", str)  # digest of the run's RunConfig: its genesis
+BranchId = NewType("BranchId", str)  # digest of the record that opened the branch; the main branch is the RunId
+Round = NewType("Round", int)  # counts commits on a branch, from 0
+Attempt = NewType("Attempt", int)  # counts leaders tried within one round, from 0
+Step = NewType("Step", int)  # inner optimizer steps of one peer, from 0
+Tokens = NewType("Tokens", int)
+
+
+def short(name: str) -> str:
+    """Return the first 8 characters: enough to tell peers and digests apart when a person reads them."""
+    return name[:8]

@@ -1,0 +1,171 @@
+"""A peer's Ed25519 identity: create, lock, load, back up, sign, verify.
+
+The same key is the peer's network address, its signature and, later, its ledger account. It lies in one PEM
+file that only its owner can read, and is locked while a process uses it: two peers with one key would look
+like one peer that contradicts itself.
+
+A home holds numbered identities, so several peers on one machine each take the first one that is free.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from filelock import FileLock, Timeout
+
+from weft.errors import KeyFileError, KeyLocked
+from weft.ids import PeerId
+
+MAX_IDENTITIES = 1024  # peers that one home serves at the same time
+
+
+class Identity:
+    """A private key, and the lock that keeps it to one process. Close it to let another process use it."""
+
+    def __init__(self, private_key: Ed25519PrivateKey, lock: FileLock | None = None) -> None:
+        self.private_key = private_key
+        self._lock = lock
+        self._peer = PeerId(private_key.public_key().public_bytes_raw().hex())
+
+    @classmethod
+    def generate(cls) -> "Identity":
+        """Return a new identity that is kept nowhere."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> "Identity":
+        """Return the identity of a 32-byte seed: for tests and simulations only."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the 64-byte signature of `message`. Sign records through `wire.seal`, which separates kinds."""
+        return self.private_key.sign(message)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> "Identity":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
+    """Return whether `signature` is `peer`'s signature of `message`. Never raises on what a peer sent."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(peer)).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def open_identity(path: Path, *, create: bool = False) -> Identity:
+    """Load the identity at `path` and lock it.
+
+    Args:
+        path: the PEM file.
+        create: make a new key when there is none.
+
+    Raises:
+        KeyLocked: another process uses it.
+        KeyFileError: missing, unreadable, readable by others, or no Ed25519 key.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = FileLock(path.with_suffix(".lock"), mode=0o600)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise KeyLocked(
+            f"identity {path} is in use by another process. Stop that one, or give this peer its own: "
+            f"--key {path.with_name('other.pem')} (made if missing), or leave --key out to take a free one."
+        ) from None
+    except OSError as error:
+        raise KeyFileError(f"cannot use {path.parent} for identities: {error}. Choose another home with --home.") from error
+    try:
+        if create and not path.exists():
+            _write_private(path, Ed25519PrivateKey.generate())
+        return Identity(_read_private(path), lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def open_free_identity(keys_dir: Path) -> Identity:
+    """Lock the first identity in `keys_dir` that no process uses, making one when all are taken.
+
+    Raises:
+        KeyLocked: all `MAX_IDENTITIES` are in use.
+        KeyFileError: the folder cannot be used, or a key in it is malformed.
+    """
+    for number in range(MAX_IDENTITIES):
+        with suppress(KeyLocked):
+            return open_identity(keys_dir / f"peer-{number}.pem", create=True)
+    raise KeyLocked(f"all {MAX_IDENTITIES} identities in {keys_dir} are in use. Start this peer with another --home.")
+
+
+def back_up(source: Path, target: Path, passphrase: bytes | None) -> PeerId:
+    """Copy the identity at `source` to `target`, encrypted when a passphrase is given.
+
+    Raises:
+        KeyFileError: `source` is no identity, or `target` exists.
+    """
+    key = _read_private(source)
+    _write_private(target, key, passphrase)
+    return Identity(key).peer
+
+
+def restore(backup: Path, target: Path, passphrase: bytes | None) -> PeerId:
+    """Write the identity of a backup to `target`.
+
+    Raises:
+        KeyFileError: not a backup, wrong passphrase, or `target` exists.
+    """
+    key = _read_private(backup, passphrase, is_backup=True)
+    _write_private(target, key)
+    return Identity(key).peer
+
+
+def _read_private(path: Path, passphrase: bytes | None = None, *, is_backup: bool = False) -> Ed25519PrivateKey:
+    try:
+        if not is_backup and os.name == "posix" and path.stat().st_mode & 0o077:
+            raise KeyFileError(f"identity {path} can be read by other users. Run: chmod 600 {path}")
+        key = serialization.load_pem_private_key(path.read_bytes(), passphrase)
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no identity at {path}. Make one with: weft keys new {path}") from None
+    except TypeError as error:  # a passphrase where none is needed, or none where one is
+        raise KeyFileError(f"cannot open {path}: {error}.") from error
+    except ValueError as error:
+        raise KeyFileError(f"cannot read {path}: wrong passphrase, or no private key in PEM form ({error}).") from error
+    except OSError as error:
+        raise KeyFileError(f"cannot read {path}: {error}.") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyFileError(f"{path} holds another kind of key; weft uses Ed25519. Make one with: weft keys new")
+    return key
+
+
+def _write_private(path: Path, key: Ed25519PrivateKey, passphrase: bytes | None = None) -> None:
+    protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        protection = serialization.BestAvailableEncryption(passphrase)
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise KeyFileError(f"{path} exists; weft never overwrites an identity. Move it away first.") from None
+    except OSError as error:
+        raise KeyFileError(f"cannot write {path}: {error}.") from error
