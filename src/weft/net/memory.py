@@ -1,0 +1,306 @@
+"""The transport of simulations and tests: peers of one process, joined by links that a scenario can script.
+
+A `MemoryNetwork` is the whole network. A link has a delay and a bandwidth; all streams between two peers share
+it in the order they send. A chunk that is sent occupies the link for its size over the bandwidth and arrives a
+delay later. Bytes that are sent and not yet read are bounded, so a slow reader holds its sender back. Every
+wait is a timer or a future of the event loop: on a `VirtualClock` a scenario takes no time, and two runs do the
+same in the same order.
+
+Faults: `partition` makes a link swallow time (bytes wait as TCP would retransmit them, dials time out), `heal`
+lets them pass, `kill` resets every stream of a peer as a dead process does.
+
+It does not know encryption: a peer is who its transport says, and only this process can say so.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from weft.errors import DialError, PeerError
+from weft.ids import PeerId, short
+from weft.net.tasks import Tasks
+from weft.net.transport import Accept, Lane
+from weft.wire import Buffer
+
+SCHEME = "memory://"
+DIAL_TIMEOUT_S = 5.0  # a dial into a partition takes this long to fail, as on a real network
+WINDOW_NBYTES = 1 << 20  # sent and not yet read, besides what the link itself holds
+CHUNK_NBYTES = 64 << 10  # how much one stream sends before another on the same link gets its turn
+
+
+@dataclass
+class Link:
+    """One direction between two peers."""
+
+    delay_s: float = 0.0
+    bandwidth_bps: float | None = None  # bits per second; None: instantaneous
+    is_cut: bool = False
+    free_at_s: float = 0.0
+    pipes: "dict[Pipe, None]" = field(default_factory=dict)
+
+    @property
+    def window_nbytes(self) -> int:
+        return WINDOW_NBYTES + int((self.bandwidth_bps or 0.0) * self.delay_s / 8)
+
+    def arrival_s(self, num_bytes: int, now_s: float) -> float:
+        """Return when bytes sent now have all arrived, and keep the link busy until they are on their way."""
+        if self.bandwidth_bps is not None:
+            self.free_at_s = max(now_s, self.free_at_s) + 8 * num_bytes / self.bandwidth_bps
+            now_s = self.free_at_s
+        return now_s + self.delay_s
+
+
+class MemoryNetwork:
+    """The peers of one simulation and the links between them.
+
+    Args:
+        delay_s: seconds from one peer to another, for every link not set otherwise.
+        bandwidth_bps: bits per second of such a link in each direction; None: instantaneous.
+    """
+
+    def __init__(self, *, delay_s: float = 0.0, bandwidth_bps: float | None = None) -> None:
+        self._delay_s = delay_s
+        self._bandwidth_bps = bandwidth_bps
+        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._listening: dict[PeerId, MemoryTransport] = {}
+
+    def transport(self, peer: PeerId) -> "MemoryTransport":
+        """Return a transport through which `peer` takes part, now or after it was killed."""
+        return MemoryTransport(self, peer)
+
+    def link(self, source: PeerId, target: PeerId) -> Link:
+        """Return the link in that direction."""
+        made = Link(delay_s=self._delay_s, bandwidth_bps=self._bandwidth_bps)
+        return self._links.setdefault((source, target), made)
+
+    def set_link(self, a: PeerId, b: PeerId, *, delay_s: float = 0.0, bandwidth_bps: float | None = None) -> None:
+        """Change the link between `a` and `b` in both directions, for what is sent from now on."""
+        for one_way in (self.link(a, b), self.link(b, a)):
+            one_way.delay_s, one_way.bandwidth_bps = delay_s, bandwidth_bps
+
+    def partition(self, a: PeerId, b: PeerId) -> None:
+        """Let nothing pass between `a` and `b`: streams fall silent, dials time out."""
+        self.link(a, b).is_cut = self.link(b, a).is_cut = True
+
+    def heal(self, a: PeerId, b: PeerId) -> None:
+        """Undo `partition`: what was sent meanwhile arrives now."""
+        for one_way in (self.link(a, b), self.link(b, a)):
+            one_way.is_cut = False
+            for pipe in list(one_way.pipes):
+                pipe.release()
+
+    def kill(self, peer: PeerId) -> None:
+        """Reset every stream of `peer` and let no dial reach it, as when its process dies.
+
+        Those behind a partition do not hear of it.
+        """
+        transport = self._listening.pop(peer, None)
+        if transport is not None:
+            transport.reset()
+
+    def _listener(self, peer: PeerId) -> "MemoryTransport | None":
+        return self._listening.get(peer)
+
+    def _listen(self, transport: "MemoryTransport") -> None:
+        self._listening[transport.peer] = transport
+
+    def _forget(self, transport: "MemoryTransport") -> None:
+        if self._listening.get(transport.peer) is transport:
+            del self._listening[transport.peer]
+
+
+class MemoryTransport:
+    name = "memory"
+
+    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+        self._network = network
+        self.peer = peer
+        self._tasks = Tasks()
+        self._streams: dict[MemoryStream, None] = {}
+        self._accept: Accept | None = None
+
+    async def start(self, accept: Accept) -> tuple[str, ...]:
+        self._accept = accept
+        self._network._listen(self)
+        return (SCHEME + self.peer,)
+
+    async def dial(self, peer: PeerId, address: str, lane: Lane) -> "MemoryStream":
+        target = PeerId(address.removeprefix(SCHEME))
+        outward, homeward = self._network.link(self.peer, target), self._network.link(target, self.peer)
+        if outward.is_cut or homeward.is_cut:
+            await asyncio.sleep(DIAL_TIMEOUT_S)
+            raise DialError(f"{address} did not answer within {DIAL_TIMEOUT_S:g} s")
+        await asyncio.sleep(outward.delay_s + homeward.delay_s)
+        listener = self._network._listener(target)
+        if listener is None:
+            raise DialError(f"nothing listens at {address}")
+        if target != peer:
+            raise DialError(f"{address} is {short(target)}, not {short(peer)}")
+        there, back = Pipe(outward), Pipe(homeward)
+        listener._take(MemoryStream(self.peer, back, there, listener), lane)
+        mine = MemoryStream(target, there, back, self)
+        self._streams[mine] = None
+        return mine
+
+    async def aclose(self) -> None:
+        self._network._forget(self)
+        await self._tasks.aclose()
+        for stream in list(self._streams):
+            await stream.close()
+
+    def reset(self) -> None:
+        """Break every stream without a farewell. `MemoryNetwork.kill` calls it."""
+        for stream in list(self._streams):
+            stream.reset()
+
+    def _take(self, stream: "MemoryStream", lane: Lane) -> None:
+        assert self._accept is not None  # only listening transports are found
+        self._streams[stream] = None
+        self._tasks.serve(self._accept, stream, lane)
+
+
+class MemoryStream:
+    """One end of a stream: writes to `outgoing`, reads from `incoming`."""
+
+    def __init__(self, peer: PeerId, outgoing: "Pipe", incoming: "Pipe", owner: MemoryTransport) -> None:
+        self._peer = peer
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._owner = owner
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    async def send(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK_NBYTES):
+            await self._outgoing.put(bytes(view[start : start + CHUNK_NBYTES]))
+
+    async def recv_into(self, buffer: memoryview) -> int:
+        return await self._incoming.take_into(buffer)
+
+    async def close(self) -> None:
+        if self._release():
+            closed_here = f"stream to {short(self._peer)} was closed on this side"
+            self._outgoing.end(closed_here)
+            self._incoming.abandon(closed_here, farewell="stream was closed by the peer")
+
+    def reset(self) -> None:
+        """End the stream as a crash does."""
+        if self._release():
+            self._outgoing.reset("this peer was killed", farewell="connection reset by the peer")
+            self._incoming.abandon("this peer was killed", farewell="connection reset by the peer")
+
+    def _release(self) -> bool:
+        return self._owner._streams.pop(self, False) is None
+
+
+class Pipe:
+    """One direction of one stream: chunks under way, chunks arrived, and how it ended."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        link.pipes[self] = None
+        # A chunk under way of None is the orderly end.
+        self._under_way: deque[bytes | None] = deque()
+        self._num_held = 0  # due, but the link is cut
+        self._due_s = 0.0
+        self._arrived: deque[memoryview] = deque()
+        self._num_bytes = 0
+        self._is_ended = False
+        self._send_error: str | None = None
+        self._recv_error: str | None = None
+        self._farewell: str | None = None  # what the other end learns when the link lets it
+        self._changed = asyncio.Event()
+
+    async def put(self, chunk: bytes) -> None:
+        """Send `chunk` once there is room."""
+        while self._send_error is None and self._num_bytes and self._num_bytes + len(chunk) > self._link.window_nbytes:
+            await self._change()
+        if self._send_error is not None:
+            raise PeerError(self._send_error)
+        self._num_bytes += len(chunk)
+        self._dispatch(chunk)
+
+    async def take_into(self, buffer: memoryview) -> int:
+        """Receive what has arrived; wait while nothing has."""
+        while not (self._arrived or self._is_ended or self._recv_error):
+            await self._change()
+        if self._recv_error is not None:
+            raise PeerError(self._recv_error)
+        filled = 0
+        while self._arrived and filled < len(buffer):
+            chunk = self._arrived.popleft()
+            num_bytes = min(len(chunk), len(buffer) - filled)
+            buffer[filled : filled + num_bytes] = chunk[:num_bytes]
+            if num_bytes < len(chunk):
+                self._arrived.appendleft(chunk[num_bytes:])
+            filled += num_bytes
+        self._num_bytes -= filled
+        self._changed.set()
+        return filled
+
+    def end(self, reason: str) -> None:
+        """Close in order from the sending side: the reader gets 0 after the bytes under way."""
+        if self._send_error is None:
+            self._send_error = reason
+            self._dispatch(None)
+        self._changed.set()
+
+    def abandon(self, reason: str, farewell: str) -> None:
+        """Close from the reading side. The sender fails from now on, or once a cut link heals."""
+        self._recv_error = self._recv_error or reason
+        self._arrived.clear()
+        self._tell(farewell)
+
+    def reset(self, reason: str, farewell: str) -> None:
+        """Die from the sending side. The reader fails at once, or once a cut link heals."""
+        self._send_error = self._send_error or reason
+        self._tell(farewell)
+
+    def release(self) -> None:
+        """Let arrive what the link's cut has held."""
+        for _ in range(self._num_held):
+            self._arrive()
+        self._num_held = 0
+        if self._farewell is not None:
+            self._tell(self._farewell)
+
+    def _tell(self, farewell: str) -> None:
+        self._farewell = farewell
+        if not self._link.is_cut:
+            self._send_error = self._send_error or farewell
+            self._recv_error = self._recv_error or farewell
+            self._link.pipes.pop(self, None)
+        self._changed.set()
+
+    def _dispatch(self, chunk: bytes | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._under_way.append(chunk)
+        arrival_s = self._link.arrival_s(len(chunk or b""), loop.time())
+        self._due_s = max(self._due_s, arrival_s)  # streams keep their order even when the link is changed
+        if self._due_s <= loop.time():
+            self._due()
+        else:
+            loop.call_at(self._due_s, self._due)
+
+    def _due(self) -> None:
+        if self._link.is_cut:
+            self._num_held += 1
+        else:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        # Timers of equal time may fire in any order, so each lets the first chunk arrive, not its own.
+        chunk = self._under_way.popleft()
+        if chunk is None:
+            self._is_ended = True
+            self._link.pipes.pop(self, None)
+        elif self._recv_error is None:
+            self._arrived.append(memoryview(chunk))
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
