@@ -1,0 +1,229 @@
+"""Tokenizers: exact both ways, canonical as blobs, and equal to what transformers makes of their tokenizer.json."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft import wire
+from weft.data import tokenizer as tok
+from weft.data.tokenizer import ByteTokenizer, CharTokenizer, JsonTokenizer, Tokenizer, from_bytes, train_bpe
+from weft.errors import DataError, TokenizerMismatch, WireError
+
+TEXT = "def weave(thread: str) -> None:\n\t'''Füge Fäden zusammen: 織る \U0001f9f5.'''\r\n    return  None\n\n" * 3
+PROSE = "the quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 20
+
+
+@pytest.fixture(scope="module")
+def bpe() -> JsonTokenizer:
+    return train_bpe([TEXT, PROSE], 300)
+
+
+@pytest.fixture(params=["bytes", "characters", "bpe"])
+def tokenizer(request: pytest.FixtureRequest, bpe: JsonTokenizer) -> Tokenizer:
+    made: dict[str, Tokenizer] = {"bytes": ByteTokenizer(), "characters": CharTokenizer.of([TEXT, PROSE]), "bpe": bpe}
+    return made[request.param]
+
+
+def test_encoding_and_decoding_gives_the_text_back(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT)
+    assert ids.dtype == np.uint32
+    assert int(ids.max()) < tokenizer.vocab_size
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.decode(ids.tolist()) == TEXT
+    assert tokenizer.decode([]) == ""
+    assert len(tokenizer.encode("")) == 0
+
+
+def test_a_blob_gives_an_equal_tokenizer_and_the_same_digest(tokenizer: Tokenizer) -> None:
+    again = from_bytes(tokenizer.to_bytes())
+    assert type(again) is type(tokenizer)
+    assert again.to_bytes() == tokenizer.to_bytes()
+    assert again.digest == tokenizer.digest == wire.digest(tokenizer.to_bytes())
+    assert (again.vocab_size, again.end_of_text) == (tokenizer.vocab_size, tokenizer.end_of_text)
+    assert np.array_equal(again.encode(TEXT), tokenizer.encode(TEXT))
+
+
+def test_different_tokenizers_have_different_digests(bpe: JsonTokenizer) -> None:
+    digests = {t.digest for t in (ByteTokenizer(), CharTokenizer("ab"), CharTokenizer("abc"), bpe)}
+    assert len(digests) == 4
+
+
+def test_transformers_encodes_and_decodes_alike(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(tokenizer.to_json())
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file))
+    assert len(theirs) == tokenizer.vocab_size
+    for text in (TEXT, PROSE, " a  b.\n\n c ' s , ?", "the dog ."):
+        if isinstance(tokenizer, CharTokenizer):
+            text = "".join(c for c in text if c in TEXT + PROSE)
+        ours = tokenizer.encode(text)
+        assert theirs.encode(text, add_special_tokens=False) == ours.tolist()
+        assert theirs.decode(ours.tolist(), skip_special_tokens=True) == tokenizer.decode(ours) == text
+    assert theirs.convert_tokens_to_ids("<|endoftext|>") == tokenizer.end_of_text
+
+
+def test_the_exported_json_is_a_tokenizer_of_the_same_ids(tokenizer: Tokenizer) -> None:
+    exported = JsonTokenizer(tokenizer.to_json(), tokenizer.end_of_text)
+    assert exported.vocab_size == tokenizer.vocab_size
+    assert np.array_equal(exported.encode(TEXT), tokenizer.encode(TEXT))
+    scrambled = np.random.default_rng(0).integers(0, tokenizer.vocab_size, 2000)
+    assert exported.decode(scrambled) == tokenizer.decode(scrambled)
+
+
+@given(st.text())
+def test_bytes_hold_every_text(text: str) -> None:
+    ids = ByteTokenizer().encode(text)
+    assert ids.tolist() == list(text.encode())
+    assert ByteTokenizer().decode(ids) == text
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 256), max_size=40))
+def test_bytes_that_are_no_text_decode_like_the_exported_json(ids: list[int]) -> None:
+    assert EXPORTED_BYTES.decode(ids) == ByteTokenizer().decode(ids)
+
+
+EXPORTED_BYTES = JsonTokenizer(ByteTokenizer().to_json(), 256)
+
+
+@given(st.text(min_size=1))
+def test_characters_hold_the_text_their_alphabet_is_from(text: str) -> None:
+    tokenizer = CharTokenizer.of([text])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.vocab_size == len(set(text)) + 1
+
+
+def test_an_unknown_character_is_named() -> None:
+    tokenizer = CharTokenizer.of(["hello"])
+    for text, name in (("help", "'p'"), ("a", "'a'"), ("hellö", r"U\+00F6")):
+        with pytest.raises(DataError, match=name):
+            tokenizer.encode(text)
+
+
+def test_half_a_surrogate_pair_is_no_text(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="character 3"):
+        tokenizer.encode("de\ud800")
+
+
+@pytest.mark.parametrize("alphabet", ["", "ba", "aab", "a\ud800"])
+def test_an_alphabet_that_is_not_canonical_is_refused(alphabet: str) -> None:
+    with pytest.raises(DataError):
+        CharTokenizer(alphabet)
+
+
+def test_control_tokens_cannot_be_written_into_text(tokenizer: Tokenizer) -> None:
+    if isinstance(tokenizer, CharTokenizer):
+        tokenizer = CharTokenizer.of(["<|endoftext|>"])
+    ids = tokenizer.encode("<|endoftext|>")
+    assert tokenizer.end_of_text not in ids.tolist()
+    assert tokenizer.decode(ids) == "<|endoftext|>"
+    assert tokenizer.decode([*ids.tolist(), tokenizer.end_of_text]) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\xc1garbage",
+        wire.encode(tok.CharactersBlob(alphabet="ba")),
+        wire.encode(tok.CharactersBlob(alphabet="")),
+        wire.encode(tok.JsonBlob(json=b"{}", end_of_text=None)),
+        wire.encode(tok.JsonBlob(json=b"\xff", end_of_text=None)),
+        wire.encode(tok.JsonBlob(json=ByteTokenizer().to_json(), end_of_text=257)),
+        wire.encode(tok.JsonBlob(json=ByteTokenizer().to_json(), end_of_text=-1)),
+        msgspec.msgpack.encode({"type": "path", "path": "/etc/passwd"}),
+        msgspec.msgpack.encode({"type": "bytes", "path": "/etc/passwd"}),
+    ],
+)
+def test_a_malformed_blob_is_the_remotes_fault(blob: bytes) -> None:
+    with pytest.raises(WireError):
+        from_bytes(blob)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_tokenizer_or_a_wire_error(blob: bytes) -> None:
+    try:
+        tokenizer = from_bytes(blob)
+    except WireError:
+        return
+    assert tokenizer.to_bytes() == blob
+
+
+def test_a_blob_beyond_its_bound_is_dropped_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tok, "MAX_BLOB_NBYTES", 100)
+    with pytest.raises(WireError, match="exceeds the bound of 100"):
+        from_bytes(ByteTokenizer().to_bytes() + bytes(100))
+
+
+def test_bpe_compresses_and_has_the_size_asked_for(bpe: JsonTokenizer) -> None:
+    assert bpe.vocab_size == 300
+    assert bpe.end_of_text == 0
+    assert len(bpe.encode(PROSE)) < 0.6 * len(PROSE)
+
+
+def test_bpe_is_the_same_in_every_process(bpe: JsonTokenizer) -> None:
+    code = (
+        "import sys; from weft.data.tokenizer import train_bpe; "
+        "print(train_bpe(sys.stdin.buffer.read().decode().split('\\0'), 300).digest)"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=f"{TEXT}\0{PROSE}".encode(),
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(tok.__file__).parents[2])},
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stdout.decode().strip() == bpe.digest
+
+
+def test_bpe_says_when_it_cannot_have_that_many_pieces() -> None:
+    with pytest.raises(DataError, match="at least 257"):
+        train_bpe([TEXT], 256)
+    with pytest.raises(DataError, match=r"yield \d+ pieces, not 5000"):
+        train_bpe(["a b c"], 5000)
+
+
+def test_a_file_is_read_with_the_end_of_text_its_config_names(bpe: JsonTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(ByteTokenizer().to_json())
+    assert JsonTokenizer.from_file(tmp_path).end_of_text == 256
+    for eos in ('"b"', '{"content": "b", "special": true}'):
+        (tmp_path / "tokenizer_config.json").write_text(f'{{"eos_token": {eos}}}')
+        assert JsonTokenizer.from_file(tmp_path / "tokenizer.json").end_of_text == ord("b")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json"):
+        JsonTokenizer.from_file(tmp_path)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.json.*No such file"):
+        JsonTokenizer.from_file(tmp_path / "none.json")
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"model": 3}')
+    with pytest.raises(DataError, match=r"broken\.json.*not a tokenizer\.json"):
+        JsonTokenizer.from_file(broken)
+
+
+def test_truncation_asked_for_in_the_file_does_not_cut_documents(tmp_path: Path) -> None:
+    tree = msgspec.json.decode(ByteTokenizer().to_json())
+    tree["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    assert len(JsonTokenizer(msgspec.json.encode(tree), None).encode("longer than four")) == 16
+
+
+@pytest.mark.parametrize("vocab_size", [257, 264, 320])
+def test_a_padded_vocabulary_is_accepted(vocab_size: int) -> None:
+    tok.check_vocabulary(ByteTokenizer(), vocab_size)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 66, 256, 321, 50257])
+def test_a_vocabulary_of_another_tokenizer_is_refused(vocab_size: int) -> None:
+    with pytest.raises(TokenizerMismatch, match=f"257 ids.*{vocab_size}"):
+        tok.check_vocabulary(ByteTokenizer(), vocab_size)
