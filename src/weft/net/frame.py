@@ -10,6 +10,7 @@ in the stream is lost, so close it.
 It does not know what a payload means.
 """
 
+import asyncio
 import struct
 
 from weft.errors import WireError
@@ -52,12 +53,15 @@ class FrameReader:
     """Reads frames from `stream`, and raw bytes between them, through a small buffer.
 
     A bulk stream is read the same way: `read` the header record, then `recv_exactly_into` for the body that follows.
-    One call at a time; a cancelled call leaves the stream unusable.
+    One call at a time; a cancelled call leaves the stream unusable. `max_nbytes` bounds the next frame and may be
+    changed between frames. Silence between frames is nobody's fault; once a frame has begun it must end within
+    `finish_s` seconds.
     """
 
-    def __init__(self, stream: Stream, *, max_nbytes: int = MAX_FRAME_NBYTES) -> None:
+    def __init__(self, stream: Stream, *, max_nbytes: int = MAX_FRAME_NBYTES, finish_s: float | None = None) -> None:
         self._stream = stream
-        self._max_nbytes = max_nbytes
+        self.max_nbytes = max_nbytes
+        self._finish_s = finish_s
         self._buffer = memoryview(bytearray(_READ_NBYTES))
         self._start = 0
         self._stop = 0
@@ -66,13 +70,24 @@ class FrameReader:
         """Return the next frame's payload, or None where the stream ends between frames.
 
         Raises:
-            WireError: the frame is too long, of another version, or the stream ends inside it.
+            WireError: the frame is too long, of another version, not finished in time, or the stream ends inside it.
             PeerError: the other side is gone.
         """
-        header = bytearray(_HEADER.size)
-        num_bytes = await self._fill(memoryview(header))
+        header = memoryview(bytearray(_HEADER.size))
+        num_bytes = await self.recv_into(header)
         if num_bytes == 0:
             return None
+        limit = asyncio.timeout(self._finish_s)
+        try:
+            async with limit:
+                return await self._finish(header, num_bytes)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise WireError(f"a frame was begun and not finished within {self._finish_s:g} s") from None
+
+    async def _finish(self, header: memoryview, num_bytes: int) -> bytes:
+        num_bytes += await self._fill(header[num_bytes:])
         if num_bytes < _HEADER.size:
             raise WireError(f"stream ended after {num_bytes} of the {_HEADER.size} bytes of a frame header")
         length, version = _HEADER.unpack(header)
@@ -80,8 +95,8 @@ class FrameReader:
             raise WireError(
                 f"frame of version {version}; this software reads version {FRAME_VERSION}. Update the older one"
             )
-        if length > self._max_nbytes:
-            raise WireError(f"frame of {length} bytes exceeds the bound of {self._max_nbytes}; dropped unread")
+        if length > self.max_nbytes:
+            raise WireError(f"frame of {length} bytes exceeds the bound of {self.max_nbytes}; dropped unread")
         payload = bytearray(length)
         num_bytes = await self._fill(memoryview(payload))
         if num_bytes < length:
