@@ -49,7 +49,13 @@ class VirtualClock:
         return self.EPOCH + self._now
 
     def advance(self, delay_s: float) -> None:
-        """Move on by `delay_s` (seconds, >= 0): the only way virtual time passes."""
+        """Move on by `delay_s` (seconds, >= 0): the only way virtual time passes.
+
+        Raises:
+            ValueError: `delay_s` is negative or not a number.
+        """
+        if not delay_s >= 0.0:
+            raise ValueError(f"virtual clock: cannot advance by {delay_s} s; time goes forward only")
         self._now += delay_s
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
@@ -71,7 +77,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual_clock.now()
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]  # chosen per platform
+class _JumpingSelector(selectors.DefaultSelector):  # chosen per platform
     """Polls real sockets without waiting; where the loop would sleep, the clock jumps instead."""
 
     def __init__(self, clock: VirtualClock) -> None:

@@ -7,13 +7,15 @@ the simulator's assertions and the tests read the same records. A stored line is
 No event carries a key, a ticket or its secret: no field here could hold one.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from weft.clock import Clock
+from weft.errors import ConfigError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
 VERSION = 1
@@ -286,7 +288,7 @@ class EventLog:
         for sink in list(self._sinks):
             try:
                 sink.write(entry)
-            except OSError as error:  # a full disk must not stop a run
+            except (OSError, ValueError) as error:  # a full disk or an odd file name must not stop a run
                 self._sinks.remove(sink)
                 self.emit(Notice(text=f"{type(sink).__name__} stopped: {error}"))
 
@@ -324,7 +326,8 @@ class CallbackSink:
 class JsonlSink:
     """Appends one JSON line per event; at `max_nbytes` the file is renamed to `.1` and begun anew.
 
-    Each line is flushed, so what was said before a crash can be read after it.
+    Each line is written at once, so what was said before a crash can be read after it. A last line that a crash
+    cut short is removed when the file is opened again. A number that is not finite is written as null.
     """
 
     def __init__(self, path: Path, *, max_nbytes: int = 64 << 20, num_kept: int = 3) -> None:
@@ -333,12 +336,14 @@ class JsonlSink:
         self._num_kept = num_kept
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
+        _drop_cut_line(path)
 
     def write(self, entry: Entry) -> None:
         line = msgspec.json.encode(entry) + b"\n"
         if self._file.tell() + len(line) > self._max_nbytes:
             self._rotate()
-        self._file.write(line)
+        if self._file.write(line) != len(line):
+            raise OSError(f"no room for another line in {self._path}")
 
     def close(self) -> None:
         self._file.close()
@@ -353,18 +358,59 @@ class JsonlSink:
         self._file = self._path.open("ab", buffering=0)
 
 
+def _drop_cut_line(path: Path) -> None:
+    with path.open("r+b") as file:
+        num_bytes = file.seek(0, 2)
+        end = num_bytes
+        while end:  # backwards in blocks to the last line's end: the file may be large
+            start = max(0, end - (1 << 16))
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < num_bytes:
+            file.truncate(end)
+
+
 def _all_events(base: type[Event] = Event) -> list[type[Event]]:
     return [kind for child in base.__subclasses__() for kind in (child, *_all_events(child))]
 
 
 def read_jsonl(path: Path) -> list[Entry]:
-    """Return the entries of a log file; a last line cut short by a crash is left out."""
+    """Return the entries of a log file. Left out: a last line cut short by a crash, and kinds of a later version.
+
+    Raises:
+        ConfigError: a line is no event, named by its number.
+    """
     kinds = {kind.__struct_config__.tag: kind for kind in _all_events()}
     entries = []
-    for line in path.read_bytes().splitlines(keepends=True):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             break
-        tree = msgspec.json.decode(line)
-        event = msgspec.convert(tree["event"], kinds[tree["event"]["type"]])
-        entries.append(Entry(v=tree["v"], at=tree["at"], peer=tree["peer"], event=event))
+        try:
+            stored = msgspec.json.decode(line, type=_StoredEntry)
+            kind = kinds.get(stored.event["type"])
+            if stored.v != VERSION or kind is None:
+                continue
+            event = msgspec.convert(_nan_for_null(stored.event, kind), kind)
+        except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{path}: line {number} is no event of weft ({error}). Remove the line to read the rest."
+            ) from error
+        entries.append(Entry(v=stored.v, at=stored.at, peer=stored.peer, event=event))
     return entries
+
+
+class _StoredEntry(msgspec.Struct):
+    v: int
+    at: float
+    peer: PeerId
+    event: dict[str, Any]
+
+
+def _nan_for_null(tree: dict[str, Any], kind: type[Event]) -> dict[str, Any]:
+    """Undo what JSON does to a loss that is not finite, in fields that are always a number."""
+    numbers = {field.name for field in msgspec.structs.fields(kind) if field.type is float}
+    return {name: math.nan if value is None and name in numbers else value for name, value in tree.items()}

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from filelock import FileLock, Timeout
@@ -56,14 +56,19 @@ class Identity:
     def __enter__(self) -> "Identity":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
     """Return whether `signature` is `peer`'s signature of `message`. Never raises on what a peer sent."""
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(peer)).verify(signature, message)
+        raw = bytes.fromhex(peer)
+        if raw.hex() != peer:  # capitals and spaces would give one key many names
+            return False
+        Ed25519PublicKey.from_public_bytes(raw).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -90,7 +95,9 @@ def open_identity(path: Path, *, create: bool = False) -> Identity:
             f"--key {path.with_name('other.pem')} (made if missing), or leave --key out to take a free one."
         ) from None
     except OSError as error:
-        raise KeyFileError(f"cannot use {path.parent} for identities: {error}. Choose another home with --home.") from error
+        raise KeyFileError(
+            f"cannot use {path.parent} for identities: {error}. Choose another home with --home."
+        ) from error
     try:
         if create and not path.exists():
             _write_private(path, Ed25519PrivateKey.generate())
@@ -117,8 +124,10 @@ def back_up(source: Path, target: Path, passphrase: bytes | None) -> PeerId:
     """Copy the identity at `source` to `target`, encrypted when a passphrase is given.
 
     Raises:
-        KeyFileError: `source` is no identity, or `target` exists.
+        KeyFileError: `source` is no identity, `target` exists, or the passphrase is empty.
     """
+    if passphrase is not None and not passphrase:
+        raise KeyFileError(f"an empty passphrase protects nothing: {target} was not written. Give one, or choose none.")
     key = _read_private(source)
     _write_private(target, key, passphrase)
     return Identity(key).peer
@@ -144,7 +153,7 @@ def _read_private(path: Path, passphrase: bytes | None = None, *, is_backup: boo
         raise KeyFileError(f"there is no identity at {path}. Make one with: weft keys new {path}") from None
     except TypeError as error:  # a passphrase where none is needed, or none where one is
         raise KeyFileError(f"cannot open {path}: {error}.") from error
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise KeyFileError(f"cannot read {path}: wrong passphrase, or no private key in PEM form ({error}).") from error
     except OSError as error:
         raise KeyFileError(f"cannot read {path}: {error}.") from error
@@ -161,11 +170,15 @@ def _write_private(path: Path, key: Ed25519PrivateKey, passphrase: bytes | None 
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise KeyFileError(f"{path} exists; weft never overwrites an identity. Move it away first.") from None
+    except OSError as error:
+        raise KeyFileError(f"cannot write {path}: {error}.") from error
+    try:
         with os.fdopen(handle, "wb") as file:
             file.write(pem)
             file.flush()
             os.fsync(file.fileno())
-    except FileExistsError:
-        raise KeyFileError(f"{path} exists; weft never overwrites an identity. Move it away first.") from None
     except OSError as error:
+        path.unlink(missing_ok=True)  # half a key would be found, and refused, for ever after
         raise KeyFileError(f"cannot write {path}: {error}.") from error

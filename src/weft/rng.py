@@ -15,15 +15,14 @@ from weft.ids import Digest
 
 def stream(seed: int, *name: str | int) -> np.random.Generator:
     """Return the generator that belongs to `seed` and `name`; distinct names give independent streams."""
-    # repr is unambiguous for str and int: ("a", 1) and ("a1",) differ.
-    label = repr((seed, *name)).encode()
+    label = _label((seed, *name))
     key = int.from_bytes(blake3(label, derive_key_context="weft 2026 rng stream v1").digest(16), "little")
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def integers64(generator: np.random.Generator, count: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
     """Return `count` uniform 64-bit words, bit-identical on every machine."""
-    words: np.ndarray[tuple[int], np.dtype[np.uint64]] = generator.bit_generator.random_raw(count)  # type: ignore[assignment]
+    words: np.ndarray[tuple[int], np.dtype[np.uint64]] = generator.bit_generator.random_raw(count)
     return words
 
 
@@ -34,4 +33,12 @@ def fresh_secret(num_bytes: int = 32) -> bytes:
 
 def order_key(*parts: str | int) -> Digest:
     """Return the hash that fixes an order among names nobody may choose: leaders, ties."""
-    return Digest(blake3(repr(parts).encode(), derive_key_context="weft 2026 order v1").hexdigest())
+    return Digest(blake3(_label(parts), derive_key_context="weft 2026 order v1").hexdigest())
+
+
+def _label(parts: tuple[str | int, ...]) -> bytes:
+    """Return bytes that no other name has: repr tells ("a", 1) from ("a1",), for these two types only."""
+    for part in parts:
+        if type(part) not in (str, int):  # a numpy integer or a bool prints otherwise, and would name another stream
+            raise TypeError(f"a stream is named by str and int, not by {part!r} of type {type(part).__name__}")
+    return repr(parts).encode()

@@ -1,7 +1,8 @@
 """Canonical bytes: how a record becomes bytes, what its digest is, and how it is signed.
 
-A record is a frozen msgspec struct. Its canonical bytes are MessagePack with the fields in declared order
-and mappings sorted by key, so equal records have equal bytes on every machine. `decode` refuses bytes that
+A record is a frozen msgspec struct. Its canonical bytes are MessagePack, a map from field name to value, with
+fields and the keys of mappings sorted by name and every number in its shortest form, so equal records have
+equal bytes on every machine. `decode` refuses bytes that
 are not the canonical form of what they decode to: no two byte strings mean the same record.
 
 Only bytes that come from this file are hashed or signed. It knows no room's records.
@@ -72,7 +73,7 @@ class Signer(Protocol):
 
 
 class Signed(Record, frozen=True, kw_only=True):
-    """A record's canonical bytes under its author's signature. `kind` keeps signatures of one kind from passing as another."""
+    """A record's canonical bytes under its author's signature. `kind` keeps one kind from passing as another."""
 
     kind: str
     body: bytes

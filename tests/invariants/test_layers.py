@@ -180,8 +180,8 @@ def says_what_it_is(module: Module) -> list[str]:
 
 
 def is_short(module: Module) -> list[str]:
-    num_lines = len(module.text.splitlines())
-    return [f"has {num_lines} lines; at most {MAX_LINES}"] if num_lines > MAX_LINES else []
+    num_lines = sum(1 for line in module.text.splitlines() if line.strip())
+    return [f"has {num_lines} lines that are not blank; at most {MAX_LINES}"] if num_lines > MAX_LINES else []
 
 
 def package_file_only_reexports(module: Module) -> list[str]:
@@ -332,7 +332,7 @@ DOC = '"""A sample that says what it is."""\n'
         (runs_no_foreign_code, "net.frame", "x = eval('1')"),
         (runs_no_foreign_code, "net.frame", "exec('x = 1')"),
         (runs_no_foreign_code, "net.frame", "import numpy as np\nx = np.load('a', allow_pickle=True)"),
-        (is_short, "net.frame", "\n" * (MAX_LINES + 1)),
+        (is_short, "net.frame", "x = 1\n" * MAX_LINES),
         (does_nothing_when_imported, "net.frame", "print('hello')"),
         (does_nothing_when_imported, "net.frame", "for i in range(3):\n    pass"),
         (does_nothing_when_imported, "net.frame", "count = 0\ndef f():\n    global count"),
