@@ -1,0 +1,69 @@
+"""What a vector and its bytes must satisfy at a codec's border.
+
+The caller's own mistakes (another dtype, another device) are ValueErrors; a vector that diverged is NotFinite; whatever
+is wrong with bytes that came from elsewhere is a PayloadError.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.errors import NotFinite, PayloadError
+from weft.wire import Buffer
+
+# Elements worked on at a time: 512 KiB of fp32 stay in a core's second-level cache between the passes over them.
+# A multiple of every codec's block.
+CHUNK = 1 << 17
+
+
+def require_flat(vector: Tensor) -> None:
+    """Check that `vector` is what codecs take: one dimension, fp32, contiguous, on the CPU."""
+    if vector.dim() != 1 or vector.dtype != torch.float32 or vector.device.type != "cpu" or not vector.is_contiguous():
+        raise ValueError(f"a codec takes a flat contiguous fp32 CPU tensor, not {vector.dtype} {tuple(vector.shape)}")
+
+
+def require_nbytes(data: Buffer, nbytes: int) -> memoryview:
+    """Return `data` as plain bytes once its length is exactly `nbytes`: nothing was allocated before.
+
+    Raises:
+        PayloadError: another length.
+    """
+    view = memoryview(data)
+    view = view.cast("B") if view.nbytes else memoryview(b"")
+    if view.nbytes != nbytes:
+        raise PayloadError(f"payload of {view.nbytes} bytes where {nbytes} are due; dropped undecoded")
+    return view
+
+
+def as_buffer(array: np.ndarray) -> memoryview:
+    """Return the bytes of `array`, not copied."""
+    return array.data.cast("B") if array.size else memoryview(b"")  # memoryview cannot cast an empty view
+
+
+def target(num: int, out: Tensor | None) -> Tensor:
+    """Return the tensor of `num` fp32 values to decode into: `out` where it was given."""
+    if out is None:
+        return torch.empty(num, dtype=torch.float32)
+    require_flat(out)
+    if out.numel() != num:
+        raise ValueError(f"decoding {num} values into a tensor of {out.numel()}")
+    return out
+
+
+def largest(values: Float32[Tensor, "..."], scratch: Float32[Tensor, "..."]) -> float:
+    """Return max |values|, NaN if any is NaN; `scratch` (same shape) is overwritten. Independent of order."""
+    torch.abs(values, out=scratch)
+    return float(scratch.amax())
+
+
+def require_finite_vector(largest_magnitude: float) -> None:
+    """Raise NotFinite unless `largest_magnitude` (of a vector of our own) is finite."""
+    if not np.isfinite(largest_magnitude):
+        raise NotFinite("a vector to be sent holds NaN or infinity; lower the learning rate or resume an earlier state")
+
+
+def require_finite_payload(largest_magnitude: float) -> None:
+    """Raise PayloadError unless `largest_magnitude` (of what a peer sent) is finite."""
+    if not np.isfinite(largest_magnitude):
+        raise PayloadError("payload holds NaN or infinity; dropped")

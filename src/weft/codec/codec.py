@@ -1,0 +1,63 @@
+"""A codec turns a flat fp32 vector into canonical bytes, and bytes back into a vector.
+
+Every codec keeps four promises, and one table-driven suite (tests/contract) holds all of them to it:
+
+- *total*: every finite vector has an encoding; NaN and infinity are refused at both ends;
+- *canonical*: `decode` accepts exactly the byte strings `encode` can produce, and encode(decode(b)) == b. So decoding
+  after encoding changes nothing the second time, and no two payloads mean the same vector;
+- *sized*: an encoding of `num` values has exactly `nbytes(num)` bytes, little-endian, no header;
+- *exact*: each step is one correctly rounded fp32 operation per element, a bit operation, or a maximum, which has no
+  order. Hence the same bytes on every instruction set, thread count and library version.
+
+It does not know parts, peers or rounds.
+"""
+
+from typing import Protocol, assert_never
+
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.codec.dense import Bf16, Bf16Config, Fp32, Fp32Config
+from weft.codec.quantize import Int8, Int8Config
+from weft.wire import Buffer
+
+
+class Codec(Protocol):
+    def encode(self, vector: Float32[Tensor, " num"]) -> Buffer:
+        """Return the canonical bytes of `vector` (CPU, contiguous).
+
+        The bytes may share the vector's memory: leave it unchanged while they are in use.
+
+        Raises:
+            NotFinite: the vector holds NaN or infinity.
+        """
+        ...
+
+    def decode(self, data: Buffer, num: int, out: Float32[Tensor, " num"] | None = None) -> Float32[Tensor, " num"]:
+        """Return the `num` values that `data` encodes, in memory of their own: in `out` where it is given.
+
+        Nothing is allocated before the length is checked. After an error `out` holds unspecified values.
+
+        Raises:
+            PayloadError: another length than `nbytes(num)`, a value that is not finite, or bytes that no encoder makes.
+        """
+        ...
+
+    def nbytes(self, num: int) -> int:
+        """Return the exact size in bytes of an encoding of `num` values."""
+        ...
+
+
+CodecConfig = Fp32Config | Bf16Config | Int8Config
+
+
+def build(config: CodecConfig) -> Codec:
+    """Return the codec that `config` describes."""
+    match config:
+        case Fp32Config():
+            return Fp32()
+        case Bf16Config():
+            return Bf16()
+        case Int8Config(block=block):
+            return Int8(block)
+    assert_never(config)

@@ -1,0 +1,237 @@
+"""Exact optimizers on flat fp32 vectors: the step every member makes on the same bytes, to the same bytes.
+
+    sgd        x -= lr g
+    nesterov   m = mu m + g;  x -= lr (g + mu m)                       as torch.optim.SGD(nesterov=True)
+    adamw      x -= lr wd x (decayed range only);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g g;
+               x -= lr / (1-b1^t) * m / (sqrt(v) / sqrt(1-b2^t) + eps)  as torch.optim.AdamW (1711.05101)
+
+How the bits stay equal everywhere: each line above is a chain of tensor operations, each of which rounds every element
+once (+ - * / sqrt, correctly rounded by IEEE 754 on every machine), in the order written, with no fused multiply-add
+(`alpha=`, addcmul, lerp: some machines round them once, some twice). Scalars are computed in Python floats, which are
+IEEE doubles, by + - * / and math.sqrt only, and rounded to fp32 once; powers by repeated squaring, because `**` asks
+the C library. Two tensors are divided, never a tensor by a number: a GPU would multiply by a rounded reciprocal.
+
+State is a mapping from name to flat fp32 tensor, so that it can be digested, shipped and saved without knowing the
+optimizer. The vectors are worked on in cache-sized chunks, in place; nothing of their size is allocated.
+
+It does not know schedules (the learning rate is an argument) nor peers.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Protocol, assert_never
+
+import msgspec
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.config import Config
+
+State = dict[str, Float32[Tensor, " num"]]
+
+CHUNK = 1 << 16  # elements: three operands of 256 KiB fit a core's second-level cache
+
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate, held constant")]
+_Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+class SgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sgd"):
+    lr: _Rate = 1.0
+
+
+class NesterovConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="nesterov"):
+    lr: _Rate = 0.6
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+
+
+class AdamWConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="adamw"):
+    """The learning rate comes from the run's schedule, step by step."""
+
+    beta1: _Beta = 0.9
+    beta2: _Beta = 0.95
+    eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
+
+
+OuterConfig = SgdConfig | NesterovConfig | AdamWConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepContext:
+    """What a step needs beside the vectors; equal on all members."""
+
+    number: int  # counts outer steps, from 1
+    lr: float = 0.0  # of the schedule; sgd and nesterov have their own
+    num_decayed: int = 0  # elements [0, num_decayed) decay: the layout puts matrices first
+    max_norm: float | None = None  # clip the merged vector to this Euclidean norm
+
+
+class Outer(Protocol):
+    def init(self, num: int) -> State:
+        """Return the state before the first step, for `num` parameters."""
+        ...
+
+    def apply(
+        self, outer: Float32[Tensor, " num"], state: State, merged: Float32[Tensor, " num"], context: StepContext
+    ) -> None:
+        """Make one step on `outer` and `state` in place, along the descent direction -`merged`, which is only read."""
+        ...
+
+
+def build(config: OuterConfig) -> Outer:
+    """Return the optimizer that `config` describes."""
+    match config:
+        case SgdConfig():
+            return Sgd(config)
+        case NesterovConfig():
+            return Nesterov(config)
+        case AdamWConfig():
+            return AdamW(config)
+    assert_never(config)
+
+
+class Sgd:
+    def __init__(self, config: SgdConfig) -> None:
+        self._config = config
+
+    def init(self, num: int) -> State:  # noqa: ARG002  # the protocol's signature
+        return {}
+
+    def apply(self, outer: Tensor, state: State, merged: Tensor, context: StepContext) -> None:
+        lr = fp32(self._config.lr)
+        clip = clip_factor(merged, context.max_norm)
+        for x, g, scratch, _ in _chunks(outer, merged, state, clip):
+            torch.mul(g, lr, out=scratch)
+            x.sub_(scratch)
+
+
+class Nesterov:
+    def __init__(self, config: NesterovConfig) -> None:
+        self._config = config
+
+    def init(self, num: int) -> State:
+        return {"momentum": torch.zeros(num)}
+
+    def apply(self, outer: Tensor, state: State, merged: Tensor, context: StepContext) -> None:
+        lr, mu = fp32(self._config.lr), fp32(self._config.momentum)
+        clip = clip_factor(merged, context.max_norm)
+        for x, g, scratch, part in _chunks(outer, merged, state, clip):
+            m = part("momentum")
+            # m = mu m + g
+            m.mul_(mu)
+            m.add_(g)
+            # x -= lr (g + mu m)
+            torch.mul(m, mu, out=scratch)
+            scratch.add_(g)
+            scratch.mul_(lr)
+            x.sub_(scratch)
+
+
+class AdamW:
+    def __init__(self, config: AdamWConfig) -> None:
+        self._config = config
+
+    def init(self, num: int) -> State:
+        return {"moment1": torch.zeros(num), "moment2": torch.zeros(num)}
+
+    def apply(self, outer: Tensor, state: State, merged: Tensor, context: StepContext) -> None:
+        config, lr = self._config, context.lr
+        b1, b2, eps = fp32(config.beta1), fp32(config.beta2), fp32(config.eps)
+        c1, c2 = fp32(1 - config.beta1), fp32(1 - config.beta2)
+        decay = fp32(lr * config.weight_decay)
+        rate = fp32(lr / (1 - power(config.beta1, context.number)))  # lr / (1 - b1^t)
+        widen = fp32(1 / math.sqrt(1 - power(config.beta2, context.number)))  # 1 / sqrt(1 - b2^t)
+        _decay(outer[: context.num_decayed], decay)
+        clip = clip_factor(merged, context.max_norm)
+        for x, g, scratch, part in _chunks(outer, merged, state, clip):
+            m, v = part("moment1"), part("moment2")
+            # m = b1 m + (1-b1) g
+            m.mul_(b1)
+            torch.mul(g, c1, out=scratch)
+            m.add_(scratch)
+            # v = b2 v + (1-b2) g g
+            v.mul_(b2)
+            torch.mul(g, g, out=scratch)
+            scratch.mul_(c2)
+            v.add_(scratch)
+            # x -= rate m / (sqrt(v) widen + eps)
+            torch.sqrt(v, out=scratch)
+            scratch.mul_(widen)
+            scratch.add_(eps)
+            torch.div(m, scratch, out=scratch)
+            scratch.mul_(rate)
+            x.sub_(scratch)
+
+
+def _decay(x: Tensor, factor: float) -> None:
+    """x -= factor x. Not x *= 1 - factor: fp32 would round a small factor's digits away."""
+    if factor:
+        scratch = x.new_empty(min(CHUNK, x.numel()))
+        for start in range(0, x.numel(), CHUNK):
+            here = x[start : start + CHUNK]
+            torch.mul(here, factor, out=scratch[: here.numel()])
+            here.sub_(scratch[: here.numel()])
+
+
+def _chunks(
+    outer: Tensor, merged: Tensor, state: State, clip: float
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Callable[[str], Tensor]]]:
+    """Yield (parameters, clipped gradient, scratch, state by name) chunk by chunk."""
+    num = outer.numel()
+    if merged.numel() != num or any(tensor.numel() != num for tensor in state.values()):
+        raise ValueError(f"{num} parameters, {merged.numel()} merged values and a state of another size")
+    scratch = outer.new_empty(min(CHUNK, num))
+    clipped = outer.new_empty(min(CHUNK, num) if clip != 1.0 else 0)
+    for start in range(0, num, CHUNK):
+        stop = min(start + CHUNK, num)
+        g = merged[start:stop]
+        if clip != 1.0:
+            g = torch.mul(g, clip, out=clipped[: stop - start])
+        here = slice(start, stop)
+        yield outer[here], g, scratch[: stop - start], lambda name, here=here: state[name][here]  # type: ignore[misc]
+
+
+def fp32(value: float) -> float:
+    """Return `value` rounded once to fp32, as a Python float: tensors then take it unchanged."""
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+def power(base: float, exponent: int) -> float:
+    """Return base^exponent by repeated squaring of Python floats: the same double on every machine."""
+    result = 1.0
+    while exponent > 0:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def norm(vector: Float32[Tensor, " num"]) -> float:
+    """Return the Euclidean norm of `vector`, the same double on every machine.
+
+    Squares are exact in float64; they are added in one fixed order: chunks are folded in halves, elementwise, then the
+    chunks' sums are added from first to last.
+    """
+    total = 0.0
+    for start in range(0, vector.numel(), CHUNK):
+        squares = torch.zeros(CHUNK, dtype=torch.float64, device=vector.device)
+        here = squares[: min(CHUNK, vector.numel() - start)]
+        here.copy_(vector[start : start + CHUNK])
+        here.mul_(here)
+        width = CHUNK
+        while width > 1:
+            width //= 2
+            squares[:width].add_(squares[width : 2 * width])
+        total += float(squares[0])
+    return math.sqrt(total)
+
+
+def clip_factor(vector: Float32[Tensor, " num"], max_norm: float | None) -> float:
+    """Return the fp32 factor that brings `vector` to a norm of at most `max_norm`; 1 where it is there already."""
+    if max_norm is None:
+        return 1.0
+    length = norm(vector)
+    return fp32(max_norm / length) if length > max_norm else 1.0

@@ -1,0 +1,165 @@
+"""How members average vectors in parts: where the parts lie, and what an owner does with what it collects.
+
+    every member  -- its part i, encoded -->  owner of part i
+    owner of i    -- the mean of part i, encoded once -->  every member
+
+so all members decode the same bytes. The mean over peers, weighted by the tokens each trained on:
+
+    mean = (w_1 x_1 + w_2 x_2 + ... + w_n x_n) / (w_1 + ... + w_n)        peers ascending, as the manifest lists them
+
+in float64, elementwise, one rounding per operation, and one more to fp32 at the end: a fixed sequence of IEEE
+operations, equal on every machine. Weights are integers and are not normalised first: w/W rounded to fp32 would not
+sum to one. With float64 every w x is exact (24 + 29 bits, for w < 2^29), so
+- the mean of equal vectors is that vector, bit for bit, whatever the weights; one contributor's mean is its own;
+- the result differs from the true mean by little more than the final rounding (fp32 sums lose up to n of those);
+- finite contributions have a finite mean: nothing can overflow on the way (n w x < 2^10 2^53 2^128).
+It costs the owner 8 bytes per element of its own part, and holds one accumulator whatever the number of peers.
+
+It does not know who the peers are, nor how bytes travel.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.codec import Codec
+from weft.codec.quantize import MAX_BLOCK
+from weft.errors import PayloadError
+from weft.ids import Digest
+from weft.wire import Buffer, digest
+
+ALIGNMENT = MAX_BLOCK  # elements; every codec's block divides it, so a part's encoding does not depend on the cut
+MAX_WEIGHT = 1 << 53  # above, an integer is not exact in float64
+
+_CHUNK = 1 << 16  # elements: the accumulator's and the scratch's 512 KiB each
+
+
+def cut(num: int, uplinks: Sequence[int]) -> tuple[range, ...]:
+    """Return one part of [0, num) per entry of `uplinks`, sized in proportion to it.
+
+    Args:
+        num: elements of the vector.
+        uplinks: integers >= 0 in any unit; 0 owns an empty part. Where all are 0, all own alike.
+
+    Returns:
+        ranges that cover [0, num) in order without overlap; borders are multiples of `ALIGNMENT`, so each part is
+        within one `ALIGNMENT` of its share. Integer arithmetic: equal on all machines.
+    """
+    if not uplinks or min(uplinks) < 0:
+        raise ValueError(f"cannot cut among uplinks {list(uplinks)}: need one or more, none negative")
+    shares = list(uplinks) if any(uplinks) else [1] * len(uplinks)
+    total, num_blocks = sum(shares), -(-num // ALIGNMENT)
+    parts, start, cumulative = [], 0, 0
+    for share in shares:
+        cumulative += share
+        stop = min(num_blocks * cumulative // total * ALIGNMENT, num)
+        parts.append(range(start, stop))
+        start = stop
+    return tuple(parts)
+
+
+def encode_parts(codec: Codec, vector: Float32[Tensor, " num"], parts: Sequence[range]) -> tuple[Buffer, ...]:
+    """Return each part of `vector` (CPU) encoded. The bytes may share its memory: see `Codec.encode`.
+
+    Raises:
+        NotFinite: the vector holds NaN or infinity.
+    """
+    return tuple(codec.encode(vector[part.start : part.stop]) for part in parts)
+
+
+def decode_parts(codec: Codec, results: Sequence[Buffer], parts: Sequence[range]) -> Float32[Tensor, " num"]:
+    """Return the vector whose `parts` (covering it in order) are encoded in `results`.
+
+    Raises:
+        PayloadError: a result of another size, not finite, or not canonical.
+    """
+    vector = torch.empty(parts[-1].stop, dtype=torch.float32)
+    for part, result in zip(parts, results, strict=True):
+        codec.decode(result, len(part), vector[part.start : part.stop])
+    return vector
+
+
+@dataclass(frozen=True)
+class Merged:
+    encoded: Buffer
+    digest: Digest
+
+
+class Merger:
+    """Accumulates contributions to one part; for its owner.
+
+    Contributions must be added in ascending peer order: float64 sums may round, so the order is part of the result.
+    """
+
+    def __init__(self, num: int, codec: Codec, reply_codec: Codec) -> None:
+        self._num = num
+        self._codec = codec
+        self._reply_codec = reply_codec
+        self._sum = torch.zeros(num, dtype=torch.float64)
+        self._decoded = torch.empty(num, dtype=torch.float32)
+        self._total = 0
+
+    def add(self, weight: int, encoded: Buffer) -> None:
+        """Add one peer's contribution. Weight 0 is checked like any other and changes nothing.
+
+        Raises:
+            PayloadError: a weight out of range, or bytes that are no finite vector of this part. The sum is then as it
+                was before, so the part can be merged without that peer.
+        """
+        if not 0 <= weight <= MAX_WEIGHT - self._total:
+            raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {MAX_WEIGHT - self._total}")
+        self._codec.decode(encoded, self._num, self._decoded)
+        self._total += weight
+        _accumulate(self._sum, weight, self._decoded)
+
+    def result(self) -> Merged:
+        """Return the mean so far, encoded with the reply codec, and the digest of those bytes.
+
+        Raises:
+            PayloadError: nobody contributed a token, so there is no mean.
+        """
+        if not self._total:
+            raise PayloadError("no contribution with tokens: there is nothing to merge")
+        encoded = self._reply_codec.encode(_quotient(self._sum, self._total))
+        return Merged(encoded=encoded, digest=digest(encoded))
+
+
+def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float32[Tensor, " num"]:
+    """Return the mean of decoded vectors weighted by tokens, given in ascending peer order.
+
+    Bit for bit what `Merger` computes before it encodes. NaN in an input stays NaN: codecs refuse it before.
+    """
+    total, accumulator = 0, None
+    for weight, vector in contributions:
+        accumulator = torch.zeros_like(vector, dtype=torch.float64) if accumulator is None else accumulator
+        total += weight
+        _accumulate(accumulator, weight, vector)
+    if accumulator is None or not 0 < total <= MAX_WEIGHT:
+        raise ValueError(f"cannot take a mean over {total} tokens")
+    return _quotient(accumulator, total)
+
+
+def _accumulate(accumulator: Tensor, weight: int, vector: Tensor) -> None:
+    """accumulator += weight vector."""
+    scratch = accumulator.new_empty(min(_CHUNK, vector.numel()))
+    for start in range(0, vector.numel(), _CHUNK):
+        here = vector[start : start + _CHUNK]
+        product = scratch[: here.numel()]
+        product.copy_(here)
+        product.mul_(float(weight))
+        accumulator[start : start + _CHUNK].add_(product)
+
+
+def _quotient(accumulator: Tensor, total: int) -> Tensor:
+    """Return accumulator / total, rounded to fp32."""
+    mean = torch.empty(accumulator.numel(), dtype=torch.float32, device=accumulator.device)
+    # A tensor of its own: a GPU multiplies by a rounded reciprocal when it divides by a number.
+    divisor = torch.tensor([float(total)], dtype=torch.float64, device=accumulator.device)
+    scratch = accumulator.new_empty(min(_CHUNK, accumulator.numel()))
+    for start in range(0, accumulator.numel(), _CHUNK):
+        here = accumulator[start : start + _CHUNK]
+        mean[start : start + _CHUNK].copy_(torch.div(here, divisor, out=scratch[: here.numel()]))
+    return mean
