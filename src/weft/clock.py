@@ -72,6 +72,9 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: VirtualClock) -> None:
         self._virtual_clock = clock
         super().__init__(_JumpingSelector(clock))
+        # asyncio runs timers due before now + resolution. With the machine's 1 ns that sum is `now` itself once
+        # virtual time has passed 2**24 s, where floats are coarser, and a timer that is due would never run.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return self._virtual_clock.now()
