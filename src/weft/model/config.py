@@ -1,0 +1,185 @@
+"""What a model is: one decoder family in a dozen numbers, named sizes, and how many parameters that makes.
+
+A `ModelConfig` is part of what all peers of a run share, so it fixes every shape and constant that reaches the
+numbers. A config that came from elsewhere has fields in range once it is decoded; whether the model they describe
+is one this machine wants is a second question, asked with `check_bounds` before any memory is allocated.
+
+It does not know torch.
+
+Llama (arXiv:2302.13971), grouped queries (arXiv:2305.13245), norms on queries and keys (Qwen3, arXiv:2505.09388).
+"""
+
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from weft.config import Config
+from weft.errors import ConfigError, TooLarge
+
+# Bounds on what a stranger's config may say, far above any model trained today. They keep every product of two
+# fields far below 2**63 and a single layer's shapes writable.
+MAX_VOCAB = 1 << 22
+MAX_LAYERS = 1 << 10
+MAX_HEADS = 1 << 10
+MAX_WIDTH = 1 << 16
+MAX_FFN_WIDTH = 1 << 18
+MAX_SEQ_LEN = 1 << 24
+MAX_ROPE_THETA = 1e12
+
+Size = Literal["nano", "tiny", "35m", "150m", "400m", "1b", "3b", "7b"]
+
+
+class Llama3Scaling(Config, frozen=True, kw_only=True):
+    """Stretch rotary wavelengths so that a model reads further than it was trained to (Llama 3.1)."""
+
+    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1024.0, description="how much longest wavelengths are stretched")]
+    low_freq_factor: Annotated[
+        float, msgspec.Meta(gt=0.0, le=1024.0, description="context / longest unscaled wavelength")
+    ] = 1.0
+    high_freq_factor: Annotated[
+        float, msgspec.Meta(gt=0.0, le=1024.0, description="context / longest kept wavelength")
+    ] = 4.0
+    original_seq_len: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ_LEN, description="tokens, context before scaling")]
+
+    def __post_init__(self) -> None:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ConfigError(
+                f"model.rope_scaling.high_freq_factor: must exceed low_freq_factor = {self.low_freq_factor}. "
+                f"Found {self.high_freq_factor}."
+            )
+
+
+class ModelConfig(Config, frozen=True, kw_only=True):
+    """A decoder: embedding, `num_layers` blocks of attention and SwiGLU, norm, head."""
+
+    vocab_size: Annotated[int, msgspec.Meta(ge=2, le=MAX_VOCAB, description="number of tokens")]
+    num_layers: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS, description="blocks")]
+    num_heads: Annotated[int, msgspec.Meta(ge=1, le=MAX_HEADS, description="query heads")]
+    num_kv_heads: Annotated[int, msgspec.Meta(ge=1, le=MAX_HEADS, description="key and value heads; divides num_heads")]
+    width: Annotated[int, msgspec.Meta(ge=2, le=MAX_WIDTH, description="channels of the residual stream")]
+    head_width: Annotated[int, msgspec.Meta(ge=2, le=MAX_WIDTH, description="channels per head, even")] | None = None
+    """None means width / num_heads."""
+    ffn_width: Annotated[int, msgspec.Meta(ge=1, le=MAX_FFN_WIDTH, description="channels inside SwiGLU")]
+    max_seq_len: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ_LEN, description="tokens, longest context")]
+    rope_theta: Annotated[float, msgspec.Meta(gt=1.0, le=MAX_ROPE_THETA, description="base of rotary wavelengths")] = (
+        10_000.0
+    )
+    rope_scaling: Llama3Scaling | None = None
+    norm_eps: Annotated[float, msgspec.Meta(gt=0.0, le=0.1, description="added to the mean square in RMSNorm")] = 1e-5
+    has_qk_norm: bool = False
+    """RMSNorm over each head of queries and keys, as in Qwen3."""
+    has_qkv_bias: bool = False
+    """Biases on the query, key and value projections, as in Qwen2."""
+    is_tied: bool = False
+    """The head is the embedding."""
+
+    def __post_init__(self) -> None:
+        if self.head_width is None and self.width % self.num_heads:
+            raise ConfigError(
+                f"model.width: must be a multiple of num_heads = {self.num_heads}, or set head_width. "
+                f"Found {self.width}."
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"model.num_kv_heads: must divide num_heads = {self.num_heads}. Found {self.num_kv_heads}."
+            )
+        if self.channels_per_head % 2:
+            raise ConfigError(f"model.head_width: rotary positions need an even width. Found {self.channels_per_head}.")
+        if self.has_qk_norm and self.has_qkv_bias:
+            raise ConfigError(
+                "model.has_qk_norm and model.has_qkv_bias: no published family has both, so the model could not be "
+                "exported. Choose one."
+            )
+
+    @property
+    def channels_per_head(self) -> int:
+        return self.head_width if self.head_width is not None else self.width // self.num_heads
+
+    @property
+    def q_width(self) -> int:
+        """Channels of all query heads together."""
+        return self.num_heads * self.channels_per_head
+
+    @property
+    def kv_width(self) -> int:
+        """Channels of all key heads together; as many for values."""
+        return self.num_kv_heads * self.channels_per_head
+
+
+# layers, heads, kv heads, width, ffn width, tied. Names count parameters at a vocabulary of 32 000, nano at 257 bytes.
+# 35m is the smallest shape of Streaming DiLoCo (arXiv:2501.18512), its two-matrix FFN of 2048 as a SwiGLU of equal
+# size; 1b and 3b follow Llama 3.2, 7b follows Mistral (arXiv:2310.06825).
+_SHAPES: dict[Size, tuple[int, int, int, int, int, bool]] = {
+    "nano": (4, 4, 4, 128, 384, True),
+    "tiny": (6, 8, 4, 256, 704, True),
+    "35m": (6, 8, 8, 512, 1408, True),
+    "150m": (20, 12, 4, 768, 2048, True),
+    "400m": (32, 16, 4, 1024, 2816, True),
+    "1b": (16, 32, 8, 2048, 8192, True),
+    "3b": (28, 24, 8, 3072, 8192, True),
+    "7b": (32, 32, 8, 4096, 14336, False),
+}
+SIZES: tuple[Size, ...] = get_args(Size)
+
+_LONG_CONTEXT = 4096  # tokens; beyond it wavelengths of base 10 000 are too few, and Llama 3's base is used
+
+
+def named(size: str, vocab_size: int, seq_len: int) -> ModelConfig:
+    """Return the config of a named size.
+
+    Args:
+        size: one of `SIZES`.
+        vocab_size: tokens the tokenizer knows.
+        seq_len: tokens of the longest context.
+
+    Raises:
+        ConfigError: no such size, or a vocabulary or length out of range.
+    """
+    shape = _SHAPES.get(size)  # type: ignore[call-overload]  # any string may be asked for
+    if shape is None:
+        raise ConfigError(f"model.size: Found {size!r}. Allowed: {', '.join(SIZES)}.")
+    num_layers, num_heads, num_kv_heads, width, ffn_width, is_tied = shape
+    fields: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "width": width,
+        "ffn_width": ffn_width,
+        "max_seq_len": seq_len,
+        "rope_theta": 10_000.0 if seq_len <= _LONG_CONTEXT else 500_000.0,
+        "is_tied": is_tied,
+    }
+    try:
+        return msgspec.convert(fields, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"model of size {size!r} with vocab_size {vocab_size} and seq_len {seq_len}: {error}."
+        ) from None
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Return how many numbers the model is made of; a tied head counts once.
+
+    Equals `layout(config).num_parameters`, in closed form: it costs nothing, however large the model.
+    """
+    projections = config.width * (config.q_width + 2 * config.kv_width) + config.q_width * config.width
+    biases = (config.q_width + 2 * config.kv_width) * config.has_qkv_bias
+    norms = 2 * config.width + 2 * config.channels_per_head * config.has_qk_norm
+    per_layer = projections + biases + norms + 3 * config.width * config.ffn_width
+    tables = config.vocab_size * config.width * (1 if config.is_tied else 2)
+    return config.num_layers * per_layer + tables + config.width
+
+
+def check_bounds(config: ModelConfig, max_parameters: int) -> None:
+    """Refuse a model larger than this machine is willing to hold, before anything is allocated.
+
+    Raises:
+        TooLarge: it has more than `max_parameters` parameters.
+    """
+    found = num_parameters(config)
+    if found > max_parameters:
+        raise TooLarge(
+            f"the model has {found:,} parameters; this machine takes at most {max_parameters:,}. "
+            "Join from a machine with more memory, or raise the limit if it is set too low."
+        )

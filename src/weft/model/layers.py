@@ -1,0 +1,155 @@
+"""The parts of a block: RMSNorm, rotary positions, attention, SwiGLU.
+
+    x = x + attention(norm(x))
+    x = x + ffn(norm(x))
+
+Shapes: B batch, T tokens, C width, H query heads, K key and value heads, D channels per head.
+Matmuls that read the same input are one matmul: queries, keys and values are rows of `qkv`, gate and up rows of
+`gate_up`. Under autocast the residual stream stays in fp32 and matmuls run in the lower precision.
+
+RMSNorm arXiv:1910.07467, RoPE arXiv:2104.09864 (pairs i and i + D/2, as in Hugging Face models), grouped-query
+attention arXiv:2305.13245, SwiGLU arXiv:2002.05202.
+"""
+
+from math import pi
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from weft.model.cache import KVCache
+from weft.model.config import ModelConfig
+
+Rotation = tuple[Float[Tensor, "tokens 1 head"], Float[Tensor, "tokens 1 head"]]
+
+
+class RMSNorm(nn.Module):
+    """y = weight * x / sqrt(mean(x^2) + eps)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*dims width"]) -> Float[Tensor, "*dims width"]:
+        # Under autocast queries and keys come in bf16; the norm is computed in the precision of its weight.
+        return rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+
+
+def inverse_wavelengths(config: ModelConfig) -> list[float]:
+    """Return the D/2 angles, in radians, that a step of one token turns each pair of channels by."""
+    width = config.channels_per_head
+    angles = [config.rope_theta ** (-i / width) for i in range(0, width, 2)]
+    scaling = config.rope_scaling
+    if scaling is None:
+        return angles
+    scaled = []
+    for angle in angles:
+        # Llama 3.1: s = (L / wavelength - low) / (high - low), cut to 0..1; angle' = (1 - s) angle / factor + s angle
+        turns = scaling.original_seq_len * angle / (2 * pi)
+        kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        kept = min(max(kept, 0.0), 1.0)
+        scaled.append((1 - kept) * angle / scaling.factor + kept * angle)
+    return scaled
+
+
+def rotation(inverse: Float[Tensor, " pairs"], start: int, num_tokens: int) -> Rotation:
+    """Return cosines and signed sines for the positions `start ..< start + num_tokens`, fp32, for `rotate`."""
+    positions = torch.arange(start, start + num_tokens, device=inverse.device, dtype=torch.float32)
+    angles = (positions[:, None] * inverse[None, :])[:, None, :]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rotate(x: Float[Tensor, "batch tokens heads head"], turn: Rotation) -> Float[Tensor, "batch tokens heads head"]:
+    """Turn the pair (i, i + D/2) of each head by its position's angle; computed in fp32."""
+    # (a, b) -> (a cos - b sin, b cos + a sin): rolling by D/2 swaps a and b, and the sines carry the sign.
+    cos, signed_sin = turn
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
+
+
+class Attention(nn.Module):
+    """Causal attention of H query heads over K key and value heads."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_width = config.channels_per_head
+        self.qkv = nn.Linear(config.width, config.q_width + 2 * config.kv_width, bias=config.has_qkv_bias)
+        self.out = nn.Linear(config.q_width, config.width, bias=False)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.has_qk_norm:
+            self.q_norm = RMSNorm(config.channels_per_head, config.norm_eps)
+            self.k_norm = RMSNorm(config.channels_per_head, config.norm_eps)
+
+    def forward(
+        self, x_BTC: Float[Tensor, "batch tokens width"], turn: Rotation, cache: KVCache | None
+    ) -> Float[Tensor, "batch tokens width"]:
+        batch, tokens, _ = x_BTC.shape
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        qkv = self.qkv(x_BTC).view(batch, tokens, heads + 2 * kv_heads, self.head_width)
+        qk, v_BTKD = torch.split(qkv, (heads + kv_heads, kv_heads), dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = torch.split(qk, (heads, kv_heads), dim=2)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
+        qk = rotate(qk, turn).to(v_BTKD.dtype)
+        q_BHTD, k_BKTD = torch.split(qk.transpose(1, 2), (heads, kv_heads), dim=1)
+        v_BKTD = v_BTKD.transpose(1, 2)
+        if cache is None:
+            mixed = attend(q_BHTD, k_BKTD, v_BKTD)
+        else:
+            mixed = attend(q_BHTD, *cache.append(self.layer, k_BKTD, v_BKTD))
+        y_BTC: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, heads * self.head_width))
+        return y_BTC
+
+
+def attend(
+    q: Float[Tensor, "batch heads new head"],
+    k: Float[Tensor, "batch kv_heads all head"],
+    v: Float[Tensor, "batch kv_heads all head"],
+) -> Float[Tensor, "batch heads new head"]:
+    """Let the last `new` of `all` tokens look at themselves and at what came before them."""
+    is_grouped = q.shape[1] != k.shape[1]
+    num_new, num_all = q.shape[2], k.shape[2]
+    if num_new == num_all:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    if num_new == 1:
+        return scaled_dot_product_attention(q, k, v, enable_gqa=is_grouped)
+    mask = torch.ones(num_new, num_all, dtype=torch.bool, device=q.device).tril(num_all - num_new)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=is_grouped)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.width, 2 * config.ffn_width, bias=False)
+        self.down = nn.Linear(config.ffn_width, config.width, bias=False)
+
+    def forward(self, x_BTC: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        gate, up = self.gate_up(x_BTC).chunk(2, dim=-1)
+        y_BTC: Tensor = self.down(silu(gate) * up)
+        return y_BTC
+
+
+class Block(nn.Module):
+    """One layer of the decoder."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention = Attention(config, layer)
+        self.ffn_norm = RMSNorm(config.width, config.norm_eps)
+        self.ffn = SwiGLU(config)
+
+    def forward(
+        self, x: Float[Tensor, "batch tokens width"], turn: Rotation, cache: KVCache | None = None
+    ) -> Float[Tensor, "batch tokens width"]:
+        mixed: Tensor = x + self.attention(self.attention_norm(x), turn, cache)
+        y: Tensor = mixed + self.ffn(self.ffn_norm(mixed))
+        return y

@@ -1,0 +1,253 @@
+"""Hugging Face folders in and out: config.json, safetensors in one file or many, tokenizer.json.
+
+    folder/ config.json  model.safetensors                                  or
+            config.json  model.safetensors.index.json  model-00001-of-00002.safetensors ...
+            tokenizer.json  tokenizer_config.json  generation_config.json
+
+Tensors are copied one at a time between file and flat vector, so neither way needs the model twice in memory. A folder
+is written beside its place and renamed into it: it is there whole or not at all. Only safetensors is read, never a
+pickle. What the names mean is the business of `families`.
+"""
+
+import errno
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from jaxtyping import Float32
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from weft.errors import ConfigError, DiskFull
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.families import HfTensor, config_from_hf, config_to_hf, hf_tensors
+
+FileDtype = Literal["float32", "bfloat16"]
+
+MAX_SHARD_NBYTES = 4 << 30  # what file systems without large files and impatient downloads take
+_CONFIG, _INDEX, _SINGLE, _TOKENIZER = (
+    "config.json",
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "tokenizer.json",
+)
+_READABLE = {"F32", "BF16", "F16"}
+_TORCH_DTYPES: dict[FileDtype, tuple[torch.dtype, str]] = {
+    "float32": (torch.float32, "F32"),
+    "bfloat16": (torch.bfloat16, "BF16"),
+}
+# Old llama checkpoints carry the rotary angles, which follow from the config.
+_DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Return the model that the folder at `path` holds, without touching its weights.
+
+    Raises:
+        ConfigError: no such folder, no config.json in it, or a model weft does not compute.
+    """
+    return config_from_hf(_read_bytes(path / _CONFIG), str(path / _CONFIG))
+
+
+def read_tokenizer_json(path: Path) -> bytes | None:
+    """Return the bytes of the folder's tokenizer.json, or None when it has none."""
+    file = path / _TOKENIZER
+    return _read_bytes(file) if file.exists() else None
+
+
+def read_folder(path: Path) -> tuple[ModelConfig, Float32[Tensor, " num"]]:
+    """Return config and flat fp32 vector (CPU) of the model in the folder at `path`.
+
+    Check `read_config` with `check_bounds` first where the folder is not your own: this allocates the whole model.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or its tensors are not those of the config; names file and tensor.
+    """
+    config = read_config(path)
+    wanted = {tensor.name: tensor for tensor in hf_tensors(config)}
+    vector = torch.empty(num_parameters(config), dtype=torch.float32)
+    found: dict[str, Path] = {}
+    for file in _weight_files(path):
+        try:
+            with safe_open(file, framework="pt") as reader:
+                for name in reader.keys():  # noqa: SIM118  # a safetensors reader is no mapping
+                    if name in found:
+                        raise ConfigError(f"{file}: tensor {name} is also in {found[name].name}. Remove one of them.")
+                    if not name.endswith(_DERIVED_SUFFIX):
+                        found[name] = file
+                        _read_tensor(reader, name, wanted, vector, file)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file}: cannot be read as safetensors: {error}. Download or export it again.") from None
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ConfigError(
+            f"{path}: {len(missing)} of {len(wanted)} tensors are missing, first {missing[0]}. The download is "
+            f"incomplete, or {_CONFIG} belongs to another model."
+        )
+    return config, vector
+
+
+def _read_tensor(reader: Any, name: str, wanted: dict[str, HfTensor], vector: Tensor, file: Path) -> None:
+    tensor = wanted.get(name)
+    # A tied model may carry its head as well; tied means the embedding is used, here as in transformers.
+    is_repeated_head = tensor is None and name == "lm_head.weight"
+    if is_repeated_head:
+        tensor = wanted["model.embed_tokens.weight"]
+    if tensor is None:
+        raise ConfigError(
+            f"{file}: tensor {name} has no place in the model that {_CONFIG} describes. Do they belong together?"
+        )
+    part = reader.get_slice(name)
+    shape, dtype = tuple(part.get_shape()), str(part.get_dtype())
+    if shape != tensor.shape:
+        raise ConfigError(f"{file}: tensor {name} has shape {list(shape)}; {_CONFIG} says {list(tensor.shape)}.")
+    if dtype not in _READABLE:
+        raise ConfigError(
+            f"{file}: tensor {name} has dtype {dtype}; weft reads F32, BF16 and F16. Export it unquantised."
+        )
+    if not is_repeated_head:
+        vector[tensor.offset : tensor.stop].view(tensor.shape).copy_(reader.get_tensor(name))
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index, single = path / _INDEX, path / _SINGLE
+    if not index.exists():
+        if single.exists():
+            return [single]
+        raise ConfigError(
+            f"{path}: holds neither {_SINGLE} nor {_INDEX}. weft reads no pickled weights (.bin, .pt); "
+            "save the model with `save_pretrained` of a recent transformers."
+        )
+    try:
+        names = set(msgspec.json.decode(_read_bytes(index))["weight_map"].values())
+        if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+            raise ValueError("weight_map must lead to plain file names")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index}: no index of safetensors files ({error}). Download or export it again.") from None
+    return [path / name for name in sorted(names)]
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file. A Hugging Face model folder is needed.") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error}.") from error
+
+
+def write_folder(
+    path: Path,
+    config: ModelConfig,
+    vector: Float32[Tensor, " num"],
+    tokenizer_json: bytes | None = None,
+    *,
+    stop_id: int | None = None,
+    dtype: FileDtype = "float32",
+) -> None:
+    """Write the model as a folder that transformers, vLLM and llama.cpp load.
+
+    Args:
+        path: the new folder; must not exist, or be empty.
+        vector: the flat parameters, on any device.
+        tokenizer_json: bytes of a `tokenizers` file, passed through.
+        stop_id: the token that ends a text.
+        dtype: of the tensors in the files.
+
+    Raises:
+        ConfigError: `path` is taken or cannot be made, or the vector belongs to another config.
+        DiskFull: no room; nothing is left behind.
+    """
+    if vector.numel() != num_parameters(config):
+        raise ConfigError(
+            f"{path}: the model has {num_parameters(config):,} parameters, the vector {vector.numel():,} numbers. "
+            "They belong to other configs."
+        )
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path}: exists; weft overwrites no export. Remove it or choose another place.")
+    partial: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        partial.chmod(0o755)
+        _write_json(partial / _CONFIG, config_to_hf(config, dtype=dtype, stop_id=stop_id))
+        _write_tokenizer(partial, config, tokenizer_json, stop_id)
+        _write_weights(partial, hf_tensors(config), vector.detach(), dtype)
+        if path.exists():
+            path.rmdir()
+        partial.rename(path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"{path}: no room for the export: {error}. Nothing was left behind; free some space."
+            ) from error
+        raise ConfigError(f"{path}: cannot be written: {error}. Choose another place.") from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_tokenizer(folder: Path, config: ModelConfig, tokenizer_json: bytes | None, stop_id: int | None) -> None:
+    if stop_id is not None:
+        _write_json(folder / "generation_config.json", {"eos_token_id": stop_id})
+    if tokenizer_json is None:
+        return
+    (folder / _TOKENIZER).write_bytes(tokenizer_json)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_seq_len}
+    for token in msgspec.json.decode(tokenizer_json).get("added_tokens") or []:
+        if token["id"] == stop_id:
+            settings["eos_token"] = token["content"]
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_weights(folder: Path, tensors: Sequence[HfTensor], vector: Tensor, dtype: FileDtype) -> None:
+    nbytes_each = _TORCH_DTYPES[dtype][0].itemsize
+    shards: list[list[HfTensor]] = [[]]
+    room = MAX_SHARD_NBYTES
+    for tensor in tensors:
+        nbytes = (tensor.stop - tensor.offset) * nbytes_each
+        if shards[-1] and nbytes > room:
+            shards.append([])
+            room = MAX_SHARD_NBYTES
+        shards[-1].append(tensor)
+        room -= nbytes
+    if len(shards) == 1:
+        _write_safetensors(folder / _SINGLE, tensors, vector, dtype)
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write_safetensors(folder / name, shard, vector, dtype)
+        weight_map.update({tensor.name: name for tensor in shard})
+    _write_json(folder / _INDEX, {"metadata": {"total_size": vector.numel() * nbytes_each}, "weight_map": weight_map})
+
+
+def _write_safetensors(file: Path, tensors: Sequence[HfTensor], vector: Tensor, dtype: FileDtype) -> None:
+    """Write one file tensor by tensor: u64 length of the header, header in JSON, tensors in little-endian bytes."""
+    torch_dtype, tag = _TORCH_DTYPES[dtype]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for tensor in tensors:
+        stop = position + (tensor.stop - tensor.offset) * torch_dtype.itemsize
+        header[tensor.name] = {"dtype": tag, "shape": tensor.shape, "data_offsets": [position, stop]}
+        position = stop
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)  # tensors begin aligned, as the format asks
+    integers = {4: torch.int32, 2: torch.int16}[torch_dtype.itemsize]
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors:
+            part = vector[tensor.offset : tensor.stop].to("cpu", torch_dtype)
+            out.write(part.view(integers).numpy().astype(f"<i{torch_dtype.itemsize}", copy=False).data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _write_json(file: Path, tree: dict[str, Any]) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n")
