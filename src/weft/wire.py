@@ -23,6 +23,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 # Control records are small; bulk bytes travel as blobs. 4 MiB holds a manifest of 64 contributors with 64 parts.
 MAX_RECORD_NBYTES = 4 << 20
 _HASH_THREADS_FROM = 1 << 20  # below this, starting threads costs more than it saves
+_MAX_QUOTED = 200  # characters of msgspec's message, which quotes what the peer wrote
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 
@@ -47,7 +48,7 @@ def decode(data: Buffer, kind: type[R] | Any, *, max_nbytes: int = MAX_RECORD_NB
     try:
         record = msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise WireError(f"bytes are no {_kind_name(kind)}: {error}") from None
+        raise WireError(f"bytes are no {_kind_name(kind)}: {str(error)[:_MAX_QUOTED]}") from None
     if _encoder.encode(record) != bytes(data):
         raise WireError(f"bytes are a {_kind_name(kind)} in a form that is not canonical")
     return record
