@@ -1,0 +1,147 @@
+"""Where text comes from, as named documents, and which of it is held out.
+
+A source is one of a closed union in the run file: the running Python's own standard library (nothing to
+download), text files, JSONL, Parquet, a Hugging Face dataset, or token files made elsewhere. `documents` reads
+one document after another; `split` says for each piece of text whether it is trained on or held out.
+
+Held out is decided by a hash of the document's name, which is relative to the folder it was found in: a
+document stays on its side when others are added, and on any machine. A source of few documents (fewer than
+1 / heldout_fraction) is cut instead: the end of each document is held out, as nanoGPT does with one.
+
+These settings stay on the machine that makes the run. What its peers receive are shards and their digests
+(`weft.data.store`), so no received record names a path. It does not know tokens.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from weft import rng
+from weft.config import Config
+from weft.data import files
+from weft.data.files import Document
+from weft.errors import DataError
+
+Split = Literal["train", "heldout"]
+
+
+class StdlibSource(Config, frozen=True, kw_only=True, tag="stdlib"):
+    """The running Python's standard library, without its tests and generated tables: about 10 MB of source."""
+
+
+class TextSource(Config, frozen=True, kw_only=True, tag="text"):
+    """UTF-8 files, one document each."""
+
+    paths: Annotated[
+        tuple[str, ...],
+        Meta(min_length=1, description="files, folders (all files below that are not hidden) or globs"),
+    ]
+
+
+class JsonlSource(Config, frozen=True, kw_only=True, tag="jsonl"):
+    """Files with one JSON object per line, one document each."""
+
+    paths: Annotated[tuple[str, ...], Meta(min_length=1, description="files, folders (*.jsonl below) or globs")]
+    field: Annotated[str, Meta(description="the object's field that holds the text")] = "text"
+
+
+class ParquetSource(Config, frozen=True, kw_only=True, tag="parquet"):
+    """Parquet files, one document per row."""
+
+    paths: Annotated[tuple[str, ...], Meta(min_length=1, description="files, folders (*.parquet below) or globs")]
+    column: Annotated[str, Meta(description="the column that holds the text")] = "text"
+
+
+class DatasetSource(Config, frozen=True, kw_only=True, tag="datasets"):
+    """A dataset of the Hugging Face hub, streamed; needs `pip install "weft[datasets]"`."""
+
+    name: Annotated[str, Meta(min_length=1, description="its name on the hub")]
+    subset: Annotated[str | None, Meta(description="its configuration, where it has several")] = None
+    split: Annotated[str, Meta(description="which of its splits; weft cuts held-out text from it itself")] = "train"
+    column: Annotated[str, Meta(description="the column that holds the text")] = "text"
+    revision: Annotated[str | None, Meta(description="commit or tag; None takes the newest")] = None
+    # Stop after this many; None takes all.
+    max_documents: Annotated[int, Meta(ge=1)] | None = None
+
+
+class BinSource(Config, frozen=True, kw_only=True, tag="bin"):
+    """Token ids made elsewhere, as bare little-endian integers (nanoGPT's train.bin and val.bin)."""
+
+    path: Annotated[str, Meta(description="the tokens to train on")]
+    heldout_path: Annotated[str | None, Meta(description="the held-out tokens; None cuts the end of `path`")] = None
+    dtype: Annotated[Literal["uint16", "uint32"], Meta(description="the width of one token")] = "uint16"
+
+
+TextualSource = StdlibSource | TextSource | JsonlSource | ParquetSource | DatasetSource
+SourceConfig = TextualSource | BinSource
+
+
+class CorpusConfig(Config, frozen=True, kw_only=True):
+    """What a run reads. It belongs to the run file and to one machine: paths are relative to that file's folder."""
+
+    source: SourceConfig = StdlibSource()
+    heldout_fraction: Annotated[float, Meta(gt=0, le=0.5, description="share of the text that is held out")] = 0.05
+
+
+def documents(source: TextualSource, base: Path) -> Iterator[Document]:
+    """Yield the documents of `source` in an order that depends on names only.
+
+    Args:
+        base: the folder that relative paths start from: the run file's.
+
+    Raises:
+        DataError: nothing there, unreadable, malformed, or not UTF-8; names the file and the place.
+    """
+    match source:
+        case StdlibSource():
+            return files.stdlib_documents()
+        case TextSource(paths=paths):
+            return files.text_documents(paths, base)
+        case JsonlSource(paths=paths, field=field):
+            return files.jsonl_documents(paths, base, field)
+        case ParquetSource(paths=paths, column=column):
+            return files.parquet_documents(paths, base, column)
+        case DatasetSource():
+            stream = files.dataset_documents(source.name, source.subset, source.split, source.column, source.revision)
+            return islice(stream, source.max_documents)
+
+
+def split(source: TextualSource, base: Path, heldout_fraction: float) -> Iterator[tuple[Split, str]]:
+    """Yield every non-empty piece of text with the side it is on.
+
+    The first 1 / heldout_fraction documents are read twice. Of those, the one with the lowest hash is always held
+    out, so that neither side is ever empty.
+
+    Raises:
+        DataError: as `documents`, or there is no text at all.
+    """
+    is_few_below = ceil(1 / heldout_fraction)
+    first = [document.name for document in islice(documents(source, base), is_few_below)]
+    surely_heldout = min(first, key=rank, default=None)
+    is_empty = True
+    for document in documents(source, base):
+        if len(first) < is_few_below:
+            border = int(len(document.text) * (1 - heldout_fraction))
+            pieces: tuple[tuple[Split, str], ...] = (
+                ("train", document.text[:border]),
+                ("heldout", document.text[border:]),
+            )
+        else:
+            is_heldout = document.name == surely_heldout or rank(document.name) < heldout_fraction
+            pieces = (("heldout" if is_heldout else "train", document.text),)
+        for side, text in pieces:
+            if text:
+                is_empty = False
+                yield side, text
+    if is_empty:
+        raise DataError(f"the corpus is empty: {len(first)} documents without any text. Name files that hold some.")
+
+
+def rank(name: str) -> float:
+    """Return the document's place in [0, 1), the same on every machine: below heldout_fraction it is held out."""
+    # 52 bits: exact in a double.
+    return int(rng.order_key("heldout", name)[:13], 16) / (1 << 52)

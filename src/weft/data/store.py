@@ -1,0 +1,246 @@
+"""A folder of read-only shards, each named by the digest of its bytes, and the index that lists them.
+
+A shard is a run of token ids as little-endian uint16 or uint32, nothing else. The maker of a run packs its
+corpus into shards (`weft.data.pack`); their digests, in a `DataIndex`, are part of the run's genesis, so every
+peer trains on the same tokens whatever its own files say. A peer that lacks shards fetches them by digest and
+hands them to `add`. A store whose index nobody else is told (`data = "private"`) is one that is never served.
+
+Writing is atomic: a file is complete and synced before it has its name. Reading trusts nothing: a shard is
+checked against its digest, its length and the vocabulary before its first use, then mapped into memory.
+
+It knows neither text nor networks, and not where in a run a token is used.
+"""
+
+import errno
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from weft import wire
+from weft.data.corpus import Split
+from weft.errors import DataError, DiskFull, PayloadError
+from weft.ids import Digest, short
+
+Dtype = Literal["uint16", "uint32"]
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+
+# Small enough to spread over donors and to check in a millisecond, large enough that their names weigh nothing.
+SHARD_NBYTES = 4 << 20
+MAX_SHARD_NBYTES = 64 << 20  # what a fetching peer holds in memory at once
+MAX_SHARDS = 1 << 15  # of one split; their infos take about 3 MiB of the 4 MiB a record may have
+
+_HEX = r"\A[0-9a-f]{64}\Z"
+_ITEM_NBYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class ShardInfo(wire.Record, frozen=True, kw_only=True):
+    """A shard's name and size."""
+
+    digest: Annotated[Digest, Meta(pattern=_HEX)]
+    num_tokens: Annotated[int, Meta(ge=1)]
+    nbytes: Annotated[int, Meta(ge=1, le=MAX_SHARD_NBYTES)]
+
+
+class DataIndex(wire.Record, frozen=True, kw_only=True):
+    """What a run trains on: shards in order, whatever the sequence length. Holds no path."""
+
+    dtype: Dtype
+    train: Annotated[tuple[ShardInfo, ...], Meta(max_length=MAX_SHARDS)]
+    heldout: Annotated[tuple[ShardInfo, ...], Meta(max_length=MAX_SHARDS)]
+    train_text_nbytes: Annotated[int, Meta(ge=0)]  # of UTF-8 text, to turn nats per token into nats per byte
+    heldout_text_nbytes: Annotated[int, Meta(ge=0)]
+    tokenizer: Annotated[Digest, Meta(pattern=_HEX)]
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 32)]
+
+    def __post_init__(self) -> None:
+        """Refuse an index that contradicts itself, whoever sent it."""
+        if self.dtype == "uint16" and self.vocab_size > 1 << 16:
+            raise ValueError(f"{self.vocab_size} ids do not fit into uint16")
+        for info in (*self.train, *self.heldout):
+            if info.nbytes != info.num_tokens * _ITEM_NBYTES[self.dtype]:
+                raise ValueError(f"shard {short(info.digest)}: {info.num_tokens} tokens are not {info.nbytes} bytes")
+
+    def shards(self, split: Split) -> tuple[ShardInfo, ...]:
+        return self.train if split == "train" else self.heldout
+
+    def num_tokens(self, split: Split) -> int:
+        return sum(info.num_tokens for info in self.shards(split))
+
+    def nats_per_byte(self, nats_per_token: float, split: Split = "heldout") -> float:
+        """Return the loss per byte of UTF-8 text: comparable between tokenizers."""
+        text_nbytes = self.train_text_nbytes if split == "train" else self.heldout_text_nbytes
+        return nats_per_token * self.num_tokens(split) / text_nbytes if text_nbytes else float("nan")
+
+
+def dtype_for(vocab_size: int) -> Dtype:
+    """Return the narrowest width that holds every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+class ShardStore:
+    """Shards in `folder`. Several stores, in one process or many, may share a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._mapped: dict[Digest, Tokens] = {}
+
+    def missing(self, index: DataIndex) -> tuple[ShardInfo, ...]:
+        """Return the shards of `index` that are not here, each once, training shards first."""
+        wanted = {info.digest: info for info in (*index.train, *index.heldout)}
+        return tuple(info for info in wanted.values() if not self._path(info.digest).exists())
+
+    def put(self, data: wire.Buffer) -> Digest:
+        """Keep `data` under its digest.
+
+        Raises:
+            DiskFull: no room; nothing is left behind.
+            DataError: the folder cannot be written.
+        """
+        name = wire.digest(data)
+        path = self._path(name)
+        if not _holds(path, name):
+            write_atomically(path, [data])
+        return name
+
+    def add(self, index: DataIndex, digest: Digest, data: wire.Buffer) -> None:
+        """Keep a shard of `index` that another peer sent.
+
+        Raises:
+            PayloadError: not in the index, or the bytes are not those of `digest`: the sender's fault.
+            DataError: the bytes are right but hold ids beyond the vocabulary: the run's own data is broken.
+            DiskFull: no room; nothing is left behind.
+        """
+        info = next((info for info in (*index.train, *index.heldout) if info.digest == digest), None)
+        if info is None:
+            raise PayloadError(f"shard {short(digest)} is not one of this run's; dropped")
+        if len(data) != info.nbytes or wire.digest(data) != digest:
+            raise PayloadError(
+                f"{len(data)} bytes received as shard {short(digest)} of {info.nbytes} are not its bytes"
+            )
+        _check_ids(np.frombuffer(data, dtype=np.dtype(index.dtype).newbyteorder("<")), index, f"shard {short(digest)}")
+        self.put(data)
+
+    def read(self, digest: Digest) -> bytes | None:
+        """Return a shard's bytes to serve them, or None when it is not here.
+
+        Raises:
+            DataError: the file is corrupt, and is removed so that it can be fetched again.
+        """
+        path = self._path(digest)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataError(f"cannot read shard {path}: {error.strerror or error}.") from error
+        if wire.digest(data) != digest:
+            raise self._corrupt(path)
+        return data
+
+    def open(self, index: DataIndex, info: ShardInfo) -> Tokens:
+        """Return the ids of a shard, mapped read-only; the first time in this process they are checked.
+
+        Raises:
+            DataError: missing, corrupt (removed, so that it can be fetched again), or beyond the vocabulary.
+        """
+        if info.digest not in self._mapped:
+            path = self._path(info.digest)
+            try:
+                raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+            except FileNotFoundError:
+                raise DataError(f"shard {path} is missing. A member of the run has it: fetch it again.") from None
+            except ValueError:  # numpy maps no empty file
+                raise self._corrupt(path) from None
+            except OSError as error:
+                raise DataError(f"cannot read shard {path}: {error.strerror or error}.") from error
+            if wire.digest(raw.data) != info.digest:
+                raise self._corrupt(path)
+            if raw.nbytes != info.nbytes:
+                raise DataError(f"shard {path} has {raw.nbytes} bytes, but the run's index says {info.nbytes}.")
+            tokens = raw.view(np.dtype(index.dtype).newbyteorder("<"))
+            _check_ids(tokens, index, str(path))
+            self._mapped[info.digest] = tokens
+        return self._mapped[info.digest]
+
+    def close(self) -> None:
+        """Let go of all mapped files."""
+        self._mapped.clear()
+
+    def _path(self, digest: Digest) -> Path:
+        if not re.search(_HEX, digest):
+            raise DataError(f"{digest[:80]!r} is no digest")  # it could be a path
+        return self.folder / digest
+
+    def _corrupt(self, path: Path) -> DataError:
+        with suppress(OSError):
+            path.unlink()
+        return DataError(
+            f"shard {path} does not hold the bytes of its name: the disk or somebody changed it. It is removed; start "
+            f"again, and it is fetched from members (or packed again by the run's maker)."
+        )
+
+
+def write_atomically(path: Path, chunks: Iterable[wire.Buffer]) -> None:
+    """Write a read-only file that appears under its name complete and synced, or not at all.
+
+    Raises:
+        DiskFull: no room; nothing is left behind.
+        DataError: the folder cannot be written.
+    """
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+        with os.fdopen(handle, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o444)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise DiskFull(
+                f"no room on the disk of {path.parent} for {path.name}. Free some, then start again."
+            ) from error
+        raise DataError(f"cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):  # gone where it was renamed
+                os.unlink(temporary)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _holds(path: Path, name: Digest) -> bool:
+    try:
+        return wire.digest(path.read_bytes()) == name
+    except OSError:
+        return False
+
+
+def _check_ids(tokens: Tokens, index: DataIndex, where: str) -> None:
+    largest = int(tokens.max())
+    if largest >= index.vocab_size:
+        raise DataError(
+            f"{where} holds token id {largest}, but the run's vocabulary has {index.vocab_size}: whoever made the run "
+            f"packed it with another tokenizer. The run cannot be trained; tell its maker."
+        )
