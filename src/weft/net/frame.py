@@ -53,16 +53,27 @@ class FrameReader:
     """Reads frames from `stream`, and raw bytes between them, through a small buffer.
 
     A bulk stream is read the same way: `read` the header record, then `recv_exactly_into` for the body that follows.
-    One call at a time; a cancelled call leaves the stream unusable. `max_nbytes` bounds the next frame and may be
-    changed between frames. Silence between frames is nobody's fault; once a frame has begun it must end within
-    `finish_s` seconds.
+    One call at a time; a cancelled call leaves the stream unusable. Silence between frames is nobody's fault; once a
+    frame has begun it must end within `finish_s` seconds. Both bounds may be changed between frames.
+
+    Args:
+        max_nbytes: bound on the next frame's payload.
+        finish_s: seconds between a frame's first byte and its last; None: unbounded.
+        read_ahead_nbytes: size of the buffer; with 0 nothing behind a frame is taken from the stream.
     """
 
-    def __init__(self, stream: Stream, *, max_nbytes: int = MAX_FRAME_NBYTES, finish_s: float | None = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        max_nbytes: int = MAX_FRAME_NBYTES,
+        finish_s: float | None = None,
+        read_ahead_nbytes: int = _READ_NBYTES,
+    ) -> None:
         self._stream = stream
         self.max_nbytes = max_nbytes
-        self._finish_s = finish_s
-        self._buffer = memoryview(bytearray(_READ_NBYTES))
+        self.finish_s = finish_s
+        self._buffer = memoryview(bytearray(read_ahead_nbytes))
         self._start = 0
         self._stop = 0
 
@@ -77,14 +88,14 @@ class FrameReader:
         num_bytes = await self.recv_into(header)
         if num_bytes == 0:
             return None
-        limit = asyncio.timeout(self._finish_s)
+        limit = asyncio.timeout(self.finish_s)
         try:
             async with limit:
                 return await self._finish(header, num_bytes)
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise WireError(f"a frame was begun and not finished within {self._finish_s:g} s") from None
+            raise WireError(f"a frame was begun and not finished within {self.finish_s:g} s") from None
 
     async def _finish(self, header: memoryview, num_bytes: int) -> bytes:
         num_bytes += await self._fill(header[num_bytes:])

@@ -65,7 +65,7 @@ class MemoryNetwork:
         self._listening: dict[PeerId, MemoryTransport] = {}
 
     def transport(self, peer: PeerId) -> "MemoryTransport":
-        """Return a transport through which `peer` takes part, now or after it was killed."""
+        """Return a transport through which `peer` takes part, at first or after it was killed."""
         return MemoryTransport(self, peer)
 
     def link(self, source: PeerId, target: PeerId) -> Link:
@@ -92,7 +92,7 @@ class MemoryNetwork:
     def kill(self, peer: PeerId) -> None:
         """Reset every stream of `peer` and let no dial reach it, as when its process dies.
 
-        Those behind a partition do not hear of it.
+        Those behind a partition do not hear of it. The peer comes back with a new `transport`.
         """
         transport = self._listening.pop(peer, None)
         if transport is not None:
@@ -118,6 +118,7 @@ class MemoryTransport:
         self._tasks = Tasks()
         self._streams: dict[MemoryStream, None] = {}
         self._accept: Accept | None = None
+        self._end: str | None = None  # why this transport takes no further part
 
     async def start(self, accept: Accept) -> tuple[str, ...]:
         self._accept = accept
@@ -125,6 +126,8 @@ class MemoryTransport:
         return (SCHEME + self.peer,)
 
     async def dial(self, peer: PeerId, address: str, lane: Lane) -> "MemoryStream":
+        if self._end is not None:
+            raise DialError(f"cannot dial {address}: {self._end}")
         target = PeerId(address.removeprefix(SCHEME))
         outward, homeward = self._network.link(self.peer, target), self._network.link(target, self.peer)
         if outward.is_cut or homeward.is_cut:
@@ -143,13 +146,16 @@ class MemoryTransport:
         return mine
 
     async def aclose(self) -> None:
+        self._end = self._end or "this transport is closed"
         self._network._forget(self)
         await self._tasks.aclose()
         for stream in list(self._streams):
             await stream.close()
 
     def reset(self) -> None:
-        """Break every stream without a farewell. `MemoryNetwork.kill` calls it."""
+        """Break every stream without a farewell, for good. `MemoryNetwork.kill` calls it."""
+        self._end = "this peer was killed"
+        self._tasks.cancel()
         for stream in list(self._streams):
             stream.reset()
 
@@ -167,6 +173,7 @@ class MemoryStream:
         self._outgoing = outgoing
         self._incoming = incoming
         self._owner = owner
+        self._sending = asyncio.Lock()
 
     @property
     def peer(self) -> PeerId:
@@ -174,8 +181,9 @@ class MemoryStream:
 
     async def send(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), CHUNK_NBYTES):
-            await self._outgoing.put(bytes(view[start : start + CHUNK_NBYTES]))
+        async with self._sending:
+            for start in range(0, len(view), CHUNK_NBYTES):
+                await self._outgoing.put(bytes(view[start : start + CHUNK_NBYTES]))
 
     async def recv_into(self, buffer: memoryview) -> int:
         return await self._incoming.take_into(buffer)

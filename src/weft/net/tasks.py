@@ -38,13 +38,20 @@ class Tasks:
 
         self.spawn(run())
 
-    async def aclose(self) -> None:
-        """Cancel every task but the caller's, and wait until they have ended."""
+    async def aclose(self, grace_s: float = 0.0) -> None:
+        """Cancel every task but the caller's after `grace_s` seconds, and wait until they have ended."""
+        others = [task for task in self._running if task is not asyncio.current_task()]
+        if others and grace_s:
+            await asyncio.wait(others, timeout=grace_s)
+        if others := self.cancel():
+            await asyncio.wait(others)
+
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """Ask every task but the caller's to end; return them."""
         others = [task for task in self._running if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
-        if others:
-            await asyncio.wait(others)
+        return others
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)

@@ -30,7 +30,10 @@ class Stream(Protocol):
         ...
 
     async def send(self, data: Buffer) -> None:
-        """Send all of `data`; returns once the transport has taken it (not once it arrived)."""
+        """Send all of `data`; returns once the transport has taken it (not once it arrived).
+
+        Tasks that send at the same time take turns: what one call sends stays in one piece.
+        """
         ...
 
     async def recv_into(self, buffer: memoryview) -> int:
@@ -43,6 +46,7 @@ class Stream(Protocol):
 
 
 Accept = Callable[[Stream, Lane], Awaitable[None]]
+OnDrop = Callable[[str, str], None]  # told (address, reason) of every incoming connection that proved no key
 
 
 class Transport(Protocol):
