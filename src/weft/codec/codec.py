@@ -12,7 +12,7 @@ Every codec keeps four promises, and one table-driven suite (tests/contract) hol
 It does not know parts, peers or rounds.
 """
 
-from typing import Protocol, assert_never
+from typing import Protocol, assert_never, runtime_checkable
 
 from jaxtyping import Float32
 from torch import Tensor
@@ -22,6 +22,7 @@ from weft.codec.quantize import Int8, Int8Config
 from weft.wire import Buffer
 
 
+@runtime_checkable  # the shape check that is on in tests asks
 class Codec(Protocol):
     def encode(self, vector: Float32[Tensor, " num"]) -> Buffer:
         """Return the canonical bytes of `vector` (CPU, contiguous).

@@ -20,7 +20,7 @@ It does not know schedules (the learning rate is an argument) nor peers.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Protocol, assert_never
+from typing import Annotated, Protocol, assert_never, runtime_checkable
 
 import msgspec
 import torch
@@ -68,6 +68,7 @@ class StepContext:
     max_norm: float | None = None  # clip the merged vector to this Euclidean norm
 
 
+@runtime_checkable  # the shape check that is on in tests asks
 class Outer(Protocol):
     def init(self, num: int) -> State:
         """Return the state before the first step, for `num` parameters."""
