@@ -285,12 +285,15 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         entry = Entry(v=VERSION, at=self._clock.wall(), peer=self._peer, event=event)
-        for sink in list(self._sinks):
+        failed: list[tuple[Sink, Exception]] = []
+        for sink in self._sinks:
             try:
                 sink.write(entry)
             except (OSError, ValueError) as error:  # a full disk or an odd file name must not stop a run
-                self._sinks.remove(sink)
-                self.emit(Notice(text=f"{type(sink).__name__} stopped: {error}"))
+                failed.append((sink, error))
+        self._sinks = [sink for sink in self._sinks if all(sink is not broken for broken, _ in failed)]
+        for sink, reason in failed:
+            self.emit(Notice(text=f"{type(sink).__name__} stopped: {reason}"))
 
     def close(self) -> None:
         for sink in self._sinks:
@@ -391,7 +394,7 @@ def read_jsonl(path: Path) -> list[Entry]:
             break
         try:
             stored = msgspec.json.decode(line, type=_StoredEntry)
-            kind = kinds.get(stored.event["type"])
+            kind = kinds.get(msgspec.convert(stored.event["type"], str))
             if stored.v != VERSION or kind is None:
                 continue
             event = msgspec.convert(_nan_for_null(stored.event, kind), kind)
