@@ -49,6 +49,10 @@ Accept = Callable[[Stream, Lane], Awaitable[None]]
 OnDrop = Callable[[str, str], None]  # told (address, reason) of every incoming connection that proved no key
 
 
+def ignore_drop(address: str, reason: str) -> None:
+    """Tell nobody: the `OnDrop` of a transport that was given none."""
+
+
 class Transport(Protocol):
     name: str  # "tls", "iroh", "memory": the scheme of its addresses
 

@@ -1,0 +1,61 @@
+"""Addresses as text, and which ones this machine can be reached at.
+
+    tls://203.0.113.7:4433      tls://[2001:db8::1]:4433
+
+It does not know the addresses a router or a cloud puts in front of this machine; the user names those.
+"""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+import psutil
+
+MAX_ADDRESSES = 16  # a ticket stays one line even on a machine with many virtual interfaces
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def join_address(scheme: str, host: str, port: int) -> str:
+    """Return the text of an address; an IPv6 host gets its brackets."""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def split_address(scheme: str, address: str) -> tuple[str, int]:
+    """Return the host and port of an address.
+
+    Raises:
+        ValueError: another scheme, or no host and port.
+    """
+    parts = urlsplit(address)
+    port = parts.port  # raises ValueError when it is no number up to 65535
+    if parts.scheme != scheme or not parts.hostname or not port or parts.path or parts.query:
+        raise ValueError(f"{address[:200]!r} does not read {scheme}://host:port")
+    return parts.hostname, port
+
+
+def reachable_hosts(listening_on: str) -> list[str]:
+    """Return the hosts at which others may reach a socket bound to `listening_on`, best first.
+
+    A socket on one address has that one; a socket on all of them ("0.0.0.0", or "::" for both families) has those of
+    every interface that is up, the public ones first and 127.0.0.1 last.
+    """
+    bound = ipaddress.ip_address(listening_on)
+    if not bound.is_unspecified:
+        return [listening_on]
+    found = [ip for ip in _interface_addresses() if bound.version == 6 or ip.version == 4]
+    found.sort(key=lambda ip: (not ip.is_global, ip.version, int(ip)))
+    return [str(ip) for ip in found[: MAX_ADDRESSES - 1]] + ["127.0.0.1"]
+
+
+def _interface_addresses() -> list[IpAddress]:
+    """Return the addresses of interfaces that are up, without loopback and those that are valid on one link only."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = []
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if name in up and entry.family in (socket.AF_INET, socket.AF_INET6):
+                ip = ipaddress.ip_address(entry.address.partition("%")[0])
+                if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified):
+                    found.append(ip)
+    return found

@@ -1,0 +1,67 @@
+"""How many connections may wait at the door: those that have proven no key yet.
+
+An attacker can open connections and say nothing. Each costs a socket until its deadline, so their number is
+bounded, over all and per source address. When a newcomer exceeds a bound, the oldest one in the way is turned
+out: an honest peer needs milliseconds, so the oldest is the least likely to be one. The victim for the bound over
+all comes from the address that holds most, so one crowd cannot push out everybody else.
+
+Pure bookkeeping: it does not know sockets or time.
+"""
+
+import ipaddress
+from collections import Counter
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+
+class Gate(Generic[K]):
+    """The half-open connections, oldest first.
+
+    Args:
+        max_total: bound over all addresses.
+        max_per_ip: bound for one address. Loopback has only the bound over all: many peers may share a machine.
+    """
+
+    def __init__(self, max_total: int, max_per_ip: int) -> None:
+        self._max_total = max_total
+        self._max_per_ip = max_per_ip
+        self._waiting: dict[K, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, newcomer: K, ip: str) -> tuple[K, str] | None:
+        """Let `newcomer` from `ip` wait; return who must leave for it, and why, when a bound is reached.
+
+        Args:
+            ip: the source address, or any other name of where it comes from.
+        """
+        victim = self._victim(ip)
+        if victim is not None:
+            del self._waiting[victim[0]]
+        self._waiting[newcomer] = ip
+        return victim
+
+    def leave(self, key: K) -> None:
+        """Forget a connection that proved its key, or failed to."""
+        self._waiting.pop(key, None)
+
+    def _victim(self, ip: str) -> tuple[K, str] | None:
+        held = Counter(self._waiting.values())
+        if not _is_loopback(ip) and held[ip] >= self._max_per_ip:
+            return self._oldest_of(ip), f"{held[ip]} connections from {ip} have proven no key; the oldest is dropped"
+        if len(self._waiting) >= self._max_total:
+            worst = held.most_common(1)[0][0]
+            return self._oldest_of(worst), f"{len(self._waiting)} connections have proven no key; the oldest is dropped"
+        return None
+
+    def _oldest_of(self, ip: str) -> K:
+        return next(key for key, its_ip in self._waiting.items() if its_ip == ip)
+
+
+def _is_loopback(ip: str) -> bool:
+    try:
+        return ipaddress.ip_address(ip).is_loopback
+    except ValueError:
+        return False

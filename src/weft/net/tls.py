@@ -1,0 +1,258 @@
+"""Peers over TCP and TLS 1.3: one listening port, both lanes.
+
+A connection is one stream. It says in the clear which lane it is, then both sides prove their keys
+(`tls_handshake`) inside TLS; until then it is half open, has a deadline, and counts against bounds (`gate`).
+Frames of the control lane are handled in the event loop, bulk bytes in a few threads (`tls_stream`).
+
+Failure:
+- a host that vanishes: unanswered bytes or keep-alive probes break the connection after about 25 s; deadlines of
+  the caller are shorter.
+- who does not finish the handshake in time, or breaks it, is dropped, and `on_drop` says why.
+
+It does not know who may take part in a run: any key that proves itself gets a stream.
+"""
+
+import asyncio
+import socket
+import ssl
+import sys
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+
+from weft.config import Config
+from weft.errors import DialError, NetError, PeerError
+from weft.ids import Digest, PeerId, short
+from weft.keys import Identity
+from weft.net import tcp
+from weft.net.address import join_address, reachable_hosts, split_address
+from weft.net.tasks import Tasks
+from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
+from weft.net.gate import Gate
+from weft.net.tls_handshake import (
+    MAGIC,
+    PREAMBLE_NBYTES,
+    NotWeft,
+    preamble,
+    prove_client,
+    read_preamble,
+    verify_client,
+    welcome,
+)
+from weft.net.tls_stream import InLoop, InThreads, TlsStream
+from weft.net.transport import Accept, Lane, OnDrop, ignore_drop
+from weft.wire import digest
+
+SCHEME = "tls"
+_RETRY_ACCEPT_S = 0.5  # when the process has no file descriptor left
+_CLOSE_TIMEOUT_S = 0.5  # how long `aclose` lets streams say farewell
+
+
+class TlsConfig(Config, frozen=True, kw_only=True):
+    """How this peer listens for TLS."""
+
+    host: Annotated[
+        str,
+        msgspec.Meta(description='address to listen on; "" is every address of this machine, "0.0.0.0" those of IPv4'),
+    ] = ""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535, description="port to listen on; 0 lets the system choose")] = 0
+    advertise: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(
+            description="further host:port at which others reach this peer, such as a router's forwarded port"
+        ),
+    ] = ()
+    handshake_timeout_s: Annotated[
+        float, msgspec.Meta(gt=0, le=60, description="seconds a connection has to prove its key")
+    ] = 10.0
+    max_half_open: Annotated[
+        int, msgspec.Meta(ge=1, le=4096, description="connections that have proven no key yet, over all")
+    ] = 64
+    max_half_open_per_ip: Annotated[
+        int, msgspec.Meta(ge=1, le=4096, description="the same from one address; loopback is exempt")
+    ] = 16
+    bulk_threads: Annotated[
+        int, msgspec.Meta(ge=1, le=64, description="threads that encrypt and copy bulk bytes, for all streams together")
+    ] = 4
+
+
+class TlsTransport:
+    """The `tls` transport of one peer.
+
+    Args:
+        identity: the key that others know this peer by.
+        on_drop: told (address, reason) of every incoming connection that proved no key.
+    """
+
+    name = SCHEME
+
+    def __init__(self, identity: Identity, config: TlsConfig, *, on_drop: OnDrop = ignore_drop) -> None:
+        self._identity = identity
+        self._config = config
+        self._on_drop = on_drop
+        self._tasks = Tasks()  # listening, and serving what came in
+        self._farewells = Tasks()
+        self._gate: Gate[asyncio.Task[None]] = Gate(config.max_half_open, config.max_half_open_per_ip)
+        self._streams: dict[TlsStream, None] = {}
+        self._client_context = client_context()
+        self._in_loop = InLoop()
+        self._threads = InThreads(config.bulk_threads)
+        self._evicted: dict[asyncio.Task[None], str] = {}
+        self._is_closed = False
+
+    async def start(self, accept: Accept) -> tuple[str, ...]:
+        _check_loop()
+        certificate = make_certificate(self._identity)
+        context = server_context(self._identity, certificate)
+        listener = tcp.listen(self._config.host, self._config.port)
+        host, port = listener.getsockname()[:2]
+        door = _Door(context, digest(certificate), accept)
+        self._tasks.spawn(self._listen(listener, door))
+        hosts = [join_address(SCHEME, each, port) for each in reachable_hosts(host)]
+        return (*(f"{SCHEME}://{each}" for each in self._config.advertise), *hosts)
+
+    async def dial(self, peer: PeerId, address: str, lane: Lane) -> TlsStream:
+        _check_loop()
+        if self._is_closed:
+            raise DialError(f"cannot dial {address}: this transport is closed")
+        try:
+            async with asyncio.timeout(self._config.handshake_timeout_s):
+                connection = await tcp.connect(*split_address(SCHEME, address))
+                return await self._introduce(connection, peer, lane)
+        except TimeoutError:
+            raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None
+        except ssl.SSLError as error:
+            raise DialError(f"{address} is no weft peer of this version: {error}") from None
+        except (OSError, ValueError) as error:
+            raise DialError(f"{address}: {error}") from None
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        await self._tasks.aclose()
+        for stream in list(self._streams):
+            await stream.close()
+        await self._farewells.aclose(grace_s=_CLOSE_TIMEOUT_S)
+        self._threads.close()
+
+    async def _introduce(self, connection: socket.socket, peer: PeerId, lane: Lane) -> TlsStream:
+        """Do the client's half of the handshake on a fresh TCP connection."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(connection, preamble(lane))
+            stream = self._wrap(connection, self._client_context, is_server=False)
+        except BaseException:
+            connection.close()
+            raise
+        try:
+            certificate = await stream.handshake(_check_version)
+            found = certified_peer(certificate)
+            if found != peer:
+                raise PeerError(f"{short(found)} answers there, not {short(peer)}; nothing was sent")
+            stream.peer = peer
+            await prove_client(stream, self._identity, digest(certificate or b""), lane)
+        except BaseException:
+            stream.abort()
+            raise
+        self._open(stream, lane)
+        return stream
+
+    async def _listen(self, listener: socket.socket, door: "_Door") -> None:
+        with listener:
+            while True:
+                try:
+                    connection, ip, port = await tcp.accept(listener)
+                except OSError as error:
+                    self._on_drop("", f"cannot take a connection: {error}")
+                    await asyncio.sleep(_RETRY_ACCEPT_S)
+                else:
+                    self._admit(connection, ip, join_address(SCHEME, ip, port), door)
+
+    def _admit(self, connection: socket.socket, ip: str, address: str, door: "_Door") -> None:
+        task = self._tasks.spawn(self._greet(connection, address, door))
+        task.add_done_callback(lambda task: self._departed(task, connection, address))
+        victim = self._gate.enter(task, ip)
+        if victim is not None:
+            evicted, reason = victim
+            self._evicted[evicted] = reason
+            evicted.cancel()
+
+    def _departed(self, task: asyncio.Task[None], connection: socket.socket, address: str) -> None:
+        """Tidy up behind a handshake: it succeeded, failed, or was cancelled, perhaps before it began."""
+        self._gate.leave(task)
+        connection.close()  # does nothing once TLS has taken the socket over
+        reason = self._evicted.pop(task, None)
+        if reason is not None:
+            self._on_drop(address, reason)
+
+    async def _greet(self, connection: socket.socket, address: str, door: "_Door") -> None:
+        """Do the server's half of the handshake on a fresh TCP connection, and hand it on or drop it."""
+        try:
+            async with asyncio.timeout(self._config.handshake_timeout_s):
+                stream, lane = await self._verified(connection, door)
+        except TimeoutError:
+            self._on_drop(address, f"it did not prove its key within {self._config.handshake_timeout_s:g} s")
+        except ssl.SSLError as error:
+            self._on_drop(address, f"its TLS handshake failed: {error}")
+        except (OSError, ValueError) as error:
+            self._on_drop(address, str(error) or type(error).__name__)
+        else:
+            self._open(stream, lane)
+            self._tasks.serve(door.accept, stream, lane)
+
+    async def _verified(self, connection: socket.socket, door: "_Door") -> tuple[TlsStream, Lane]:
+        loop = asyncio.get_running_loop()
+        first = b""
+        while len(first) < PREAMBLE_NBYTES:
+            more = await loop.sock_recv(connection, PREAMBLE_NBYTES - len(first))
+            if not more:
+                raise PeerError(f"it hung up after {len(first)} bytes")
+            first += more
+        try:
+            lane = read_preamble(first)
+        except NotWeft:
+            with suppress(OSError):
+                connection.send(preamble("control"))  # tells a weft peer of another version which one we speak
+            raise
+        stream = self._wrap(connection, door.context, is_server=True)
+        try:
+            await stream.handshake()
+            stream.peer = await verify_client(stream, door.certificate, lane)
+            await welcome(stream, stream.peer)
+        except BaseException:
+            stream.abort()
+            raise
+        return stream, lane
+
+    def _wrap(self, connection: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> TlsStream:
+        tls = context.wrap_socket(
+            connection, server_side=is_server, do_handshake_on_connect=False, suppress_ragged_eofs=False
+        )
+        # Half-open streams stay in the loop, where their deadline can end them at any moment.
+        return TlsStream(tls, self._in_loop, self._farewells, self._forget)
+
+    def _open(self, stream: TlsStream, lane: Lane) -> None:
+        self._streams[stream] = None
+        if lane == "bulk":
+            stream.set_runner(self._threads)
+
+    def _forget(self, stream: TlsStream) -> None:
+        self._streams.pop(stream, None)
+
+
+class _Door(msgspec.Struct, frozen=True):
+    """What the listening side shows and where it leads."""
+
+    context: ssl.SSLContext
+    certificate: Digest
+    accept: Accept
+
+
+def _check_version(first: bytes) -> None:
+    """Look at the first bytes of a server: one that speaks another version answers with its preamble, not with TLS."""
+    if first.startswith(MAGIC) and len(first) == PREAMBLE_NBYTES:
+        read_preamble(first)
+
+
+def _check_loop() -> None:
+    if sys.platform == "win32" and not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+        raise NetError("the tls transport needs an event loop that watches sockets: run on asyncio.SelectorEventLoop")
