@@ -1,0 +1,93 @@
+"""Runs everything the shared path computes and prints one digest per stage. `test_exact` runs it on several settings.
+
+    python exact_program.py NUM_THREADS DEVICE
+
+Inputs are made of integers, so they are the same bits wherever this runs.
+"""
+
+import json
+import sys
+
+import numpy as np
+import torch
+
+from weft.codec import Bf16, Bf16Config, Codec, Fp32, Fp32Config, Int8
+from weft.model.config import named
+from weft.model.initial import initial_vector
+from weft.rng import integers64, stream
+from weft.sync.method import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, Method, MethodConfig, spell_out
+from weft.sync.outer import AdamWConfig, SgdConfig, StepContext, norm
+from weft.sync.reduce import Merger, cut, decode_parts, encode_parts, merge
+from weft.sync.schedule import CosineConfig, WsdConfig, lr
+from weft.wire import digest
+
+NUM = 3 * (1 << 17) + 4096 + 77  # several chunks of every loop, enough for torch to start threads, and a short block
+TOKENS = (512, 1024, 100)
+
+
+def numbers(*name: str | int) -> torch.Tensor:
+    """Return fp32 numbers over 60 binary orders of magnitude, of either sign."""
+    words = integers64(stream(0, *name), NUM)
+    exponents = (90 + words % 60).astype(np.uint32) << 23
+    return torch.from_numpy((exponents | (words >> 32).astype(np.uint32) & 0x807FFFFF).view(np.float32))
+
+
+def of(vector: torch.Tensor) -> str:
+    return digest(vector.cpu().numpy().tobytes())[:16]
+
+
+def codec_stages() -> dict[str, str]:
+    stages = {}
+    codecs: dict[str, Codec] = {"fp32": Fp32(), "bf16": Bf16(), "int8": Int8(256), "int8/4096": Int8(4096)}
+    for name, codec in codecs.items():
+        data = codec.encode(numbers("codec"))
+        stages[f"{name} encoded"] = digest(data)[:16]
+        stages[f"{name} decoded"] = of(codec.decode(data, NUM))
+    return stages
+
+
+def rounds(config: MethodConfig, device: str) -> str:
+    """Return the digest of the replicated state after three whole rounds of three peers."""
+    method = Method(spell_out(config, 3), AdamWConfig())
+    outer = numbers("outer").to(device)
+    state = method.init(NUM)
+    state = {name: tensor.to(device) for name, tensor in state.items()}
+    parts = cut(NUM, [3, 1, 2])
+    schedule = CosineConfig(lr=1e-2, warmup_tokens=2000, total_tokens=7000)
+    for t in range(1, 4):
+        payloads = []
+        for peer in range(3):
+            local = (numbers("local", t, peer) * 2.0**-10).to(device)
+            payloads.append(encode_parts(method.codec, method.contribution(outer, local).cpu(), parts))
+        results = []
+        for i, part in enumerate(parts):
+            merger = Merger(len(part), method.codec, method.reply_codec)
+            for tokens, payload in zip(TOKENS, payloads, strict=True):
+                merger.add(tokens, payload[i])
+            results.append(merger.result().encoded)
+        merged = decode_parts(method.reply_codec, results, parts).to(device)
+        rate = lr(schedule, t * sum(TOKENS))
+        method.apply(outer, state, merged, StepContext(number=t, lr=rate, num_decayed=NUM // 2, max_norm=1e6))
+    return of(torch.cat([outer, *state.values()]))
+
+
+def main() -> None:
+    torch.set_num_threads(int(sys.argv[1]))
+    device = sys.argv[2]
+    contributions = [(tokens, numbers("merge", i).to(device)) for i, tokens in enumerate(TOKENS)]
+    custom = Choices(every=1, send="gradient", apply=SgdConfig(lr=0.3), codec=Fp32Config(), reply_codec=Bf16Config())
+    stages = codec_stages() | {
+        "merge": of(merge(contributions)),
+        "norm": norm(contributions[0][1]).hex(),
+        "initial": of(initial_vector(named("nano", 257, 64), seed=1)),
+        "cosine": lr(CosineConfig(lr=3e-4, warmup_tokens=10, total_tokens=1000), 777).hex(),
+        "wsd": lr(WsdConfig(lr=3e-4, warmup_tokens=10, decay_tokens=300, total_tokens=1000), 777).hex(),
+        "ddp": rounds(DdpConfig(), device),
+        "fedavg": rounds(FedAvgConfig(), device),
+        "diloco": rounds(DiLoCoConfig(), device),
+        "gradient, sgd": rounds(custom, device),
+    }
+    sys.stdout.write(json.dumps(stages))
+
+
+main()

@@ -1,0 +1,229 @@
+"""Numbers that must be exact: what the shared path may compute with, and that it computes the same bits on any setting.
+
+The shared path is what all members compute alike: first weights, codecs, merging, outer steps, and the rates they use.
+First its source is read: every call into torch, numpy and math, and every method call, must be on a list of operations
+that round each element once or not at all. Then it is run under other instruction sets and thread counts.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+SOURCE = Path(__file__).parents[2] / "src" / "weft"
+SHARED_PATH = (
+    "codec/bounds.py",
+    "codec/codec.py",
+    "codec/dense.py",
+    "codec/quantize.py",
+    "model/initial.py",
+    "sync/outer.py",
+    "sync/reduce.py",
+    "sync/schedule.py",
+)
+
+# Each name is here for one of these reasons; a new one needs a reason too.
+ALLOWED_FUNCTIONS = {
+    # one correctly rounded operation per element (IEEE 754)
+    *("torch.mul", "torch.div", "torch.sqrt", "torch.round", "math.sqrt"),
+    # exact: signs, comparisons, maxima, bits
+    *("torch.abs", "torch.where", "torch.equal", "torch.bitwise_right_shift", "np.where", "np.isfinite"),
+    *("np.left_shift", "math.prod"),
+    # memory, and conversions that round once
+    *("torch.empty", "torch.zeros", "torch.zeros_like", "torch.tensor", "torch.from_numpy"),
+    *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.uint32", "np.uint64"),
+}
+ALLOWED_METHODS = {
+    # one correctly rounded operation per element
+    *("add_", "sub_", "mul_"),
+    # exact
+    *("amax", "clamp", "bitwise_and_", "bitwise_right_shift_", "all"),
+    # memory, shapes, and conversions that round once
+    *("copy_", "astype", "numpy", "view", "unsqueeze", "detach", "new_empty", "numel", "dim", "is_contiguous", "cast"),
+    # no numbers
+    *("append", "values", "endswith", "fromhex"),
+    # our own: their arithmetic is in the files read here
+    *("encode", "decode", "nbytes", "_num_blocks"),
+}
+ALLOWED_MODULES = {"bounds", "msgspec"}  # whose functions may be called: read here, or no arithmetic
+# Builtins whose floats depend on the version (sum compensates from 3.12 on) or on the C library.
+FORBIDDEN_BUILTINS = {"sum", "pow", "divmod", "round"}
+ALLOWED_SUMS = {"sum(shares)"}  # integers
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return "?"
+
+
+def full_names(tree: ast.Module) -> dict[str, str]:
+    """Return what imported names stand for: `from math import sqrt` makes sqrt mean math.sqrt."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def complaints(text: str) -> list[str]:
+    """Return every place in a source text that could give other bits on another machine."""
+    tree = ast.parse(text)
+    names = full_names(tree)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            found += [f"line {node.lineno}: {what}" for what in call_complaints(node, names)]
+        elif isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult | ast.Pow):
+            found.append(f"line {node.lineno}: operator {'@' if isinstance(node.op, ast.MatMult) else '**'}")
+    return found
+
+
+def call_complaints(call: ast.Call, names: dict[str, str]) -> list[str]:
+    found = [f"{keyword.arg}= fuses a multiplication" for keyword in call.keywords if keyword.arg in ("alpha", "value")]
+    name = dotted(call.func)
+    first, _, rest = name.partition(".")
+    full = ".".join(filter(None, [names.get(first, first), rest])).replace("numpy.", "np.")
+    if full.split(".")[0] in ("torch", "np", "math"):
+        if full not in ALLOWED_FUNCTIONS:
+            found.append(full)
+        if full == "torch.div" and isinstance(call.args[1], ast.Constant):
+            found.append("torch.div by a number: a GPU multiplies by its rounded reciprocal")
+    elif isinstance(call.func, ast.Attribute):
+        if call.func.attr not in ALLOWED_METHODS and first not in ALLOWED_MODULES:
+            found.append(f"method {call.func.attr}")
+    elif name in FORBIDDEN_BUILTINS and ast.unparse(call) not in ALLOWED_SUMS:
+        found.append(f"builtin {name}")
+    return found
+
+
+@pytest.mark.parametrize("path", SHARED_PATH)
+def test_shared_path_uses_only_operations_that_are_exact(path: str) -> None:
+    assert complaints((SOURCE / path).read_text("utf-8")) == []
+
+
+def test_every_codec_is_on_the_shared_path() -> None:
+    codecs = {f"codec/{path.name}" for path in (SOURCE / "codec").glob("*.py")} - {"codec/__init__.py"}
+    assert codecs <= set(SHARED_PATH)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x.addcmul_(m, g)",
+        "x.addcdiv_(m, v)",
+        "torch.addcmul(x, m, g)",
+        "x.lerp_(g, 0.1)",
+        "x.add_(g, alpha=0.1)",
+        "x.sub_(g, alpha=lr)",
+        "torch.add(x, g, alpha=2)",
+        "torch.mul(x, m, value=2)",
+        "x.mean()",
+        "x.sum()",
+        "x.norm()",
+        "torch.linalg.vector_norm(x)",
+        "torch.sum(x)",
+        "np.mean(x)",
+        "x.rsqrt_()",
+        "torch.rsqrt(x)",
+        "torch.exp(x)",
+        "x.pow(2)",
+        "x @ y",
+        "x ** 2",
+        "x **= 2",
+        "torch.matmul(x, y)",
+        "x.dot(y)",
+        "torch.randn(4)",
+        "torch.optim.AdamW(x)",
+        "torch._foreach_add_(x, y)",
+        "import torch.nn.functional as F\nF.softmax(x)",
+        "from torch import addcmul\naddcmul(x, m, g)",
+        "from torch.optim import SGD\nSGD(x)",
+        "import numpy\nnumpy.dot(x, y)",
+        "from math import cos\ncos(x)",
+        "import math as m\nm.exp(1.0)",
+        "math.fsum(x)",
+        "sum(x)",
+        "pow(x, 2)",
+        "round(x)",
+        "torch.div(x, 127)",
+        "x.div_(127)",
+        "x.to(torch.bfloat16)",
+        "x.cumsum(0)",
+    ],
+)
+def test_the_reading_finds_each_way_to_differ(text: str) -> None:
+    assert complaints(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["torch.mul(g, lr, out=scratch)", "m.add_(g)", "x = (a + b) * c - d / e", "shares = [1]\ntotal = sum(shares)"],
+)
+def test_the_reading_lets_exact_operations_pass(text: str) -> None:
+    assert complaints(text) == []
+
+
+# Regenerated only on purpose: other digests mean that new and old peers cannot train one run together.
+GOLDEN = {
+    "fp32 encoded": "ff4925eeffea5603",
+    "fp32 decoded": "ff4925eeffea5603",
+    "bf16 encoded": "06a32f1423f41e2f",
+    "bf16 decoded": "3c1e85ec892b2ce1",
+    "int8 encoded": "501a9b3c9974c1f0",
+    "int8 decoded": "8791249f684b00b3",
+    "int8/4096 encoded": "9eb5ca3728bb8408",
+    "int8/4096 decoded": "582ab2d6a3243142",
+    "merge": "f042c1975e851fe6",
+    "norm": "0x1.1fb8d7508427bp+29",
+    "initial": "a1059425a52de8a6",
+    "cosine": "0x1.05c95cd233930p-14",
+    "wsd": "0x1.d3aa369fcf3dcp-13",
+    "ddp": "fa917bee5e8a6970",
+    "fedavg": "b6ac6f6e33bb1ea2",
+    "diloco": "95772873cdcd9bda",
+    "gradient, sgd": "87171cbc2f61d5d1",
+}
+
+
+def run_program(num_threads: int, capability: str | None, device: str = "cpu") -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    environment |= {"PYTHONPATH": str(SOURCE.parent)} | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
+    program = Path(__file__).with_name("exact_program.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(num_threads), device],
+        env=environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    result: dict[str, str] = json.loads(done.stdout)
+    return result
+
+
+def test_whole_rounds_give_the_same_digests_on_every_setting() -> None:
+    # "default" is the baseline without AVX; None is the widest this machine has.
+    settings = [(1, "default"), (2, "avx2"), (2, None)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda setting: run_program(*setting), settings))
+    for setting, result in zip(settings, results, strict=True):
+        assert result == GOLDEN, f"{setting[0]} threads, {setting[1]}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: outer steps and merging were not run on one")
+def test_whole_rounds_give_the_same_digests_on_a_gpu() -> None:
+    assert run_program(1, None, "cuda") == GOLDEN
