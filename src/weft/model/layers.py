@@ -92,12 +92,12 @@ class Attention(nn.Module):
         batch, tokens, _ = x_BTC.shape
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv(x_BTC).view(batch, tokens, heads + 2 * kv_heads, self.head_width)
-        qk, v_BTKD = torch.split(qkv, (heads + kv_heads, kv_heads), dim=2)
+        qk, v_BTKD = torch.split(qkv, [heads + kv_heads, kv_heads], dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = torch.split(qk, (heads, kv_heads), dim=2)
+            q, k = torch.split(qk, [heads, kv_heads], dim=2)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
         qk = rotate(qk, turn).to(v_BTKD.dtype)
-        q_BHTD, k_BKTD = torch.split(qk.transpose(1, 2), (heads, kv_heads), dim=1)
+        q_BHTD, k_BKTD = torch.split(qk.transpose(1, 2), [heads, kv_heads], dim=1)
         v_BKTD = v_BTKD.transpose(1, 2)
         if cache is None:
             mixed = attend(q_BHTD, k_BKTD, v_BKTD)

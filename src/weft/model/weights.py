@@ -126,7 +126,7 @@ def _weight_files(path: Path) -> list[Path]:
         )
     try:
         names = set(msgspec.json.decode(_read_bytes(index))["weight_map"].values())
-        if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
             raise ValueError("weight_map must lead to plain file names")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{index}: no index of safetensors files ({error}). Download or export it again.") from None
