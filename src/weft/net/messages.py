@@ -1,0 +1,199 @@
+"""The records of the network itself, below both ends of every connection.
+
+A control connection, opened by whoever dials:
+
+    dialler                       acceptor
+      Hello ───────────────────────►         who I am, of which run, and my proof of admission
+      ◄──────────────── Welcome | Rejected   the same from the other side, or why not
+      Call ────────────────────────►         number, method, deadline, body
+      ◄────────────────────── Reply | Failed
+      Cancel ──────────────────────►         the caller no longer waits
+      Note ────────────────────────►         one way, in order
+    and Call, Reply, Failed, Cancel, Note the other way as well.
+
+A bulk connection, one direction at a time:
+
+    fetcher                       holder
+      BlobRequest ─────────────────►         a digest
+      ◄──────────────── BlobHeader, bytes    its length or none, then the raw bytes
+    A holder that was asked to dial (BulkPlease) says BulkOffer first; requests then come to the dialler.
+
+Every bound is here, with its reason. This file knows no behaviour.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from weft.ids import BranchId, Digest, PeerId, Round, RunId
+from weft.wire import Record
+
+PROTOCOL = 1  # raised when records here change meaning; both ends must agree
+
+MAX_NAME_CHARS = 64  # shown to people
+MAX_ADDRESS_CHARS = 512  # an iroh address with relay and direct paths is about 300
+MAX_ADDRESSES = 16  # a host has a few networks, twice for two transports
+MAX_MEMBERS = 64  # twice the size of a swarm whose members all know each other
+MAX_METHOD_CHARS = 64  # a class name
+MAX_REASON_CHARS = 300  # one line for a person
+MAX_BODY_NBYTES = 1 << 20  # of a call, reply or note; a frame holds 4 KiB more for the record around it
+MAX_HANDSHAKE_NBYTES = 64 << 10  # before admission a stranger may make us hold this much
+MAX_BLOB_RECORD_NBYTES = 256  # a digest or a length
+MAX_DEADLINE_S = 3600.0  # no call may occupy a slot longer
+MAX_ENDED_LINKS = 8  # how many lost links a Hello names
+
+# \Z and not $: no line break may hide at the end of what is shown or logged.
+HexDigest = Annotated[Digest, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+HexPeer = Annotated[PeerId, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+HexRun = Annotated[RunId, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+HexBranch = Annotated[BranchId, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS, pattern=r"^[\w .@()+-]*\Z")]
+Address = Annotated[str, Meta(max_length=MAX_ADDRESS_CHARS, pattern=r"^[a-z]+://[!-~]+\Z")]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)]
+Method = Annotated[str, Meta(max_length=MAX_METHOD_CHARS, pattern=r"^[A-Za-z_]\w*\Z")]
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+Body = Annotated[bytes, Meta(max_length=MAX_BODY_NBYTES)]
+CallNumber = Annotated[int, Meta(ge=0, lt=1 << 62)]
+LinkId = Annotated[bytes, Meta(min_length=8, max_length=8)]
+Proof = Annotated[bytes, Meta(max_length=32)]
+
+
+class Contact(Record, frozen=True, kw_only=True):
+    """Where a peer may be reached. Unsigned: a wrong address leads to another key, which the dial refuses."""
+
+    peer: HexPeer
+    name: Name
+    addresses: Addresses
+
+
+Contacts = Annotated[tuple[Contact, ...], Meta(max_length=MAX_MEMBERS)]
+
+
+# --- admission ---
+
+
+class Hello(Record, frozen=True, kw_only=True, tag="hello"):
+    """The dialler's first frame. `ended` names links to this peer that its sender has lost or given up."""
+
+    version: int
+    run: HexRun
+    name: Name
+    proof: Proof
+    addresses: Addresses
+    link: LinkId  # chosen by the dialler; names this connection
+    instance: LinkId  # changes when the sender's process restarts
+    ended: Annotated[tuple[LinkId, ...], Meta(max_length=MAX_ENDED_LINKS)] = ()
+
+
+class Welcome(Record, frozen=True, kw_only=True, tag="welcome"):
+    """The acceptor admits the dialler, proves its own admission and says who else it knows."""
+
+    name: Name
+    proof: Proof
+    addresses: Addresses
+    instance: LinkId
+    contacts: Contacts
+
+
+class Rejected(Record, frozen=True, kw_only=True, tag="rejected"):
+    """The acceptor's refusal. `code`: version, run, admission, duplicate (a link already stands) or busy."""
+
+    code: Annotated[str, Meta(max_length=16)]
+    reason: Reason
+
+
+class Acquaint(Record, frozen=True, kw_only=True, tag="Acquaint"):
+    """A note: peers that the receiver may not have met yet."""
+
+    contacts: Contacts
+
+
+# --- calls ---
+
+
+class Call(Record, frozen=True, kw_only=True, tag="call"):
+    number: CallNumber  # counts up from 0 on one connection
+    method: Method
+    deadline_s: float  # seconds that the caller waits from now
+    body: Body
+
+
+class Reply(Record, frozen=True, kw_only=True, tag="reply"):
+    number: CallNumber
+    body: Body
+
+
+class Failed(Record, frozen=True, kw_only=True, tag="failed"):
+    number: CallNumber
+    code: Annotated[str, Meta(max_length=16)]  # unknown, deadline or error
+    reason: Reason
+
+
+class Cancel(Record, frozen=True, kw_only=True, tag="cancel"):
+    number: CallNumber
+
+
+class Done(Record, frozen=True, kw_only=True, tag="Done"):
+    """The answer of a handler that has nothing to say but that it did it."""
+
+
+class Note(Record, frozen=True, kw_only=True, tag="note"):
+    method: Method
+    body: Body
+
+
+RpcFrame = Call | Reply | Failed | Cancel | Note
+Greeting = Welcome | Rejected
+
+
+# --- blobs ---
+
+
+class BlobRequest(Record, frozen=True, kw_only=True, tag="blob"):
+    digest: HexDigest
+
+
+class BlobHeader(Record, frozen=True, kw_only=True, tag="header"):
+    nbytes: Annotated[int, Meta(ge=0, lt=1 << 50)] | None  # None: the holder has no such blob
+
+
+class BulkPlease(Record, frozen=True, kw_only=True, tag="BulkPlease"):
+    """A call: open a bulk connection to me, since I may not be able to reach you."""
+
+    offer: LinkId
+
+
+class BulkDialled(Record, frozen=True, kw_only=True, tag="BulkDialled"):
+    """The answer: the connection is open."""
+
+
+class BulkOffer(Record, frozen=True, kw_only=True, tag="offer"):
+    """First record on a bulk connection that its dialler will serve."""
+
+    offer: LinkId
+
+
+BulkOpening = BlobRequest | BulkOffer
+
+
+# --- membership ---
+
+
+class Heartbeat(Record, frozen=True, kw_only=True, tag="Heartbeat"):
+    """A note every 2 s: I live, and this is how far I am."""
+
+    name: Name
+    branch: HexBranch
+    round: Annotated[Round, Meta(ge=0)]
+    manifest: HexDigest | None  # of the last commit this peer applied
+    state: Annotated[str, Meta(max_length=32, pattern=r"^[\w -]*\Z")]  # one word for people: training, syncing
+    loss: float | None  # nats per token of the last inner steps
+    tokens_per_s: float
+
+
+class Goodbye(Record, frozen=True, kw_only=True, tag="Goodbye"):
+    """Signed, and final for this process: whoever said it returns as a newcomer."""
+
+    run: HexRun
+    instance: LinkId
+    reason: Reason
