@@ -1,0 +1,251 @@
+"""The one bulk primitive: fetch the bytes whose BLAKE3 digest is known, from whoever has them.
+
+The holder answers a digest with a length, or none, and the raw bytes; they are received in pieces straight into
+the caller's buffer and hashed while the next piece arrives. What does not have the digest was never fetched.
+
+Whoever hashes on another thread hands in an `offload`; on a virtual clock it runs inline.
+
+It does not know what a blob means or who may have it: `offer` takes a function that decides by peer and digest.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from blake3 import blake3
+
+from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, Refused, WireError
+from weft.events import ConnectionDropped, Emit
+from weft.ids import Digest, PeerId, short
+from weft.net.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
+from weft.net.dial import Dialler
+from weft.net.frame import encode_frame
+from weft.net.links import Links
+from weft.net.messages import BlobHeader, BlobRequest, BulkOffer, BulkOpening
+from weft.net.meter import Meters
+from weft.net.services import Services
+from weft.net.transport import Stream
+from weft.wire import Buffer, encode
+
+PIECE_NBYTES = 1 << 20  # received, hashed and sent at a time: large enough for a thread hop, small enough to cancel
+SMALL_NBYTES = 64 << 10  # sent together with its header, and hashed inline
+STALL_S = 15.0  # no byte for so long means that the holder is gone
+SEND_STALL_S = 30.0  # for one piece: 1 MiB at 300 kbit/s
+IDLE_S = 120.0  # a holder keeps a silent stream this long for the next request
+
+Lookup = Callable[[PeerId, Digest], Buffer | None]
+Offload = Callable[[Callable[[], None]], Awaitable[None]]
+
+
+async def inline(work: Callable[[], None]) -> None:
+    """Do `work` here: for virtual time, where there are no threads."""
+    work()
+
+
+async def in_thread(work: Callable[[], None]) -> None:
+    """Do `work` on a thread of the loop's pool."""
+    await asyncio.to_thread(work)
+
+
+class Blobs:
+    """Both sides of every bulk stream of one peer."""
+
+    def __init__(
+        self, links: Links, dialler: Dialler, services: Services, meters: Meters, emit: Emit, offload: Offload
+    ) -> None:
+        self._meters = meters
+        self._emit = emit
+        self._offload = offload
+        self._lookups: list[Lookup] = []
+        self._num_accepted: dict[PeerId, int] = {}
+        self._streams = BulkStreams(links, dialler, services, self._serve)
+
+    def offer(self, lookup: Lookup) -> None:
+        """Serve what `lookup(peer, digest)` returns; several are asked in turn."""
+        self._lookups.append(lookup)
+
+    async def accept(self, stream: Stream) -> None:
+        """Serve an admitted peer's bulk stream to its end.
+
+        Raises:
+            WireError: the peer broke the protocol.
+            PeerError: it fell silent or is gone.
+        """
+        peer = stream.peer
+        if self._num_accepted.get(peer, 0) >= MAX_ACCEPTED:
+            raise WireError(f"more than {MAX_ACCEPTED} bulk streams are open")
+        self._num_accepted[peer] = self._num_accepted.get(peer, 0) + 1
+        try:
+            bulk = Bulk(stream)
+            opening = await read_record(bulk, BulkOpening, IDLE_S, "request")
+            match opening:
+                case BulkOffer():
+                    self._streams.take_offer(opening, bulk)
+                    return
+                case BlobRequest():
+                    await self._answer(bulk, opening)
+                    await self._serve(bulk)
+            await stream.close()
+        finally:
+            self._num_accepted[peer] -= 1
+
+    async def fetch(self, peer: PeerId, digest: Digest, into: Buffer, *, stall_s: float = STALL_S) -> None:
+        """Fill `into` (writable, of the blob's exact length) with the blob `digest` from `peer`.
+
+        Failure:
+        - the peer holds no such blob: CallFailed.
+        - another length, or bytes of another digest: PayloadError, the stream is closed, `ConnectionDropped` says so.
+        - no byte for `stall_s` seconds: DeadlineExceeded; what is in `into` means nothing.
+        - the stream breaks: PeerError. A kept stream that had died unnoticed is replaced once, silently.
+        - nobody can be reached: NetError.
+        """
+        view = memoryview(into).cast("B")
+
+        def room(num_bytes: int) -> memoryview:
+            if num_bytes != len(view):
+                raise PayloadError(f"blob {short(digest)} has {num_bytes} bytes at {short(peer)} and not {len(view)}")
+            return view
+
+        await self._fetch(peer, digest, room, stall_s)
+
+    async def fetch_small(self, peer: PeerId, digest: Digest, max_nbytes: int, *, stall_s: float = STALL_S) -> bytes:
+        """Return a blob of unknown length, at most `max_nbytes`. Fails as `fetch` does."""
+        held = bytearray()
+
+        def room(num_bytes: int) -> memoryview:
+            if num_bytes > max_nbytes:
+                raise PayloadError(f"blob {short(digest)} has {num_bytes} bytes at {short(peer)}, above {max_nbytes}")
+            held.extend(bytes(num_bytes))
+            return memoryview(held)
+
+        await self._fetch(peer, digest, room, stall_s)
+        return bytes(held)
+
+    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> bytearray:
+        """Return the blob from the first of `peers` that delivers it.
+
+        Raises:
+            PeerError: none did; the message says what each answered.
+        """
+        held, failures = bytearray(nbytes), []
+        for peer in peers:
+            try:
+                await self.fetch(peer, digest, held)
+                return held
+            except (PeerError, NetError, Refused) as error:
+                failures.append(str(error))
+        raise PeerError(
+            f"blob {short(digest)} came from none of {len(peers)} holders: {'; '.join(failures) or 'nobody asked'}"
+        )
+
+    async def aclose(self) -> None:
+        await self._streams.aclose()
+
+    async def _fetch(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> None:
+        try:
+            try:
+                is_held = await self._exchange(peer, digest, room, stall_s)
+            except _StaleStream:
+                self._streams.discard_idle(peer)
+                is_held = await self._exchange(peer, digest, room, stall_s)
+        except PeerError as error:
+            self._emit(ConnectionDropped(address="bulk stream", remote=peer, reason=str(error)))
+            raise
+        if not is_held:
+            raise CallFailed(f"{short(peer)} holds no blob {short(digest)}")
+
+    async def _exchange(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> bool:
+        async with self._streams.borrow(peer) as bulk:
+            header = await self._ask(bulk, digest, stall_s)
+            if header.nbytes is None:
+                return False
+            await self._receive(bulk, digest, room(header.nbytes), stall_s)
+            return True
+
+    async def _ask(self, bulk: Bulk, digest: Digest, stall_s: float) -> BlobHeader:
+        try:
+            await self._send(bulk, encode_frame(encode(BlobRequest(digest=digest))))
+            header: BlobHeader | None = await read_record(bulk, BlobHeader, stall_s, f"header of blob {short(digest)}")
+            if header is None:
+                raise PeerError(f"{short(bulk.peer)} closed the bulk stream before blob {short(digest)}")
+        except (DeadlineExceeded, WireError):
+            raise
+        except PeerError as error:
+            if bulk.is_fresh:
+                raise
+            raise _StaleStream(str(error)) from None
+        return header
+
+    async def _receive(self, bulk: Bulk, digest: Digest, view: memoryview, stall_s: float) -> None:
+        hasher = blake3()
+        hashing: asyncio.Future[None] | None = None
+        try:
+            for start in range(0, len(view), PIECE_NBYTES):
+                piece = view[start : start + PIECE_NBYTES]
+                await self._fill(bulk, piece, stall_s)
+                if hashing is not None:
+                    await hashing
+                hashing = asyncio.ensure_future(self._hash(hasher, piece))
+        finally:
+            if hashing is not None:
+                await hashing
+        if hasher.hexdigest() != digest:
+            raise PayloadError(f"{short(bulk.peer)} sent bytes of blob {short(hasher.hexdigest())} for {short(digest)}")
+
+    async def _fill(self, bulk: Bulk, piece: memoryview, stall_s: float) -> None:
+        filled = 0
+        while filled < len(piece):
+            limit = asyncio.timeout(stall_s)
+            try:
+                async with limit:
+                    num_bytes = await bulk.reader.recv_into(piece[filled:])
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise DeadlineExceeded(f"{short(bulk.peer)} sent nothing of a blob for {stall_s:g} s") from None
+            if num_bytes == 0:
+                raise WireError(f"{short(bulk.peer)} ended the stream in the middle of a blob")
+            self._meters[bulk.peer].received(num_bytes)
+            filled += num_bytes
+
+    async def _hash(self, hasher: blake3, piece: memoryview) -> None:
+        if len(piece) <= SMALL_NBYTES:
+            hasher.update(piece)
+        else:
+            await self._offload(lambda: _update(hasher, piece))
+
+    async def _serve(self, bulk: Bulk) -> None:
+        while (request := await read_record(bulk, BlobRequest, IDLE_S, "request")) is not None:
+            await self._answer(bulk, request)
+
+    async def _answer(self, bulk: Bulk, request: BlobRequest) -> None:
+        data = next((data for look in self._lookups if (data := look(bulk.peer, request.digest)) is not None), None)
+        if data is None:
+            await self._send(bulk, encode_frame(encode(BlobHeader(nbytes=None))))
+            return
+        view = memoryview(data).cast("B")
+        head = encode_frame(encode(BlobHeader(nbytes=len(view))))
+        if len(view) <= SMALL_NBYTES:
+            await self._send(bulk, head + view)
+            return
+        await self._send(bulk, head)
+        for start in range(0, len(view), PIECE_NBYTES):
+            await self._send(bulk, view[start : start + PIECE_NBYTES])
+
+    async def _send(self, bulk: Bulk, data: Buffer) -> None:
+        limit = asyncio.timeout(SEND_STALL_S)
+        try:
+            async with limit:
+                await bulk.stream.send(data)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(f"{short(bulk.peer)} took nothing of a blob for {SEND_STALL_S:g} s") from None
+        self._meters[bulk.peer].sent(len(data))
+
+
+class _StaleStream(PeerError):
+    """A kept stream had died before it was used again; a fresh one may work."""
+
+
+def _update(hasher: blake3, piece: memoryview) -> None:
+    hasher.update(piece)

@@ -1,0 +1,170 @@
+"""Bulk streams to each peer: opened, kept for the next blob, opened the other way round behind a NAT.
+
+The side that fetches opens a stream as the control link was opened, because that way works. When the other side
+dialled the link, it is asked to dial the bulk stream too (`BulkPlease`, answered by a stream that begins with
+`BulkOffer`), and only if that fails its addresses are tried.
+
+It does not know what travels on the streams.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from weft.errors import DeadlineExceeded, NetError, PeerError, WireError
+from weft.ids import PeerId, short
+from weft.net.dial import Dialler
+from weft.net.frame import FrameReader, write_frame
+from weft.net.handshake import FRAME_S
+from weft.net.links import Link, Links
+from weft.net.messages import MAX_BLOB_RECORD_NBYTES, BulkDialled, BulkOffer, BulkPlease
+from weft.net.services import Services
+from weft.net.tasks import Tasks
+from weft.net.transport import Stream
+from weft.rng import fresh_secret
+from weft.wire import decode, encode
+
+MAX_IDLE = 4  # kept open per peer; more connections than that gain nothing on one path
+MAX_OPEN = 8  # per peer and direction, busy and idle
+MAX_ACCEPTED = 2 * MAX_OPEN  # from one peer: what an honest one opens, while its closed ones are still noticed
+OFFER_S = 10.0  # for the other side to dial back
+
+Serve = Callable[["Bulk"], Awaitable[None]]
+
+
+class Bulk:
+    """One bulk stream and the reader that keeps its place."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.peer = stream.peer
+        self.stream = stream
+        self.reader = FrameReader(stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S)
+        self.is_fresh = True  # no blob has passed yet
+
+
+class BulkStreams:
+    """The streams this peer fetches on. `serve` runs on those it opens for others to fetch from."""
+
+    def __init__(self, links: Links, dialler: Dialler, services: Services, serve: Serve) -> None:
+        self._links = links
+        self._dialler = dialler
+        self._serve = serve
+        self._idle: dict[PeerId, list[Bulk]] = {}
+        self._slots: dict[PeerId, asyncio.Semaphore] = {}
+        self._offers: dict[bytes, tuple[PeerId, asyncio.Future[Bulk]]] = {}
+        self._tasks = Tasks()
+        services.serve(BulkPlease, self._dial_back)
+        links.on_link(self._on_link)
+
+    @asynccontextmanager
+    async def borrow(self, peer: PeerId) -> AsyncIterator[Bulk]:
+        """Give a stream to `peer` for one exchange; it is kept if the exchange ends well, else closed.
+
+        Raises:
+            NetError, PeerError: no stream could be opened.
+        """
+        async with self._slots.setdefault(peer, asyncio.Semaphore(MAX_OPEN)):
+            idle = self._idle.get(peer)
+            bulk = idle.pop() if idle else await self._open(peer)
+            is_whole = False
+            try:
+                yield bulk
+                is_whole = True
+            finally:
+                idle = self._idle.setdefault(peer, [])
+                if is_whole and len(idle) < MAX_IDLE:
+                    bulk.is_fresh = False
+                    idle.append(bulk)
+                else:
+                    await bulk.stream.close()
+
+    def discard_idle(self, peer: PeerId) -> None:
+        """Close the streams kept for `peer`: they may be dead."""
+        for bulk in self._idle.pop(peer, []):
+            self._tasks.spawn(bulk.stream.close())
+
+    def take_offer(self, offer: BulkOffer, bulk: Bulk) -> None:
+        """Accept a stream that this peer asked for.
+
+        Raises:
+            WireError: it did not.
+        """
+        peer, waiting = self._offers.pop(offer.offer, (None, None))
+        if peer != bulk.peer or waiting is None or waiting.done():
+            raise WireError("a bulk stream was offered that nobody asked for")
+        waiting.set_result(bulk)
+
+    async def aclose(self) -> None:
+        for peer in list(self._idle):
+            for bulk in self._idle.pop(peer):
+                await bulk.stream.close()
+        await self._tasks.aclose()
+
+    async def _open(self, peer: PeerId) -> Bulk:
+        link = await self._dialler.connect(peer)
+        if not link.is_dialler:
+            with suppress(PeerError):
+                return await self._ask(link)
+        return Bulk(await self._dialler.dial_bulk(link))
+
+    async def _ask(self, link: Link) -> Bulk:
+        offer = fresh_secret(8)
+        waiting: asyncio.Future[Bulk] = asyncio.get_running_loop().create_future()
+        self._offers[offer] = (link.peer, waiting)
+        limit = asyncio.timeout(OFFER_S)
+        try:
+            async with limit:
+                await link.session.call(BulkPlease.__name__, encode(BulkPlease(offer=offer)), deadline_s=OFFER_S)
+                await asyncio.wait([waiting])
+            return waiting.result()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(f"{short(link.peer)} did not open a bulk stream within {OFFER_S:g} s") from None
+        finally:
+            self._offers.pop(offer, None)
+
+    async def _dial_back(self, peer: PeerId, request: BulkPlease) -> BulkDialled:
+        link = self._links.get(peer)
+        if link is None or not link.is_dialler:
+            raise PeerError("this side did not dial the link, so it cannot dial a bulk stream either")
+        try:
+            stream = await self._dialler.dial_bulk(link)
+        except NetError as error:
+            raise PeerError(f"cannot dial back: {type(error).__name__}") from error
+        try:
+            await write_frame(stream, encode(BulkOffer(offer=request.offer)))
+        except BaseException:
+            await stream.close()
+            raise
+        self._tasks.spawn(self._run(Bulk(stream)))
+        return BulkDialled()
+
+    async def _run(self, bulk: Bulk) -> None:
+        try:
+            await self._serve(bulk)
+        finally:
+            await bulk.stream.close()
+
+    def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        if not is_up:
+            self.discard_idle(peer)
+
+
+async def read_record(bulk: Bulk, kind: Any, deadline_s: float, what: str) -> Any:
+    """Return the next record of `kind` on `bulk`, or None where the stream ends.
+
+    Raises:
+        DeadlineExceeded: it did not begin within `deadline_s`.
+        WireError: it is no such record.
+    """
+    limit = asyncio.timeout(deadline_s)
+    try:
+        async with limit:
+            data = await bulk.reader.read()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DeadlineExceeded(f"{short(bulk.peer)} sent no {what} within {deadline_s:g} s") from None
+    return None if data is None else decode(data, kind)

@@ -1,0 +1,227 @@
+"""Finding the way to a peer: its addresses in order, the handshake, and again after a loss.
+
+Two peers may dial each other at once. Whoever has said hello and hears the other's hello holds it back if its own
+key is the lower (`Door` asks `settled`): the connection dialled by the lower key wins, and the other is turned away
+as a duplicate before anything was sent on it. So no call is ever lost to a race.
+
+Kept links (`keep`) are redialled when they go down: at once, then after doubling pauses with jitter.
+
+Failure:
+- an address black-holes: `DIAL_S` later the next is tried; `LinkUp.tried` says which failed and why.
+- another run, version or no admission: definite, so no other address is tried.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from weft.errors import DialError, PeerError, Unreachable, WeftError
+from weft.ids import PeerId, short
+from weft.net.book import AddressBook
+from weft.net.frame import FrameReader
+from weft.net.handshake import FRAME_S, Passport, greet, handshake_reader
+from weft.net.links import Link, Links
+from weft.net.messages import MAX_ADDRESSES, PROTOCOL, Contact, Hello, Welcome
+from weft.net.tasks import Tasks
+from weft.net.transport import Lane, Stream, Transport
+from weft.rng import stream as random_stream
+
+DIAL_S = 8.0  # for one address: a hole punched through two home routers takes up to 5 s
+ARRIVAL_S = 5.0  # after a duplicate was turned away the other connection is about to stand
+REDIAL_BASE_S = 0.5
+REDIAL_MAX_S = 30.0
+
+
+class Dialler:
+    """Connects on demand; one dial per peer at a time, shared by all who wait for it."""
+
+    def __init__(self, passport: Passport, transports: Sequence[Transport], links: Links, book: AddressBook) -> None:
+        self.addresses: tuple[str, ...] = ()  # this peer's own, once it listens
+        self._passport = passport
+        self._transports = {transport.name: transport for transport in transports}
+        self._links = links
+        self._book = book
+        self._dials: dict[PeerId, asyncio.Task[Link]] = {}
+        self._greeting: dict[PeerId, asyncio.Event] = {}
+        self._kept: dict[PeerId, None] = {}
+        self._keepers: dict[PeerId, asyncio.Task[None]] = {}
+        self._num_dials = 0
+        self._tasks = Tasks()
+        links.on_link(self._on_link)
+
+    async def connect(self, peer: PeerId) -> Link:
+        """Return the link to `peer`, dialling if there is none.
+
+        Raises:
+            Unreachable: no address led there; the message says what each did.
+            Refused, GenesisMismatch, WireError, PeerError: see `handshake.greet`.
+        """
+        if (link := self._links.get(peer)) is not None:
+            return link
+        dial = self._dials.get(peer)
+        if dial is None:
+            dial = asyncio.ensure_future(self._dial(peer))
+            self._dials[peer] = dial
+            dial.add_done_callback(lambda done: self._forget(peer, done))
+        return await asyncio.shield(dial)
+
+    async def dial_bulk(self, link: Link) -> Stream:
+        """Open a bulk stream the way `link` was dialled, or else at any address of its peer.
+
+        Raises:
+            Unreachable: no address led there.
+        """
+        routes = (link.address,) if link.is_dialler else self._book.routes(link.peer)
+        tried = []
+        for address in routes:
+            try:
+                return await self._open(link.peer, address, "bulk")
+            except DialError as error:
+                tried.append(f"{address}: {error}")
+        raise Unreachable(_nobody(link.peer, tried))
+
+    def keep(self, peer: PeerId) -> None:
+        """Keep a link to `peer` up from now on."""
+        if peer not in self._kept and peer != self._passport.peer:
+            self._kept[peer] = None
+            self._redial(peer)
+
+    def release(self, peer: PeerId) -> None:
+        """Redial `peer` no more."""
+        self._kept.pop(peer, None)
+        if (keeper := self._keepers.pop(peer, None)) is not None:
+            keeper.cancel()
+
+    async def settled(self, peer: PeerId) -> None:
+        """Wait while this peer's own hello to `peer` is unanswered, if that one is to win."""
+        greeting = self._greeting.get(peer)
+        if greeting is not None and self._passport.peer < peer:
+            await greeting.wait()
+
+    async def aclose(self) -> None:
+        self._kept.clear()
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+        await self._tasks.aclose()
+
+    async def _dial(self, peer: PeerId) -> Link:
+        tried: list[str] = []
+        for address in self._book.routes(peer):
+            if (link := self._links.get(peer)) is not None:
+                return link
+            try:
+                return await self._dial_one(peer, address, tuple(tried))
+            except DialError as error:
+                tried.append(f"{address}: {error}")
+        if (link := self._links.get(peer)) is not None:
+            return link
+        raise Unreachable(_nobody(peer, tried))
+
+    async def _dial_one(self, peer: PeerId, address: str, tried: tuple[str, ...]) -> Link:
+        stream = await self._open(peer, address, "control")
+        if (link := self._links.get(peer)) is not None:
+            await stream.close()
+            return link
+        hello = self._hello(peer)
+        settled = self._greeting[peer] = asyncio.Event()
+        reader = handshake_reader(stream)
+        try:
+            welcome = await greet(stream, reader, hello, self._passport)
+            if welcome is not None:
+                return self._install(stream, reader, address, hello, welcome, tried)
+        except BaseException:
+            self._links.give_up(peer, hello.link)
+            await stream.close()
+            raise
+        finally:
+            del self._greeting[peer]
+            settled.set()
+        return await self._await_arrival(peer, stream)
+
+    def _install(
+        self, stream: Stream, reader: FrameReader, address: str, hello: Hello, welcome: Welcome, tried: tuple[str, ...]
+    ) -> Link:
+        reader.finish_s = FRAME_S
+        peer, session = stream.peer, self._links.session(stream, reader)
+        link = Link(
+            session=session,
+            transport=self._transport(address),
+            address=address,
+            link_id=hello.link,
+            instance=welcome.instance,
+            tried=tried,
+        )
+        self._book.keep(peer, (address,), welcome.name)
+        self._book.learn([Contact(peer=peer, name=welcome.name, addresses=welcome.addresses)])
+        self._links.install(link)
+        # What a linked peer said of itself is newer than what others say of it.
+        self._book.learn(contact for contact in welcome.contacts if self._links.get(contact.peer) is None)
+        return link
+
+    async def _await_arrival(self, peer: PeerId, duplicate: Stream) -> Link:
+        await duplicate.close()
+        try:
+            async with asyncio.timeout(ARRIVAL_S):
+                return await self._links.arrival(peer)
+        except TimeoutError:
+            raise DialError(f"{short(peer)} says that a link stands, but none came within {ARRIVAL_S:g} s") from None
+
+    async def _open(self, peer: PeerId, address: str, lane: Lane) -> Stream:
+        limit = asyncio.timeout(DIAL_S)
+        try:
+            async with limit:
+                return await self._transport(address).dial(peer, address, lane)
+        except PeerError as error:
+            raise DialError(str(error)) from None
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DialError(f"no answer within {DIAL_S:g} s") from None
+
+    def _transport(self, address: str) -> Transport:
+        return self._transports[address.partition("://")[0]]
+
+    def _hello(self, peer: PeerId) -> Hello:
+        self._num_dials += 1
+        return Hello(
+            version=PROTOCOL,
+            run=self._passport.run,
+            name=self._passport.name,
+            proof=self._passport.proof_for(peer),
+            addresses=self.addresses[:MAX_ADDRESSES],
+            link=self._passport.instance[:4] + self._num_dials.to_bytes(4, "big"),
+            instance=self._passport.instance,
+            ended=self._links.ended(peer),
+        )
+
+    def _forget(self, peer: PeerId, dial: "asyncio.Task[Link]") -> None:
+        del self._dials[peer]
+        if not dial.cancelled():
+            dial.exception()  # whoever waited has it; nobody may have
+
+    def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        if not is_up and peer in self._kept:
+            self._redial(peer)
+
+    def _redial(self, peer: PeerId) -> None:
+        if peer not in self._keepers:
+            keeper = self._tasks.spawn(self._keep_up(peer))
+            self._keepers[peer] = keeper
+            keeper.add_done_callback(lambda _: self._keepers.pop(peer, None))
+
+    async def _keep_up(self, peer: PeerId) -> None:
+        jitter = random_stream(0, "redial", self._passport.peer, peer, self._num_dials)
+        pause_s = REDIAL_BASE_S
+        while peer in self._kept and self._links.get(peer) is None:
+            try:
+                await self.connect(peer)
+            except WeftError:  # every reason may pass: a restarted member has another run, version or rule
+                await asyncio.sleep(pause_s * (0.5 + 0.5 * float(jitter.random())))
+                pause_s = min(2 * pause_s, REDIAL_MAX_S)
+
+
+def _nobody(peer: PeerId, tried: list[str]) -> str:
+    if not tried:
+        return f"no address of {short(peer)} is known that this peer's transports can dial"
+    return f"{short(peer)} was not reached at {len(tried)} address{'es' if len(tried) > 1 else ''}: {'; '.join(tried)}"

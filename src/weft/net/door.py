@@ -1,0 +1,114 @@
+"""Who knocks: the handshake's other side, and bulk streams of peers that were admitted before.
+
+Strangers are bounded in number, bytes and time. A refused peer learns why; the log does too
+(`AdmissionRefused`, or `ConnectionDropped` when it did not speak the protocol).
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from weft.errors import PeerError, WireError
+from weft.events import AdmissionRefused, ConnectionDropped, Emit
+from weft.ids import PeerId
+from weft.net.book import AddressBook
+from weft.net.dial import Dialler
+from weft.net.frame import FrameReader
+from weft.net.handshake import FRAME_S, Passport, handshake_reader, hear, judge, turn_away
+from weft.net.links import Link, Links
+from weft.net.messages import MAX_ADDRESSES, MAX_MEMBERS, Contact, Hello, Rejected, Welcome
+from weft.net.transport import Accept, Lane, Stream, Transport
+from weft.wire import encode
+
+MAX_STRANGERS = 64  # control connections that have not been admitted yet, over all transports
+
+AcceptBulk = Callable[[Stream], Awaitable[None]]
+
+
+class Door:
+    def __init__(
+        self, passport: Passport, links: Links, dialler: Dialler, book: AddressBook, emit: Emit, accept_bulk: AcceptBulk
+    ) -> None:
+        self._passport = passport
+        self._links = links
+        self._dialler = dialler
+        self._book = book
+        self._emit = emit
+        self._accept_bulk = accept_bulk
+        self._num_strangers = 0
+
+    def accept(self, transport: Transport) -> Accept:
+        """Return what `transport` calls with each incoming stream."""
+        return partial(self._accept, transport)
+
+    async def _accept(self, transport: Transport, stream: Stream, lane: Lane) -> None:
+        try:
+            if lane == "control":
+                await self._knock(transport, stream)
+            elif self._links.has_admitted(stream.peer):
+                await self._accept_bulk(stream)
+            else:
+                raise WireError("a bulk stream was opened before admission")
+        except PeerError as error:
+            await stream.close()
+            if isinstance(error, WireError):
+                self._drop(transport, stream.peer, str(error))
+
+    async def _knock(self, transport: Transport, stream: Stream) -> None:
+        if self._num_strangers >= MAX_STRANGERS:
+            self._drop(transport, stream.peer, f"{MAX_STRANGERS} connections already wait for admission")
+            await turn_away(stream, Rejected(code="busy", reason="too many connections at once; try again in a minute"))
+            return
+        self._num_strangers += 1
+        try:
+            await self._judge(transport, stream)
+        finally:
+            self._num_strangers -= 1
+
+    async def _judge(self, transport: Transport, stream: Stream) -> None:
+        reader = handshake_reader(stream)
+        heard = await hear(reader)
+        if heard is None:  # the dialler found another way meanwhile
+            await stream.close()
+            return
+        verdict = self._verdict(stream.peer, heard)
+        if isinstance(verdict, Rejected):
+            self._emit(AdmissionRefused(remote=stream.peer, reason=verdict.reason))
+            await turn_away(stream, verdict)
+            return
+        await self._dialler.settled(stream.peer)
+        if self._is_duplicate(stream.peer, verdict):
+            await turn_away(stream, Rejected(code="duplicate", reason="a link to you stands"))
+            return
+        self._admit(transport, stream, reader, verdict)
+
+    def _verdict(self, peer: PeerId, heard: Hello | Rejected) -> Hello | Rejected:
+        if isinstance(heard, Rejected):
+            return heard
+        if (rejected := judge(self._passport, peer, heard)) is not None:
+            return rejected
+        if self._links.is_full_for(peer):
+            return Rejected(code="busy", reason="this peer has as many links as it can serve; ask another member")
+        return heard
+
+    def _is_duplicate(self, peer: PeerId, hello: Hello) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.instance == hello.instance and link.link_id not in hello.ended
+
+    def _admit(self, transport: Transport, stream: Stream, reader: FrameReader, hello: Hello) -> None:
+        others = [self._book.contact(peer) for peer in self._links.peers() if peer != stream.peer]
+        welcome = Welcome(
+            name=self._passport.name,
+            proof=self._passport.proof_for(stream.peer),
+            addresses=self._dialler.addresses[:MAX_ADDRESSES],
+            instance=self._passport.instance,
+            contacts=tuple(contact for contact in others if contact.addresses)[:MAX_MEMBERS],
+        )
+        reader.finish_s = FRAME_S
+        session = self._links.session(stream, reader)
+        session.open_with(encode(welcome))
+        link = Link(session=session, transport=transport, address="", link_id=hello.link, instance=hello.instance)
+        self._book.learn([Contact(peer=stream.peer, name=hello.name, addresses=hello.addresses)])
+        self._links.install(link)
+
+    def _drop(self, transport: Transport, peer: PeerId, reason: str) -> None:
+        self._emit(ConnectionDropped(address=f"{transport.name} (incoming)", remote=peer, reason=reason))

@@ -1,0 +1,159 @@
+"""The control connections that stand: at most one to each peer.
+
+`Dialler` and `Door` hand over connections whose handshake is done; this table runs their sessions, says who came
+and went, and meters them.
+
+Failure:
+- a peer breaks the protocol: its link is closed, `ConnectionDropped` says why; it may come back.
+- the path dies silently: nothing here notices; membership does, and calls `drop`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.errors import PeerError, WireError
+from weft.events import ConnectionDropped, Emit, LinkDown, LinkUp
+from weft.ids import PeerId, short
+from weft.net.frame import FrameReader
+from weft.net.messages import MAX_ENDED_LINKS, MAX_MEMBERS
+from weft.net.meter import Meters
+from weft.net.rpc import Session
+from weft.net.services import Services
+from weft.net.tasks import Tasks
+from weft.net.transport import Stream, Transport
+
+MAX_LINKS = MAX_MEMBERS  # more members than that need another kind of membership
+
+OnLink = Callable[[PeerId, bool, str], None]
+
+
+@dataclass(eq=False, kw_only=True)
+class Link:
+    """A control connection on which both sides have admitted each other."""
+
+    session: Session
+    transport: Transport
+    address: str  # the dialled one; empty when the other side dialled
+    link_id: bytes
+    instance: bytes  # of the remote process
+    tried: tuple[str, ...] = ()  # addresses that failed before, and why
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def peer(self) -> PeerId:
+        return self.session.peer
+
+    @property
+    def is_dialler(self) -> bool:
+        return bool(self.address)
+
+    @property
+    def shown_address(self) -> str:
+        return self.address or f"{self.transport.name} (incoming)"
+
+
+class Links:
+    def __init__(self, services: Services, meters: Meters, emit: Emit) -> None:
+        self._services = services
+        self._meters = meters
+        self._emit = emit
+        self._standing: dict[PeerId, Link] = {}
+        self._ended: dict[PeerId, deque[bytes]] = {}
+        self._admitted: dict[PeerId, None] = {}
+        self._arrivals: dict[PeerId, asyncio.Event] = {}
+        self._callbacks: list[OnLink] = []
+        self._tasks = Tasks()
+
+    def on_link(self, callback: OnLink) -> None:
+        """Call `callback(peer, is_up, reason)` at once whenever a link comes up or goes down."""
+        self._callbacks.append(callback)
+
+    def get(self, peer: PeerId) -> Link | None:
+        return self._standing.get(peer)
+
+    def peers(self) -> tuple[PeerId, ...]:
+        return tuple(self._standing)
+
+    def is_full_for(self, peer: PeerId) -> bool:
+        return peer not in self._standing and len(self._standing) >= MAX_LINKS
+
+    def has_admitted(self, peer: PeerId) -> bool:
+        """Return whether `peer` has passed admission in this process's life."""
+        return peer in self._admitted
+
+    def ended(self, peer: PeerId) -> tuple[bytes, ...]:
+        """Return the ids of the last links to `peer` that this side has lost or given up."""
+        return tuple(self._ended.get(peer, ()))
+
+    def give_up(self, peer: PeerId, link_id: bytes) -> None:
+        """Note that a connection never stood here, though the other side may believe that it does."""
+        self._ended.setdefault(peer, deque(maxlen=MAX_ENDED_LINKS)).append(link_id)
+
+    async def arrival(self, peer: PeerId) -> Link:
+        """Wait for a link to `peer`."""
+        while (link := self._standing.get(peer)) is None:
+            await self._arrivals.setdefault(peer, asyncio.Event()).wait()
+        return link
+
+    def session(self, stream: Stream, reader: FrameReader) -> Session:
+        return Session(stream, reader, self._services, self._meters[stream.peer], self._emit)
+
+    def install(self, link: Link) -> None:
+        """Let `link` stand, in the place of any before it, and run its session."""
+        self.drop(link.peer, "replaced by a newer connection")
+        self._standing[link.peer] = link
+        self._admitted[link.peer] = None
+        self._meters[link.peer].received(0)
+        link.task = self._tasks.spawn(self._carry(link))
+        self._emit(
+            LinkUp(remote=link.peer, transport=link.transport.name, address=link.shown_address, tried=link.tried)
+        )
+        self._tell(link.peer, True, "")
+        if (arrival := self._arrivals.pop(link.peer, None)) is not None:
+            arrival.set()
+
+    def drop(self, peer: PeerId, reason: str) -> None:
+        """Close the link to `peer`, if there is one; calls under way on it fail."""
+        link = self._standing.get(peer)
+        if link is not None:
+            self._finish(link, reason)
+            link.session.stop()
+
+    def violation(self, link: Link, reason: str) -> None:
+        """Close `link` because its peer broke the protocol, and say so."""
+        self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))
+        if self._standing.get(link.peer) is link:
+            self.drop(link.peer, reason)
+
+    async def aclose(self) -> None:
+        running = [link.task for link in self._standing.values() if link.task is not None]
+        for peer in self.peers():
+            self.drop(peer, "this peer stops")
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._tasks.aclose()
+
+    async def _carry(self, link: Link) -> None:
+        reason = f"{short(link.peer)} is gone"
+        try:
+            await link.session.run()
+        except WireError as error:
+            reason = str(error)
+            self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))
+        except PeerError as error:
+            reason = str(error)
+        finally:
+            self._finish(link, reason)
+
+    def _finish(self, link: Link, reason: str) -> None:
+        if self._standing.get(link.peer) is not link:
+            return
+        del self._standing[link.peer]
+        self.give_up(link.peer, link.link_id)
+        self._emit(LinkDown(remote=link.peer, reason=reason))
+        self._tell(link.peer, False, reason)
+
+    def _tell(self, peer: PeerId, is_up: bool, reason: str) -> None:
+        for callback in list(self._callbacks):
+            callback(peer, is_up, reason)

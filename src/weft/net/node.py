@@ -1,0 +1,306 @@
+"""A peer's place in the network: links to others, typed calls and notes, blobs.
+
+    node = Node(passport, transports, clock, emit)
+    node.serve(Question, answer)             # async (peer, question) -> record
+    node.serve_blobs(lookup)                 # (peer, digest) -> buffer or None
+    addresses = await node.start()
+    node.remember(peer, ["tls://..."])
+    record = await node.call(peer, Question(...), Answer, deadline_s=5)
+    await node.fetch(peer, digest, into)
+
+It dials on demand, trying transports in the order given; a link once lost is dialled again by the next call, or at
+once where `keep` asks for it. Members tell each other the contacts they know.
+
+It does not know who is a member, what a record means, or which transport it runs on: in a simulation the same node
+runs on a virtual clock and the memory transport.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from weft.clock import Clock
+from weft.errors import DeadlineExceeded, NetError, PortInUse, WireError
+from weft.events import Emit, FellBack, TransportUp
+from weft.ids import Digest, PeerId, RunId, short
+from weft.net.admission import Admission
+from weft.net.blobs import STALL_S, Blobs, Lookup, Offload, in_thread
+from weft.net.book import AddressBook, OnContact
+from weft.net.dial import Dialler
+from weft.net.door import Door
+from weft.net.handshake import Passport
+from weft.net.links import Link, Links, OnLink
+from weft.net.messages import MAX_BODY_NBYTES, Acquaint, Contact
+from weft.net.meter import Meter, Meters
+from weft.net.services import CallHandler, NoteHandler, Services
+from weft.net.transport import Transport
+from weft.wire import Buffer, decode, encode
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Node:
+    """The network as the rooms above see it.
+
+    Args:
+        passport: identity, run, name and the rule of admission.
+        transports: best first; each is started and stopped with the node.
+        offload: where large blobs are hashed: `in_thread`, or `inline` on a virtual clock.
+    """
+
+    def __init__(
+        self,
+        passport: Passport,
+        transports: Sequence[Transport],
+        clock: Clock,
+        emit: Emit,
+        *,
+        offload: Offload = in_thread,
+    ) -> None:
+        self.passport = passport
+        self._transports = tuple(transports)
+        self._emit = emit
+        self._services = Services()
+        self._meters = Meters(clock)
+        self._book = AddressBook(passport.peer, [transport.name for transport in transports])
+        self._links = Links(self._services, self._meters, emit)
+        self._dialler = Dialler(passport, transports, self._links, self._book)
+        self._blobs = Blobs(self._links, self._dialler, self._services, self._meters, emit, offload)
+        self._door = Door(passport, self._links, self._dialler, self._book, emit, self._blobs.accept)
+        self._started: list[Transport] = []
+        self._services.on_note(Acquaint, self._acquainted)
+        self._book.on_news(self._spread)
+
+    # --- life ---
+
+    async def start(self) -> tuple[str, ...]:
+        """Listen on every transport; return the addresses that others may dial, best first.
+
+        Raises:
+            PortInUse: a configured port is taken.
+            NetError: this machine offers none of the transports. One that is missing is an event (`FellBack`).
+        """
+        missing = []
+        for transport in self._transports:
+            try:
+                addresses = await transport.start(self._door.accept(transport))
+            except PortInUse:
+                await self.aclose()
+                raise
+            except NetError as error:
+                missing.append((transport.name, str(error)))
+                continue
+            self._started.append(transport)
+            self._dialler.addresses += addresses
+            self._emit(TransportUp(transport=transport.name, addresses=addresses))
+        if not self._started:
+            raise NetError("no transport works here: " + "; ".join(f"{name}: {reason}" for name, reason in missing))
+        for name, reason in missing:
+            used = ", ".join(transport.name for transport in self._started)
+            self._emit(FellBack(wanted=name, used=used, reason=reason))
+        return self.addresses
+
+    async def aclose(self) -> None:
+        """Close every link and stop listening. Says no goodbye; `Membership` does."""
+        await self._dialler.aclose()
+        await self._links.aclose()
+        await self._blobs.aclose()
+        for transport in self._started:
+            await transport.aclose()
+        self._started.clear()
+
+    async def __aenter__(self) -> "Node":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- who and where ---
+
+    @property
+    def peer(self) -> PeerId:
+        return self.passport.peer
+
+    @property
+    def run(self) -> RunId:
+        return self.passport.run
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return where others may dial this peer, best first; empty before `start`."""
+        return self._dialler.addresses
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Return the peers to which a link stands."""
+        return self._links.peers()
+
+    def admit(self, admission: Admission) -> None:
+        """Replace the rule of admission: a newcomer learns the run's own from its RunConfig."""
+        self.passport.admission = admission
+
+    def remember(self, peer: PeerId, addresses: Iterable[str], name: str = "") -> None:
+        """Note where `peer` may be dialled; what others announce later does not displace it."""
+        self._book.keep(peer, addresses, name)
+
+    def known_addresses(self) -> dict[PeerId, tuple[str, ...]]:
+        """Return the address book, for the caller to keep on disk and `remember` at the next start."""
+        return {peer: self._book.contact(peer).addresses for peer in self._book.peers()}
+
+    def contact(self, peer: PeerId) -> Contact:
+        """Return the name and addresses of `peer` (this peer's own, or as others announced them)."""
+        if peer == self.peer:
+            return Contact(peer=peer, name=self.passport.name, addresses=self.addresses)
+        return self._book.contact(peer)
+
+    def last_heard(self, peer: PeerId) -> float | None:
+        """Return when a byte of `peer` last arrived, on this node's clock."""
+        return self._meters.last_heard(peer)
+
+    @property
+    def traffic(self) -> dict[PeerId, Meter]:
+        """Return the bytes sent to and received from each peer so far."""
+        return self._meters.all()
+
+    # --- links ---
+
+    async def connect(self, peer: PeerId) -> None:
+        """Return once a link to `peer` stands.
+
+        Raises:
+            Unreachable: no known address led to it.
+            Refused: it does not admit this peer.
+            GenesisMismatch: it trains another run.
+            PeerError: it broke the protocol, speaks another version, or is not admitted itself.
+        """
+        await self._dialler.connect(peer)
+
+    def keep(self, peer: PeerId) -> None:
+        """Keep a link to `peer` up, redialling with growing pauses, until `release`."""
+        self._dialler.keep(peer)
+
+    def release(self, peer: PeerId) -> None:
+        """Let the link to `peer` stay down once it goes down."""
+        self._dialler.release(peer)
+
+    def drop(self, peer: PeerId, reason: str) -> None:
+        """Close the link to `peer`, if any; calls under way fail with PeerError."""
+        self._links.drop(peer, reason)
+
+    def is_linked(self, peer: PeerId) -> bool:
+        return self._links.get(peer) is not None
+
+    def link_name(self, peer: PeerId) -> str:
+        """Return the transport that the link to `peer` runs on, or ''."""
+        link = self._links.get(peer)
+        return "" if link is None else link.transport.name
+
+    def instance_of(self, peer: PeerId) -> bytes:
+        """Return what names the remote process behind the link: it changes when the peer restarts."""
+        link = self._links.get(peer)
+        return b"" if link is None else link.instance
+
+    def on_link(self, callback: OnLink) -> None:
+        """Call `callback(peer, is_up, reason)` whenever a link comes up or goes down."""
+        self._links.on_link(callback)
+
+    def on_contact(self, callback: OnContact) -> None:
+        """Call `callback(contact)` for each peer that connects or that others tell of, when its addresses are new."""
+        self._book.on_news(callback)
+
+    # --- calls and notes ---
+
+    def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
+        """Answer calls of record type `kind` with what `handler(peer, request)` returns."""
+        self._services.serve(kind, handler)
+
+    def on_note(self, kind: type[Q], handler: NoteHandler[Q]) -> None:
+        """Give notes of `kind` to `handler(peer, note)`, one at a time and in the order sent by each peer."""
+        self._services.on_note(kind, handler)
+
+    async def call(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R:
+        """Ask `peer` and return its answer, dialling first if no link stands. Nothing is retried.
+
+        Failure:
+        - DeadlineExceeded: no answer within `deadline_s`; the handler there is cancelled.
+        - CallFailed: nobody serves this there, or the handler failed.
+        - PeerError: the link went down meanwhile; whether the handler ran is unknown.
+        - WireError: the answer is no `response`; the link is closed.
+        - Unreachable, Refused, GenesisMismatch: see `connect`.
+        """
+        method = type(request).__name__
+        limit = asyncio.timeout(deadline_s)
+        try:
+            async with limit:
+                link = await self._dialler.connect(peer)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(f"no link to {short(peer)} within {deadline_s:g} s; {method} was not sent") from None
+        when = limit.when()
+        left_s = deadline_s if when is None else when - asyncio.get_running_loop().time()
+        body = await link.session.call(method, encode(request), deadline_s=left_s)
+        return self._read_answer(link, body, response)
+
+    async def note(self, peer: PeerId, record: msgspec.Struct) -> None:
+        """Send `record` one way, dialling first if no link stands. Arrives at most once, in order.
+
+        Raises:
+            PeerError, NetError: no link stands or the link went down before it was queued.
+        """
+        link = await self._dialler.connect(peer)
+        await link.session.note(type(record).__name__, encode(record))
+
+    def post(self, peer: PeerId, record: msgspec.Struct) -> bool:
+        """Send `record` one way if a link stands and its queue has room; return whether it was queued."""
+        link = self._links.get(peer)
+        return link is not None and link.session.post(type(record).__name__, encode(record))
+
+    async def flush(self, peer: PeerId) -> None:
+        """Wait until what is queued for `peer` has been handed to the transport."""
+        if (link := self._links.get(peer)) is not None:
+            await link.session.flush()
+
+    # --- blobs ---
+
+    def serve_blobs(self, lookup: Lookup) -> None:
+        """Let others fetch what `lookup(peer, digest)` returns. May be called several times."""
+        self._blobs.offer(lookup)
+
+    async def fetch(self, peer: PeerId, digest: Digest, into: Buffer, *, stall_s: float = STALL_S) -> None:
+        """Fill `into` with a blob; see `Blobs.fetch`."""
+        await self._blobs.fetch(peer, digest, into, stall_s=stall_s)
+
+    async def fetch_small(self, peer: PeerId, digest: Digest, max_nbytes: int, *, stall_s: float = STALL_S) -> bytes:
+        """Return a blob of unknown length; see `Blobs.fetch_small`."""
+        return await self._blobs.fetch_small(peer, digest, max_nbytes, stall_s=stall_s)
+
+    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> bytearray:
+        """Return a blob from the first of `peers` that delivers it; see `Blobs.fetch_any`."""
+        return await self._blobs.fetch_any(peers, digest, nbytes)
+
+    # --- inside ---
+
+    def _read_answer(self, link: Link, body: bytes, response: type[R]) -> R:
+        try:
+            answer: R = decode(body, response, max_nbytes=MAX_BODY_NBYTES)
+        except WireError as error:
+            self._links.violation(link, f"an answer is no {response.__name__}: {error}")
+            raise
+        return answer
+
+    async def _acquainted(self, _peer: PeerId, note: Acquaint) -> None:
+        # What a linked peer said of itself is newer than what others say of it.
+        self._book.learn(contact for contact in note.contacts if self._links.get(contact.peer) is None)
+
+    def _spread(self, contact: Contact) -> None:
+        for peer in self._links.peers():
+            if peer != contact.peer:
+                self.post(peer, Acquaint(contacts=(contact,)))
