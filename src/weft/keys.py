@@ -7,20 +7,28 @@ like one peer that contradicts itself.
 A home holds numbered identities, so several peers on one machine each take the first one that is free.
 """
 
+import base64
 import os
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from filelock import FileLock, Timeout
 
 from weft.errors import KeyFileError, KeyLocked
 from weft.ids import PeerId
+from weft.rng import fresh_secret
+from weft.wire import Record, decode, encode
 
 MAX_IDENTITIES = 1024  # peers that one home serves at the same time
+_MAX_KEY_FILE_NBYTES = 64 << 10  # no key is longer; a device or a disk image named by mistake is not read whole
+_BACKUP_MAGIC = b"weft-backup-1 "
+_SCRYPT_N = 1 << 17  # 128 MiB and about half a second for every guess
 
 
 class Identity:
@@ -100,7 +108,7 @@ def open_identity(path: Path, *, create: bool = False) -> Identity:
         ) from error
     try:
         if create and not path.exists():
-            _write_private(path, Ed25519PrivateKey.generate())
+            _write_private(path, _to_pem(Ed25519PrivateKey.generate()))
         return Identity(_read_private(path), lock)
     except BaseException:
         lock.release()
@@ -129,7 +137,8 @@ def back_up(source: Path, target: Path, passphrase: bytes | None) -> PeerId:
     if passphrase is not None and not passphrase:
         raise KeyFileError(f"an empty passphrase protects nothing: {target} was not written. Give one, or choose none.")
     key = _read_private(source)
-    _write_private(target, key, passphrase)
+    pem = _to_pem(key)
+    _write_private(target, pem if passphrase is None else _encrypt(pem, passphrase))
     return Identity(key).peer
 
 
@@ -139,34 +148,88 @@ def restore(backup: Path, target: Path, passphrase: bytes | None) -> PeerId:
     Raises:
         KeyFileError: not a backup, wrong passphrase, or `target` exists.
     """
-    key = _read_private(backup, passphrase, is_backup=True)
-    _write_private(target, key)
+    content = _read(backup)
+    is_encrypted = content.startswith(_BACKUP_MAGIC)
+    if is_encrypted and not passphrase:
+        raise KeyFileError(f"backup {backup} is encrypted. Give the passphrase it was made with.")
+    if not is_encrypted and passphrase is not None:
+        raise KeyFileError(f"backup {backup} is not encrypted, so no passphrase belongs to it. Leave it out.")
+    key = _parse(_decrypt(backup, content, passphrase) if passphrase else content, backup)
+    _write_private(target, _to_pem(key))
     return Identity(key).peer
 
 
-def _read_private(path: Path, passphrase: bytes | None = None, *, is_backup: bool = False) -> Ed25519PrivateKey:
+class EncryptedKey(Record, frozen=True, kw_only=True):
+    """The inside of a backup: an identity's PEM under a passphrase.
+
+    key = scrypt(passphrase, salt, N = 2^17, r = 8, p = 1), 32 bytes; sealed = ChaCha20-Poly1305(key, nonce, PEM).
+    The costs belong to the format's version: a file cannot ask for less, nor for all of a machine's memory.
+    (PKCS #8 as the cryptography library writes it has 2048 rounds of PBKDF2: too cheap to guess at.)
+    """
+
+    salt: bytes
+    nonce: bytes
+    sealed: bytes
+
+
+def _encrypt(pem: bytes, passphrase: bytes) -> bytes:
+    salt, nonce = fresh_secret(16), fresh_secret(12)
+    sealed = ChaCha20Poly1305(_stretch(passphrase, salt)).encrypt(nonce, pem, _BACKUP_MAGIC)
+    return _BACKUP_MAGIC + base64.b64encode(encode(EncryptedKey(salt=salt, nonce=nonce, sealed=sealed))) + b"\n"
+
+
+def _decrypt(path: Path, content: bytes, passphrase: bytes) -> bytes:
     try:
-        if not is_backup and os.name == "posix" and path.stat().st_mode & 0o077:
-            raise KeyFileError(f"identity {path} can be read by other users. Run: chmod 600 {path}")
-        key = serialization.load_pem_private_key(path.read_bytes(), passphrase)
+        record: EncryptedKey = decode(
+            base64.b64decode(content.removeprefix(_BACKUP_MAGIC).strip(), validate=True), EncryptedKey
+        )
+        return ChaCha20Poly1305(_stretch(passphrase, record.salt)).decrypt(record.nonce, record.sealed, _BACKUP_MAGIC)
+    except InvalidTag:
+        raise KeyFileError(f"cannot open backup {path}: wrong passphrase, or the file was altered.") from None
+    except ValueError as error:  # no base64, no record, or a nonce of another length
+        raise KeyFileError(f"backup {path} is damaged: {error}. Copy it again.") from error
+
+
+def _stretch(passphrase: bytes, salt: bytes) -> bytes:
+    return Scrypt(salt=salt, length=32, n=_SCRYPT_N, r=8, p=1).derive(passphrase)
+
+
+def _read_private(path: Path) -> Ed25519PrivateKey:
+    content = _read(path)
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise KeyFileError(f"identity {path} can be read by other users. Run: chmod 600 {path}")
+    return _parse(content, path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_KEY_FILE_NBYTES)
     except FileNotFoundError:
         raise KeyFileError(f"there is no identity at {path}. Make one with: weft keys new {path}") from None
-    except TypeError as error:  # a passphrase where none is needed, or none where one is
-        raise KeyFileError(f"cannot open {path}: {error}.") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyFileError(f"cannot read {path}: wrong passphrase, or no private key in PEM form ({error}).") from error
     except OSError as error:
         raise KeyFileError(f"cannot read {path}: {error}.") from error
+
+
+def _parse(pem: bytes, path: Path) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: encrypted by another program
+        raise KeyFileError(
+            f"cannot read {path}: it holds no private key in PEM form that weft can use ({error})."
+        ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyFileError(f"{path} holds another kind of key; weft uses Ed25519. Make one with: weft keys new")
     return key
 
 
-def _write_private(path: Path, key: Ed25519PrivateKey, passphrase: bytes | None = None) -> None:
-    protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
-    if passphrase:
-        protection = serialization.BestAvailableEncryption(passphrase)
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+def _to_pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write_private(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -176,7 +239,7 @@ def _write_private(path: Path, key: Ed25519PrivateKey, passphrase: bytes | None 
         raise KeyFileError(f"cannot write {path}: {error}.") from error
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(pem)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

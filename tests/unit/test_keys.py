@@ -1,5 +1,6 @@
 """Identities: private files, one process at a time, backups that only their passphrase opens."""
 
+import base64
 import os
 import stat
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
-from weft import keys
+from weft import keys, wire
 from weft.errors import KeyFileError, KeyLocked
 from weft.ids import PeerId
 
@@ -39,6 +40,12 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture
+def cheap_backups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretch passphrases little, where a test is about something else."""
+    monkeypatch.setattr(keys, "_SCRYPT_N", 1 << 4)
+
+
 def open_in_second_process(path: Path) -> str:
     """Try to use the identity from another process; return what it said."""
     return subprocess.run(
@@ -59,6 +66,7 @@ def test_a_new_identity_is_loaded_again(tmp_path: Path) -> None:
     assert bytes.fromhex(peer).hex() == peer
 
 
+@pytest.mark.usefixtures("cheap_backups")
 @posix_only
 def test_only_the_owner_can_read_an_identity(tmp_path: Path) -> None:
     home = tmp_path / "home" / "keys"
@@ -142,6 +150,7 @@ def test_a_home_with_no_free_identity_says_so(tmp_path: Path, monkeypatch: pytes
         keys.open_free_identity(tmp_path)
 
 
+@pytest.mark.usefixtures("cheap_backups")
 @pytest.mark.parametrize("passphrase", [None, b"correct horse", "päss".encode()])
 def test_a_backup_restores_the_same_peer(tmp_path: Path, passphrase: bytes | None) -> None:
     with keys.open_identity(tmp_path / "peer.pem", create=True) as identity:
@@ -152,6 +161,7 @@ def test_a_backup_restores_the_same_peer(tmp_path: Path, passphrase: bytes | Non
         assert keys.verify(identity.peer, b"m", restored.sign(b"m"))
 
 
+@pytest.mark.usefixtures("cheap_backups")
 @pytest.mark.parametrize("guess", [b"wrong horse", b"", None])
 def test_a_backup_does_not_open_without_its_passphrase(tmp_path: Path, guess: bytes | None) -> None:
     keys.open_identity(tmp_path / "peer.pem", create=True).close()
@@ -164,9 +174,37 @@ def test_a_backup_does_not_open_without_its_passphrase(tmp_path: Path, guess: by
 def test_a_backup_with_a_passphrase_holds_no_bare_key(tmp_path: Path) -> None:
     keys.open_identity(tmp_path / "peer.pem", create=True).close()
     keys.back_up(tmp_path / "peer.pem", tmp_path / "backup.pem", b"correct horse")
-    assert b"ENCRYPTED PRIVATE KEY" in (tmp_path / "backup.pem").read_bytes()
+    content = (tmp_path / "backup.pem").read_bytes()
+    assert content.startswith(b"weft-backup-1 ")
+    assert b"PRIVATE KEY" not in content
     with pytest.raises(KeyFileError):
         keys.open_identity(tmp_path / "backup.pem")
+
+
+@pytest.mark.usefixtures("cheap_backups")
+def test_two_backups_of_one_identity_have_nothing_in_common(tmp_path: Path) -> None:
+    keys.open_identity(tmp_path / "peer.pem", create=True).close()
+    read = []
+    for name in ("a", "b"):
+        keys.back_up(tmp_path / "peer.pem", tmp_path / name, b"correct horse")
+        raw = base64.b64decode((tmp_path / name).read_bytes().split()[1])
+        read.append(wire.decode(raw, keys.EncryptedKey))
+    assert read[0].salt != read[1].salt
+    assert read[0].nonce != read[1].nonce
+    assert read[0].sealed != read[1].sealed
+
+
+@pytest.mark.usefixtures("cheap_backups")
+@pytest.mark.parametrize("at", [0, 20, 60, 120, -3])
+def test_an_altered_backup_is_refused(tmp_path: Path, at: int) -> None:
+    keys.open_identity(tmp_path / "peer.pem", create=True).close()
+    keys.back_up(tmp_path / "peer.pem", tmp_path / "backup", b"correct horse")
+    content = bytearray((tmp_path / "backup").read_bytes())
+    content[at] ^= 1
+    (tmp_path / "backup").write_bytes(content)
+    with pytest.raises(KeyFileError, match="backup"):
+        keys.restore(tmp_path / "backup", tmp_path / "restored.pem", b"correct horse")
+    assert not (tmp_path / "restored.pem").exists()
 
 
 def test_an_empty_passphrase_is_refused_rather_than_ignored(tmp_path: Path) -> None:
@@ -176,6 +214,7 @@ def test_an_empty_passphrase_is_refused_rather_than_ignored(tmp_path: Path) -> N
     assert not (tmp_path / "backup.pem").exists()
 
 
+@pytest.mark.usefixtures("cheap_backups")
 def test_a_passphrase_for_a_bare_backup_is_refused(tmp_path: Path) -> None:
     keys.open_identity(tmp_path / "peer.pem", create=True).close()
     keys.back_up(tmp_path / "peer.pem", tmp_path / "backup.pem", None)
