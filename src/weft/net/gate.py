@@ -1,16 +1,22 @@
-"""How many connections may wait at the door: those that have proven no key yet.
+"""Connections at the door: those that have proven no key yet.
 
 An attacker can open connections and say nothing. Each costs a socket until its deadline, so their number is
 bounded, over all and per source address. When a newcomer exceeds a bound, the oldest one in the way is turned
 out: an honest peer needs milliseconds, so the oldest is the least likely to be one. The victim for the bound over
 all comes from the address that holds most, so one crowd cannot push out everybody else.
 
-Pure bookkeeping: it does not know sockets or time.
+`Gate` is the bookkeeping, pure. `Handshakes` runs the handshakes under it. Neither knows sockets.
 """
 
+import asyncio
 import ipaddress
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
+
+from weft.errors import PeerError
+from weft.net.tasks import Tasks
+from weft.net.transport import Accept, Lane, OnDrop, Stream
 
 K = TypeVar("K")
 
@@ -58,6 +64,63 @@ class Gate(Generic[K]):
 
     def _oldest_of(self, ip: str) -> K:
         return next(key for key, its_ip in self._waiting.items() if its_ip == ip)
+
+
+class Handshakes:
+    """The handshakes of incoming connections: each has a deadline, and each that fails is told to `on_drop`.
+
+    Args:
+        tasks: where they run, and where `accept` runs for those that succeed.
+        deadline_s: how long one may take.
+    """
+
+    def __init__(self, tasks: Tasks, gate: Gate[asyncio.Task[None]], deadline_s: float, on_drop: OnDrop) -> None:
+        self._tasks = tasks
+        self._gate = gate
+        self._deadline_s = deadline_s
+        self._on_drop = on_drop
+        self._evicted: dict[asyncio.Task[None], str] = {}
+
+    def begin(
+        self,
+        address: str,
+        ip: str,
+        verify: Callable[[], Awaitable[tuple[Stream, Lane]]],
+        accept: Accept,
+        discard: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start a handshake, turning out another one when there are too many.
+
+        Args:
+            verify: does it; raises `PeerError` when the other side breaks it.
+            accept: takes the stream it leads to.
+            discard: called at its end, also when `verify` had no chance to begin.
+        """
+        task = self._tasks.spawn(self._run(address, verify, accept))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._gate.leave(task)
+            discard()
+            reason = self._evicted.pop(task, None)
+            if reason is not None:
+                self._on_drop(address, reason)
+
+        task.add_done_callback(ended)
+        victim = self._gate.enter(task, ip)
+        if victim is not None:
+            evicted, self._evicted[victim[0]] = victim
+            evicted.cancel()
+
+    async def _run(self, address: str, verify: Callable[[], Awaitable[tuple[Stream, Lane]]], accept: Accept) -> None:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                stream, lane = await verify()
+        except TimeoutError:
+            self._on_drop(address, f"it did not prove its key within {self._deadline_s:g} s")
+        except PeerError as error:
+            self._on_drop(address, str(error))
+        else:
+            self._tasks.serve(accept, stream, lane)
 
 
 def _is_loopback(ip: str) -> bool:

@@ -157,7 +157,7 @@ class MemoryTransport:
         self._end = "this peer was killed"
         self._tasks.cancel()
         for stream in list(self._streams):
-            stream.reset()
+            stream.abort()
 
     def _take(self, stream: "MemoryStream", lane: Lane) -> None:
         assert self._accept is not None  # only listening transports are found
@@ -194,7 +194,7 @@ class MemoryStream:
             self._outgoing.end(closed_here)
             self._incoming.abandon(closed_here, farewell="stream was closed by the peer")
 
-    def reset(self) -> None:
+    def abort(self) -> None:
         """End the stream as a crash does."""
         if self._release():
             self._outgoing.reset("this peer was killed", farewell="connection reset by the peer")

@@ -17,6 +17,7 @@ import socket
 import ssl
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -27,9 +28,9 @@ from weft.ids import Digest, PeerId, short
 from weft.keys import Identity
 from weft.net import tcp
 from weft.net.address import join_address, reachable_hosts, split_address
+from weft.net.gate import Gate, Handshakes
 from weft.net.tasks import Tasks
 from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
-from weft.net.gate import Gate
 from weft.net.tls_handshake import (
     MAGIC,
     PREAMBLE_NBYTES,
@@ -93,12 +94,12 @@ class TlsTransport:
         self._on_drop = on_drop
         self._tasks = Tasks()  # listening, and serving what came in
         self._farewells = Tasks()
-        self._gate: Gate[asyncio.Task[None]] = Gate(config.max_half_open, config.max_half_open_per_ip)
+        gate: Gate[asyncio.Task[None]] = Gate(config.max_half_open, config.max_half_open_per_ip)
+        self._handshakes = Handshakes(self._tasks, gate, config.handshake_timeout_s, on_drop)
         self._streams: dict[TlsStream, None] = {}
         self._client_context = client_context()
         self._in_loop = InLoop()
         self._threads = InThreads(config.bulk_threads)
-        self._evicted: dict[asyncio.Task[None], str] = {}
         self._is_closed = False
 
     async def start(self, accept: Accept) -> tuple[str, ...]:
@@ -165,41 +166,36 @@ class TlsTransport:
                     self._on_drop("", f"cannot take a connection: {error}")
                     await asyncio.sleep(_RETRY_ACCEPT_S)
                 else:
-                    self._admit(connection, ip, join_address(SCHEME, ip, port), door)
-
-    def _admit(self, connection: socket.socket, ip: str, address: str, door: "_Door") -> None:
-        task = self._tasks.spawn(self._greet(connection, address, door))
-        task.add_done_callback(lambda task: self._departed(task, connection, address))
-        victim = self._gate.enter(task, ip)
-        if victim is not None:
-            evicted, reason = victim
-            self._evicted[evicted] = reason
-            evicted.cancel()
-
-    def _departed(self, task: asyncio.Task[None], connection: socket.socket, address: str) -> None:
-        """Tidy up behind a handshake: it succeeded, failed, or was cancelled, perhaps before it began."""
-        self._gate.leave(task)
-        connection.close()  # does nothing once TLS has taken the socket over
-        reason = self._evicted.pop(task, None)
-        if reason is not None:
-            self._on_drop(address, reason)
-
-    async def _greet(self, connection: socket.socket, address: str, door: "_Door") -> None:
-        """Do the server's half of the handshake on a fresh TCP connection, and hand it on or drop it."""
-        try:
-            async with asyncio.timeout(self._config.handshake_timeout_s):
-                stream, lane = await self._verified(connection, door)
-        except TimeoutError:
-            self._on_drop(address, f"it did not prove its key within {self._config.handshake_timeout_s:g} s")
-        except ssl.SSLError as error:
-            self._on_drop(address, f"its TLS handshake failed: {error}")
-        except (OSError, ValueError) as error:
-            self._on_drop(address, str(error) or type(error).__name__)
-        else:
-            self._open(stream, lane)
-            self._tasks.serve(door.accept, stream, lane)
+                    self._handshakes.begin(
+                        join_address(SCHEME, ip, port),
+                        ip,
+                        partial(self._verified, connection, door),
+                        door.accept,
+                        connection.close,  # does nothing once TLS has taken the socket over
+                    )
 
     async def _verified(self, connection: socket.socket, door: "_Door") -> tuple[TlsStream, Lane]:
+        """Do the server's half of the handshake on a fresh TCP connection."""
+        try:
+            lane = await self._read_preamble(connection)
+            stream = self._wrap(connection, door.context, is_server=True)
+            try:
+                await stream.handshake()
+                stream.peer = await verify_client(stream, door.certificate, lane)
+                await welcome(stream, stream.peer)
+            except BaseException:
+                stream.abort()
+                raise
+        except ssl.SSLError as error:
+            raise PeerError(f"its TLS handshake failed: {error}") from None
+        except (OSError, ValueError) as error:
+            if isinstance(error, PeerError):
+                raise
+            raise PeerError(f"its connection broke in the handshake: {error}") from None
+        self._open(stream, lane)
+        return stream, lane
+
+    async def _read_preamble(self, connection: socket.socket) -> Lane:
         loop = asyncio.get_running_loop()
         first = b""
         while len(first) < PREAMBLE_NBYTES:
@@ -208,20 +204,11 @@ class TlsTransport:
                 raise PeerError(f"it hung up after {len(first)} bytes")
             first += more
         try:
-            lane = read_preamble(first)
+            return read_preamble(first)
         except NotWeft:
             with suppress(OSError):
                 connection.send(preamble("control"))  # tells a weft peer of another version which one we speak
             raise
-        stream = self._wrap(connection, door.context, is_server=True)
-        try:
-            await stream.handshake()
-            stream.peer = await verify_client(stream, door.certificate, lane)
-            await welcome(stream, stream.peer)
-        except BaseException:
-            stream.abort()
-            raise
-        return stream, lane
 
     def _wrap(self, connection: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> TlsStream:
         tls = context.wrap_socket(

@@ -158,9 +158,9 @@ class TlsStream:
     async def _until_done(self, job: Job, view: memoryview) -> int:
         while True:
             direction: Direction
+            self._check_open()  # before the lock, which a farewell may hold for a while
             async with self._turn:
-                if self._is_closed:
-                    raise PeerError("the stream was closed on this side")
+                self._check_open()
                 try:
                     return await self._runner.run(job, view)
                 except ssl.SSLWantReadError:
@@ -168,6 +168,10 @@ class TlsStream:
                 except ssl.SSLWantWriteError:
                     direction = "write"
             await self._ready(direction)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise PeerError("the stream was closed on this side")
 
     def _read(self, view: memoryview) -> int:
         filled = 0

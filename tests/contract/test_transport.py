@@ -1,0 +1,329 @@
+"""What every transport must do, run by all of them.
+
+iroh opens UDP sockets and sends a multicast when it starts, so its turn comes in a network namespace of its own:
+`test_iroh_keeps_the_contract` runs this module again in there.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+
+from weft.errors import DialError, PeerError
+from weft.ids import PeerId
+from weft.keys import Identity
+from weft.net.iroh import IrohConfig, IrohTransport
+from weft.net.memory import MemoryNetwork
+from weft.net.tls import TlsConfig, TlsTransport
+from weft.net.transport import Lane, Stream, Transport
+from weft.wire import digest
+
+IN_NAMESPACE = "WEFT_TEST_IN_NAMESPACE"
+KINDS = ("iroh",) if IN_NAMESPACE in os.environ else ("memory", "tls")
+DEADLINE_S = 20  # an honest answer takes milliseconds; this only ends a test that would hang
+MIB = 1 << 20
+
+T = TypeVar("T")
+
+
+@dataclass
+class Pair:
+    """Two started transports; `accepted` holds the streams that came in at the second."""
+
+    kind: str
+    near: Transport
+    far: Transport
+    near_peer: PeerId
+    far_peer: PeerId
+    address: str = ""
+    dead_address: str = ""
+    drops: list[str] = field(default_factory=list)
+    accepted: "asyncio.Queue[tuple[Stream, Lane]]" = field(default_factory=asyncio.Queue)
+
+    async def connect(self, lane: Lane = "control") -> tuple[Any, Any]:
+        near = await self.near.dial(self.far_peer, self.address, lane)
+        far, got = await self.accepted.get()
+        assert got == lane
+        return near, far
+
+
+@pytest.fixture(params=KINDS)
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    near, far = Identity.generate(), Identity.generate()
+    pair = _pair(request.param, near, far)
+    ended = asyncio.Event()
+
+    async def accept(stream: Stream, lane: Lane) -> None:
+        await pair.accepted.put((stream, lane))
+        await ended.wait()
+
+    await pair.near.start(accept)
+    pair.address = (await pair.far.start(accept))[0]
+    pair.dead_address = _dead_address(pair.kind, pair.far_peer)
+    async with asyncio.timeout(DEADLINE_S):
+        yield pair
+        ended.set()
+        await asyncio.gather(pair.near.aclose(), pair.far.aclose())
+
+
+def _pair(kind: str, near: Identity, far: Identity) -> Pair:
+    drops: list[str] = []
+
+    def on_drop(address: str, reason: str) -> None:
+        drops.append(reason)
+
+    if kind == "memory":
+        network = MemoryNetwork()
+        made: list[Transport] = [network.transport(near.peer), network.transport(far.peer)]
+    elif kind == "tls":
+        made = [TlsTransport(each, TlsConfig(host="127.0.0.1"), on_drop=on_drop) for each in (near, far)]
+    else:
+        config = IrohConfig(hosts=("127.0.0.1", "::1"), dial_timeout_s=0.5)
+        made = [IrohTransport(each, config, on_drop=on_drop) for each in (near, far)]
+    return Pair(kind, made[0], made[1], near.peer, far.peer, drops=drops)
+
+
+def _dead_address(kind: str, peer: PeerId) -> str:
+    port = 1  # reserved, and nothing listens there
+    addresses = {"memory": "memory://nobody", "tls": f"tls://127.0.0.1:{port}"}
+    return addresses.get(kind, f"iroh://{peer}?addr=127.0.0.1:{port}")
+
+
+async def receive(stream: Stream, num_bytes: int) -> bytes:
+    """Return the next `num_bytes`, fewer if the stream ends before."""
+    buffer, filled = bytearray(num_bytes), 0
+    while filled < num_bytes:
+        got = await stream.recv_into(memoryview(buffer)[filled:])
+        if got == 0:
+            break
+        filled += got
+    return bytes(buffer[:filled])
+
+
+async def still_waits(call: Awaitable[T]) -> "asyncio.Task[T]":
+    """Start `call` and return its task, which must not end by itself."""
+    task = asyncio.ensure_future(call)
+    done, _ = await asyncio.wait({task}, timeout=0.1)
+    assert not done
+    return task
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_bytes_pass_both_ways(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
+    for data in (b"x", b"hello" * 1000, bytes(300_000)):
+        await near.send(data)
+        assert await receive(far, len(data)) == data
+        await far.send(data)
+        assert await receive(near, len(data)) == data
+
+
+async def test_any_buffer_can_be_sent(pair: Pair) -> None:
+    near, far = await pair.connect()
+    writable = bytearray(b"0123456789")
+    for data in (b"", writable, memoryview(writable)[2:7], memoryview(b"frozen")[1:]):
+        await near.send(data)
+        assert await receive(far, len(data)) == bytes(data)
+
+
+async def test_the_side_that_was_dialled_may_speak_first(pair: Pair) -> None:
+    near, far = await pair.connect()
+    await far.send(b"welcome")
+    assert await receive(near, 7) == b"welcome"
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_both_ends_know_each_other(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
+    assert near.peer == pair.far_peer
+    assert far.peer == pair.near_peer
+
+
+async def test_another_key_at_the_address_is_refused(pair: Pair) -> None:
+    somebody = Identity.generate().peer
+    with pytest.raises(DialError):
+        await pair.near.dial(somebody, pair.address.replace(pair.far_peer, somebody), "control")
+    near, _ = await pair.connect()  # the listener lives on, and saw no stream before this one
+    assert near.peer == pair.far_peer
+    assert pair.accepted.empty()
+
+
+async def test_a_dead_address_is_an_error(pair: Pair) -> None:
+    with pytest.raises(DialError):
+        await pair.near.dial(pair.far_peer, pair.dead_address, "control")
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "tls://", "tls://127.0.0.1:99999", "iroh://00", "memory://", "\x00"]
+)
+async def test_a_malformed_address_is_an_error(pair: Pair, address: str) -> None:
+    with pytest.raises(DialError):
+        await pair.near.dial(pair.far_peer, address, "control")
+
+
+async def test_bulk_bytes_arrive_as_they_were(pair: Pair) -> None:
+    near, far = await pair.connect("bulk")
+    data = os.urandom((8 if pair.kind == "memory" else 64) * MIB)
+    sending = asyncio.ensure_future(near.send(data))
+    received = await receive(far, len(data))
+    await sending
+    assert digest(received) == digest(data)
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_a_slow_reader_holds_its_sender_back(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
+    num_bytes = (4 if pair.kind == "memory" else 48) * MIB
+    sending = await still_waits(near.send(bytes(num_bytes)))
+    assert len(await receive(far, num_bytes)) == num_bytes
+    await sending
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_an_orderly_end_comes_after_the_last_byte(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
+    data = os.urandom(MIB - 1)
+    await near.send(data)
+    await near.close()
+    assert await receive(far, 2 * MIB) == data
+    assert await far.recv_into(memoryview(bytearray(10))) == 0
+
+
+async def test_an_orderly_end_survives_bytes_that_nobody_read(pair: Pair) -> None:
+    near, far = await pair.connect()
+    await far.send(b"heartbeat")  # crosses the farewell on its way
+    await near.send(b"goodbye")
+    await near.close()
+    assert await receive(far, 100) == b"goodbye"
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_a_crash_is_no_orderly_end(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
+    waiting = await still_waits(far.recv_into(memoryview(bytearray(10))))
+    near.abort()
+    with pytest.raises(PeerError):
+        await waiting
+
+
+async def test_sending_to_somebody_who_left_fails(pair: Pair) -> None:
+    near, far = await pair.connect()
+    await far.close()
+    with pytest.raises(PeerError):
+        for _ in range(1000):  # the first may still be taken
+            await near.send(bytes(100_000))
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_closing_twice_does_no_harm(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
+    await near.close()
+    await near.close()
+    await far.close()
+    with pytest.raises(PeerError):
+        await near.send(b"x")
+    with pytest.raises(PeerError):
+        await near.recv_into(memoryview(bytearray(1)))
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_closing_ends_calls_that_wait(pair: Pair, lane: Lane) -> None:
+    near, _ = await pair.connect(lane)
+    receiving = await still_waits(near.recv_into(memoryview(bytearray(10))))
+    sending = await still_waits(near.send(bytes((4 if pair.kind == "memory" else 48) * MIB)))
+    await near.close()
+    for waiting in (receiving, sending):
+        with pytest.raises(PeerError):
+            await waiting
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_a_cancelled_call_leaves_the_buffer_alone(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
+    buffer = bytearray(10)
+    waiting = await still_waits(near.recv_into(memoryview(buffer)))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await near.close()
+    with pytest.raises(PeerError):
+        for _ in range(1000):
+            await far.send(bytes(100_000))
+    assert buffer == bytes(10)
+
+
+async def test_senders_that_share_a_stream_take_turns(pair: Pair) -> None:
+    near, far = await pair.connect()
+    size = 300_000
+    async with asyncio.TaskGroup() as group:
+        for letter in b"abcdef":
+            group.create_task(near.send(bytes([letter]) * size))
+        received = await receive(far, 6 * size)
+    pieces = [received[start : start + size] for start in range(0, len(received), size)]
+    assert sorted(pieces) == [bytes([letter]) * size for letter in b"abcdef"]
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_many_streams_work_at_once(pair: Pair, lane: Lane) -> None:
+    async def serve() -> None:
+        stream, _ = await pair.accepted.get()
+        await stream.send(await receive(stream, 20_000))
+        await stream.close()
+
+    async def ask(number: int) -> None:
+        data = number.to_bytes(2, "big") * 10_000
+        stream = await pair.near.dial(pair.far_peer, pair.address, lane)
+        await stream.send(data)
+        assert await receive(stream, 30_000) == data
+        await stream.close()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(50):
+            group.create_task(serve())
+            group.create_task(ask(number))
+    assert pair.drops == []
+
+
+async def test_closing_a_transport_ends_every_stream(pair: Pair) -> None:
+    streams = [await pair.connect(lane) for lane in ("control", "bulk") for _ in range(3)]
+    await pair.far.aclose()
+    for near, far in streams:
+        assert await receive(near, 1) == b""
+        with pytest.raises(PeerError):
+            await far.send(b"x")
+    with pytest.raises(DialError):
+        await pair.near.dial(pair.far_peer, pair.address, "control")
+    with pytest.raises(DialError):
+        await pair.far.dial(pair.near_peer, pair.address, "control")
+
+
+async def test_a_transport_closes_twice(pair: Pair) -> None:
+    await pair.far.aclose()
+    await pair.far.aclose()
+
+
+@pytest.mark.skipif(IN_NAMESPACE in os.environ, reason="is what runs in there")
+def test_iroh_keeps_the_contract() -> None:
+    pytest.importorskip("iroh", reason="iroh has no wheel for this platform")
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        pytest.skip("needs unshare and ip (Linux) to keep iroh's packets off the network")
+    enter = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*enter, "true"], capture_output=True, timeout=10).returncode != 0:
+        pytest.skip("this machine does not permit network namespaces")
+    script = 'ip link set lo up && exec "$@"'
+    run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", __file__]
+    result = subprocess.run(
+        [*enter, "sh", "-c", script, "sh", *run],
+        env={**os.environ, IN_NAMESPACE: "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed" in result.stdout
