@@ -26,7 +26,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from weft.ids import BranchId, Digest, PeerId, Round, RunId
-from weft.wire import Record
+from weft.wire import Record, Signed
 
 PROTOCOL = 1  # raised when records here change meaning; both ends must agree
 
@@ -188,12 +188,18 @@ class Heartbeat(Record, frozen=True, kw_only=True, tag="Heartbeat"):
     manifest: HexDigest | None  # of the last commit this peer applied
     state: Annotated[str, Meta(max_length=32, pattern=r"^[\w -]*\Z")]  # one word for people: training, syncing
     loss: float | None  # nats per token of the last inner steps
-    tokens_per_s: float
+    tokens_per_s: Annotated[float, Meta(ge=0)]
 
 
 class Goodbye(Record, frozen=True, kw_only=True, tag="Goodbye"):
-    """Signed, and final for this process: whoever said it returns as a newcomer."""
+    """Final for this process: whoever said it returns as a newcomer."""
 
     run: HexRun
     instance: LinkId
     reason: Reason
+
+
+class Farewell(Record, frozen=True, kw_only=True, tag="Farewell"):
+    """A note: a Goodbye under its author's signature, so that it can be shown to others."""
+
+    signed: Signed

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_transports_are_tried_in_the_order_given(world):
         assert await node.start() == ("tls://here", "slow://here")
         node.remember(world.ids[1], ["slow://b", "tls://b", "tls://c"])
         with pytest.raises(
-            Unreachable, match="3 addresses.*tls://b: reset; tls://c: reset; slow://b: no answer within 8 s"
+            Unreachable, match=r"3 addresses.*tls://b: reset; tls://c: reset; slow://b: no answer within 8 s"
         ):
             await node.connect(world.ids[1])
         assert dialled == ["tls://b", "tls://c", "slow://b"]
@@ -227,7 +228,7 @@ def test_kept_link_comes_back_with_growing_pauses(world):
         world.network.kill(b.peer)
         await asyncio.sleep(119)
         assert not a.is_linked(b.peer)
-        pauses = [later - earlier for earlier, later in zip(attempts[1:], attempts[2:], strict=False)]
+        pauses = [later - earlier for earlier, later in itertools.pairwise(attempts[1:])]
         assert 5 < len(attempts) < 15
         assert pauses[0] <= 0.6
         assert all(15 <= pause <= 30.1 for pause in pauses[7:])
@@ -268,7 +269,7 @@ def test_call_to_nobody_ends_at_its_deadline(world):
     async def scenario():
         a, b = await world.started(2)
         world.network.partition(a.peer, b.peer)
-        with pytest.raises(DeadlineExceeded, match="no link to .* within 2 s; Double was not sent"):
+        with pytest.raises(DeadlineExceeded, match=r"no link to .* within 2 s; Double was not sent"):
             await a.call(b.peer, Double(number=1), Doubled, deadline_s=2)
         assert world.clock.now() == 2.0
         assert a.post(b.peer, Told(number=1)) is False
@@ -421,7 +422,7 @@ class HelloOfTheFuture(Record, frozen=True, kw_only=True, tag="hello"):
 
 def test_other_protocol_version_is_told_apart_whatever_its_fields(world):
     async def scenario():
-        (a,) = await world.started(1)
+        await world.started(1)
         rejected = decode(await knock(world, encode(HelloOfTheFuture(version=9, what_else=""))), Rejected)
         assert rejected.code == "version"
         assert "protocol 9 meets protocol 1" in rejected.reason
@@ -456,7 +457,7 @@ def test_replayed_proof_admits_nobody_else(world):
 
 def test_garbage_instead_of_hello_is_dropped_with_an_event(world):
     async def scenario():
-        (a,) = await world.started(1)
+        await world.started(1)
         assert await knock(world, b"\xc1garbage") is None
         assert await knock(world, encode(Double(number=1))) is None
         dropped = world.seen(0, ConnectionDropped)
@@ -496,7 +497,7 @@ def test_strangers_beyond_the_bound_are_turned_away(world):
 
 def test_bulk_before_admission_is_dropped(world):
     async def scenario():
-        (a,) = await world.started(1)
+        await world.started(1)
         assert await knock(world, b"", lane="bulk") is None
         assert "before admission" in world.seen(0, ConnectionDropped)[0].reason
 

@@ -1,0 +1,217 @@
+"""Who is alive, among up to 32 members that all heartbeat to all: the decisions, without effects.
+
+    step(state, input, now) -> (state, outputs)
+
+    (unknown) ──Joined──► ALIVE ──6 s silent, or its link reset and redial failed──► SUSPECTED ──8 s silent──► GONE
+                          ▲  ▲                                                          │                       │
+                          │  └──────────────────────── Heard ───────────────────────────┴───────────────────────┘
+                          └─Joined─ LEFT ◄─ SaidGoodbye, from anywhere; nothing but a new Joined leads out
+
+Silence is measured on the receiver's clock from the last byte heard. When this process itself slept (two ticks lie
+further apart than `OWN_STALL_S`), the time it slept counts as nobody's silence: the others' bytes wait in its
+sockets. A member that is gone and speaks again has recovered; a goodbye is final.
+
+It does not know what the electorate is: views only say who is suspected.
+"""
+
+from typing import Annotated, assert_never
+
+import msgspec
+from msgspec import Meta
+
+from weft.ids import PeerId
+
+HEARTBEAT_S = 2.0
+SUSPECT_S = 6.0  # three heartbeats missed
+GONE_S = 8.0
+TICK_S = 0.5
+OWN_STALL_S = 2.0  # between two ticks: no scheduler delays a timer so long, a stopped process or a held lock does
+MAX_MEMBERS = 32  # all-to-all: 31 x 31 heartbeats every 2 s; above that another membership is needed
+
+Status = Annotated[str, Meta(pattern="alive|suspected|gone|left")]
+
+
+class _Frozen(msgspec.Struct, frozen=True):
+    pass
+
+
+class Member(_Frozen, frozen=True, kw_only=True):
+    status: Status
+    heard_at: float  # on the receiver's clock, moved on by what it slept itself
+
+
+class State(_Frozen, frozen=True, kw_only=True):
+    members: dict[PeerId, Member] = {}  # never changed in place
+    ticked_at: float | None = None
+    heartbeat_at: float = 0.0  # when the next is due
+
+
+# --- inputs ---
+
+
+class Tick(_Frozen, frozen=True):
+    """Time has passed. Due every `TICK_S`, and at `next_due`."""
+
+
+class Joined(_Frozen, frozen=True):
+    """A link to `peer` stands, from a process that has not said goodbye."""
+
+    peer: PeerId
+
+
+class Heard(_Frozen, frozen=True):
+    """A byte of `peer` arrived at `at`."""
+
+    peer: PeerId
+    at: float
+
+
+class LinkLost(_Frozen, frozen=True):
+    peer: PeerId
+    reason: str
+
+
+class RedialFailed(_Frozen, frozen=True):
+    peer: PeerId
+    reason: str
+
+
+class SaidGoodbye(_Frozen, frozen=True):
+    peer: PeerId
+
+
+Input = Tick | Joined | Heard | LinkLost | RedialFailed | SaidGoodbye
+
+
+# --- outputs ---
+
+
+class SendHeartbeat(_Frozen, frozen=True):
+    peers: tuple[PeerId, ...]
+
+
+class Redial(_Frozen, frozen=True):
+    """Try at once whether `peer` can still be reached; answer with Heard or RedialFailed."""
+
+    peer: PeerId
+
+
+class New(_Frozen, frozen=True):
+    peer: PeerId
+
+
+class Suspected(_Frozen, frozen=True):
+    peer: PeerId
+    silent_s: float
+    reason: str
+
+
+class Recovered(_Frozen, frozen=True):
+    peer: PeerId
+
+
+class Gone(_Frozen, frozen=True):
+    peer: PeerId
+    silent_s: float
+
+
+class Left(_Frozen, frozen=True):
+    peer: PeerId
+
+
+Output = SendHeartbeat | Redial | New | Suspected | Recovered | Gone | Left
+
+
+def step(state: State, event: Input, now: float) -> tuple[State, tuple[Output, ...]]:
+    """Return the state after `event` at `now` (seconds, never going back) and what is to be done."""
+    match event:
+        case Tick():
+            return _tick(state, now)
+        case Joined(peer=peer):
+            return _join(state, peer, now)
+        case Heard(peer=peer, at=at):
+            return _hear(state, peer, at)
+        case LinkLost(peer=peer):
+            known = state.members.get(peer)
+            return state, (Redial(peer),) if known is not None and known.status in ("alive", "suspected") else ()
+        case RedialFailed(peer=peer, reason=reason):
+            return _suspect(state, peer, now, reason)
+        case SaidGoodbye(peer=peer):
+            known = state.members.get(peer)
+            if known is None or known.status == "left":
+                return state, ()
+            return _with(state, peer, Member(status="left", heard_at=now)), (Left(peer),)
+        case _:
+            assert_never(event)
+
+
+def next_due(state: State, now: float) -> float:
+    """Return when the next tick has something to do, at most `TICK_S` from `now`."""
+    due = [now + TICK_S, state.heartbeat_at]
+    for member in state.members.values():
+        if member.status == "alive":
+            due.append(member.heard_at + SUSPECT_S)
+        elif member.status == "suspected":
+            due.append(member.heard_at + GONE_S)
+    return max(now, min(due))
+
+
+def _tick(state: State, now: float) -> tuple[State, tuple[Output, ...]]:
+    outputs: list[Output] = []
+    state = _forgive_own_stall(state, now)
+    for peer, member in sorted(state.members.items()):
+        silent_s = now - member.heard_at
+        if member.status == "alive" and silent_s >= SUSPECT_S:
+            state, suspected = _suspect(state, peer, now, f"silent for {silent_s:.1f} s")
+            outputs.extend(suspected)
+        if state.members[peer].status == "suspected" and silent_s >= GONE_S:
+            state = _with(state, peer, Member(status="gone", heard_at=member.heard_at))
+            outputs.append(Gone(peer, silent_s))
+    if now >= state.heartbeat_at:
+        # To those that are gone too: hearing it may be what brings them back.
+        listeners = tuple(sorted(peer for peer, member in state.members.items() if member.status != "left"))
+        if listeners:
+            outputs.append(SendHeartbeat(listeners))
+        state = msgspec.structs.replace(state, heartbeat_at=now + HEARTBEAT_S)
+    return msgspec.structs.replace(state, ticked_at=now), tuple(outputs)
+
+
+def _forgive_own_stall(state: State, now: float) -> State:
+    if state.ticked_at is None or now - state.ticked_at <= OWN_STALL_S:
+        return state
+    slept_s = now - state.ticked_at
+    members = {
+        peer: Member(status=member.status, heard_at=min(now, member.heard_at + slept_s))
+        for peer, member in state.members.items()
+    }
+    return msgspec.structs.replace(state, members=members)
+
+
+def _join(state: State, peer: PeerId, now: float) -> tuple[State, tuple[Output, ...]]:
+    known = state.members.get(peer)
+    if known is not None and known.status != "left":
+        return _hear(state, peer, now)
+    num_present = sum(member.status != "left" for member in state.members.values())
+    if num_present >= MAX_MEMBERS - 1:  # and this peer itself
+        return state, ()
+    return _with(state, peer, Member(status="alive", heard_at=now)), (New(peer),)
+
+
+def _hear(state: State, peer: PeerId, at: float) -> tuple[State, tuple[Output, ...]]:
+    known = state.members.get(peer)
+    if known is None or known.status == "left" or at <= known.heard_at:
+        return state, ()
+    heard = _with(state, peer, Member(status="alive", heard_at=at))
+    return heard, () if known.status == "alive" else (Recovered(peer),)
+
+
+def _suspect(state: State, peer: PeerId, now: float, reason: str) -> tuple[State, tuple[Output, ...]]:
+    known = state.members.get(peer)
+    if known is None or known.status != "alive":
+        return state, ()
+    suspected = Member(status="suspected", heard_at=known.heard_at)
+    return _with(state, peer, suspected), (Suspected(peer, now - known.heard_at, reason),)
+
+
+def _with(state: State, peer: PeerId, member: Member) -> State:
+    return msgspec.structs.replace(state, members={**state.members, peer: member})
