@@ -12,10 +12,12 @@ attention arXiv:2305.13245, SwiGLU arXiv:2002.05202.
 """
 
 from math import pi
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from weft.model.cache import KVCache
@@ -33,8 +35,34 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*dims width"]) -> Float[Tensor, "*dims width"]:
-        # Under autocast queries and keys come in bf16; the norm is computed in the precision of its weight.
-        return rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        x = x.to(self.weight.dtype)  # under autocast queries and keys come in bf16
+        if x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling():
+            y: Tensor = _CpuRMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+            return y
+        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class _CpuRMSNorm(torch.autograd.Function):
+    """RMSNorm with its backward pass written out: on a CPU torch composes it of small operations, at twice the time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        root = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.rsqrt(root * root / x.shape[-1] + eps)
+        normed = x * inverse
+        ctx.save_for_backward(normed, inverse, weight)
+        return normed * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        # n = x / rms, y = w n:  dw = sum(g n),  dx = (g w - n mean(g w n)) / rms
+        normed, inverse, weight = ctx.saved_tensors
+        product = grad * normed
+        with torch.autocast("cpu", enabled=False):
+            mean = torch.matmul(product, weight).unsqueeze(-1) / weight.shape[0]
+        grad_x = torch.addcmul(grad * weight, normed, mean, value=-1).mul_(inverse)
+        return grad_x, product.flatten(0, -2).sum(0), None
 
 
 def inverse_wavelengths(config: ModelConfig) -> list[float]:

@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, rms_norm
 
 from weft.model import KVCache, ModelConfig, Transformer
-from weft.model.layers import rotate, rotation
+from weft.model.layers import RMSNorm, rotate, rotation
 
 Make = Callable[..., ModelConfig]
 CPU = torch.device("cpu")
@@ -22,6 +22,20 @@ def test_no_token_sees_what_comes_after_it(variant: ModelConfig) -> None:
     before, after = model(tokens), model(changed)
     torch.testing.assert_close(before[:, :7], after[:, :7])
     assert (before[:, 7:] - after[:, 7:]).abs().amax(-1).gt(1e-6).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (2, 5, 3, 8)])
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_the_norm_and_its_gradient_are_those_of_torch(shape: tuple[int, ...], is_autocast: bool) -> None:
+    norm = RMSNorm(8, eps=1e-3)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(shape, requires_grad=True)
+    grad = torch.randn(shape)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        found = torch.autograd.grad(norm(x), (x, norm.weight), grad)
+    expected = torch.autograd.grad(rms_norm(x, (8,), norm.weight, 1e-3), (x, norm.weight), grad)
+    torch.testing.assert_close(norm(x), rms_norm(x, (8,), norm.weight, 1e-3))
+    torch.testing.assert_close(found, expected)
 
 
 def test_attention_knows_distances_not_positions(small: Make) -> None:
