@@ -83,7 +83,7 @@ def decode_parts(codec: Codec, results: Sequence[Buffer], parts: Sequence[range]
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedPart:
     encoded: Buffer
     digest: Digest
 
@@ -115,7 +115,7 @@ class Merger:
         self._total += weight
         _accumulate(self._sum, weight, self._decoded)
 
-    def result(self) -> Merged:
+    def result(self) -> MergedPart:
         """Return the mean so far, encoded with the reply codec, and the digest of those bytes.
 
         Raises:
@@ -124,7 +124,7 @@ class Merger:
         if not self._total:
             raise PayloadError("no contribution with tokens: there is nothing to merge")
         encoded = self._reply_codec.encode(_quotient(self._sum, self._total))
-        return Merged(encoded=encoded, digest=digest(encoded))
+        return MergedPart(encoded=encoded, digest=digest(encoded))
 
 
 def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float32[Tensor, " num"]:

@@ -1,0 +1,288 @@
+"""Closed forms: the bytes, seconds and memory that a round costs a peer, before anyone joins.
+
+All are functions of plain numbers, and each says what it was checked against. What is measured differs from them by
+what they leave out: transport framing (22 bytes per 16 KiB of TLS, 40 bytes per TCP packet), retries, allocator slack.
+
+It does not know torch, nor any room: whoever has configs fills in the small records below. Bytes are integers; a GB is
+10^9 bytes; bps are bits per second.
+"""
+
+from dataclasses import dataclass
+
+# --- bytes ---
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How many bytes a codec makes of a vector."""
+
+    value_nbytes: int
+    block: int = 1  # values that share a block's overhead
+    block_nbytes: int = 0
+
+    def nbytes(self, num: int) -> int:
+        """Return the size of `num` encoded values: exactly the codec's own `nbytes`."""
+        return self.value_nbytes * num + self.block_nbytes * -(-num // self.block)
+
+
+FP32 = Encoding(4)
+BF16 = Encoding(2)
+
+
+def int8(block: int = 256) -> Encoding:
+    """Return the encoding of the int8 codec with `block` values per scale."""
+    return Encoding(1, block=block, block_nbytes=4)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one peer sends and receives."""
+
+    sent_nbytes: int
+    received_nbytes: int
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.sent_nbytes + other.sent_nbytes, self.received_nbytes + other.received_nbytes)
+
+    def times(self, count: int) -> "Traffic":
+        return Traffic(self.sent_nbytes * count, self.received_nbytes * count)
+
+
+PART_ALIGNMENT = 4096  # elements: sync/reduce.py cuts parts at its multiples
+
+
+def part_size(num: int, num_peers: int, index: int = 0) -> int:
+    """Return the elements of part `index` when `num` elements are cut into equal parts at aligned borders."""
+    num_blocks = -(-num // PART_ALIGNMENT)
+    start, stop = (min(num_blocks * i // num_peers * PART_ALIGNMENT, num) for i in (index, index + 1))
+    return stop - start
+
+
+def contribute_traffic(num: int, num_owned: int, num_peers: int, payload: Encoding) -> Traffic:
+    """Return the first half of a reduce: all parts but its own go to their owners, its own part comes from the others.
+
+    Args:
+        num: elements of the vector.
+        num_owned: elements of the part this peer owns: `part_size`, or 0 for a peer reached by relay.
+        num_peers: contributors, this one included.
+        payload: of the contributions.
+    """
+    own = payload.nbytes(num_owned)
+    return Traffic(payload.nbytes(num) - own, (num_peers - 1) * own)
+
+
+def result_traffic(num: int, num_owned: int, num_peers: int, reply: Encoding) -> Traffic:
+    """Return the second half of a reduce: the owner sends its merged part to all, and gets the other parts."""
+    own = reply.nbytes(num_owned)
+    return Traffic((num_peers - 1) * own, reply.nbytes(num) - own)
+
+
+def reduce_traffic(num: int, num_owned: int, num_peers: int, payload: Encoding, reply: Encoding) -> Traffic:
+    """Return what one peer sends and receives to average a vector in parts: both halves.
+
+    With equal parts, payloads of b bytes and replies of r bytes: (n - 1) / n (b + r) each way; as much as a ring
+    all-reduce, in two steps instead of 2 (n - 1). Exact for parts cut at multiples of the codec's block.
+    """
+    return contribute_traffic(num, num_owned, num_peers, payload) + result_traffic(num, num_owned, num_peers, reply)
+
+
+def ring_ddp_traffic(num: int, num_peers: int, num_steps: int = 1, value_nbytes: int = 2) -> Traffic:
+    """Return what data-parallel training sends in `num_steps` steps: a ring all-reduce of bf16 gradients each.
+
+    2 (n - 1) / n of the vector each way (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+    """
+    nbytes = num_steps * 2 * (num_peers - 1) * num * value_nbytes // num_peers
+    return Traffic(nbytes, nbytes)
+
+
+_NAME_NBYTES = 66  # a digest or a peer id in a record: 64 hexadecimal characters and their length
+_MESSAGE_NBYTES = 350  # a round message without its lists: its fields, the signed envelope, note and frame
+_CONTRIBUTION_NBYTES = 91  # one contributor without its parts: peer, tokens, field names
+_MANIFEST_NBYTES = 400  # one manifest without its lists
+_MEMBER_NBYTES = 305  # of a manifest, per member: name, its part's owner and result, lease
+_REQUEST_NBYTES = 119  # asking for a blob, and the header of the answer
+_HEARTBEAT_NBYTES = 280  # with a member's summary
+
+
+def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = 2.0) -> Traffic:
+    """Return the bytes of one round's messages and of the heartbeats meanwhile, for the mean member (leaders rotate).
+
+    Counts, for n members with n parts, one attempt and no loss: Ready and Merged to all, Collect, Propose and Committed
+    from the leader to all, Holding and Accept to the leader, a request for each blob. The lists of n^2 part digests
+    dominate from 8 members on. Within 5 % of the messages' canonical bytes; retries and votes relayed come on top.
+    """
+    others, n = num_peers - 1, num_peers
+    lists = n * (_CONTRIBUTION_NBYTES + n * _NAME_NBYTES)
+    ready = _MESSAGE_NBYTES + n * _NAME_NBYTES
+    merged = _MESSAGE_NBYTES + _NAME_NBYTES
+    collect = _MESSAGE_NBYTES + lists + n * _NAME_NBYTES
+    proposed = committed = _MESSAGE_NBYTES + _MANIFEST_NBYTES + lists + n * _MEMBER_NBYTES
+    holding, accept = _MESSAGE_NBYTES + n * _NAME_NBYTES, _MESSAGE_NBYTES + _NAME_NBYTES
+    requests = 2 * _REQUEST_NBYTES  # per other member: a part of its payload, and its merged part
+    heartbeats = int(round_s / heartbeat_s) * _HEARTBEAT_NBYTES
+    with_leader = others * (collect + proposed + committed + holding + accept)
+    nbytes = others * (ready + merged + requests + heartbeats) + with_leader // n
+    return Traffic(nbytes, nbytes)
+
+
+# --- seconds ---
+
+
+@dataclass(frozen=True)
+class Link:
+    up_bps: float
+    down_bps: float
+    round_trip_s: float = 0.05
+
+    def seconds(self, traffic: Traffic) -> float:
+        """Return how long `traffic` takes when both directions run at once, without latency."""
+        return max(8 * traffic.sent_nbytes / self.up_bps, 8 * traffic.received_nbytes / self.down_bps)
+
+
+# One way each: Ready, Collect, Merged, Holding, Propose, Accept, Committed; both ways: fetching payloads and results.
+ROUND_TRIPS = 5.5
+
+
+def exchange_s(link: Link, contribute: Traffic, result: Traffic) -> float:
+    """Return the seconds from a peer's payload to its outer step, if all peers have this link and start together.
+
+    The halves of a reduce do not overlap: a result is complete only once every contribution to it has come.
+    """
+    return link.seconds(contribute) + link.seconds(result) + ROUND_TRIPS * link.round_trip_s
+
+
+def work_s(num_steps: int, tokens_per_step: int, flops_per_token: float, flops_per_s: float) -> float:
+    """Return the seconds of `num_steps` inner steps at a measured speed in floating-point operations per second."""
+    return num_steps * tokens_per_step * flops_per_token / flops_per_s
+
+
+def gigabytes_per_day(nbytes_per_round: int, round_s: float) -> float:
+    """Return the GB a peer moves in a day of rounds of `round_s` seconds, work and exchange together."""
+    return nbytes_per_round * 86_400 / round_s / 1e9
+
+
+# --- the model ---
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What the closed forms need to know of a model (weft.model.config says what the words mean)."""
+
+    num_parameters: int
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    width: int
+    q_width: int
+    kv_width: int
+    ffn_width: int
+    has_qk_norm: bool = False
+
+    @property
+    def layer_matrices(self) -> int:
+        """Elements of one layer's matrices."""
+        attention = self.width * (self.q_width + 2 * self.kv_width) + self.q_width * self.width
+        return attention + 3 * self.width * self.ffn_width
+
+
+def flops_per_token(decoder: Decoder, seq_len: int) -> float:
+    """Return the floating-point operations of training on one token: forward, and backward for twice as many.
+
+    6 per element of every matrix a token is multiplied by (the head is one, the embedding is not), and
+    12 layers x q_width x seq_len for attention scores and values. PaLM, 2204.02311, appendix B; causal masks
+    are not halved.
+    """
+    matrices = decoder.num_layers * decoder.layer_matrices + decoder.vocab_size * decoder.width
+    return 6 * matrices + 12 * decoder.num_layers * decoder.q_width * seq_len
+
+
+# --- memory ---
+
+
+def activation_nbytes(
+    decoder: Decoder, micro_batch: int, seq_len: int, *, is_half: bool = False, has_recompute: bool = False
+) -> int:
+    """Return the bytes alive when the backward pass of one micro-batch begins: its peak.
+
+    Counted from what autograd keeps of each operation of model/layers.py, per token and layer, with C width, Q and K of
+    queries and keys, F inside SwiGLU, H heads:
+        two norms        normed input and output: 2 C each, and one number (a fused kernel: input and output)
+        attention        projection Q + 2 K, rotated Q + K, output Q, and H numbers
+        SwiGLU           gate and up 2 F, silu F, product F
+    in fp32; with `is_half` (autocast) matmul inputs and outputs are 2 bytes, normed inputs stay fp32, and a bf16 copy
+    of the matrices lives from forward to backward. The loss holds log-probabilities, their gradient and the logits'
+    gradient: 3 x vocabulary x 4 bytes a token. With `has_recompute`, each layer keeps its input only, and one layer's
+    activations exist at a time.
+    """
+    c, q, k, f = decoder.width, decoder.q_width, decoder.kv_width, decoder.ffn_width
+    small = 4 * (2 + decoder.num_heads)
+    if is_half:
+        layer = 12 * c + 6 * (q + k) + 8 * f + small
+        final = 6 * c
+    else:
+        layer = 16 * c + 12 * (q + k) + 16 * f + small
+        final = 8 * c
+    layer += decoder.has_qk_norm * 4 * (q + k)  # normed heads, before their gain
+    copies = 2 * (decoder.num_layers * decoder.layer_matrices + decoder.vocab_size * c) if is_half else 0
+    layers = decoder.num_layers * 4 * c + layer if has_recompute else decoder.num_layers * layer
+    return micro_batch * seq_len * (layers + final + 12 * decoder.vocab_size + 16) + copies
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes a training peer holds, by component. Training and exchanging do not peak together."""
+
+    local: int  # the parameters it trains
+    gradient: int
+    inner_optimizer: int  # AdamW moments
+    outer: int  # parameters of the last commit
+    outer_optimizer: int  # momentum
+    activations: int  # only while it trains
+    contribution: int  # delta and its encoding, until the round commits
+    merge: int  # as the owner of a part: accumulator, decoded and encoded parts
+    result: int  # encoded and decoded results
+
+    @property
+    def always_nbytes(self) -> int:
+        return self.local + self.gradient + self.inner_optimizer + self.outer + self.outer_optimizer
+
+    @property
+    def peak_nbytes(self) -> int:
+        return self.always_nbytes + max(self.activations, self.contribution + self.merge + self.result)
+
+
+def peer_memory(
+    num: int,
+    num_owned: int,
+    num_peers: int,
+    payload: Encoding,
+    reply: Encoding,
+    *,
+    sends_delta: bool,
+    has_momentum: bool,
+    activations: int,
+) -> Memory:
+    """Return the memory of a peer by component.
+
+    Args:
+        num: parameters; num_owned: elements of its part; num_peers: contributors.
+        payload, reply: what contributions and results are encoded as.
+        sends_delta: it keeps the outer parameters beside those it trains, and subtracts; otherwise its gradient is its
+            contribution and the outer parameters are those it trains.
+        has_momentum: the outer optimizer is Nesterov.
+        activations: `activation_nbytes`.
+    """
+    vector = FP32.nbytes(num)
+    encoded = 0 if payload == FP32 else payload.nbytes(num)  # fp32 bytes are a view of the vector
+    return Memory(
+        local=vector,
+        gradient=vector,
+        inner_optimizer=2 * vector,
+        outer=vector if sends_delta else 0,
+        outer_optimizer=vector if has_momentum else 0,
+        activations=activations,
+        contribution=(vector if sends_delta else 0) + encoded,
+        # float64 sum, one decoded contribution, the mean, what came from the others, the encoded mean
+        merge=(8 + 4 + 4) * num_owned + (num_peers - 1) * payload.nbytes(num_owned) + reply.nbytes(num_owned),
+        result=reply.nbytes(num - num_owned) + vector,
+    )
