@@ -1,0 +1,327 @@
+import asyncio
+
+import pytest
+
+from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, WireError
+from weft.events import ConnectionDropped
+from weft.ids import Digest
+from weft.net.frame import FrameReader, encode_frame, write_frame
+from weft.net.messages import BlobHeader, BlobRequest, BulkOffer
+from weft.rng import integers64, stream
+from weft.wire import digest, encode
+
+MIB = 1 << 20
+
+
+def some_bytes(num, seed=0):
+    return integers64(stream(seed, "blob"), -(-num // 8)).tobytes()[:num]
+
+
+def shelf(*blobs):
+    held = {digest(blob): blob for blob in blobs}
+    return lambda peer, name: held.get(name)
+
+
+@pytest.mark.parametrize("num", [0, 1, 65_536, 65_537, MIB - 1, MIB, MIB + 1, 5 * MIB + 12_345])
+def test_blob_arrives_in_the_callers_buffer(world, num):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(num)
+        b.serve_blobs(shelf(b"other"))
+        b.serve_blobs(shelf(blob))
+        into = bytearray(num + 10)
+        await a.fetch(b.peer, digest(blob), memoryview(into)[5 : 5 + num])
+        assert into == bytes(5) + blob + bytes(5)
+        assert await a.fetch_small(b.peer, digest(blob), num) == blob
+        assert await a.fetch_any([b.peer], digest(blob), num) == blob
+        assert a.traffic[b.peer].received_nbytes >= 3 * num
+        assert b.traffic[a.peer].sent_nbytes >= 3 * num
+        assert world.seen(0, ConnectionDropped) == world.seen(1, ConnectionDropped) == []
+
+    world.run(scenario)
+
+
+def test_any_buffer_of_the_right_size_will_do(world):
+    async def scenario():
+        a, b = await world.started(2)
+        numbers = integers64(stream(1, "numbers"), 1000)
+        b.serve_blobs(lambda peer, name: memoryview(numbers))
+        into = numbers * 0
+        await a.fetch(b.peer, digest(numbers.tobytes()), memoryview(into))
+        assert (into == numbers).all()
+
+    world.run(scenario)
+
+
+def test_absent_blob_is_a_failed_call_and_the_stream_stays(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(100)
+        b.serve_blobs(shelf(blob))
+        for _ in range(3):
+            with pytest.raises(CallFailed, match="holds no blob"):
+                await a.fetch(b.peer, digest(b"nothing"), bytearray(10))
+        assert await a.fetch_small(b.peer, digest(blob), 100) == blob
+        assert len(b._blobs._num_accepted) == 1
+        assert b._blobs._num_accepted[a.peer] == 1  # one stream carried all four
+
+    world.run(scenario)
+
+
+def test_only_who_may_have_it_gets_it(world):
+    async def scenario():
+        a, b, c = await world.started(3)
+        blob = some_bytes(100)
+        c.serve_blobs(lambda peer, name: blob if peer == a.peer else None)
+        assert await a.fetch_small(c.peer, digest(blob), 100) == blob
+        with pytest.raises(CallFailed):
+            await b.fetch_small(c.peer, digest(blob), 100)
+
+    world.run(scenario)
+
+
+def test_many_fetches_share_few_streams(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blobs = [some_bytes(200_000, seed) for seed in range(50)]
+        b.serve_blobs(shelf(*blobs))
+        got = await asyncio.gather(*(a.fetch_any([b.peer], digest(blob), len(blob)) for blob in blobs))
+        assert got == blobs
+        assert b._blobs._num_accepted[a.peer] <= 8
+        await asyncio.sleep(1)
+        assert len(a._blobs._streams._idle[b.peer]) == 4
+
+    world.run(scenario)
+
+
+def test_who_cannot_be_dialled_is_asked_to_dial(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(3 * MIB)
+        b.serve_blobs(shelf(blob))
+        a._book._entries.clear()  # b is behind a router
+        await b.connect(a.peer)
+        a._book._entries[b.peer].announced = a._book._entries[b.peer].kept = ()
+        assert await a.fetch_any([b.peer], digest(blob), len(blob)) == blob
+        assert await a.fetch_any([b.peer], digest(blob), len(blob)) == blob
+        assert world.seen(0, ConnectionDropped) == []
+
+    world.run(scenario)
+
+
+def test_kept_stream_that_died_is_replaced(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(100)
+        b.serve_blobs(shelf(blob))
+        await a.fetch_small(b.peer, digest(blob), 100)
+        await asyncio.sleep(121)  # b no longer keeps the silent stream
+        assert b._blobs._num_accepted[a.peer] == 0
+        assert await a.fetch_small(b.peer, digest(blob), 100) == blob
+        assert world.seen(0, ConnectionDropped) == []
+
+    world.run(scenario)
+
+
+def test_fetch_any_goes_on_to_the_next_holder(world):
+    async def scenario():
+        a, b, c, d = await world.started(4)
+        blob = some_bytes(2 * MIB)
+        b.serve_blobs(lambda peer, name: bytes(2 * MIB))  # lies
+        d.serve_blobs(shelf(blob))
+        world.network.kill(c.peer)
+        assert await a.fetch_any([b.peer, c.peer, d.peer], digest(blob), len(blob)) == blob
+        with pytest.raises(PeerError, match=r"came from none of 2 holders: .*for.*; .*nothing listens"):
+            await a.fetch_any([b.peer, c.peer], digest(blob), len(blob))
+        with pytest.raises(PeerError, match="nobody asked"):
+            await a.fetch_any([], digest(blob), len(blob))
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("served", "size", "error", "reason"),
+    [
+        (some_bytes(99), 100, PayloadError, "has 99 bytes at .* and not 100"),
+        (some_bytes(101), 100, PayloadError, "has 101 bytes"),
+        (some_bytes(100, seed=9), 100, PayloadError, "sent bytes of blob"),
+        (some_bytes(3 * MIB, seed=9), 3 * MIB, PayloadError, "sent bytes of blob"),
+    ],
+)
+def test_lying_holder_is_dropped_with_an_event(world, served, size, error, reason):
+    async def scenario():
+        a, b = await world.started(2)
+        b.serve_blobs(lambda peer, name: served)
+        with pytest.raises(error, match=reason):
+            await a.fetch(b.peer, digest(some_bytes(size)), bytearray(size))
+        (dropped,) = world.seen(0, ConnectionDropped)
+        assert dropped.remote == b.peer
+        assert a._blobs._streams._idle[b.peer] == []
+        assert a.is_linked(b.peer)  # the control link carries on
+
+    world.run(scenario)
+
+
+def test_small_blob_above_its_bound_is_not_received(world):
+    async def scenario():
+        a, b = await world.started(2)
+        b.serve_blobs(lambda peer, name: bytes(10 * MIB))
+        with pytest.raises(PayloadError, match="above 1000"):
+            await a.fetch_small(b.peer, digest(bytes(10 * MIB)), 1000)
+        assert a.traffic[b.peer].received_nbytes < 1000
+
+    world.run(scenario)
+
+
+def test_holder_that_falls_silent_is_given_up(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(5 * MIB)
+        b.serve_blobs(shelf(blob))
+        world.network.set_link(a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e6)
+        fetching = asyncio.create_task(a.fetch(b.peer, digest(blob), bytearray(len(blob)), stall_s=3.0))
+        await asyncio.sleep(2)
+        world.network.partition(a.peer, b.peer)
+        with pytest.raises(DeadlineExceeded, match="sent nothing of a blob for 3 s"):
+            await fetching
+        assert world.clock.now() == pytest.approx(5.0, abs=0.2)
+
+    world.run(scenario)
+
+
+def test_slow_holder_is_waited_for(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(5 * MIB)
+        b.serve_blobs(shelf(blob))
+        world.network.set_link(a.peer, b.peer, delay_s=0.1, bandwidth_bps=1e6)
+        await a.fetch(b.peer, digest(blob), bytearray(len(blob)), stall_s=3.0)
+        assert world.clock.now() > 40
+
+    world.run(scenario)
+
+
+def test_holder_that_dies_in_the_middle_is_a_peer_error(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(5 * MIB)
+        b.serve_blobs(shelf(blob))
+        world.network.set_link(a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e6)
+        fetching = asyncio.create_task(a.fetch(b.peer, digest(blob), bytearray(len(blob))))
+        await asyncio.sleep(2)
+        world.network.kill(b.peer)
+        with pytest.raises(PeerError):
+            await fetching
+        assert world.clock.now() < 2.1
+
+    world.run(scenario)
+
+
+def test_fetch_given_up_leaves_no_half_used_stream(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob, small = some_bytes(5 * MIB), some_bytes(10)
+        b.serve_blobs(shelf(blob, small))
+        world.network.set_link(a.peer, b.peer, delay_s=0.01, bandwidth_bps=8e7)
+        fetching = asyncio.create_task(a.fetch(b.peer, digest(blob), bytearray(len(blob))))
+        await asyncio.sleep(0.3)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert await a.fetch_small(b.peer, digest(small), 10) == small
+        await asyncio.sleep(1)
+        assert b._blobs._num_accepted[a.peer] == 1
+
+    world.run(scenario)
+
+
+def test_nobody_there_is_a_net_error(world):
+    async def scenario():
+        a, b = await world.started(2)
+        world.network.kill(b.peer)
+        with pytest.raises(NetError):
+            await a.fetch(b.peer, Digest("0" * 64), bytearray(1))
+
+    world.run(scenario)
+
+
+# --- peers that break the protocol on a bulk stream ---
+
+
+async def bulk_to(node, world, index=1):
+    """Return a raw bulk stream to `node` from an admitted peer, and its reader."""
+    await world.nodes[index].connect(node.peer)
+    transport = world.nodes[index]._transports[0]
+    opened = await transport.dial(node.peer, f"memory://{node.peer}", "bulk")
+    return opened, FrameReader(opened)
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (encode_frame(b"\xff"), "bytes are no"),
+        (encode_frame(encode(BlobHeader(nbytes=1))), "bytes are no"),
+        (encode_frame(bytes(300)), "exceeds the bound of 256"),
+        (encode_frame(encode(BlobRequest(digest=Digest("0" * 64))))[:-1], "not finished within"),
+        (encode_frame(encode(BulkOffer(offer=bytes(8)))), "nobody asked for"),
+        (b"GET / HTTP/1.1\r\n\r\n", "frame of version"),
+    ],
+)
+def test_offender_on_a_bulk_stream_is_dropped_with_its_reason(world, sent, reason):
+    async def scenario():
+        a, b, c = await world.started(3)
+        blob = some_bytes(100)
+        a.serve_blobs(shelf(blob))
+        raw, reader = await bulk_to(a, world)
+        await raw.send(sent)
+        assert await reader.read() is None
+        (dropped,) = world.seen(0, ConnectionDropped)
+        assert dropped.remote == b.peer
+        assert reason in dropped.reason
+        assert await c.fetch_small(a.peer, digest(blob), 100) == blob
+
+    world.run(scenario)
+
+
+def test_bulk_streams_beyond_the_bound_are_dropped(world):
+    async def scenario():
+        a, _ = await world.started(2)
+        for _ in range(16):
+            await bulk_to(a, world)
+        _, reader = await bulk_to(a, world)
+        assert await reader.read() is None
+        assert "more than 16 bulk streams" in world.seen(0, ConnectionDropped)[0].reason
+
+    world.run(scenario)
+
+
+def test_reader_that_takes_nothing_is_given_up(world):
+    async def scenario():
+        a, _ = await world.started(2)
+        blob = some_bytes(8 * MIB)
+        a.serve_blobs(shelf(blob))
+        raw, _ = await bulk_to(a, world)
+        await write_frame(raw, encode(BlobRequest(digest=digest(blob))))
+        await asyncio.sleep(31)
+        assert a._blobs._num_accepted[world.ids[1]] == 0
+
+    world.run(scenario)
+
+
+def test_holder_that_sends_garbage_for_a_header_is_dropped(world):
+    async def scenario():
+        a, b = await world.started(2)
+
+        async def garbage(bulk):
+            await bulk.stream.send(encode_frame(b"\xff"))
+            await asyncio.sleep(1)
+
+        async def accept(opened):
+            await garbage(type("Raw", (), {"stream": opened}))
+
+        b._door._accept_bulk = accept
+        with pytest.raises(WireError):
+            await a.fetch(b.peer, Digest("0" * 64), bytearray(1))
+        assert len(world.seen(0, ConnectionDropped)) == 1
+
+    world.run(scenario)
