@@ -59,8 +59,8 @@ def test_the_shuffle_looks_random() -> None:
     assert abs(steps.mean() / size - 1 / 3) < 0.02  # of two uniform numbers
     assert (steps == 1).sum() < 12  # 2 are expected
     assert abs(np.corrcoef(np.arange(size), order)[0, 1]) < 0.05
-    # Over many epochs, each of 5 windows takes each of 5 places equally often: 4 / 5 of the sum below is chi square with
-    # 16 degrees of freedom, which exceeds 39 once in a thousand times.
+    # Over many epochs, each of 5 windows takes each of 5 places equally often: 4 / 5 of the sum below is chi square
+    # with 16 degrees of freedom, which exceeds 39 once in a thousand times.
     num_epochs = 2000
     table = windows_at(np.arange(5 * num_epochs), 5, 3).reshape(num_epochs, 5)
     counts = np.stack([np.bincount(table[:, place], minlength=5) for place in range(5)])
