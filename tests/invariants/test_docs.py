@@ -201,6 +201,7 @@ def test_a_tree_is_read() -> None:
 
 
 def test_commands_are_found_and_prose_is_not() -> None:
-    page = "make one step with `make test` and `weft join T`\n```sh\nmake demo  # all\nweft fly\n```\n```text\nmake x\n```\n"
+    said = "make one step with `make test` and `weft join T`\n"
+    page = f"{said}```sh\nmake demo  # all\nweft fly\n```\n```text\nmake x\n```\n"
     assert named_after("make", page) == {"test", "demo"}
     assert named_after("weft", page) == {"join", "fly"}

@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def pins() -> dict[str, Version]:
     return found
 
 
+@cache
 def imported() -> set[str]:
     """Return the top-level names that the source imports anywhere."""
     names = set()

@@ -181,6 +181,16 @@ def test_a_backup_with_a_passphrase_holds_no_bare_key(tmp_path: Path) -> None:
         keys.open_identity(tmp_path / "backup.pem")
 
 
+def test_a_backup_made_long_ago_still_opens(tmp_path: Path) -> None:
+    (tmp_path / "backup").write_bytes(
+        b"weft-backup-1 g6Vub25jZcQMUSGQBgbG6geFJdfppHNhbHTEEKDPu4mrbmbAVxi+ZVhaJgimc2VhbGVkxIcBA9n3fMW7DN7AcA9vX+6K"
+        b"YxGr3C4yucV7ah+feZOi1Pg7g5TEspm+bXxq1vUkMMKJa3+2ZW0jcZTem/7ifl79kzoAGYUgaWneBhHxSWhuNDF9t+EEzgxgg5KPT9BzyefA"
+        b"Lmv/xD0aOkVsKORPy5HmYbmDgW1QBnIUdxy1ZLz1vP01V4A3q3I=\n"
+    )
+    peer = keys.restore(tmp_path / "backup", tmp_path / "restored.pem", b"correct horse")
+    assert peer == keys.Identity.from_seed(bytes(range(32))).peer
+
+
 @pytest.mark.usefixtures("cheap_backups")
 def test_two_backups_of_one_identity_have_nothing_in_common(tmp_path: Path) -> None:
     keys.open_identity(tmp_path / "peer.pem", create=True).close()
