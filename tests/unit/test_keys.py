@@ -205,7 +205,7 @@ def test_two_backups_of_one_identity_have_nothing_in_common(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("cheap_backups")
-@pytest.mark.parametrize("at", [0, 20, 60, 120, -3])
+@pytest.mark.parametrize("at", [0, 20, 60, 120, -20])
 def test_an_altered_backup_is_refused(tmp_path: Path, at: int) -> None:
     keys.open_identity(tmp_path / "peer.pem", create=True).close()
     keys.back_up(tmp_path / "peer.pem", tmp_path / "backup", b"correct horse")
