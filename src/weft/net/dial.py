@@ -20,7 +20,7 @@ from weft.net.book import AddressBook
 from weft.net.frame import FrameReader
 from weft.net.handshake import FRAME_S, Passport, greet, handshake_reader
 from weft.net.links import Link, Links
-from weft.net.messages import MAX_ADDRESSES, PROTOCOL, Contact, Hello, Welcome
+from weft.net.messages import MAX_ADDRESSES, PROTOCOL, Admitted, Contact, Hello
 from weft.net.tasks import Tasks
 from weft.net.transport import Lane, Stream, Transport
 from weft.rng import stream as random_stream
@@ -140,7 +140,7 @@ class Dialler:
         return await self._await_arrival(peer, stream)
 
     def _install(
-        self, stream: Stream, reader: FrameReader, address: str, hello: Hello, welcome: Welcome, tried: tuple[str, ...]
+        self, stream: Stream, reader: FrameReader, address: str, hello: Hello, welcome: Admitted, tried: tuple[str, ...]
     ) -> Link:
         reader.finish_s = FRAME_S
         peer, session = stream.peer, self._links.session(stream, reader)

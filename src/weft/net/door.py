@@ -15,7 +15,7 @@ from weft.net.dial import Dialler
 from weft.net.frame import FrameReader
 from weft.net.handshake import FRAME_S, Passport, handshake_reader, hear, judge, turn_away
 from weft.net.links import Link, Links
-from weft.net.messages import MAX_ADDRESSES, MAX_MEMBERS, Contact, Hello, Rejected, Welcome
+from weft.net.messages import MAX_ADDRESSES, MAX_MEMBERS, Admitted, Contact, Hello, Rejected
 from weft.net.transport import Accept, Lane, Stream, Transport
 from weft.wire import encode
 
@@ -96,7 +96,7 @@ class Door:
 
     def _admit(self, transport: Transport, stream: Stream, reader: FrameReader, hello: Hello) -> None:
         others = [self._book.contact(peer) for peer in self._links.peers() if peer != stream.peer]
-        welcome = Welcome(
+        welcome = Admitted(
             name=self._passport.name,
             proof=self._passport.proof_for(stream.peer),
             addresses=self._dialler.addresses[:MAX_ADDRESSES],

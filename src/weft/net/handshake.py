@@ -17,7 +17,7 @@ from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WireErro
 from weft.ids import PeerId, RunId, short
 from weft.net.admission import Admission, objection, prove
 from weft.net.frame import FrameReader, write_frame
-from weft.net.messages import MAX_HANDSHAKE_NBYTES, PROTOCOL, Greeting, Hello, Rejected, Welcome
+from weft.net.messages import MAX_HANDSHAKE_NBYTES, PROTOCOL, Admitted, Greeting, Hello, Rejected
 from weft.net.rpc import printable
 from weft.net.transport import Stream
 from weft.rng import fresh_secret
@@ -61,7 +61,7 @@ class _AnyVersion(msgspec.Struct):
     version: int
 
 
-async def greet(stream: Stream, reader: FrameReader, hello: Hello, passport: Passport) -> Welcome | None:
+async def greet(stream: Stream, reader: FrameReader, hello: Hello, passport: Passport) -> Admitted | None:
     """Say hello as the dialler; return the welcome, or None when another link to this peer stands already.
 
     Raises:
@@ -84,7 +84,7 @@ async def greet(stream: Stream, reader: FrameReader, hello: Hello, passport: Pas
         raise DialError(f"{who} did not finish the handshake: {why}") from None
     if data is None:
         raise DialError(f"{who} closed the connection during the handshake")
-    greeting: Welcome | Rejected = decode(data, Greeting)
+    greeting: Admitted | Rejected = decode(data, Greeting)
     if isinstance(greeting, Rejected):
         _raise_rejected(who, greeting)
         return None

@@ -4,7 +4,7 @@ A control connection, opened by whoever dials:
 
     dialler                       acceptor
       Hello ───────────────────────►         who I am, of which run, and my proof of admission
-      ◄──────────────── Welcome | Rejected   the same from the other side, or why not
+      ◄─────────────── Admitted | Rejected   the same from the other side, or why not
       Call ────────────────────────►         number, method, deadline, body
       ◄────────────────────── Reply | Failed
       Cancel ──────────────────────►         the caller no longer waits
@@ -85,7 +85,7 @@ class Hello(Record, frozen=True, kw_only=True, tag="hello"):
     ended: Annotated[tuple[LinkId, ...], Meta(max_length=MAX_ENDED_LINKS)] = ()
 
 
-class Welcome(Record, frozen=True, kw_only=True, tag="welcome"):
+class Admitted(Record, frozen=True, kw_only=True, tag="admitted"):
     """The acceptor admits the dialler, proves its own admission and says who else it knows."""
 
     name: Name
@@ -143,7 +143,7 @@ class Note(Record, frozen=True, kw_only=True, tag="note"):
 
 
 RpcFrame = Call | Reply | Failed | Cancel | Note
-Greeting = Welcome | Rejected
+Greeting = Admitted | Rejected
 
 
 # --- blobs ---

@@ -16,6 +16,7 @@ from weft.net.frame import FrameReader, encode_frame, write_frame
 from weft.net.handshake import Passport
 from weft.net.messages import (
     PROTOCOL,
+    Admitted,
     BlobHeader,
     BlobRequest,
     Call,
@@ -24,7 +25,6 @@ from weft.net.messages import (
     Note,
     Rejected,
     Reply,
-    Welcome,
 )
 from weft.net.node import Node
 from weft.net.tls import TlsConfig, TlsTransport
@@ -92,7 +92,7 @@ class Victim:
         stream = await self.dial()
         await write_frame(stream, encode(self.hello()))
         reader = FrameReader(stream)
-        assert isinstance(decode(await reader.read(), Greeting), Welcome)
+        assert isinstance(decode(await reader.read(), Greeting), Admitted)
         return stream, reader
 
     async def must_have_dropped(self, reason):
@@ -238,7 +238,7 @@ async def test_holder_that_lies_about_a_blob_is_dropped(lie):
             reader = FrameReader(stream)
             if lane == "control":
                 await reader.read()
-                welcome = Welcome(
+                welcome = Admitted(
                     name="",
                     proof=passport(victim.mallory).proof_for(victim.node.peer),
                     addresses=(),

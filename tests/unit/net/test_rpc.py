@@ -14,6 +14,7 @@ from weft.net.frame import FrameReader, encode_frame, write_frame
 from weft.net.messages import (
     MAX_BODY_NBYTES,
     PROTOCOL,
+    Admitted,
     Call,
     Cancel,
     Failed,
@@ -22,7 +23,6 @@ from weft.net.messages import (
     Note,
     Reply,
     RpcFrame,
-    Welcome,
 )
 from weft.net.meter import Meter
 from weft.net.rpc import MAX_IN_FLIGHT, MAX_QUEUED_NOTES, Session
@@ -267,7 +267,7 @@ async def intruder(world):
     )
     await write_frame(stream, encode(hello))
     reader = FrameReader(stream)
-    assert isinstance(decode(await reader.read(), Greeting), Welcome)
+    assert isinstance(decode(await reader.read(), Greeting), Admitted)
     return stream, reader
 
 
