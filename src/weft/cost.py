@@ -202,7 +202,7 @@ def flops_per_token(decoder: Decoder, seq_len: int) -> float:
 def activation_nbytes(
     decoder: Decoder, micro_batch: int, seq_len: int, *, is_half: bool = False, has_recompute: bool = False
 ) -> int:
-    """Return the bytes alive when the backward pass of one micro-batch begins: its peak.
+    """Return the bytes of tensors alive at the peak of one micro-batch, early in its backward pass.
 
     Counted from what autograd keeps of each operation of model/layers.py, per token and layer, with C width, Q and K of
     queries and keys, F inside SwiGLU, H heads:
@@ -211,8 +211,10 @@ def activation_nbytes(
         SwiGLU           gate and up 2 F, silu F, product F
     in fp32; with `is_half` (autocast) matmul inputs and outputs are 2 bytes, normed inputs stay fp32, and a bf16 copy
     of the matrices lives from forward to backward. The loss holds log-probabilities, their gradient and the logits'
-    gradient: 3 x vocabulary x 4 bytes a token. With `has_recompute`, each layer keeps its input only, and one layer's
-    activations exist at a time.
+    gradient, 3 x vocabulary x 4 bytes a token; with a small vocabulary the last SwiGLU's backward pass holds more, 7 F
+    bytes beyond what it frees (half: 4 F; measured). With `has_recompute`, each layer keeps its input only, and one
+    layer's activations exist at a time. The allocator of a CPU process holds more than its tensors: 8 to 20 % at 300
+    to 600 MB, twice with `has_recompute`, whose tensors come and go (measured).
     """
     c, q, k, f = decoder.width, decoder.q_width, decoder.kv_width, decoder.ffn_width
     small = 4 * (2 + decoder.num_heads)
@@ -223,9 +225,13 @@ def activation_nbytes(
         layer = 16 * c + 12 * (q + k) + 16 * f + small
         final = 8 * c
     layer += decoder.has_qk_norm * 4 * (q + k)  # normed heads, before their gain
-    copies = 2 * (decoder.num_layers * decoder.layer_matrices + decoder.vocab_size * c) if is_half else 0
-    layers = decoder.num_layers * 4 * c + layer if has_recompute else decoder.num_layers * layer
-    return micro_batch * seq_len * (layers + final + 12 * decoder.vocab_size + 16) + copies
+    working = (4 if is_half else 7) * f
+    if has_recompute:  # the loss's peak comes before any layer is computed again
+        layers, last, num_copied = decoder.num_layers * 4 * c, max(12 * decoder.vocab_size, layer + working), 1
+    else:
+        layers, last, num_copied = decoder.num_layers * layer, max(12 * decoder.vocab_size, working), decoder.num_layers
+    copies = 2 * (num_copied * decoder.layer_matrices + decoder.vocab_size * c) if is_half else 0
+    return micro_batch * seq_len * (layers + final + last + 16) + copies
 
 
 @dataclass(frozen=True)
