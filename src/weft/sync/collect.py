@@ -1,0 +1,171 @@
+"""The data plane of a round: announce contributions, plan who merges what, merge, hold.
+
+A leader may plan anew until it proposes; a plan that cannot be carried out costs a revision, not an attempt.
+A manifest is proposed only once a majority holds every result byte, so whatever is committed can be fetched.
+"""
+
+from weft.data.assign import leases
+from weft.ids import PeerId, Tokens
+from weft.sync.decide import propose
+from weft.sync.machine import (
+    Broadcast,
+    Fetch,
+    Merge,
+    MergeDone,
+    MergeFailed,
+    Output,
+    Result,
+    Send,
+    SetTimer,
+    State,
+    is_leading,
+    replace,
+    results_of,
+    then,
+    without_plan,
+)
+from weft.sync.messages import Collect, Contribution, Holding, Manifest, Merged, PartResult, Ready, Stuck
+from weft.sync.rules import is_quorum, is_sound, leader, spent_farewells
+
+
+def announce(state: State, mine: Contribution) -> Result:
+    if state.committed is not None or state.me in state.ready:
+        return state, ()
+    state = replace(state, ready={**state.ready, state.me: mine})
+    ready = Ready(tokens=mine.tokens, parts=mine.parts)
+    return then((state, (Broadcast(message=ready), SetTimer(timer="progress", attempt=state.attempt))), make_plan)
+
+
+def make_plan(state: State) -> Result:
+    """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over."""
+    if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
+        return state, ()
+    absent = state.suspected | state.gone | state.farewells.keys()
+    usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable
+    if not usable:
+        return state, ()
+    waiting_for = set(state.base.electorate) - usable - absent - state.unusable
+    if waiting_for and not state.is_grace_over:
+        is_grace_due = is_quorum(state.base, usable, state.farewells)
+        return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
+    present = sorted(usable - absent) or [state.me]
+    return follow(state, new_plan(state, usable, present), state.me)
+
+
+def new_plan(state: State, usable: set[PeerId], present: list[PeerId]) -> Collect:
+    turn = state.attempt + state.revision  # another try gives each part another owner
+    owners = [present[(part + turn) % len(present)] for part in range(state.base.num_parts)]
+    return Collect(
+        attempt=state.attempt,
+        revision=state.revision,
+        contributions=tuple(state.ready[peer] for peer in sorted(usable)),
+        owners=tuple(owners),
+    )
+
+
+def replan(state: State, stuck: Stuck) -> Result:
+    """Leader: a contribution cannot be had, so plan again without it; its work stays in its owner's carry."""
+    plan = state.plan
+    if plan is None or state.proposal is not None or (stuck.attempt, stuck.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    if not is_leading(state) or not set(stuck.missing) - state.unusable:
+        return state, ()
+    planned = {contribution.peer for contribution in plan.contributions}
+    unusable = state.unusable | (planned & set(stuck.missing))
+    return make_plan(replace(without_plan(state), unusable=unusable, revision=state.revision + 1))
+
+
+def follow(state: State, plan: Collect, sender: PeerId) -> Result:
+    """Take up a plan of the attempt's leader: merge the parts this member owns."""
+    is_old = state.plan is not None and (plan.attempt, plan.revision) <= (state.plan.attempt, state.plan.revision)
+    if is_old or not is_sound(state.base, plan) or state.committed is not None:
+        return state, ()
+    outputs: list[Output] = []
+    if sender == state.me:
+        outputs.append(Broadcast(message=plan))
+    state = replace(without_plan(state), plan=plan)
+    outputs += [Merge(plan=plan, part=part) for part, owner in enumerate(plan.owners) if owner == state.me]
+    return state, tuple(outputs)
+
+
+def publish(state: State, done: MergeDone) -> Result:
+    plan = done.plan
+    if plan != state.plan:
+        return state, ()
+    merged = Merged(attempt=plan.attempt, revision=plan.revision, part=done.part, result=done.result)
+    state = replace(state, results={**state.results, done.part: done.result})
+    return then((state, (Broadcast(message=merged),)), lambda state: hold(state, plan, done.part))
+
+
+def report_stuck(state: State, failed: MergeFailed) -> Result:
+    plan = failed.plan
+    stuck = Stuck(attempt=plan.attempt, revision=plan.revision, part=failed.part, missing=failed.missing)
+    return state, (Send(to=leader(state.base, plan.attempt), message=stuck),)
+
+
+def learn_result(state: State, sender: PeerId, merged: Merged) -> Result:
+    plan = state.plan
+    if plan is None or (merged.attempt, merged.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    if merged.part in state.results or not 0 <= merged.part < len(plan.owners) or plan.owners[merged.part] != sender:
+        return state, ()
+    state = replace(state, results={**state.results, merged.part: merged.result})
+    return state, (Fetch(plan=plan, part=merged.part, result=merged.result),)
+
+
+def hold(state: State, plan: Collect, part: int) -> Result:
+    if plan != state.plan or part not in state.results:
+        return state, ()
+    state = replace(state, held=state.held | {part})
+    if len(state.held) < state.base.num_parts:
+        return state, ()
+    holding = Holding(
+        attempt=plan.attempt,
+        revision=plan.revision,
+        results=results_of(state),
+    )
+    return state, (Send(to=leader(state.base, plan.attempt), message=holding),)
+
+
+def count_holder(state: State, sender: PeerId, holding: Holding) -> Result:
+    plan = state.plan
+    if plan is None or (holding.attempt, holding.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    return propose_if_held(replace(state, holders={**state.holders, sender: holding.results}))
+
+
+def propose_if_held(state: State) -> Result:
+    """Leader: propose once a majority holds every result byte, so that no single loss can take a committed one away."""
+    if not is_leading(state) or state.plan is None or state.proposal is not None:
+        return state, ()
+    results = results_of(state)
+    if len(results) < state.base.num_parts:
+        return state, ()
+    holders = [peer for peer, held in state.holders.items() if held == results]
+    if not is_quorum(state.base, holders, spent_farewells(state.farewells, state.attempt)):
+        return state, ()
+    return propose(state, new_manifest(state, state.plan))
+
+
+def new_manifest(state: State, plan: Collect) -> Manifest:
+    base = state.base
+    left = tuple(peer for peer in base.electorate if peer in state.gone or peer in state.farewells)
+    joined = tuple(sorted(state.joiners - set(base.electorate)))
+    members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
+    leased, cursor = leases(base.cursor, dict.fromkeys(members, base.quota))
+    return Manifest(
+        run=base.run,
+        branch=base.branch,
+        round=base.round,
+        attempt=plan.attempt,
+        leader=state.me,
+        previous=base.previous,
+        contributions=plan.contributions,
+        parts=tuple(PartResult(owner=owner, result=state.results[part]) for part, owner in enumerate(plan.owners)),
+        members=members,
+        joined=joined,
+        left=left,
+        leases=leased,
+        cursor=cursor,
+        committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
+    )

@@ -1,0 +1,179 @@
+"""The state of a member within a round, what enters the machine and what leaves it.
+
+Time enters as `TimedOut` and leaves as `SetTimer`; everything that takes time or can fail (fetching, merging,
+writing, sending) is an output that the driver carries out, and whose end is an input.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from weft.ids import Attempt, Digest, PeerId, Tokens
+from weft.sync.messages import AnyRoundMessage, Base, Collect, Contribution, Goodbye, Manifest, Vote
+from weft.sync.rules import Durable, is_quorum, leader, spent_farewells
+
+Timer = Literal["grace", "progress"]
+# grace: a quorum is ready, how much longer the leader waits for the others.
+# progress: no commit yet, how much longer this member follows the present attempt.
+
+replace = msgspec.structs.replace
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    me: PeerId
+    durable: Durable
+    attempt: Attempt = Attempt(0)  # the attempt followed; its leader is the one listened to
+    ready: dict[PeerId, Contribution] = {}  # announced, this peer's own included
+    plan: Collect | None = None
+    revision: int = 0  # leader: of its next plan in this attempt
+    results: dict[int, Digest] = {}  # of the plan's parts
+    held: frozenset[int] = frozenset()  # parts whose result bytes are here
+    holders: dict[PeerId, tuple[Digest, ...]] = {}  # leader: who holds which results of the plan
+    promises: dict[PeerId, Vote | None] = {}  # leader of an attempt > 0
+    proposal: Manifest | None = None  # leader: the one manifest of this attempt
+    votes: frozenset[PeerId] = frozenset()  # leader: who accepted it
+    is_grace_over: bool = False
+    unusable: frozenset[PeerId] = frozenset()  # leader: contributions that cannot be had
+    suspected: frozenset[PeerId] = frozenset()
+    gone: frozenset[PeerId] = frozenset()
+    farewells: dict[PeerId, Goodbye] = {}
+    joiners: frozenset[PeerId] = frozenset()
+    committed: Vote | None = None
+
+    @property
+    def base(self) -> Base:
+        return self.durable.base
+
+
+# --- inputs ---
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    sender: PeerId
+    message: AnyRoundMessage
+
+
+class Trained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """This peer's payload is encoded and served."""
+
+    tokens: Tokens
+    parts: tuple[Digest, ...]
+
+
+class MergeDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    plan: Collect
+    part: int
+    result: Digest
+
+
+class MergeFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    plan: Collect
+    part: int
+    missing: tuple[PeerId, ...]
+
+
+class ResultHeld(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    plan: Collect
+    part: int
+
+
+class Noticed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What membership says of a peer."""
+
+    peer: PeerId
+    status: Literal["alive", "suspected", "gone", "joining"]
+
+
+class TimedOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    timer: Timer
+    attempt: Attempt  # it was set in; a timer of another attempt is stale
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """This peer's person wants it to stop."""
+
+
+Input = Received | Trained | MergeDone | MergeFailed | ResultHeld | Noticed | TimedOut | Leave
+
+# --- outputs, to be carried out in order ---
+
+
+class Persist(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    durable: Durable
+
+
+class Send(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    to: PeerId
+    message: AnyRoundMessage
+
+
+class Broadcast(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To every other member of the electorate."""
+
+    message: AnyRoundMessage
+
+
+class Merge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Fetch the plan's contributions to `part`, merge them, serve the result; answer MergeDone or MergeFailed."""
+
+    plan: Collect
+    part: int
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Fetch a result from its owner or whoever holds it; answer ResultHeld."""
+
+    plan: Collect
+    part: int
+    result: Digest
+
+
+class SetTimer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    timer: Timer
+    attempt: Attempt
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Make the outer step. At most one per round."""
+
+    attempt: Attempt
+    manifest: Manifest
+
+
+Output = Persist | Send | Broadcast | Merge | Fetch | SetTimer | Commit
+Result = tuple[State, tuple[Output, ...]]
+
+
+def then(result: Result, following: Callable[[State], Result]) -> Result:
+    """Return the result of two steps in a row."""
+    state, outputs = result
+    state, more = following(state)
+    return state, (*outputs, *more)
+
+
+def at_attempt(state: State, attempt: Attempt) -> State:
+    """Return the state once it follows `attempt`; what belonged to an earlier one is dropped."""
+    if attempt <= state.attempt:
+        return state
+    return replace(without_plan(state), attempt=attempt, revision=0, promises={}, proposal=None, votes=frozenset())
+
+
+def without_plan(state: State) -> State:
+    return replace(state, plan=None, results={}, held=frozenset(), holders={})
+
+
+def results_of(state: State) -> tuple[Digest, ...]:
+    return tuple(state.results[part] for part in sorted(state.results))
+
+
+def is_leading(state: State) -> bool:
+    """Return whether this member may plan or propose in its attempt. Attempt 0 is promised from the start."""
+    if state.committed is not None or leader(state.base, state.attempt) != state.me:
+        return False
+    if state.attempt < state.durable.promised:
+        return False
+    accepted = state.durable.accepted
+    if state.attempt == 0:
+        return accepted is None or state.proposal is not None
+    return is_quorum(state.base, state.promises, spent_farewells(state.farewells, state.attempt))

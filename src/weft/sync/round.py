@@ -1,0 +1,253 @@
+"""One round of one branch as a pure machine: `step(state, input) -> (state, outputs)`.
+
+The electorate agrees on one manifest (`decide`, under the `rules` of consensus), around which contributions are
+announced, planned, merged and held (`collect`). This file joins the two, and knows what to do when members
+come, go or fall silent: the next attempt has another leader, which first asks what may have been chosen.
+
+It does not know sockets, disks, tensors, signatures or clocks; `machine` lists what enters and what leaves.
+"""
+
+from typing import assert_never
+
+import msgspec
+
+from weft.ids import Attempt, PeerId
+from weft.sync.collect import (
+    announce,
+    count_holder,
+    follow,
+    hold,
+    learn_result,
+    make_plan,
+    propose_if_held,
+    publish,
+    replan,
+    report_stuck,
+)
+from weft.sync.decide import accept, commit_if_chosen, conclude, count_vote, promise, propose
+from weft.sync.machine import (
+    Broadcast,
+    Input,
+    Leave,
+    MergeDone,
+    MergeFailed,
+    Noticed,
+    Output,
+    Persist,
+    Received,
+    Result,
+    ResultHeld,
+    Send,
+    SetTimer,
+    State,
+    TimedOut,
+    Trained,
+    at_attempt,
+    is_leading,
+    replace,
+    then,
+    without_plan,
+)
+from weft.sync.messages import (
+    Accept,
+    AnyRoundMessage,
+    Base,
+    Collect,
+    Committed,
+    Contribution,
+    Goodbye,
+    Holding,
+    Merged,
+    Prepare,
+    Promise,
+    Propose,
+    Ready,
+    Refuse,
+    Stuck,
+)
+from weft.sync.rules import Durable, is_successor, leader, may_promise, newest
+
+
+def begin(me: PeerId, base: Base) -> State:
+    """Return the state of a member at the start of a round."""
+    return State(me=me, durable=Durable(base=base))
+
+
+def resume(me: PeerId, durable: Durable) -> Result:
+    """Return the state of a member that comes back from its disk in the middle of a round."""
+    state = State(me=me, durable=durable, attempt=durable.promised)
+    return state, (SetTimer(timer="progress", attempt=state.attempt),)
+
+
+def step(state: State, event: Input) -> Result:
+    """Return the state after `event`, and what to do about it, in order."""
+    if state.durable.has_left:
+        return state, ()
+    state, outputs = _react(state, event)
+    to_others: list[Output] = []
+    for output in outputs:
+        if isinstance(output, Send) and output.to == state.me:  # what a leader says to itself takes effect at once
+            state, more = step(state, Received(sender=state.me, message=output.message))
+            to_others += more
+        else:
+            to_others.append(output)
+    return state, tuple(to_others)
+
+
+def _react(state: State, event: Input) -> Result:
+    match event:
+        case Received():
+            return _receive(state, event.sender, event.message)
+        case Trained():
+            return announce(state, Contribution(peer=state.me, tokens=event.tokens, parts=event.parts))
+        case MergeDone():
+            return publish(state, event)
+        case MergeFailed():
+            return report_stuck(state, event)
+        case ResultHeld():
+            return hold(state, event.plan, event.part)
+        case Noticed():
+            return _notice(state, event)
+        case TimedOut():
+            return _time_out(state, event)
+        case Leave():
+            return _leave(state)
+        case _:
+            assert_never(event)
+
+
+def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
+    if sender not in state.base.electorate:
+        return state, ()
+    if state.committed is not None:
+        return state, _tell_the_outcome(state, sender, message)
+    match message:
+        case Committed():
+            return conclude(state, message) if is_successor(state.base, message.manifest) else (state, ())
+        case Ready():
+            contribution = Contribution(peer=sender, tokens=message.tokens, parts=message.parts)
+            if len(message.parts) != state.base.num_parts or sender in state.ready:
+                return state, ()
+            return make_plan(replace(state, ready={**state.ready, sender: contribution}))
+        case Collect():
+            if sender != leader(state.base, message.attempt) or message.attempt < state.attempt:
+                return state, ()
+            return follow(at_attempt(state, message.attempt), message, sender)
+        case Stuck():
+            return replan(state, message)
+        case Merged():
+            return then(learn_result(state, sender, message), propose_if_held)
+        case Holding():
+            return count_holder(state, sender, message)
+        case Prepare():
+            return promise(state, sender, message)
+        case Promise():
+            return _count_promise(state, sender, message)
+        case Propose():
+            return accept(state, sender, message)
+        case Accept():
+            return count_vote(state, sender, message)
+        case Refuse():
+            return _step_back(state, message)
+        case Goodbye():
+            return _farewell(state, sender, message)
+        case _:
+            assert_never(message)
+
+
+def _advance(state: State) -> Result:
+    """Give up the present attempt for the next one whose leader is not known to be away."""
+    if state.committed is not None:
+        return state, ()
+    away = state.suspected | state.gone | state.farewells.keys()
+    following = [Attempt(state.attempt + 1 + turn) for turn in range(len(state.base.electorate))]
+    attempt = next((a for a in following if leader(state.base, a) not in away), following[0])
+    state = at_attempt(state, attempt)
+    outputs: tuple[Output, ...] = (SetTimer(timer="progress", attempt=attempt),)
+    if leader(state.base, attempt) != state.me or not may_promise(state.durable, attempt):
+        return state, outputs
+    durable = msgspec.structs.replace(state.durable, promised=attempt)
+    state = replace(state, durable=durable, promises={state.me: durable.accepted})
+    prepare = Prepare(attempt=attempt)
+    return then((state, (Persist(durable=durable), Broadcast(message=prepare), *outputs)), _lead_if_promised)
+
+
+def _count_promise(state: State, sender: PeerId, promise: Promise) -> Result:
+    if promise.attempt != state.attempt or state.me not in state.promises or sender not in state.base.electorate:
+        return state, ()
+    return _lead_if_promised(replace(state, promises={**state.promises, sender: promise.accepted}))
+
+
+def _lead_if_promised(state: State) -> Result:
+    """Leader of a later attempt: with a majority's promises, re-propose what may have been chosen, or plan anew."""
+    if state.proposal is not None or not is_leading(state):
+        return state, ()
+    farewells = [f.accepted for f in state.farewells.values() if f.promised <= state.attempt]
+    chosen = newest([*state.promises.values(), *farewells])
+    return propose(state, chosen) if chosen is not None else make_plan(state)
+
+
+def _step_back(state: State, refuse: Refuse) -> Result:
+    if refuse.promised <= state.attempt:
+        return state, ()
+    state = at_attempt(state, refuse.promised)
+    return state, (SetTimer(timer="progress", attempt=state.attempt),)
+
+
+def _tell_the_outcome(state: State, sender: PeerId, message: AnyRoundMessage) -> tuple[Output, ...]:
+    """A member still works on a round that is decided."""
+    if state.committed is None or not isinstance(message, Ready | Prepare | Promise | Propose | Holding):
+        return ()
+    outcome = Committed(
+        attempt=state.committed.attempt,
+        manifest=state.committed.manifest,
+    )
+    return (Send(to=sender, message=outcome),)
+
+
+def _notice(state: State, notice: Noticed) -> Result:
+    peer = notice.peer
+    if notice.status == "joining":
+        return replace(state, joiners=state.joiners | {peer}), ()
+    suspected, gone = state.suspected - {peer}, state.gone - {peer}
+    if notice.status == "suspected":
+        suspected |= {peer}
+    elif notice.status == "gone":
+        gone |= {peer}
+    state = replace(state, suspected=suspected, gone=gone, joiners=state.joiners - gone)
+    return _without(state, peer) if notice.status != "alive" else (state, ())
+
+
+def _farewell(state: State, sender: PeerId, goodbye: Goodbye) -> Result:
+    if sender in state.farewells:
+        return state, ()
+    state = replace(state, farewells={**state.farewells, sender: goodbye}, joiners=state.joiners - {sender})
+    return _without(state, sender)
+
+
+def _without(state: State, peer: PeerId) -> Result:
+    """A peer is away: do what no longer waits for it."""
+    if leader(state.base, state.attempt) == peer and state.committed is None:
+        return _advance(state)
+    plan = state.plan
+    if plan is not None and peer in plan.owners and state.proposal is None and is_leading(state):
+        is_merged = all(part in state.results for part, owner in enumerate(plan.owners) if owner == peer)
+        if not is_merged:  # its parts need other owners
+            return make_plan(replace(without_plan(state), revision=state.revision + 1))
+    result = _lead_if_promised(state) if state.attempt else make_plan(state)
+    return then(then(result, propose_if_held), commit_if_chosen)
+
+
+def _leave(state: State) -> Result:
+    durable = msgspec.structs.replace(state.durable, has_left=True)
+    state = replace(state, durable=durable)
+    goodbye = Goodbye(promised=durable.promised, accepted=durable.accepted)
+    return state, (Persist(durable=durable), Broadcast(message=goodbye))
+
+
+def _time_out(state: State, expired: TimedOut) -> Result:
+    if expired.attempt != state.attempt:
+        return state, ()
+    if expired.timer == "grace":
+        return make_plan(replace(state, is_grace_over=True))
+    return _advance(state)

@@ -1,0 +1,90 @@
+"""The rules of consensus within a round, one function each: what a member remembers, promises, accepts and counts.
+
+Single-decree consensus (Paxos: Lamport, "The part-time parliament", 1998): attempts are ballots, and members
+take turns to lead them. Break one of these and the state-space search in the tests finds two manifests.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from weft.ids import Attempt, PeerId
+from weft.rng import order_key
+from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
+from weft.wire import Record
+
+
+class Durable(Record, frozen=True, kw_only=True):
+    """What a member must remember through a crash: written before the messages that depend on it."""
+
+    base: Base
+    promised: Attempt = Attempt(0)
+    accepted: Vote | None = None
+    has_left: bool = False
+
+
+def leader(base: Base, attempt: Attempt) -> PeerId:
+    """Return who leads `attempt`: members take turns in an order that nobody can choose."""
+    order = sorted(base.electorate, key=lambda peer: order_key(base.run, base.branch, base.round, peer))
+    return order[attempt % len(order)]
+
+
+def is_quorum(base: Base, voters: Iterable[PeerId], left: Iterable[PeerId] = ()) -> bool:
+    """Return whether `voters` are a majority of the electorate less those who `left`.
+
+    Two quorums of one electorate share a member: exactly half counts only with the keeper.
+    """
+    electorate = set(base.electorate) - set(left)
+    num_votes = len(electorate & set(voters))
+    if 2 * num_votes == len(electorate):
+        return base.keeper in electorate and base.keeper in voters
+    return 2 * num_votes > len(electorate)
+
+
+def may_promise(durable: Durable, attempt: Attempt) -> bool:
+    return not durable.has_left and attempt > durable.promised
+
+
+def may_accept(durable: Durable, attempt: Attempt, manifest: Manifest) -> bool:
+    if durable.has_left or attempt < durable.promised:
+        return False
+    return durable.accepted is None or durable.accepted.attempt < attempt or durable.accepted.manifest == manifest
+
+
+def spent_farewells(farewells: Mapping[PeerId, Goodbye], attempt: Attempt) -> set[PeerId]:
+    """Return who has left for good as far as `attempt` is concerned.
+
+    Who promised a later attempt before leaving still counts in this one: that attempt's leader may hold the promise.
+    """
+    return {peer for peer, farewell in farewells.items() if farewell.promised <= attempt}
+
+
+def newest(votes: Iterable[Vote | None]) -> Manifest | None:
+    """Return the manifest accepted in the latest attempt: the only one that may have been chosen already."""
+    cast = [vote for vote in votes if vote is not None]
+    return max(cast, key=lambda vote: vote.attempt).manifest if cast else None
+
+
+def is_successor(base: Base, manifest: Manifest) -> bool:
+    """Return whether `manifest` may follow on `base`; what it counts is checked when it is fetched."""
+    peers = [contribution.peer for contribution in manifest.contributions]
+    return (
+        (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
+        and manifest.previous == base.previous
+        and manifest.leader == leader(base, manifest.attempt)
+        and peers == sorted(set(peers))
+        and set(peers) <= set(base.electorate)
+        and len(manifest.parts) == base.num_parts
+        and bool(manifest.members)
+    )
+
+
+def is_sound(base: Base, plan: Collect) -> bool:
+    peers = [contribution.peer for contribution in plan.contributions]
+    has_all_parts = all(len(contribution.parts) == base.num_parts for contribution in plan.contributions)
+    is_known = set(peers) <= set(base.electorate) and set(plan.owners) <= set(base.electorate)
+    return (
+        bool(peers)
+        and peers == sorted(set(peers))
+        and has_all_parts
+        and is_known
+        and len(plan.owners) == base.num_parts
+    )
