@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from weft.errors import DialError, PeerError
+from weft.errors import DialError, PeerError, PortInUse
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.net.iroh import IrohConfig, IrohTransport
 from weft.net.memory import MemoryNetwork
 from weft.net.tls import TlsConfig, TlsTransport
-from weft.net.transport import Lane, Stream, Transport
+from weft.net.transport import Lane, OnDrop, Stream, Transport, ignore_drop
 from weft.wire import digest
 
 IN_NAMESPACE = "WEFT_TEST_IN_NAMESPACE"
@@ -80,13 +80,15 @@ def _pair(kind: str, near: Identity, far: Identity) -> Pair:
 
     if kind == "memory":
         network = MemoryNetwork()
-        made: list[Transport] = [network.transport(near.peer), network.transport(far.peer)]
-    elif kind == "tls":
-        made = [TlsTransport(each, TlsConfig(host="127.0.0.1"), on_drop=on_drop) for each in (near, far)]
-    else:
-        config = IrohConfig(hosts=("127.0.0.1", "::1"), dial_timeout_s=0.5)
-        made = [IrohTransport(each, config, on_drop=on_drop) for each in (near, far)]
-    return Pair(kind, made[0], made[1], near.peer, far.peer, drops=drops)
+        return Pair(kind, network.transport(near.peer), network.transport(far.peer), near.peer, far.peer)
+    return Pair(kind, _real(kind, near, 0, on_drop), _real(kind, far, 0, on_drop), near.peer, far.peer, drops=drops)
+
+
+def _real(kind: str, identity: Identity, port: int, on_drop: OnDrop = ignore_drop) -> Transport:
+    if kind == "tls":
+        return TlsTransport(identity, TlsConfig(host="127.0.0.1", port=port), on_drop=on_drop)
+    # One family, so that the port is one number.
+    return IrohTransport(identity, IrohConfig(hosts=("127.0.0.1",), port=port, dial_timeout_s=0.5), on_drop=on_drop)
 
 
 def _dead_address(kind: str, peer: PeerId) -> str:
@@ -106,10 +108,16 @@ async def receive(stream: Stream, num_bytes: int) -> bytes:
     return bytes(buffer[:filled])
 
 
+async def flood(stream: Stream) -> None:
+    """Send until it fails: what is sent first may still be taken."""
+    for _ in range(1000):
+        await stream.send(bytes(100_000))
+
+
 async def still_waits(call: Awaitable[T]) -> "asyncio.Task[T]":
     """Start `call` and return its task, which must not end by itself."""
     task = asyncio.ensure_future(call)
-    done, _ = await asyncio.wait({task}, timeout=0.1)
+    done, _ = await asyncio.wait({task}, timeout=0.05)
     assert not done
     return task
 
@@ -216,8 +224,7 @@ async def test_sending_to_somebody_who_left_fails(pair: Pair) -> None:
     near, far = await pair.connect()
     await far.close()
     with pytest.raises(PeerError):
-        for _ in range(1000):  # the first may still be taken
-            await near.send(bytes(100_000))
+        await flood(near)
 
 
 @pytest.mark.parametrize("lane", ["control", "bulk"])
@@ -253,8 +260,7 @@ async def test_a_cancelled_call_leaves_the_buffer_alone(pair: Pair, lane: Lane) 
         await waiting
     await near.close()
     with pytest.raises(PeerError):
-        for _ in range(1000):
-            await far.send(bytes(100_000))
+        await flood(far)
     assert buffer == bytes(10)
 
 
@@ -306,6 +312,43 @@ async def test_closing_a_transport_ends_every_stream(pair: Pair) -> None:
 async def test_a_transport_closes_twice(pair: Pair) -> None:
     await pair.far.aclose()
     await pair.far.aclose()
+
+
+async def nobody(stream: Stream, lane: Lane) -> None:
+    raise AssertionError("no stream was expected")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "memory"])
+async def test_a_taken_port_is_named(kind: str) -> None:
+    first = _real(kind, Identity.generate(), 0)
+    port = int((await first.start(nobody))[0].rpartition(":")[2])
+    second = _real(kind, Identity.generate(), port)
+    with pytest.raises(PortInUse, match=rf"{port}.*port 0"):
+        await second.start(nobody)
+    await asyncio.gather(first.aclose(), second.aclose())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "memory"])
+async def test_a_peer_comes_back_at_its_address(kind: str) -> None:
+    identity, port = Identity.generate(), 0
+    caller = _real(kind, Identity.generate(), 0)
+    await caller.start(nobody)
+    for _ in range(2):
+        greeted: asyncio.Queue[Stream] = asyncio.Queue()
+
+        async def greet(stream: Stream, lane: Lane, greeted: "asyncio.Queue[Stream]" = greeted) -> None:
+            greeted.put_nowait(stream)
+
+        transport = _real(kind, identity, port)
+        [address] = await transport.start(greet)
+        port = int(address.rpartition(":")[2])
+        near = await caller.dial(identity.peer, address, "control")
+        far = await greeted.get()
+        await far.send(b"here")
+        assert await receive(near, 4) == b"here"
+        await asyncio.gather(near.close(), transport.aclose())
+        del transport, greet
+    await caller.aclose()
 
 
 @pytest.mark.skipif(IN_NAMESPACE in os.environ, reason="is what runs in there")

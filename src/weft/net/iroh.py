@@ -20,6 +20,7 @@ It does not know who may take part in a run: any key that proves itself gets a s
 
 import asyncio
 import importlib
+import re
 import socket
 from contextlib import suppress
 from functools import partial
@@ -250,7 +251,8 @@ class IrohTransport:
 
 def explain(error: Any) -> str:
     """Return what an `IrohError` says: `str` of it is empty."""
-    return f"{error.message()} ({error.kind().name.lower()})"
+    text = re.sub(r" *\(/[^)]*\)", "", error.message())  # the places in its source
+    return f"{' '.join(text.split())} ({error.kind().name.lower()})"
 
 
 def _has_ipv6() -> bool:

@@ -1,8 +1,9 @@
 """A stream over one iroh connection."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from weft.errors import PeerError
 from weft.ids import PeerId
@@ -13,8 +14,6 @@ from weft.wire import Buffer
 _CHUNK_NBYTES = 256 << 10
 # After a farewell the connection stays until its bytes have arrived: closing it drops those under way.
 _FAREWELL_TIMEOUT_S = 2.0
-
-T = TypeVar("T")
 
 
 class IrohStream:
@@ -50,14 +49,18 @@ class IrohStream:
         view = memoryview(data).cast("B")
         async with self._sending:
             for start in range(0, len(view), _CHUNK_NBYTES):
-                await self._unless_closed(self._writer.write_all(view[start : start + _CHUNK_NBYTES]))
+                piece = view[start : start + _CHUNK_NBYTES]
+                await self._unless_closed(partial(self._write, piece))
 
     async def recv_into(self, buffer: memoryview) -> int:
         if not len(buffer):
             return 0
-        data: bytes = await self._unless_closed(self._reader.read(min(len(buffer), _CHUNK_NBYTES)))
+        data = await self._unless_closed(lambda: self._reader.read(min(len(buffer), _CHUNK_NBYTES)))
         buffer[: len(data)] = data
         return len(data)
+
+    async def _write(self, piece: memoryview) -> None:
+        await self._writer.write_all(piece)
 
     async def close(self) -> None:
         if not self._is_closed:
@@ -71,15 +74,17 @@ class IrohStream:
         """End the connection without a farewell."""
         self._is_closed = True
         self._open_streams.pop(self, None)
-        self._connection.close(1, b"aborted")
+        self._drop(1, b"aborted")
 
-    async def _unless_closed(self, call: Awaitable[T]) -> T:
+    async def _unless_closed(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Await `call`, whose errors become `PeerError`; end it when the stream is closed here meanwhile."""
-        limit = asyncio.timeout(0 if self._is_closed else None)
+        if self._is_closed:
+            raise PeerError("the stream was closed on this side")
+        limit = asyncio.timeout(None)
         try:
             async with limit:
                 self._waiting[limit] = None
-                return await call
+                return await call()
         except TimeoutError:
             raise PeerError("the stream was closed on this side") from None
         except Exception as error:
@@ -100,4 +105,9 @@ class IrohStream:
             if not isinstance(error, TimeoutError) and not hasattr(error, "kind"):
                 raise
         finally:
-            self._connection.close(0, b"")
+            self._drop(0, b"")
+
+    def _drop(self, code: int, reason: bytes) -> None:
+        self._connection.close(code, reason)
+        # An endpoint keeps its port as long as any object of it lives.
+        self._connection = self._writer = self._reader = None

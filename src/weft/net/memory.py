@@ -1,10 +1,7 @@
 """The transport of simulations and tests: peers of one process, joined by links that a scenario can script.
 
-A `MemoryNetwork` is the whole network. A link has a delay and a bandwidth; all streams between two peers share
-it in the order they send. A chunk that is sent occupies the link for its size over the bandwidth and arrives a
-delay later. Bytes that are sent and not yet read are bounded, so a slow reader holds its sender back. Every
-wait is a timer or a future of the event loop: on a `VirtualClock` a scenario takes no time, and two runs do the
-same in the same order.
+A `MemoryNetwork` is the whole network; `memory_link` says what a link does with bytes. Every wait is a timer or a
+future of the event loop: on a `VirtualClock` a scenario takes no time, and two runs do the same in the same order.
 
 Faults: `partition` makes a link swallow time (bytes wait as TCP would retransmit them, dials time out), `heal`
 lets them pass, `kill` resets every stream of a peer as a dead process does.
@@ -13,41 +10,16 @@ It does not know encryption: a peer is who its transport says, and only this pro
 """
 
 import asyncio
-from collections import deque
-from dataclasses import dataclass, field
 
-from weft.errors import DialError, PeerError
+from weft.errors import DialError
 from weft.ids import PeerId, short
+from weft.net.memory_link import CHUNK_NBYTES, Link, Pipe
 from weft.net.tasks import Tasks
 from weft.net.transport import Accept, Lane
 from weft.wire import Buffer
 
 SCHEME = "memory://"
 DIAL_TIMEOUT_S = 5.0  # a dial into a partition takes this long to fail, as on a real network
-WINDOW_NBYTES = 1 << 20  # sent and not yet read, besides what the link itself holds
-CHUNK_NBYTES = 64 << 10  # how much one stream sends before another on the same link gets its turn
-
-
-@dataclass
-class Link:
-    """One direction between two peers."""
-
-    delay_s: float = 0.0
-    bandwidth_bps: float | None = None  # bits per second; None: instantaneous
-    is_cut: bool = False
-    free_at_s: float = 0.0
-    pipes: "dict[Pipe, None]" = field(default_factory=dict)
-
-    @property
-    def window_nbytes(self) -> int:
-        return WINDOW_NBYTES + int((self.bandwidth_bps or 0.0) * self.delay_s / 8)
-
-    def arrival_s(self, num_bytes: int, now_s: float) -> float:
-        """Return when bytes sent now have all arrived, and keep the link busy until they are on their way."""
-        if self.bandwidth_bps is not None:
-            self.free_at_s = max(now_s, self.free_at_s) + 8 * num_bytes / self.bandwidth_bps
-            now_s = self.free_at_s
-        return now_s + self.delay_s
 
 
 class MemoryNetwork:
@@ -70,7 +42,7 @@ class MemoryNetwork:
 
     def link(self, source: PeerId, target: PeerId) -> Link:
         """Return the link in that direction."""
-        made = Link(delay_s=self._delay_s, bandwidth_bps=self._bandwidth_bps)
+        made = Link(self._delay_s, self._bandwidth_bps)
         return self._links.setdefault((source, target), made)
 
     def set_link(self, a: PeerId, b: PeerId, *, delay_s: float = 0.0, bandwidth_bps: float | None = None) -> None:
@@ -85,9 +57,7 @@ class MemoryNetwork:
     def heal(self, a: PeerId, b: PeerId) -> None:
         """Undo `partition`: what was sent meanwhile arrives now."""
         for one_way in (self.link(a, b), self.link(b, a)):
-            one_way.is_cut = False
-            for pipe in list(one_way.pipes):
-                pipe.release()
+            one_way.heal()
 
     def kill(self, peer: PeerId) -> None:
         """Reset every stream of `peer` and let no dial reach it, as when its process dies.
@@ -168,7 +138,7 @@ class MemoryTransport:
 class MemoryStream:
     """One end of a stream: writes to `outgoing`, reads from `incoming`."""
 
-    def __init__(self, peer: PeerId, outgoing: "Pipe", incoming: "Pipe", owner: MemoryTransport) -> None:
+    def __init__(self, peer: PeerId, outgoing: Pipe, incoming: Pipe, owner: MemoryTransport) -> None:
         self._peer = peer
         self._outgoing = outgoing
         self._incoming = incoming
@@ -202,113 +172,3 @@ class MemoryStream:
 
     def _release(self) -> bool:
         return self._owner._streams.pop(self, False) is None
-
-
-class Pipe:
-    """One direction of one stream: chunks under way, chunks arrived, and how it ended."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        link.pipes[self] = None
-        # A chunk under way of None is the orderly end.
-        self._under_way: deque[bytes | None] = deque()
-        self._num_held = 0  # due, but the link is cut
-        self._due_s = 0.0
-        self._arrived: deque[memoryview] = deque()
-        self._num_bytes = 0
-        self._is_ended = False
-        self._send_error: str | None = None
-        self._recv_error: str | None = None
-        self._farewell: str | None = None  # what the other end learns when the link lets it
-        self._changed = asyncio.Event()
-
-    async def put(self, chunk: bytes) -> None:
-        """Send `chunk` once there is room."""
-        while self._send_error is None and self._num_bytes and self._num_bytes + len(chunk) > self._link.window_nbytes:
-            await self._change()
-        if self._send_error is not None:
-            raise PeerError(self._send_error)
-        self._num_bytes += len(chunk)
-        self._dispatch(chunk)
-
-    async def take_into(self, buffer: memoryview) -> int:
-        """Receive what has arrived; wait while nothing has."""
-        while not (self._arrived or self._is_ended or self._recv_error):
-            await self._change()
-        if self._recv_error is not None:
-            raise PeerError(self._recv_error)
-        filled = 0
-        while self._arrived and filled < len(buffer):
-            chunk = self._arrived.popleft()
-            num_bytes = min(len(chunk), len(buffer) - filled)
-            buffer[filled : filled + num_bytes] = chunk[:num_bytes]
-            if num_bytes < len(chunk):
-                self._arrived.appendleft(chunk[num_bytes:])
-            filled += num_bytes
-        self._num_bytes -= filled
-        self._changed.set()
-        return filled
-
-    def end(self, reason: str) -> None:
-        """Close in order from the sending side: the reader gets 0 after the bytes under way."""
-        if self._send_error is None:
-            self._send_error = reason
-            self._dispatch(None)
-        self._changed.set()
-
-    def abandon(self, reason: str, farewell: str) -> None:
-        """Close from the reading side. The sender fails from now on, or once a cut link heals."""
-        self._recv_error = self._recv_error or reason
-        self._arrived.clear()
-        self._tell(farewell)
-
-    def reset(self, reason: str, farewell: str) -> None:
-        """Die from the sending side. The reader fails at once, or once a cut link heals."""
-        self._send_error = self._send_error or reason
-        self._tell(farewell)
-
-    def release(self) -> None:
-        """Let arrive what the link's cut has held."""
-        for _ in range(self._num_held):
-            self._arrive()
-        self._num_held = 0
-        if self._farewell is not None:
-            self._tell(self._farewell)
-
-    def _tell(self, farewell: str) -> None:
-        self._farewell = farewell
-        if not self._link.is_cut:
-            self._send_error = self._send_error or farewell
-            self._recv_error = self._recv_error or farewell
-            self._link.pipes.pop(self, None)
-        self._changed.set()
-
-    def _dispatch(self, chunk: bytes | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._under_way.append(chunk)
-        arrival_s = self._link.arrival_s(len(chunk or b""), loop.time())
-        self._due_s = max(self._due_s, arrival_s)  # streams keep their order even when the link is changed
-        if self._due_s <= loop.time():
-            self._due()
-        else:
-            loop.call_at(self._due_s, self._due)
-
-    def _due(self) -> None:
-        if self._link.is_cut:
-            self._num_held += 1
-        else:
-            self._arrive()
-
-    def _arrive(self) -> None:
-        # Timers of equal time may fire in any order, so each lets the first chunk arrive, not its own.
-        chunk = self._under_way.popleft()
-        if chunk is None:
-            self._is_ended = True
-            self._link.pipes.pop(self, None)
-        elif self._recv_error is None:
-            self._arrived.append(memoryview(chunk))
-        self._changed.set()
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()

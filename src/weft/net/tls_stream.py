@@ -35,6 +35,7 @@ _WORTHWHILE_NBYTES = 256 << 10
 _MOMENT_S = 0.002
 # After a farewell the socket stays until the other side has closed too, so that no byte of ours is lost to a reset.
 FAREWELL_TIMEOUT_S = 2.0
+FAREWELL_NBYTES = 1 << 20  # and until this much has come in, unread: enough for what crossed our farewell on its way
 
 Direction = Literal["read", "write"]
 Job = Callable[[memoryview], int]
@@ -236,8 +237,9 @@ class TlsStream:
                     await _writable(loop, self._tls)
                 with socket.socket(fileno=self._tls.detach()) as plain:
                     plain.shutdown(socket.SHUT_WR)
-                    while await loop.sock_recv(plain, 64 << 10):
-                        pass
+                    crossed = 0
+                    while crossed < FAREWELL_NBYTES and (data := await loop.sock_recv(plain, 64 << 10)):
+                        crossed += len(data)
         except (OSError, ValueError):  # TimeoutError among them: nobody is left to hear it
             pass
         finally:
