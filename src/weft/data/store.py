@@ -1,7 +1,7 @@
 """A folder of read-only shards, each named by the digest of its bytes, and the index that lists them.
 
 A shard is a run of token ids as little-endian uint16 or uint32, nothing else. The maker of a run packs its
-corpus into shards (`weft.data.pack`); their digests, in a `DataIndex`, are part of the run's genesis, so every
+corpus into shards (`weft.data.packing`); their digests, in a `DataIndex`, are part of the run's genesis, so every
 peer trains on the same tokens whatever its own files say. A peer that lacks shards fetches them by digest and
 hands them to `add`. A store whose index nobody else is told (`data = "private"`) is one that is never served.
 

@@ -8,10 +8,9 @@ import pytest
 
 from weft import wire
 from weft.config import from_tree
-from weft.data import corpus
-from weft.data import pack as pack_module
+from weft.data import corpus, packing
 from weft.data.corpus import BinSource, CorpusConfig, JsonlSource, StdlibSource, TextSource
-from weft.data.pack import BytesConfig, CharactersConfig, JsonConfig, TokenizerConfig, make_tokenizer, pack
+from weft.data.packing import BytesConfig, CharactersConfig, JsonConfig, TokenizerConfig, make_tokenizer, pack
 from weft.data.store import DataIndex, ShardStore
 from weft.data.tokenizer import ByteTokenizer, CharTokenizer, JsonTokenizer, train_bpe
 from weft.errors import DataError, TokenizerMismatch
@@ -64,7 +63,7 @@ def test_one_document_has_no_end_of_text(tmp_path: Path) -> None:
 def test_a_long_document_is_tokenized_in_pieces_cut_after_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack_module, "_PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(packing, "_PIECE_CHARACTERS", 50)
     text = "".join(f"line {number} of many\n" for number in range(100)) + "x" * 200
     (tmp_path / "a.txt").write_text(text)
     store, tokenizer = ShardStore(tmp_path / "shards"), train_bpe([text], 300)
@@ -203,6 +202,6 @@ def test_shards_of_an_impossible_size_are_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_shards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_module, "MAX_SHARDS", 3)
+    monkeypatch.setattr(packing, "MAX_SHARDS", 3)
     with pytest.raises(DataError, match="more than 3 shards"):
         pack(ShardStore(tmp_path / "shards"), texts(tmp_path), ByteTokenizer(), tmp_path, shard_nbytes=10)
