@@ -1,0 +1,176 @@
+"""What a run is (`RunFile`, `RunConfig`) and what this machine gives to it (`PeerConfig`).
+
+    run.toml --load--> RunFile --seal (needs the corpus)--> RunConfig --digest--> RunId, the genesis
+
+A run file is its maker's: it may name paths. A `RunConfig` is what all peers share: it names data, tokenizer and
+initial weights by digest, and no path, URL or command, so a stranger's config can make a peer read or contact nothing.
+A `PeerConfig` never leaves its machine and changes no numerics that others would see.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from weft.config import Config
+from weft.data import CorpusConfig, DataIndex, TokenizerConfig
+from weft.data.packing import BytesConfig
+from weft.errors import ConfigError
+from weft.ids import Digest, RunId
+from weft.model.config import ModelConfig, Size
+from weft.net.iroh import IrohConfig
+from weft.net.messages import HexDigest, HexPeer
+from weft.net.tls import TlsConfig
+from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
+from weft.sync.outer import AdamWConfig
+from weft.sync.schedule import CosineConfig, ScheduleConfig
+from weft.wire import digest_of
+
+FORMAT = 1  # of a RunConfig; raised when equal fields would mean another computation
+
+_Prompt = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class TrainConfig(Config, frozen=True, kw_only=True):
+    """The inner loop, equal on all peers."""
+
+    seq_len: Annotated[int, msgspec.Meta(ge=8, le=1 << 20, description="tokens per sample")] = 256
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16, description="samples per inner step and peer")] = 8
+    tokens: Annotated[int, msgspec.Meta(ge=1, description="committed tokens at which the run is complete")]
+    schedule: ScheduleConfig
+    optimizer: AdamWConfig = AdamWConfig()
+    clip: Annotated[float, msgspec.Meta(gt=0, description="largest gradient norm; inf does not clip")] = 1.0
+    evaluate_every: Annotated[int, msgspec.Meta(ge=0, description="rounds between evaluations; 0: at the end only")] = 5
+    evaluate_windows: Annotated[int, msgspec.Meta(ge=1, description="held-out samples per evaluation")] = 128
+    sample_every: Annotated[int, msgspec.Meta(ge=0, description="rounds between samples; 0: at the end only")] = 0
+    sample_prompt: _Prompt = ""
+
+
+class TicketAdmission(Config, frozen=True, kw_only=True, tag_field="admit", tag="ticket"):
+    """Whoever holds a ticket; its secret is in no config."""
+
+
+class KeysAdmission(Config, frozen=True, kw_only=True, tag_field="admit", tag="keys"):
+    """The listed keys only."""
+
+    keys: Annotated[tuple[HexPeer, ...], msgspec.Meta(min_length=1)]
+
+
+class OpenAdmission(Config, frozen=True, kw_only=True, tag_field="admit", tag="open"):
+    """Anyone."""
+
+
+AdmissionConfig = TicketAdmission | KeysAdmission | OpenAdmission
+
+
+class SizedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="size"):
+    """A named size; vocabulary and context follow from tokenizer and seq_len."""
+
+    size: Size = "nano"
+
+
+class FolderModel(Config, frozen=True, kw_only=True, tag_field="type", tag="folder"):
+    """Shape and initial weights of a Hugging Face folder, relative to the run file."""
+
+    path: str
+
+
+class ShapedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="shape"):
+    """Every number spelled out; `vocab_size` and `max_seq_len` follow from tokenizer and seq_len."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    width: int
+    ffn_width: int
+    has_qk_norm: bool = False
+    has_qkv_bias: bool = False
+    is_tied: bool = True
+
+
+class RunFile(Config, frozen=True, kw_only=True):
+    """One TOML file: a run as its maker writes it."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] = 0
+    peers: Annotated[int, msgspec.Meta(ge=1, le=64, description="about how many are expected: chooses defaults")] = 4
+    model: SizedModel | FolderModel | ShapedModel = SizedModel()
+    data: CorpusConfig = CorpusConfig()
+    is_private: bool = False  # every peer trains on its own files, which nobody can request
+    tokenizer: TokenizerConfig = BytesConfig()
+    train: TrainConfig
+    method: MethodConfig = DiLoCoConfig()
+    admission: AdmissionConfig = TicketAdmission()
+    orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    """Seconds without a majority after which a minority opens a branch of its own. None: 60, or 15 between two peers."""
+    is_strict: bool = False
+    """One history only: a minority never goes on alone."""
+
+
+class RunConfig(Config, frozen=True, kw_only=True):
+    """What all peers of a run share. Its digest is the run's name."""
+
+    format: Annotated[int, msgspec.Meta(ge=1)] = FORMAT
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+    model: ModelConfig
+    initial: HexDigest  # of the flat fp32 vector the run starts from
+    is_seeded: bool  # the initial vector follows from the seed; else it is fetched
+    data: DataIndex
+    is_private: bool
+    train: TrainConfig
+    method: Choices
+    admission: AdmissionConfig
+    orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None
+    is_strict: bool
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ConfigError(
+                f"this run has format {self.format}, this weft reads {FORMAT}. "
+                "Install the version that made the run, or ask its maker for a new one."
+            )
+        if self.data.vocab_size > self.model.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {self.data.vocab_size} tokens, the model {self.model.vocab_size}. "
+                "Choose a tokenizer made for the model, or another model."
+            )
+        if self.train.seq_len > self.model.max_seq_len:
+            raise ConfigError(
+                f"train.seq_len is {self.train.seq_len}, the model's longest context {self.model.max_seq_len}."
+            )
+
+    @property
+    def run(self) -> RunId:
+        return RunId(digest_of(self))
+
+    @property
+    def quota(self) -> int:
+        """Samples that one member trains on in one round."""
+        return self.method.every * self.train.batch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.train.seq_len
+
+
+class PeerConfig(Config, frozen=True, kw_only=True):
+    """What this machine gives to a run. It stays here."""
+
+    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[\w .@()+-]*\Z")] = ""
+    device: Annotated[str, msgspec.Meta(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)\Z", description="where torch runs")] = (
+        "auto"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of matrix products in the inner loop; auto: bf16 on a GPU that has it, else fp32."""
+    micro_batch: Annotated[int, msgspec.Meta(ge=0, description="samples at a time; 0: as many as fit")] = 0
+    threads: Annotated[int, msgspec.Meta(ge=0, le=1024, description="of torch on the CPU; 0: its own choice")] = 0
+    is_compiled: bool = False
+    has_recompute: bool = False
+    max_parameters: Annotated[int, msgspec.Meta(ge=1, description="larger models are refused")] = 20_000_000_000
+    transports: Annotated[tuple[Literal["tls", "iroh"], ...], msgspec.Meta(min_length=1)] = ("tls", "iroh")
+    tls: TlsConfig = TlsConfig()
+    iroh: IrohConfig = IrohConfig()
+    checkpoint_every_s: Annotated[float, msgspec.Meta(ge=0, description="seconds; 0: at the end only")] = 60.0
+
+
+GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it
