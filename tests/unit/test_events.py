@@ -206,15 +206,15 @@ def test_a_log_that_was_all_one_cut_line_begins_anew(tmp_path: Path) -> None:
 def test_a_full_file_moves_aside_and_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     nbytes = len(msgspec.json.encode(entry("00"))) + 1
-    sink = JsonlSink(path, max_nbytes=3 * nbytes, num_kept=2)
-    for number in range(14):
+    sink = JsonlSink(path, max_nbytes=3 * nbytes, num_kept=3)
+    for number in range(17):
         sink.write(entry(f"{number:02}"))
     sink.close()
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["events.jsonl", "events.jsonl.1", "events.jsonl.2"]
-    assert texts(path) == ["12", "13"]
-    assert texts(tmp_path / "events.jsonl.1") == ["09", "10", "11"]
-    assert texts(tmp_path / "events.jsonl.2") == ["06", "07", "08"]
-    assert all(found.stat().st_size <= 3 * nbytes for found in tmp_path.iterdir())
+    names = ["events.jsonl", "events.jsonl.1", "events.jsonl.2", "events.jsonl.3"]
+    assert sorted(found.name for found in tmp_path.iterdir()) == names
+    found = [texts(tmp_path / name) for name in names]
+    assert found == [["15", "16"], ["12", "13", "14"], ["09", "10", "11"], ["06", "07", "08"]]
+    assert all(each.stat().st_size <= 3 * nbytes for each in tmp_path.iterdir())
 
 
 def test_a_log_opened_again_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ def test_half_a_key_is_not_left_behind_when_the_disk_is_full(tmp_path: Path, mon
     with pytest.raises(KeyFileError, match="No space left"):
         keys.open_identity(tmp_path / "peer.pem", create=True)
     monkeypatch.undo()
+    assert not (tmp_path / "peer.pem").exists()
     keys.open_identity(tmp_path / "peer.pem", create=True).close()
 
 
