@@ -25,9 +25,8 @@ from weft.net.transport import Stream
 from weft.rng import fresh_secret
 from weft.wire import decode, encode
 
-MAX_IDLE = 4  # kept open per peer; more connections than that gain nothing on one path
-MAX_OPEN = 8  # per peer and direction, busy and idle
-MAX_ACCEPTED = 2 * MAX_OPEN  # from one peer: what an honest one opens, while its closed ones are still noticed
+MAX_OPEN = 4  # per peer and direction: several connections get past lost packets, more gain nothing on one path
+MAX_ACCEPTED = 4 * MAX_OPEN  # from one peer: both directions, while those it has closed are still noticed
 OFFER_S = 10.0  # for the other side to dial back
 
 Serve = Callable[["Bulk"], Awaitable[None]]
@@ -52,6 +51,7 @@ class BulkStreams:
         self._serve = serve
         self._idle: dict[PeerId, list[Bulk]] = {}
         self._slots: dict[PeerId, asyncio.Semaphore] = {}
+        self._opening: dict[PeerId, asyncio.Lock] = {}
         self._offers: dict[bytes, tuple[PeerId, asyncio.Future[Bulk]]] = {}
         self._tasks = Tasks()
         services.serve(BulkPlease, self._dial_back)
@@ -65,17 +65,18 @@ class BulkStreams:
             NetError, PeerError: no stream could be opened.
         """
         async with self._slots.setdefault(peer, asyncio.Semaphore(MAX_OPEN)):
-            idle = self._idle.get(peer)
-            bulk = idle.pop() if idle else await self._open(peer)
+            # One opens at a time: a crowd of handshakes looks like an attack, and meanwhile others may finish.
+            async with self._opening.setdefault(peer, asyncio.Lock()):
+                idle = self._idle.get(peer)
+                bulk = idle.pop() if idle else await self._open(peer)
             is_whole = False
             try:
                 yield bulk
                 is_whole = True
             finally:
-                idle = self._idle.setdefault(peer, [])
-                if is_whole and len(idle) < MAX_IDLE:
+                if is_whole:
                     bulk.is_fresh = False
-                    idle.append(bulk)
+                    self._idle.setdefault(peer, []).append(bulk)
                 else:
                     await bulk.stream.close()
 

@@ -76,7 +76,7 @@ class Dialler:
             try:
                 return await self._open(link.peer, address, "bulk")
             except DialError as error:
-                tried.append(f"{address}: {error}")
+                tried.append(_failure(address, error))
         raise Unreachable(_nobody(link.peer, tried))
 
     def keep(self, peer: PeerId) -> None:
@@ -113,7 +113,7 @@ class Dialler:
             try:
                 return await self._dial_one(peer, address, tuple(tried))
             except DialError as error:
-                tried.append(f"{address}: {error}")
+                tried.append(_failure(address, error))
         if (link := self._links.get(peer)) is not None:
             return link
         raise Unreachable(_nobody(peer, tried))
@@ -219,6 +219,10 @@ class Dialler:
             except WeftError:  # every reason may pass: a restarted member has another run, version or rule
                 await asyncio.sleep(pause_s * (0.5 + 0.5 * float(jitter.random())))
                 pause_s = min(2 * pause_s, REDIAL_MAX_S)
+
+
+def _failure(address: str, error: DialError) -> str:
+    return str(error) if str(error).startswith(address) else f"{address}: {error}"
 
 
 def _nobody(peer: PeerId, tried: list[str]) -> str:

@@ -23,7 +23,17 @@ from typing import TypeVar
 import msgspec
 
 from weft.clock import Clock
-from weft.errors import DeadlineExceeded, NetError, PortInUse, WireError
+from weft.errors import (
+    DeadlineExceeded,
+    GenesisMismatch,
+    NetError,
+    PeerError,
+    PortInUse,
+    Refused,
+    Unreachable,
+    WeftError,
+    WireError,
+)
 from weft.events import Emit, FellBack, TransportUp
 from weft.ids import Digest, PeerId, RunId, short
 from weft.net.admission import Admission
@@ -160,6 +170,11 @@ class Node:
             return Contact(peer=peer, name=self.passport.name, addresses=self.addresses)
         return self._book.contact(peer)
 
+    def contacts(self) -> tuple[Contact, ...]:
+        """Return this peer and those linked to it, as far as others may dial them: what goes into a ticket."""
+        known = [self.contact(peer) for peer in (self.peer, *self.peers)]
+        return tuple(contact for contact in known if contact.addresses)
+
     def last_heard(self, peer: PeerId) -> float | None:
         """Return when a byte of `peer` last arrived, on this node's clock."""
         return self._meters.last_heard(peer)
@@ -181,6 +196,29 @@ class Node:
             PeerError: it broke the protocol, speaks another version, or is not admitted itself.
         """
         await self._dialler.connect(peer)
+
+    async def connect_any(self, peers: Iterable[PeerId]) -> PeerId:
+        """Return the first of `peers` to which a link comes up: how a newcomer uses its ticket.
+
+        Raises:
+            Refused, GenesisMismatch, WireError: nobody let this peer in, and the first who answered said why.
+            Unreachable: nobody answered; the message says what each address did.
+        """
+        verdict: WeftError | None = None
+        failures = []
+        for peer in peers:
+            try:
+                await self.connect(peer)
+            except (Refused, GenesisMismatch, WireError) as error:
+                verdict = verdict or error
+            except (NetError, PeerError) as error:
+                failures.append(str(error))
+            else:
+                return peer
+        raise verdict or Unreachable(
+            "nobody answered. Is one of them running, and may this machine reach it? `weft doctor` checks. "
+            + ("; ".join(failures) or "No member is known: ask one for a ticket")
+        )
 
     def keep(self, peer: PeerId) -> None:
         """Keep a link to `peer` up, redialling with growing pauses, until `release`."""

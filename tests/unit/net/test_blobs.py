@@ -87,7 +87,7 @@ def test_many_fetches_share_few_streams(world):
         b.serve_blobs(shelf(*blobs))
         got = await asyncio.gather(*(a.fetch_any([b.peer], digest(blob), len(blob)) for blob in blobs))
         assert got == blobs
-        assert b._blobs._num_accepted[a.peer] <= 8
+        assert b._blobs._num_accepted[a.peer] == 4
         await asyncio.sleep(1)
         assert len(a._blobs._streams._idle[b.peer]) == 4
 
@@ -156,7 +156,7 @@ def test_lying_holder_is_dropped_with_an_event(world, served, size, error, reaso
             await a.fetch(b.peer, digest(some_bytes(size)), bytearray(size))
         (dropped,) = world.seen(0, ConnectionDropped)
         assert dropped.remote == b.peer
-        assert a._blobs._streams._idle[b.peer] == []
+        assert not a._blobs._streams._idle.get(b.peer)
         assert a.is_linked(b.peer)  # the control link carries on
 
     world.run(scenario)

@@ -16,10 +16,11 @@ from weft.errors import (
 )
 from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown, LinkUp
 from weft.ids import RunId
+from weft.net import ticket
 from weft.net.admission import ByKeys, ByTicket, prove
 from weft.net.frame import FrameReader, write_frame
 from weft.net.handshake import Passport
-from weft.net.messages import PROTOCOL, Hello, Rejected
+from weft.net.messages import PROTOCOL, Acquaint, Contact, Hello, Rejected
 from weft.net.node import Node
 from weft.wire import Record, decode, encode
 
@@ -304,6 +305,76 @@ def test_members_learn_of_each_other_through_whoever_they_ask(world):
         assert set(heard) == {world.ids[0], world.ids[1], world.ids[2]}
         await nodes[1].connect(world.ids[3])
         assert nodes[3].contact(world.ids[1]).name == "peer-1"
+
+    world.run(scenario)
+
+
+def test_what_others_say_displaces_nothing_that_a_linked_peer_said_of_itself(world):
+    async def scenario():
+        a, b, c = await world.started(3)
+        await a.connect(b.peer)
+        await c.connect(a.peer)
+        await asyncio.sleep(1)
+        a._book.learn([Contact(peer=b.peer, name="b", addresses=("memory://new",))])
+        stale = Contact(peer=b.peer, name="b", addresses=("memory://old",))
+        await c.note(a.peer, Acquaint(contacts=(stale, Contact(peer=world.ids[6], name="", addresses=("memory://x",)))))
+        await asyncio.sleep(1)
+        assert a.contact(b.peer).addresses[0] == "memory://new"
+        assert "memory://x" in a.contact(world.ids[6]).addresses
+        a.drop(b.peer, "test")
+        await c.note(a.peer, Acquaint(contacts=(stale,)))
+        await asyncio.sleep(1)
+        assert a.contact(b.peer).addresses[0] == "memory://old"
+
+    world.run(scenario)
+
+
+def test_book_is_bounded_whatever_a_member_invents(world):
+    async def scenario():
+        a, b = await world.started(2)
+        for start in range(0, 640, 64):
+            invented = [f"{number:064x}" for number in range(start, start + 64)]
+            contacts = tuple(Contact(peer=peer, name="", addresses=("memory://x",)) for peer in invented)
+            await a.note(b.peer, Acquaint(contacts=contacts))
+        await asyncio.sleep(1)
+        assert len(b.known_addresses()) == 256
+
+    world.run(scenario)
+
+
+def test_ticket_of_a_linked_member_leads_a_newcomer_to_any_of_its_contacts(world):
+    async def scenario():
+        a, b = world.node(0, ByTicket(secret=SECRET)), world.node(1, ByTicket(secret=SECRET))
+        await a.start()
+        await b.start()
+        await a.connect(b.peer)
+        held = ticket.read(ticket.issue(world.identities[0], a.run, a.contacts(), SECRET))
+        assert [contact.peer for contact in held.contacts] == [a.peer, b.peer]
+        world.network.kill(a.peer)
+        newcomer = world.node(2, held.admission())
+        newcomer._book._entries.clear()
+        await newcomer.start()
+        for contact in held.contacts:
+            newcomer.remember(contact.peer, contact.addresses, contact.name)
+        assert await newcomer.connect_any([contact.peer for contact in held.contacts]) == b.peer
+
+    world.run(scenario)
+
+
+def test_newcomer_that_nobody_lets_in_learns_why(world):
+    async def scenario():
+        a, b, c = world.node(0, ByTicket(secret=SECRET)), world.node(1, run=RunId("cd" * 32)), world.node(2)
+        await a.start()
+        await c.start()
+        with pytest.raises(Unreachable, match=r"nobody answered.*weft doctor.*nothing listens.*nothing listens"):
+            await c.connect_any(world.ids[4:6])
+        with pytest.raises(Unreachable, match="ask one for a ticket"):
+            await c.connect_any([])
+        with pytest.raises(Refused):
+            await c.connect_any([b.peer, a.peer])
+        await b.start()
+        with pytest.raises(GenesisMismatch):
+            await c.connect_any([b.peer, a.peer])
 
     world.run(scenario)
 
