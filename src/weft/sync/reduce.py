@@ -70,13 +70,18 @@ def encode_parts(codec: Codec, vector: Float32[Tensor, " num"], parts: Sequence[
     return tuple(codec.encode(vector[part.start : part.stop]) for part in parts)
 
 
-def decode_parts(codec: Codec, results: Sequence[Buffer], parts: Sequence[range]) -> Float32[Tensor, " num"]:
+def decode_parts(
+    codec: Codec, results: Sequence[Buffer], parts: Sequence[range], out: Float32[Tensor, " num"] | None = None
+) -> Float32[Tensor, " num"]:
     """Return the vector whose `parts` (covering it in order) are encoded in `results`.
+
+    Args:
+        out: where to write it. Memory used again costs half as much time as new memory.
 
     Raises:
         PayloadError: a result of another size, not finite, or not canonical.
     """
-    vector = torch.empty(parts[-1].stop, dtype=torch.float32)
+    vector = torch.empty(parts[-1].stop, dtype=torch.float32) if out is None else out
     for part, result in zip(parts, results, strict=True):
         codec.decode(result, len(part), vector[part.start : part.stop])
     return vector

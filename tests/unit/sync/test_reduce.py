@@ -121,6 +121,9 @@ def test_owners_of_parts_compute_the_mean_of_what_was_decoded(codec: Codec, repl
     whole = merge((w, decode_parts(codec, payload, parts)) for w, payload in zip(tokens, payloads, strict=True))
     expected = reply.decode(reply.encode(whole), num)
     assert torch.equal(decode_parts(reply, results, parts), expected)
+    out = torch.empty(num)
+    assert decode_parts(reply, results, parts, out) is out
+    assert torch.equal(out, expected)
 
 
 def test_result_does_not_depend_on_how_many_parts_there_are() -> None:
