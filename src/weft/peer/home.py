@@ -1,0 +1,151 @@
+"""The folders of one machine: identities, shards, blobs, and one folder for each run and peer.
+
+    root/ keys/           identities (weft.keys)
+          shards/         shards of all runs, named by digest
+          blobs/          RunConfigs, tokenizers and initial vectors of all runs, named by digest
+          private/        shards of this machine's own files in private runs: no peer can request them
+          runs/<run id>/<peer id>/
+              checkpoint/       the state, as last saved
+              log.jsonl         the events
+              durable.bin       what was promised and accepted in rounds
+              addresses         where other peers were last reached
+
+Shards and blobs may be shared by many peers and runs: a name is the digest of what it names, and a file appears
+whole or not at all. What is read is checked first.
+
+It does not know where the root is: that is for the command line to say, which may ask the environment.
+"""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from weft import wire
+from weft.data import ShardStore, write_atomically
+from weft.errors import ConfigError, DataError
+from weft.ids import Digest, PeerId, RunId
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class BlobStore:
+    """Blobs of any size in `folder`, each a read-only file named by the digest of its bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._mapped: dict[Digest, memoryview] = {}
+
+    def put(self, data: wire.Buffer) -> Digest:
+        """Keep `data` under its digest.
+
+        Raises:
+            DiskFull: no room; nothing is left behind.
+            DataError: the folder cannot be written.
+        """
+        digest = wire.digest(data)
+        with suppress(DataError):  # a corrupt blob is removed, and written again
+            if self.open(digest) is not None:
+                return digest
+        write_atomically(self._path(digest), [data])
+        return digest
+
+    def read(self, digest: Digest, max_nbytes: int) -> bytes | None:
+        """Return a small blob, or None when it is not here.
+
+        Raises:
+            DataError: larger than `max_nbytes`, unreadable, or corrupt (removed, so that it can be fetched again).
+        """
+        path = self._path(digest)
+        with suppress(OSError):  # `open` says what is wrong
+            if (found := path.stat().st_size) > max_nbytes:
+                raise DataError(f"blob {path} has {found} bytes; at most {max_nbytes} are read as what it should be.")
+        mapped = self.open(digest)
+        return None if mapped is None else bytes(mapped)
+
+    def open(self, digest: Digest) -> memoryview | None:
+        """Return a blob mapped into memory, read-only, or None when it is not here; checked once in this process.
+
+        Raises:
+            DataError: unreadable, or corrupt (removed, so that it can be fetched again).
+        """
+        if digest not in self._mapped:
+            path = self._path(digest)
+            try:
+                is_empty = path.stat().st_size == 0  # numpy maps no empty file
+                view = memoryview(b"") if is_empty else np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray).data
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise DataError(f"cannot read blob {path}: {error.strerror or error}.") from error
+            if wire.digest(view) != digest:
+                with suppress(OSError):
+                    path.unlink()
+                raise DataError(
+                    f"blob {path} does not hold the bytes of its name: the disk or somebody changed it. It is removed; "
+                    f"start again, and it is fetched from members (or made again by the run's maker)."
+                )
+            self._mapped[digest] = view
+        return self._mapped[digest]
+
+    def close(self) -> None:
+        """Let go of all mapped files."""
+        self._mapped.clear()
+
+    def _path(self, digest: Digest) -> Path:
+        if not _HEX.fullmatch(digest):
+            raise DataError(f"{digest[:80]!r} is no digest")  # it could be a path
+        return self.folder / digest
+
+
+@dataclass(frozen=True)
+class PeerFolder:
+    """What one peer keeps of one run. Whoever writes a file makes the folders above it."""
+
+    root: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log.jsonl"
+
+    @property
+    def durable(self) -> Path:
+        return self.root / "durable.bin"
+
+    @property
+    def addresses(self) -> Path:
+        return self.root / "addresses"
+
+
+class Home:
+    """One machine's folders below `root`, which need not exist yet."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.keys = root / "keys"
+        self.shards = ShardStore(root / "shards")
+        self.blobs = BlobStore(root / "blobs")
+        self.private = ShardStore(root / "private")
+
+    def folder(self, run: RunId, peer: PeerId) -> PeerFolder:
+        """Return where `peer` keeps what it knows of `run`.
+
+        Raises:
+            ConfigError: a name that is no digest or key, which could lead elsewhere.
+        """
+        for name in (run, peer):
+            if not _HEX.fullmatch(name):
+                raise ConfigError(f"{name[:80]!r} names no run or peer: 64 hexadecimal digits do.")
+        return PeerFolder(self.root / "runs" / run / peer)
+
+    def close(self) -> None:
+        """Let go of all mapped files."""
+        self.shards.close()
+        self.blobs.close()
+        self.private.close()
