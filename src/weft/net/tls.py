@@ -32,8 +32,8 @@ from weft.net.gate import Gate, Handshakes
 from weft.net.tasks import Tasks
 from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
 from weft.net.tls_handshake import (
-    MAGIC,
     PREAMBLE_NBYTES,
+    PROTOCOL_VERSION,
     NotWeft,
     preamble,
     prove_client,
@@ -124,7 +124,10 @@ class TlsTransport:
         except TimeoutError:
             raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None
         except ssl.SSLError as error:
-            raise DialError(f"{address} is no weft peer of this version: {error}") from None
+            raise DialError(
+                f"{address} is no weft peer, or one that does not speak version {PROTOCOL_VERSION} of the transport as "
+                f"this software does: {error}"
+            ) from None
         except (OSError, ValueError) as error:
             raise DialError(f"{address}: {error}") from None
 
@@ -145,7 +148,7 @@ class TlsTransport:
             connection.close()
             raise
         try:
-            certificate = await stream.handshake(_check_version)
+            certificate = await stream.handshake()
             found = certified_peer(certificate)
             if found != peer:
                 raise PeerError(f"{short(found)} answers there, not {short(peer)}; nothing was sent")
@@ -207,7 +210,7 @@ class TlsTransport:
             return read_preamble(first)
         except NotWeft:
             with suppress(OSError):
-                connection.send(preamble("control"))  # tells a weft peer of another version which one we speak
+                connection.send(preamble("control"))  # no TLS, so it learns at once that this leads nowhere
             raise
 
     def _wrap(self, connection: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> TlsStream:
@@ -232,12 +235,6 @@ class _Door(msgspec.Struct, frozen=True):
     context: ssl.SSLContext
     certificate: Digest
     accept: Accept
-
-
-def _check_version(first: bytes) -> None:
-    """Look at the first bytes of a server: one that speaks another version answers with its preamble, not with TLS."""
-    if first.startswith(MAGIC) and len(first) == PREAMBLE_NBYTES:
-        read_preamble(first)
 
 
 def _check_loop() -> None:

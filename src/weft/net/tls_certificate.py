@@ -1,64 +1,62 @@
 """The certificate of a peer: its Ed25519 key in the form that TLS wants, and nothing else.
 
-The certificate is self-signed, names nobody, never expires, and is a pure function of the key, so its
-fingerprint is one with the peer's. No authority is asked and no date is checked: what counts is that the key
-inside is the expected `PeerId`. The TLS 1.3 handshake proves that the server holds that key.
+The certificate is self-signed, names nobody, and never expires. Its bytes (X.509 in DER) are the same for every peer
+but for the key and the signature, so writing one is joining constants and reading one is comparing them: no parser
+sees what a stranger sends. No authority is asked and no date is checked: what counts is that the key inside is the
+expected `PeerId`. The TLS 1.3 handshake proves that the server holds that key.
 
 Python's TLS cannot accept a client's certificate without an authority, so only the listening side shows one;
 the dialling side proves its key in `tls_handshake`.
 """
 
-import datetime
-import secrets
 import ssl
 import tempfile
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.x509.oid import NameOID
 
 from weft.errors import PeerError
 from weft.ids import PeerId
 from weft.keys import Identity
+from weft.rng import fresh_secret
 
-_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "weft peer")])
-# Fixed, so that a machine whose clock is wrong by years makes the same certificate. Nobody checks them.
-_NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_NOT_AFTER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
+_KEY_NBYTES = 32
+_SIGNATURE_NBYTES = 64
+
+_ED25519 = bytes.fromhex("3005 06032b6570")  # the algorithm: object 1.3.101.112
+_NAME = bytes.fromhex("3014 3112 3010 0603550403 0c09") + b"weft peer"  # issuer and subject: one common name
+_VALIDITY = bytes.fromhex("3020 170d") + b"700101000000Z" + bytes.fromhex("180f") + b"99991231000000Z"
+_VERSION_3 = bytes.fromhex("a003 020102")
+_SERIAL_NUMBER = bytes.fromhex("020101")
+# What is signed: this, then the key.
+_BODY_HEAD = (
+    bytes.fromhex("308189")
+    + (_VERSION_3 + _SERIAL_NUMBER + _ED25519 + _NAME + _VALIDITY + _NAME)
+    + (bytes.fromhex("302a") + _ED25519 + bytes.fromhex("032100"))
+)
+_HEAD = bytes.fromhex("3081d6") + _BODY_HEAD
+_SIGNATURE_HEAD = _ED25519 + bytes.fromhex("034100")
 
 
 def make_certificate(identity: Identity) -> bytes:
-    """Return the certificate of `identity`, in DER."""
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(_NAME)
-        .issuer_name(_NAME)
-        .public_key(identity.private_key.public_key())
-        .serial_number(1)
-        .not_valid_before(_NOT_BEFORE)
-        .not_valid_after(_NOT_AFTER)
-    )
-    return builder.sign(identity.private_key, algorithm=None).public_bytes(serialization.Encoding.DER)
+    """Return the certificate of `identity`, in DER: a function of the key alone."""
+    key = bytes.fromhex(identity.peer)
+    return _HEAD + key + _SIGNATURE_HEAD + identity.sign(_BODY_HEAD + key)
 
 
 def certified_peer(certificate: bytes | None) -> PeerId:
     """Return whose key is in a certificate (DER) that a server showed.
 
     Raises:
-        PeerError: there is none, it is malformed, or its key is not Ed25519.
+        PeerError: there is none, or it is not that of a weft peer.
     """
     if certificate is None:
         raise PeerError("it shows no certificate")
-    try:
-        key = x509.load_der_x509_certificate(certificate).public_key()
-    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-        raise PeerError(f"its certificate is malformed: {error}") from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise PeerError("its certificate holds another kind of key; it is no weft peer")
-    return PeerId(key.public_bytes_raw().hex())
+    key = certificate[len(_HEAD) :][:_KEY_NBYTES]
+    signature = certificate[-_SIGNATURE_NBYTES:]
+    if certificate != _HEAD + key + _SIGNATURE_HEAD + signature or len(key) != _KEY_NBYTES:
+        raise PeerError("its certificate is not that of a weft peer")
+    return PeerId(key.hex())
 
 
 def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
@@ -68,7 +66,7 @@ def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
     # No session tickets: we never resume, and bytes that the client has not read when it closes would reset the link.
     context.num_tickets = 0
     # Python loads a key only from a file. The file holds it encrypted under a passphrase that never leaves memory.
-    passphrase = secrets.token_hex(32).encode()
+    passphrase = fresh_secret().hex().encode()
     key_pem = identity.private_key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

@@ -8,7 +8,7 @@
     client ◄── server   Welcome
 
 A proof names the certificate of the server it was made for and that server's nonce, so it is worth nothing to
-anybody else, nor a second time. A server that speaks another version answers with its own preamble and hangs up.
+anybody else, nor a second time. A server that speaks another version answers with its own preamble instead of TLS.
 
 It does not know sockets; it speaks over any `Stream`.
 """
@@ -30,7 +30,7 @@ NONCE_NBYTES = 32
 # The largest message is the signed proof: two 64-character names, a signature, a digest and a nonce; 421 bytes.
 MAX_MESSAGE_NBYTES = 1024
 
-MAGIC = b"weft"
+_MAGIC = b"weft"
 _PREAMBLE = struct.Struct(">4sHBx")
 PREAMBLE_NBYTES = _PREAMBLE.size
 _LANES: dict[int, Lane] = {0: "control", 1: "bulk"}
@@ -57,7 +57,7 @@ class NotWeft(PeerError):
 
 def preamble(lane: Lane) -> bytes:
     """Return the 8 bytes that begin a connection."""
-    return _PREAMBLE.pack(MAGIC, PROTOCOL_VERSION, _LANE_NUMBERS[lane])
+    return _PREAMBLE.pack(_MAGIC, PROTOCOL_VERSION, _LANE_NUMBERS[lane])
 
 
 def read_preamble(data: bytes) -> Lane:
@@ -67,7 +67,7 @@ def read_preamble(data: bytes) -> Lane:
         NotWeft: they are no preamble, or one of another version.
     """
     magic, version, lane = _PREAMBLE.unpack(data)
-    if magic != MAGIC:
+    if magic != _MAGIC:
         raise NotWeft(f"its first bytes {data!r} are not those of a weft peer")
     if version != PROTOCOL_VERSION:
         raise NotWeft(f"it speaks version {version} of the transport, this software {PROTOCOL_VERSION}")

@@ -113,19 +113,14 @@ class TlsStream:
         """Run jobs elsewhere from now on."""
         self._runner = runner
 
-    async def handshake(self, check: Callable[[bytes], None] = lambda _: None) -> bytes | None:
+    async def handshake(self) -> bytes | None:
         """Do the TLS handshake; return the other side's certificate (DER), if it showed one.
-
-        Args:
-            check: is shown the first 8 bytes as they come in, and raises to break off.
 
         Raises:
             OSError: it failed.
         """
 
         def job(_: memoryview) -> int:
-            with suppress(BlockingIOError):
-                check(socket.socket.recv(self._tls, 8, socket.MSG_PEEK))
             self._tls.do_handshake()
             return 0
 

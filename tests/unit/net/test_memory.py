@@ -224,7 +224,7 @@ def test_a_killed_peer_resets_its_streams() -> None:
 
 def test_what_a_dead_peer_had_queued_does_not_hold_up_the_link() -> None:
     async def scenario(town: Town) -> float:
-        near, far = await town.connect(A, B)
+        near, _ = await town.connect(A, B)
         other, other_far = await town.connect(A, B)
         await near.send(bytes(1_000_000))  # a second on this link
         near.abort()
