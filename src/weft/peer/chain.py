@@ -1,0 +1,149 @@
+"""The manifests of one branch as this peer knows them: the head, and proofs and results of the last rounds.
+
+A manifest follows on the head when a quorum of the electorate that the head names accepted it; `proven` checks the
+signatures. Results are kept as long as they fit a budget, so that newcomers and stragglers can replay them; who is
+further behind fetches the state instead.
+
+It does not know tensors, nor who asks.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from weft.data import leases
+from weft.errors import WireError
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
+from weft.keys import verify
+from weft.peer.config import GENESIS
+from weft.rng import order_key
+from weft.sync.messages import (
+    Accept,
+    Base,
+    Certificate,
+    Goodbye,
+    Manifest,
+    RoundNote,
+    next_base,
+)
+from weft.sync.rules import is_quorum, is_successor
+from weft.wire import Buffer, Signed, digest_of, unseal
+
+M = TypeVar("M")
+
+RESULTS_NBYTES = 512 << 20  # of the last rounds' results, kept for others
+MAX_REMEMBERED = 256  # rounds whose certificates are kept
+
+
+class Chain:
+    def __init__(self, head: Manifest, quota: int) -> None:
+        self.head = head
+        self._quota = quota
+        self._certificates: dict[Round, Certificate] = {}
+        self._results: dict[Digest, Buffer] = {}  # oldest first
+
+    @property
+    def base(self) -> Base:
+        """Return what the round after the head starts from."""
+        return next_base(self.head, self._quota)
+
+    def append(self, certificate: Certificate) -> None:
+        """Make the certificate's manifest the head. `proven` must have held, or the machine have decided."""
+        manifest = certificate.manifest
+        self._certificates[manifest.round] = certificate
+        self._certificates.pop(Round(manifest.round - MAX_REMEMBERED), None)
+        self.head = manifest
+
+    def after(self, round: Round, limit: int) -> tuple[Certificate, ...] | None:
+        """Return the certificates after `round`, oldest first and at most `limit`; None where they are forgotten."""
+        wanted = range(round + 1, min(self.head.round, round + limit) + 1)
+        if any(Round(number) not in self._certificates for number in wanted):
+            return None
+        return tuple(self._certificates[Round(number)] for number in wanted)
+
+    def keep(self, result: Digest, data: Buffer) -> None:
+        """Keep a result's bytes for others; the oldest give way."""
+        self._results[result] = data
+        kept = sum(len(memoryview(each).cast("B")) for each in self._results.values())
+        while kept > RESULTS_NBYTES and len(self._results) > 1:
+            oldest = next(iter(self._results))
+            kept -= len(memoryview(self._results.pop(oldest)).cast("B"))
+
+    def result(self, digest: Digest) -> Buffer | None:
+        return self._results.get(digest)
+
+    def proven(self, certificate: Certificate) -> bool:
+        """Return whether a quorum of the present electorate accepted the manifest."""
+        base, manifest = self.base, certificate.manifest
+        if not is_successor(base, manifest):
+            return False
+        voters = {
+            peer
+            for peer, accept in _said(base, certificate.votes, Accept)
+            if accept.attempt == certificate.attempt and accept.manifest == digest_of(manifest)
+        }
+        left = {
+            peer
+            for peer, goodbye in _said(base, certificate.farewells, Goodbye)
+            if goodbye.promised <= certificate.attempt
+        }
+        return is_quorum(base, voters, left)
+
+
+def _said(base: Base, letters: Iterable[Signed], kind: type[M]) -> list[tuple[PeerId, M]]:
+    said: list[tuple[PeerId, M]] = []
+    for signed in letters:
+        try:
+            note = unseal(signed, RoundNote, verify)
+        except WireError:
+            continue
+        if (note.branch, note.round) == (base.branch, base.round) and isinstance(note.message, kind):
+            said.append((signed.signer, note.message))
+    return said
+
+
+def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: BranchId, quota: int) -> Manifest:
+    """Return a manifest that counts nothing and names the members of a branch: the first of a run, or of a minority.
+
+    Args:
+        base: the round in which the branch begins; a run's first is `genesis`.
+        quota: samples leased to each member.
+    """
+    members = tuple(sorted(members))
+    leased, cursor = leases(base.cursor, dict.fromkeys(members, quota))
+    return Manifest(
+        run=base.run,
+        branch=branch,
+        round=base.round,
+        attempt=Attempt(0),
+        leader=opener,
+        previous=base.previous,
+        contributions=(),
+        parts=(),
+        members=members,
+        joined=(),
+        left=tuple(peer for peer in base.electorate if peer not in members),
+        leases=leased,
+        cursor=cursor,
+        committed_tokens=base.committed_tokens,
+    )
+
+
+def genesis(run: RunId, founder: PeerId, quota: int) -> Base:
+    """Return the base of a run's first manifest."""
+    return Base(
+        run=run,
+        branch=BranchId(run),
+        round=Round(0),
+        previous=GENESIS,
+        electorate=(founder,),
+        keeper=founder,
+        num_parts=1,
+        cursor=0,
+        quota=quota,
+        committed_tokens=Tokens(0),
+    )
+
+
+def branch_name(base: Base, members: Iterable[PeerId], opener: PeerId) -> BranchId:
+    """Return the name of the branch that `members` open where `base` lost its majority."""
+    return BranchId(order_key("branch", base.previous, base.branch, base.round, opener, *sorted(members)))

@@ -1,0 +1,59 @@
+"""Where heavy work runs: on threads beside the event loop, or inline where time is virtual.
+
+Training has one thread of its own, so inner steps never overlap; encoding, merging and hashing have another, so a
+member serves a round in the middle of its inner steps.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Compute(Protocol):
+    async def train(self, work: Callable[[], T]) -> T:
+        """Run `work` in the training thread and return what it returns."""
+        ...
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        """Run `work` beside training and return what it returns."""
+        ...
+
+    async def aclose(self) -> None:
+        """Wait for what runs."""
+        ...
+
+
+class Threads:
+    def __init__(self) -> None:
+        self._training = ThreadPoolExecutor(1, thread_name_prefix="train")
+        self._serving = ThreadPoolExecutor(1, thread_name_prefix="serve")
+
+    async def train(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._training, work)
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._serving, work)
+
+    async def aclose(self) -> None:
+        for pool in (self._training, self._serving):
+            await asyncio.to_thread(pool.shutdown)
+
+
+class Inline:
+    """For a virtual clock. `train_s` is the virtual time that one call of training takes; serving takes none."""
+
+    def __init__(self, train_s: float = 0.0) -> None:
+        self._train_s = train_s
+
+    async def train(self, work: Callable[[], T]) -> T:
+        await asyncio.sleep(self._train_s)
+        return work()
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        return work()
+
+    async def aclose(self) -> None:
+        pass

@@ -1,0 +1,90 @@
+"""What peers of a run say to each other above rounds: decisions, state, the chain, branches.
+
+    newcomer                         member
+      StateRequest ────────────────►         what do you hold?
+      ◄────────────────── StateOffer         the head of the chain and the digests of the state's chunks
+      (blobs) ◄────────────────────►
+      Joining ─────────────────────► all     count me in from the next manifest on (every second until it does)
+      ChainRequest ────────────────►         what was committed since?
+      ◄────────────────────── Chain          certificates, in order
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from weft.ids import BranchId, Round, RunId
+from weft.net.messages import HexDigest, HexPeer
+from weft.sync.messages import Certificate, Manifest
+from weft.wire import Record, Signed
+
+MAX_CERTIFICATES = 16  # per answer: 64 members' votes each fit a call's body
+
+
+class Letter(Record, frozen=True, kw_only=True, tag="Letter"):
+    """A note: a signed RoundNote."""
+
+    signed: Signed
+
+
+class Decision(Record, frozen=True, kw_only=True, tag="Decision"):
+    """A note: a round is decided, with the proof."""
+
+    certificate: Certificate
+
+
+class Joining(Record, frozen=True, kw_only=True, tag="Joining"):
+    """A note: its sender holds the state after this manifest and asks to be a member."""
+
+    branch: BranchId
+    manifest: HexDigest
+
+
+class StateRequest(Record, frozen=True, kw_only=True, tag="StateRequest"):
+    run: RunId
+
+
+class StateOffer(Record, frozen=True, kw_only=True, tag="StateOffer"):
+    """A pinned state: its chunks can be fetched for a while, whatever is committed meanwhile. None: not begun."""
+
+    head: Manifest | None
+    index: HexDigest | None  # of the StateIndex, itself a blob
+
+
+class ChainRequest(Record, frozen=True, kw_only=True, tag="ChainRequest"):
+    branch: BranchId
+    after: Round
+
+
+class Chain(Record, frozen=True, kw_only=True, tag="Chain"):
+    """What was committed on the branch after that round, oldest first; None where it is no longer remembered."""
+
+    certificates: Annotated[tuple[Certificate, ...], Meta(max_length=MAX_CERTIFICATES)] | None
+
+
+class Evaluation(Record, frozen=True, kw_only=True, tag="Evaluation"):
+    """A note: held-out loss of the outer parameters, measured by one member for all."""
+
+    round: Round
+    loss: float
+    nats_per_byte: float
+    num_tokens: Annotated[int, Meta(ge=0)]
+    committed_tokens: Annotated[int, Meta(ge=0)]
+
+
+class BranchProposal(Record, frozen=True, kw_only=True, tag="BranchProposal"):
+    """A call: the majority is lost; let those named here go on together."""
+
+    opening: Manifest
+    opener: HexPeer
+
+
+class BranchConsent(Record, frozen=True, kw_only=True, tag="BranchConsent"):
+    is_given: bool
+    reason: str = ""
+
+
+class BranchBegin(Record, frozen=True, kw_only=True, tag="BranchBegin"):
+    """A note: all consented."""
+
+    opening: Manifest

@@ -1,0 +1,74 @@
+"""The replicated state: outer parameters, outer optimizer, and the manifest they belong to.
+
+Everything here is computed the same way on every member (docs/adr: exact arithmetic), so equal heads mean equal bits.
+It does not know where results come from, nor this peer's own training.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.errors import CheckpointError
+from weft.model.flat import layout
+from weft.peer.config import RunConfig
+from weft.sync.messages import Manifest
+from weft.sync.method import Method
+from weft.sync.outer import StepContext
+from weft.sync.outer import State as OuterState
+from weft.sync.reduce import cut, decode_parts
+from weft.sync.schedule import lr
+from weft.wire import Buffer
+
+OUTER = "outer"  # the name of the parameters among the replicated vectors
+
+
+class Replica:
+    def __init__(self, run: RunConfig, method: Method, outer: Float32[Tensor, " num"]) -> None:
+        self.outer = outer
+        self.state: OuterState = method.init(outer.numel())
+        self.head: Manifest | None = None
+        self._run = run
+        self._method = method
+        self._num_decayed = layout(run.model).num_decayed
+        self._merged = torch.empty_like(outer)
+
+    def apply(self, manifest: Manifest, results: tuple[Buffer, ...]) -> None:
+        """Make the outer step of a committed round, in place.
+
+        Raises:
+            PayloadError: a result is not finite or of another size; nothing has changed.
+        """
+        if manifest.contributions:
+            parts = cut(self.outer.numel(), [1] * len(manifest.parts))
+            decode_parts(self._method.reply_codec, results, parts, self._merged)
+            self._method.apply(self.outer, self.state, self._merged, self._context(manifest))
+        self.head = manifest
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Return every replicated vector by name; views, not copies."""
+        return {OUTER: self.outer, **self.state}
+
+    def load(self, head: Manifest | None, vectors: Mapping[str, Tensor]) -> None:
+        """Take over another replica's state.
+
+        Raises:
+            CheckpointError: vectors are missing, or of another length.
+        """
+        mine = self.vectors()
+        for name, vector in mine.items():
+            if name not in vectors or vectors[name].numel() != vector.numel():
+                raise CheckpointError(f"the state has no vector {name!r} of {vector.numel()} numbers; it is another run's")
+        for name, vector in mine.items():
+            vector.copy_(vectors[name])
+        self.head = head
+
+    def _context(self, manifest: Manifest) -> StepContext:
+        train = self._run.train
+        return StepContext(
+            number=max(manifest.round, 1),
+            lr=lr(train.schedule, manifest.committed_tokens),
+            num_decayed=self._num_decayed,
+            max_norm=train.clip if self._run.method.send == "gradient" else None,
+        )

@@ -1,0 +1,24 @@
+"""How long to wait: as long as measured rounds say, never a number a person has to guess.
+
+    deadline = median + 3 MAD of the last rounds, at least 2 s
+
+Median and median absolute deviation move little when one round was slow. Before anything is measured the wait is
+long: the first round holds compilation and cold caches. It does not know what is waited for.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+
+FLOOR_S = 2.0
+FIRST_S = 60.0  # nothing measured yet
+NUM_REMEMBERED = 16  # rounds: links and loads change within minutes
+MIN_MEASURED = 3  # fewer say little about spread
+
+
+def deadline_s(measured_s: Sequence[float]) -> float:
+    """Return how long to wait (seconds) given how long it took in the last rounds."""
+    recent = measured_s[-NUM_REMEMBERED:]
+    if len(recent) < MIN_MEASURED:
+        return FIRST_S
+    middle = median(recent)
+    return max(FLOOR_S, middle + 3 * median(abs(value - middle) for value in recent))
