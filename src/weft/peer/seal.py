@@ -1,0 +1,316 @@
+"""From a run file to what all peers share, and back out of what a peer received.
+
+    RunFile --seal--> RunConfig + shards, tokenizer, initial vector in the maker's home
+    bytes --read_run--> RunConfig that this machine accepts
+
+The maker packs its corpus, resolves every default, and puts the canonical RunConfig with all that it names into its
+home, whence peers fetch it by digest. `public` is what a peer may request: what the RunConfig names, nothing else.
+
+A private run's RunConfig names tokenizer and model but no shard, not even held-out ones: every peer packs its own
+files into a store that is never served, and evaluates on what it holds out of them.
+
+It does not know peers, tickets or devices.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_never
+
+import msgspec
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft import wire
+from weft.data import CorpusConfig, DataIndex, JsonConfig, ShardStore, Tokenizer, check_vocabulary, make_tokenizer, pack
+from weft.data import tokenizer as tokenizers
+from weft.data.batch import check_windows
+from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
+from weft.events import DataReady, Emit
+from weft.ids import Digest, PeerId, short
+from weft.model import ModelConfig, check_bounds, initial_vector, named, num_parameters, read_config, read_folder
+from weft.peer.config import FolderModel, PeerConfig, RunConfig, RunFile, ShapedModel, SizedModel
+from weft.peer.home import Home
+from weft.sync.method import spell_out
+
+MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
+MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES
+# 16 million tokens: four times the largest batch anybody has published. Their ids fill 128 MiB.
+MAX_TOKENS_PER_STEP = 1 << 24
+MAX_TOKENS = 1 << 62  # as many as fit into a cursor
+
+Lookup = Callable[[PeerId, Digest], wire.Buffer | None]
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A run, and what its maker need not read again."""
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    store: ShardStore  # where this machine's training and held-out shards lie
+    index: DataIndex  # those shards; `config.data` unless the run is private
+
+
+def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameters: int | None = None) -> Sealed:
+    """Turn a run file into a run: pack, resolve, and put all that peers may fetch into `home`.
+
+    Args:
+        base: the folder that relative paths start from: the run file's.
+        emit: takes `DataReady`.
+        max_parameters: what this machine is willing to hold; None: as `PeerConfig` has it.
+
+    Raises:
+        ConfigError: a model that does not exist or does not go with the rest, or numbers no peer would accept.
+        TooLarge: more parameters than this machine takes, or a batch out of all proportion.
+        DataError: a corpus that is missing, empty, malformed or too small.
+        TokenizerMismatch: the tokenizer is not the model's.
+        DiskFull: no room for shards or blobs.
+    """
+    limit = PeerConfig().max_parameters if max_parameters is None else max_parameters
+    tokenizer = make_tokenizer(run_file.tokenizer, run_file.data, base)
+    model = _resolve(run_file, tokenizer, base)
+    check_bounds(model, limit)
+    store = home.private if run_file.is_private else home.shards
+    index = _pack(store, run_file, tokenizer, base)
+    config = RunConfig(
+        name=run_file.name,
+        seed=run_file.seed,
+        model=model,
+        initial=_put_initial(run_file, model, base, home),
+        is_seeded=not isinstance(run_file.model, FolderModel),
+        data=_without_shards(index) if run_file.is_private else index,
+        is_private=run_file.is_private,
+        train=run_file.train,
+        method=spell_out(run_file.method, run_file.peers),
+        admission=run_file.admission,
+        orphan_after_s=run_file.orphan_after_s,
+        is_strict=run_file.is_strict,
+    )
+    data = wire.encode(config)
+    read_run(data, limit)  # what others would refuse is refused here, where it can still be changed
+    home.blobs.put(tokenizer.to_bytes())
+    home.blobs.put(data)
+    _tell(index, emit)
+    return Sealed(config, tokenizer, store, index)
+
+
+def read_run(data: wire.Buffer, max_parameters: int) -> RunConfig:
+    """Return the RunConfig whose canonical bytes are `data`, which anybody may have written.
+
+    Args:
+        max_parameters: what this machine is willing to hold.
+
+    Raises:
+        ConfigError: no RunConfig, of another version, or one that contradicts itself.
+        DataError: its corpus holds not one window.
+        TooLarge: more parameters than this machine takes, or a batch out of all proportion.
+    """
+    try:
+        config: RunConfig = wire.decode(data, RunConfig, max_nbytes=MAX_RUN_NBYTES)
+    except WireError as error:
+        raise ConfigError(f"this run cannot be read: {error}. Ask its maker for another ticket.") from None
+    for place, number in _floats(msgspec.to_builtins(config), ""):
+        if math.isnan(number) or (math.isinf(number) and place != "train.clip"):
+            raise ConfigError(f"this run has {place} = {number}, which is no number to compute with. Do not join it.")
+    check_bounds(config.model, max_parameters)
+    _check_train(config, max_parameters)
+    if config.is_private:
+        if config.data.train or config.data.heldout:
+            raise ConfigError("this run calls itself private and names shards of its maker. Do not join it.")
+    else:
+        check_windows(config.data, "train", config.train.seq_len, at_least=1)
+        check_windows(config.data, "heldout", config.train.seq_len, at_least=1)
+    return config
+
+
+def pack_private(config: RunConfig, tokenizer: Tokenizer, corpus: CorpusConfig, base: Path, home: Home) -> DataIndex:
+    """Pack this machine's own files for a private run into `home.private`, and return their index, to be told nobody.
+
+    Args:
+        tokenizer: the run's (see `load_tokenizer`).
+        base: the folder that relative paths start from.
+
+    Raises:
+        DataError: files missing, malformed, too few, or with text that the tokenizer does not know.
+        DiskFull: no room for the shards.
+    """
+    index = pack(home.private, corpus, tokenizer, base)
+    _check_size(index, config.train.seq_len, config.train.batch_size)
+    return index
+
+
+def load_tokenizer(config: RunConfig, home: Home) -> Tokenizer | None:
+    """Return the run's tokenizer, or None when its blob, `config.data.tokenizer`, has yet to be fetched.
+
+    Raises:
+        TokenizerMismatch: it has another vocabulary than the run says.
+        DataError: the blob is corrupt (removed), or no tokenizer.
+    """
+    blob = home.blobs.read(config.data.tokenizer, MAX_TOKENIZER_NBYTES)
+    if blob is None:
+        return None
+    try:
+        tokenizer = tokenizers.from_bytes(blob)
+    except WireError as error:
+        raise DataError(f"the run's tokenizer cannot be used: {error}. Tell the run's maker.") from None
+    if tokenizer.vocab_size != config.data.vocab_size:
+        raise TokenizerMismatch(
+            f"the run's tokenizer has {tokenizer.vocab_size} ids, but the run says {config.data.vocab_size}. "
+            f"The run cannot be trained; tell its maker."
+        )
+    return tokenizer
+
+
+def initial(config: RunConfig, home: Home) -> Float32[Tensor, " num"] | None:
+    """Return the vector the run starts from, or None when its blob, `config.initial`, has yet to be fetched.
+
+    Raises:
+        GenesisMismatch: the seed gives another vector than the run's maker got.
+        ConfigError: the blob is of another size than the model.
+        DataError: the blob is corrupt (removed, so that it can be fetched again).
+    """
+    if config.is_seeded:
+        vector = initial_vector(config.model, config.seed)
+        if (found := wire.digest(raw(vector))) != config.initial:
+            raise GenesisMismatch(
+                f"seed {config.seed} gives the initial weights {short(found)} here, but {short(config.initial)} at the "
+                f"run's maker. One of the two runs another version of weft; install the maker's."
+            )
+        return vector
+    blob = home.blobs.open(config.initial)
+    if blob is None:
+        return None
+    if len(blob) != 4 * num_parameters(config.model):
+        raise ConfigError(
+            f"the run's initial weights have {len(blob):,} bytes, its model {4 * num_parameters(config.model):,}. "
+            f"The run cannot be trained; tell its maker."
+        )
+    return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
+
+
+def public(config: RunConfig, home: Home) -> Lookup:
+    """Return what peers of the run may request: its RunConfig, tokenizer, initial vector and shards.
+
+    A digest that the RunConfig does not name is answered with None, whatever lies in `home`; so are files that are
+    missing or found corrupt.
+    """
+    blobs = {Digest(config.run), config.data.tokenizer}
+    if not config.is_seeded:
+        blobs.add(config.initial)
+    shards = {info.digest for info in (*config.data.train, *config.data.heldout)}
+
+    def lookup(peer: PeerId, digest: Digest) -> wire.Buffer | None:  # noqa: ARG001  # whoever was admitted may have them
+        try:
+            if digest in blobs:
+                return home.blobs.open(digest)
+            return home.shards.read(digest) if digest in shards else None
+        except DataError:
+            return None
+
+    return lookup
+
+
+def raw(vector: Float32[Tensor, " num"]) -> memoryview:
+    """Return the little-endian bytes of a vector on the CPU, not copied where the machine is little-endian."""
+    numbers = vector.detach().contiguous().numpy().astype("<f4", copy=False)
+    return numbers.view(np.uint8).data
+
+
+# --- sealing ---
+
+
+def _resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
+    match run_file.model:
+        case SizedModel(size=size):
+            return named(size, tokenizer.vocab_size, run_file.train.seq_len)
+        case ShapedModel() as shaped:
+            # Vocabulary, context and the base of rotary wavelengths follow as they do for named sizes.
+            fields = msgspec.to_builtins(named("nano", tokenizer.vocab_size, run_file.train.seq_len))
+            shape = {name: getattr(shaped, name) for name in shaped.__struct_fields__}
+            shape["num_kv_heads"] = shaped.num_kv_heads or shaped.num_heads
+            try:
+                return msgspec.convert(fields | shape, ModelConfig)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"model: {error}.") from None
+        case FolderModel(path=path):
+            config = read_config(base / path)
+            try:
+                check_vocabulary(tokenizer, config.vocab_size)
+            except TokenizerMismatch as error:
+                has_own = isinstance(run_file.tokenizer, JsonConfig)
+                hint = "" if has_own else f' Set tokenizer = {{type = "json", path = "{path}"}}.'
+                raise TokenizerMismatch(f"model {path}: {error}{hint}") from None
+            return config
+        case _:
+            assert_never(run_file.model)
+
+
+def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path) -> DataIndex:
+    index = pack(store, run_file.data, tokenizer, base)
+    train = run_file.train
+    num_peers = 1 if run_file.is_private else run_file.peers
+    _check_size(index, train.seq_len, num_peers * train.batch_size)
+    return index
+
+
+def _check_size(index: DataIndex, seq_len: int, num_samples: int) -> None:
+    """Accept data that fill one inner step of everybody who trains on them without a repetition."""
+    check_windows(index, "train", seq_len, at_least=num_samples)
+    check_windows(index, "heldout", seq_len, at_least=1)
+
+
+def _without_shards(index: DataIndex) -> DataIndex:
+    """Return what a private run says of data: which tokens there are, and nothing of anybody's files."""
+    return msgspec.structs.replace(index, train=(), heldout=(), train_text_nbytes=0, heldout_text_nbytes=0)
+
+
+def _put_initial(run_file: RunFile, model: ModelConfig, base: Path, home: Home) -> Digest:
+    if isinstance(run_file.model, FolderModel):
+        _, vector = read_folder(base / run_file.model.path)
+        return home.blobs.put(raw(vector))
+    return wire.digest(raw(initial_vector(model, run_file.seed)))
+
+
+def _tell(index: DataIndex, emit: Emit) -> None:
+    emit(
+        DataReady(
+            num_shards=len({info.digest for info in (*index.train, *index.heldout)}),
+            fetched_nbytes=0,
+            train_tokens=index.num_tokens("train"),
+            heldout_tokens=index.num_tokens("heldout"),
+        )
+    )
+
+
+# --- reading what others sealed ---
+
+
+def _check_train(config: RunConfig, max_parameters: int) -> None:
+    train, vocab_size = config.train, config.model.vocab_size
+    if train.tokens > MAX_TOKENS:
+        raise ConfigError(f"train.tokens is {train.tokens}. Allowed: at most {MAX_TOKENS}.")
+    if config.tokens_per_step > MAX_TOKENS_PER_STEP:
+        raise TooLarge(
+            f"one inner step takes {train.batch_size} samples of {train.seq_len} tokens, {config.tokens_per_step:,} in "
+            f"all; at most {MAX_TOKENS_PER_STEP:,} are accepted. Lower train.batch_size or train.seq_len."
+        )
+    if train.seq_len * vocab_size > max_parameters:
+        raise TooLarge(
+            f"one sample of {train.seq_len} tokens has {train.seq_len * vocab_size:,} logits; this machine takes at "
+            f"most {max_parameters:,} numbers of one kind. Lower train.seq_len, or raise the machine's limit."
+        )
+
+
+def _floats(tree: Any, place: str) -> Iterator[tuple[str, float]]:
+    if isinstance(tree, dict):
+        for name, inner in tree.items():
+            yield from _floats(inner, f"{place}.{name}" if place else name)
+    elif isinstance(tree, list | tuple):
+        for inner in tree:
+            yield from _floats(inner, place)
+    elif isinstance(tree, float):
+        yield place, tree
