@@ -22,7 +22,7 @@ from weft.net.messages import HexDigest, HexPeer
 from weft.net.tls import TlsConfig
 from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
 from weft.sync.outer import AdamWConfig
-from weft.sync.schedule import CosineConfig, ScheduleConfig
+from weft.sync.schedule import ScheduleConfig
 from weft.wire import digest_of
 
 FORMAT = 1  # of a RunConfig; raised when equal fields would mean another computation
@@ -91,7 +91,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     """One TOML file: a run as its maker writes it."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     peers: Annotated[int, msgspec.Meta(ge=1, le=64, description="about how many are expected: chooses defaults")] = 4
     model: SizedModel | FolderModel | ShapedModel = SizedModel()
     data: CorpusConfig = CorpusConfig()
@@ -101,7 +101,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     method: MethodConfig = DiLoCoConfig()
     admission: AdmissionConfig = TicketAdmission()
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None = None
-    """Seconds without a majority after which a minority opens a branch of its own. None: 60, or 15 between two peers."""
+    """Seconds without a majority after which a minority opens a branch of its own. None: 60, between two peers 15."""
     is_strict: bool = False
     """One history only: a minority never goes on alone."""
 
@@ -111,7 +111,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     format: Annotated[int, msgspec.Meta(ge=1)] = FORMAT
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     model: ModelConfig
     initial: HexDigest  # of the flat fp32 vector the run starts from
     is_seeded: bool  # the initial vector follows from the seed; else it is fetched
