@@ -30,7 +30,7 @@ def test_every_window_occurs_once_in_an_epoch(size: int, seed: int, epoch: int) 
     assert sorted(windows_at(positions, size, seed).tolist()) == list(range(size))
 
 
-@given(sizes, seeds, st.integers(0, 500), st.integers(0, 300), st.randoms(use_true_random=False))
+@given(sizes, seeds, st.integers(0, 500), st.integers(0, 50), st.randoms(use_true_random=False))
 def test_a_window_does_not_depend_on_what_else_is_asked(size: int, seed: int, start: int, count: int, random) -> None:
     positions = np.arange(start, start + count)
     together = windows_at(positions, size, seed)
@@ -61,7 +61,7 @@ def test_the_shuffle_looks_random() -> None:
     assert abs(np.corrcoef(np.arange(size), order)[0, 1]) < 0.05
     # Over many epochs, each of 5 windows takes each of 5 places equally often: 4 / 5 of the sum below is chi square
     # with 16 degrees of freedom, which exceeds 39 once in a thousand times.
-    num_epochs = 2000
+    num_epochs = 800
     table = windows_at(np.arange(5 * num_epochs), 5, 3).reshape(num_epochs, 5)
     counts = np.stack([np.bincount(table[:, place], minlength=5) for place in range(5)])
     assert 0.8 * ((counts - num_epochs / 5) ** 2 / (num_epochs / 5)).sum() < 39
@@ -111,8 +111,8 @@ def test_anyone_recomputes_the_same_leases(cursor: int, wanted: dict[PeerId, int
     assert leases(cursor, wanted) == leases(cursor, reordered)
 
 
-@settings(max_examples=50)
-@given(st.lists(quotas, min_size=1, max_size=12), st.integers(1, 60), seeds)
+@settings(max_examples=40)
+@given(st.lists(quotas, min_size=1, max_size=8), st.integers(20, 90), seeds)
 def test_a_run_that_is_resumed_anywhere_sees_no_window_twice_in_an_epoch(
     rounds: list[dict[PeerId, int]], size: int, seed: int
 ) -> None:
