@@ -21,7 +21,7 @@ from weft.sync.reduce import Merger, cut, decode_parts, encode_parts, merge
 from weft.sync.schedule import CosineConfig, WsdConfig, lr
 from weft.wire import digest
 
-NUM = 3 * (1 << 17) + 4096 + 77  # several chunks of every loop, enough for torch to start threads, and a short block
+NUM = (1 << 17) + 4096 + 77  # several chunks of every loop, enough for torch to start threads, and a short block
 TOKENS = (512, 1024, 100)
 
 
