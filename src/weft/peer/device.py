@@ -1,0 +1,229 @@
+"""Where and how this machine computes: device, precision, threads, and whether a run fits into its memory.
+
+    choose(peer) -> Device          auto: CUDA, else Apple's GPU, else the CPU
+    check_fits(run, device) -> samples at a time that should fit          refuses up front what cannot fit, with figures
+    out_of_memory(error)            what torch says, in many words, when memory ran out
+
+A CPU's memory must be counted before it is used: Linux promises more than it has and then kills. A GPU says when it is
+full, so there the trainer starts with the whole batch and halves.
+
+It does not know training; the figures are those of `weft.cost`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, assert_never
+
+import psutil
+import torch
+
+from weft import cost
+from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.errors import ConfigError, TooLarge
+from weft.model.config import ModelConfig, num_parameters
+from weft.peer.config import PeerConfig, RunConfig
+from weft.sync.outer import NesterovConfig
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+# A run does not say how many will train; memory falls slowly with their number, and about so many are usual.
+_ASSUMED_PEERS = 4
+_SPARE = 0.9  # of what is free may be planned for; the rest is the allocator's slack and other programs' growth
+
+
+@dataclass(frozen=True)
+class Device:
+    """What torch computes on."""
+
+    torch: torch.device
+    precision: Precision
+    name: str  # for people
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.torch.type == "cpu"
+
+    @property
+    def autocast_dtype(self) -> torch.dtype:
+        return torch.float16 if self.precision == "fp16" else torch.bfloat16
+
+
+def choose(peer: PeerConfig) -> Device:
+    """Return device and precision that `peer` asks for, each resolved where it is "auto".
+
+    Raises:
+        ConfigError: a device this machine, or this build of torch, does not have.
+    """
+    device = torch.device(_best() if peer.device == "auto" else peer.device)
+    if device.type == "cuda":
+        _require_cuda(device)
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError('peer.device: "mps" needs an Apple GPU and a torch built for it. Set device = "cpu".')
+    match peer.precision:
+        case "auto":
+            has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+            precision: Precision = "bf16" if has_bf16 else "fp32"
+        case chosen:
+            precision = chosen
+    return Device(device, precision, _name(device))
+
+
+def _best() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _require_cuda(device: torch.device) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        raise ConfigError(
+            f'peer.device: "{device}" is not there: this torch ({torch.__version__}) sees {count} CUDA devices. Set '
+            'device = "auto", or install a torch build that fits the driver (`weft doctor` says which).'
+        )
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+
+
+# --- memory ---
+
+
+def check_fits(run: RunConfig, peer: PeerConfig, device: Device) -> int:
+    """Return how many samples at a time should fit: on a CPU by the closed forms, on a GPU all of a batch.
+
+    Raises:
+        TooLarge: not even one sample at a time fits beside the model, on the device or on the host; says the figures.
+    """
+    micro_batch = min(peer.micro_batch or run.train.batch_size, run.train.batch_size)
+    free = {"cpu": host_free_nbytes()}
+    if not device.is_cpu:
+        free[str(device.torch)] = device_free_nbytes(device)
+    else:
+        while micro_batch > 1 and not _fits(needed_nbytes(run, peer, device, micro_batch), free):
+            micro_batch //= 2
+    needed = needed_nbytes(run, peer, device, 1)
+    if not _fits(needed, free):
+        raise TooLarge(_too_large(run, needed, free))
+    return micro_batch
+
+
+def _fits(needed: dict[str, int], free: dict[str, int]) -> bool:
+    return all(nbytes <= _SPARE * free[place] for place, nbytes in needed.items())
+
+
+def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:
+    """Return the bytes a member of `run` needs at its peak, on the host ("cpu") and on its device, by place."""
+    choices, num = run.method, num_parameters(run.model)
+    sends_delta = choices.send == "delta"
+    memory = cost.peer_memory(
+        num,
+        cost.part_size(num, _ASSUMED_PEERS),
+        _ASSUMED_PEERS,
+        encoding(choices.codec),
+        encoding(choices.reply_codec or choices.codec),
+        sends_delta=sends_delta,
+        has_momentum=isinstance(choices.apply, NesterovConfig),
+        activations=cost.activation_nbytes(
+            decoder(run.model),
+            micro_batch,
+            run.train.seq_len,
+            is_half=device.precision != "fp32",
+            has_recompute=peer.has_recompute,
+        ),
+    )
+    if device.is_cpu:
+        return {"cpu": memory.peak_nbytes}
+    vector = cost.FP32.nbytes(num)
+    moments = memory.inner_optimizer if sends_delta else 0  # of ddp they are replicated, and live on the host
+    # Evaluation puts a second vector beside the model, at a time without a backward pass.
+    on_device = memory.local + memory.gradient + moments + max(memory.activations, vector)
+    on_host = memory.peak_nbytes - memory.activations - memory.gradient - moments
+    return {"cpu": on_host, str(device.torch): on_device}
+
+
+def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int]) -> str:
+    figures = "; ".join(
+        f"{'this machine' if place == 'cpu' else place}: {_gigabytes(nbytes)} needed, {_gigabytes(free[place])} free"
+        for place, nbytes in needed.items()
+    )
+    return (
+        f"the model has {num_parameters(run.model):,} parameters and does not fit, even with one sample of "
+        f"{run.train.seq_len} tokens at a time. {figures}. Close other programs, set has_recompute = true or a half "
+        "precision, choose a smaller model, or join from a larger machine."
+    )
+
+
+def _gigabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.2f} GB"
+
+
+def decoder(config: ModelConfig) -> cost.Decoder:
+    """Return what the closed forms need to know of a model."""
+    return cost.Decoder(
+        num_parameters=num_parameters(config),
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        width=config.width,
+        q_width=config.q_width,
+        kv_width=config.kv_width,
+        ffn_width=config.ffn_width,
+        has_qk_norm=config.has_qk_norm,
+    )
+
+
+def encoding(config: CodecConfig) -> cost.Encoding:
+    """Return what the closed forms need to know of a codec."""
+    match config:
+        case Fp32Config():
+            return cost.FP32
+        case Bf16Config():
+            return cost.BF16
+        case Int8Config(block=block):
+            return cost.int8(block)
+    assert_never(config)
+
+
+def device_free_nbytes(device: Device) -> int:
+    """Return the bytes torch may still take on a GPU; on Apple's, of the memory it shares with the CPU."""
+    if device.torch.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device.torch)
+        return int(free)
+    return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
+
+
+def host_free_nbytes() -> int:
+    """Return the bytes this process may still take: what the system has, or what its container allows it."""
+    return min(int(psutil.virtual_memory().available), *_container_free_nbytes(Path("/sys/fs/cgroup")))
+
+
+def _container_free_nbytes(root: Path) -> list[int]:
+    """Return what is left of the memory limits set on this container, for either version of Linux control groups."""
+    left = []
+    for limit, used in (
+        (root / "memory.max", root / "memory.current"),
+        (root / "memory" / "memory.limit_in_bytes", root / "memory" / "memory.usage_in_bytes"),
+    ):
+        try:
+            # Page cache counts as used but is given back on demand; `inactive_file` is the part that surely is.
+            stat = dict(line.split(maxsplit=1) for line in (used.parent / "memory.stat").read_text().splitlines())
+            cache = int(stat.get("inactive_file", "0"))
+            left.append(int(limit.read_text()) - int(used.read_text()) + cache)
+        except (OSError, ValueError):  # no such group, or the limit is the word "max"
+            continue
+    return left
+
+
+# What allocators say: CUDA, MPS, cuBLAS, and the CPU's on Linux, macOS and Windows.
+_WORDS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether `error` is an allocator's way of saying that memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _WORDS)
