@@ -111,7 +111,7 @@ class IrohTransport:
             target = self._target(peer, address)
             async with asyncio.timeout(self._config.dial_timeout_s):
                 connection = await self._endpoint.connect(target, _ALPNS[lane])
-                return await self._open(connection, peer)
+                stream = await self._open(connection, peer)
         except TimeoutError:
             raise DialError(
                 f"{short(peer)} did not answer over iroh within {self._config.dial_timeout_s:g} s"
@@ -120,6 +120,10 @@ class IrohTransport:
             raise DialError(f"cannot reach {short(peer)} over iroh: {explain(error)}") from None
         except (ValueError, PeerError) as error:
             raise DialError(f"{address[:200]}: {error}") from None
+        if self._endpoint is None:
+            stream.abort()
+            raise DialError(f"{address}: this transport was closed meanwhile")
+        return stream
 
     async def aclose(self) -> None:
         await self._tasks.aclose()

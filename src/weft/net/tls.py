@@ -100,13 +100,14 @@ class TlsTransport:
         self._client_context = client_context()
         self._in_loop = InLoop()
         self._threads = InThreads(config.bulk_threads)
+        self._listener: socket.socket | None = None
         self._is_closed = False
 
     async def start(self, accept: Accept) -> tuple[str, ...]:
         _check_loop()
         certificate = make_certificate(self._identity)
         context = server_context(self._identity, certificate)
-        listener = tcp.listen(self._config.host, self._config.port)
+        self._listener = listener = tcp.listen(self._config.host, self._config.port)
         host, port = listener.getsockname()[:2]
         door = _Door(context, digest(certificate), accept)
         self._tasks.spawn(self._listen(listener, door))
@@ -120,7 +121,7 @@ class TlsTransport:
         try:
             async with asyncio.timeout(self._config.handshake_timeout_s):
                 connection = await tcp.connect(*split_address(SCHEME, address))
-                return await self._introduce(connection, peer, lane)
+                stream = await self._introduce(connection, peer, lane)
         except TimeoutError:
             raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None
         except ssl.SSLError as error:
@@ -130,10 +131,17 @@ class TlsTransport:
             ) from None
         except (OSError, ValueError) as error:
             raise DialError(f"{address}: {error}") from None
+        self._open(stream, lane)
+        if self._is_closed:
+            await stream.close()
+            raise DialError(f"{address}: this transport was closed meanwhile")
+        return stream
 
     async def aclose(self) -> None:
         self._is_closed = True
         await self._tasks.aclose()
+        if self._listener is not None:
+            self._listener.close()
         for stream in list(self._streams):
             await stream.close()
         await self._farewells.aclose(grace_s=_CLOSE_TIMEOUT_S)
@@ -157,25 +165,23 @@ class TlsTransport:
         except BaseException:
             stream.abort()
             raise
-        self._open(stream, lane)
         return stream
 
     async def _listen(self, listener: socket.socket, door: "_Door") -> None:
-        with listener:
-            while True:
-                try:
-                    connection, ip, port = await tcp.accept(listener)
-                except OSError as error:
-                    self._on_drop("", f"cannot take a connection: {error}")
-                    await asyncio.sleep(_RETRY_ACCEPT_S)
-                else:
-                    self._handshakes.begin(
-                        join_address(SCHEME, ip, port),
-                        ip,
-                        partial(self._verified, connection, door),
-                        door.accept,
-                        connection.close,  # does nothing once TLS has taken the socket over
-                    )
+        while True:
+            try:
+                connection, ip, port = await tcp.accept(listener)
+            except OSError as error:
+                self._on_drop("", f"cannot take a connection: {error}")
+                await asyncio.sleep(_RETRY_ACCEPT_S)
+            else:
+                self._handshakes.begin(
+                    join_address(SCHEME, ip, port),
+                    ip,
+                    partial(self._verified, connection, door),
+                    door.accept,
+                    connection.close,  # does nothing once TLS has taken the socket over
+                )
 
     async def _verified(self, connection: socket.socket, door: "_Door") -> tuple[TlsStream, Lane]:
         """Do the server's half of the handshake on a fresh TCP connection."""
