@@ -39,7 +39,7 @@ MAX_SHARDS = 1 << 15  # of one split; their infos take about 3 MiB of the 4 MiB 
 
 _HEX = r"\A[0-9a-f]{64}\Z"
 _ITEM_NBYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4}
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: a limit on the size of files
 
 
 class ShardInfo(wire.Record, frozen=True, kw_only=True):
