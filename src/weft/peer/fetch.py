@@ -20,11 +20,11 @@ from weft.errors import GenesisMismatch, NetError, PeerError, Refused, WeftError
 from weft.events import DataReady, Emit, StateJoined
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
-from weft.peer.checkpoint import StateIndex, chunks
 from weft.peer.config import RunConfig
 from weft.peer.home import Home
 from weft.peer.messages import StateOffer, StateRequest
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
+from weft.peer.state import StateIndex, chunks
 from weft.sync.messages import Manifest
 from weft.wire import decode
 

@@ -1,12 +1,12 @@
 """What peers of a run say to each other above rounds: decisions, state, the chain, branches.
 
-    newcomer                         member
-      StateRequest ────────────────►         what do you hold?
-      ◄────────────────── StateOffer         the head of the chain and the digests of the state's chunks
-      (blobs) ◄────────────────────►
-      Joining ─────────────────────► all     count me in from the next manifest on (every second until it does)
-      ChainRequest ────────────────►         what was committed since?
-      ◄────────────────────── Chain          certificates, in order
+newcomer                         member
+  StateRequest ────────────────►         what do you hold?
+  ◄────────────────── StateOffer         the head of the chain and the digests of the state's chunks
+  (blobs) ◄────────────────────►
+  Joining ─────────────────────► all     count me in from the next manifest on (every second until it does)
+  ChainRequest ────────────────►         what was committed since?
+  ◄────────────────────── Chain          certificates, in order
 """
 
 from typing import Annotated
@@ -31,6 +31,12 @@ class Decision(Record, frozen=True, kw_only=True, tag="Decision"):
     """A note: a round is decided, with the proof."""
 
     certificate: Certificate
+
+
+class RunBegin(Record, frozen=True, kw_only=True, tag="RunBegin"):
+    """A note of the run's maker: everybody expected is here."""
+
+    opening: Manifest
 
 
 class Joining(Record, frozen=True, kw_only=True, tag="Joining"):

@@ -15,8 +15,8 @@ from weft.model.flat import layout
 from weft.peer.config import RunConfig
 from weft.sync.messages import Manifest
 from weft.sync.method import Method
-from weft.sync.outer import StepContext
 from weft.sync.outer import State as OuterState
+from weft.sync.outer import StepContext
 from weft.sync.reduce import cut, decode_parts
 from weft.sync.schedule import lr
 from weft.wire import Buffer
@@ -59,7 +59,9 @@ class Replica:
         mine = self.vectors()
         for name, vector in mine.items():
             if name not in vectors or vectors[name].numel() != vector.numel():
-                raise CheckpointError(f"the state has no vector {name!r} of {vector.numel()} numbers; it is another run's")
+                raise CheckpointError(
+                    f"no vector {name!r} of {vector.numel()} numbers in this state: it is another run's"
+                )
         for name, vector in mine.items():
             vector.copy_(vectors[name])
         self.head = head

@@ -120,8 +120,6 @@ class Rounds:
         self._latencies_s: list[float] = []
         self._tasks = Tasks()
         self._early: list[tuple[PeerId, RoundNote]] = []  # of the round after this one
-        node.on_note(Letter, self._on_letter)
-        node.on_note(Decision, self._on_decision)
         node.serve_blobs(self._lookup)
 
     # --- what the peer does ---
@@ -179,13 +177,16 @@ class Rounds:
         """Say the final word of this round's member."""
         self._feed(Leave())
 
+    def present(self) -> tuple[PeerId, ...]:
+        """Return the electorate less those that are gone or have left, ascending."""
+        away = {peer for peer, status in self._statuses.items() if status == "gone"}
+        if self._state is not None:
+            away |= self._state.farewells.keys()
+        return tuple(peer for peer in self.chain.base.electorate if peer not in away)
+
     def has_majority(self) -> bool:
         """Return whether those not gone could commit."""
-        base = self.chain.base
-        if self._state is None:
-            return True
-        away = {peer for peer, status in self._statuses.items() if status == "gone"}
-        return is_quorum(base, set(base.electorate) - away, self._state.farewells)
+        return self._state is None or is_quorum(self.chain.base, self.present(), self._state.farewells)
 
     def follow(self, certificate: Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head."""
@@ -216,7 +217,12 @@ class Rounds:
 
     # --- what others say ---
 
-    async def _on_letter(self, peer: PeerId, letter: Letter) -> None:
+    def on_letter(self, peer: PeerId, letter: Letter) -> None:
+        """Take up what a member says of this round, or keep what it says of the next.
+
+        Raises:
+            WireError: the letter is not what its sender signed.
+        """
         note = unseal(letter.signed, RoundNote, verify)
         if letter.signed.signer != peer:
             raise WireError(f"{short(peer)} passed on a letter of {short(letter.signed.signer)}")
@@ -231,7 +237,8 @@ class Rounds:
             self._keep_evidence(letter.signed, note.message)
             self._read(peer, note)
 
-    async def _on_decision(self, _peer: PeerId, decision: Decision) -> None:
+    def on_decision(self, decision: Decision) -> None:
+        """Take over a decision, if it follows on the head and its proof holds."""
         if decision.certificate.manifest.branch == self.chain.base.branch:
             self.follow(decision.certificate)
 

@@ -1,0 +1,148 @@
+"""When the majority is lost: those that remain wait, then go on as a branch of their own.
+
+    majority lost ── MajorityLost ──► wait `orphan_after` ──► all that are alive consent ── BranchOpened ──► go on
+
+The lowest key among those alive proposes a first manifest that names them; everybody named must consent, and by
+consenting leaves the old branch for good. Alone, a peer consents to itself. A run that is strict never branches: it
+waits for its majority.
+
+Failure:
+- one of those named does not answer or disagrees: nothing is opened; it is tried again with who is alive then.
+- the majority comes back first: the wait is over.
+- the opener vanishes after consent: its followers find no majority there either, and open the next branch.
+
+It does not know tensors, nor how two branches become one again.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from weft.clock import Clock
+from weft.errors import WeftError
+from weft.events import BranchOpened, Emit, MajorityLost
+from weft.ids import PeerId
+from weft.net.node import Node
+from weft.peer.chain import branch_name, open_branch
+from weft.peer.config import RunConfig
+from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal
+from weft.peer.rounds import Rounds
+from weft.sync.messages import Manifest
+
+ORPHAN_AFTER_S = 60.0
+ORPHAN_AFTER_PAIR_S = 15.0  # of two peers, one is all that is left to wait for
+CHECK_S = 0.5
+CONSENT_S = 5.0
+
+
+class Branches:
+    """Watches the majority of `rounds`.
+
+    Args:
+        enter: makes a manifest the head, once a branch is open.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        node: Node,
+        rounds: Rounds,
+        clock: Clock,
+        emit: Emit,
+        enter: Callable[[Manifest], None],
+    ) -> None:
+        self._run = run
+        self._node = node
+        self._rounds = rounds
+        self._clock = clock
+        self._emit = emit
+        self._enter = enter
+        self._lost_at: float | None = None
+        self._consented: Manifest | None = None
+        node.serve(BranchProposal, self._consider)
+        node.on_note(BranchBegin, self._begin)
+
+    async def watch(self) -> None:
+        """Run until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            if self._rounds.has_majority():
+                self._lost_at = None
+                continue
+            now = self._clock.now()
+            if self._lost_at is None:
+                self._lost_at = now
+                self._tell()
+            if self._is_due(now):
+                await self._open()
+
+    def orphan_after_s(self) -> float | None:
+        if self._run.is_strict:
+            return None
+        default = ORPHAN_AFTER_PAIR_S if len(self._rounds.chain.base.electorate) <= 2 else ORPHAN_AFTER_S
+        return default if self._run.orphan_after_s is None else self._run.orphan_after_s
+
+    def _is_due(self, now: float) -> bool:
+        wait_s = self.orphan_after_s()
+        return wait_s is not None and self._lost_at is not None and now - self._lost_at >= wait_s
+
+    def _tell(self) -> None:
+        base = self._rounds.chain.base
+        self._emit(
+            MajorityLost(
+                branch=base.branch,
+                round=base.round,
+                alive=len(self._rounds.present()),
+                electorate=len(base.electorate),
+                opens_branch_in_s=self.orphan_after_s(),
+            )
+        )
+
+    async def _open(self) -> None:
+        members = self._rounds.present()
+        me = self._node.peer
+        if members[0] != me:
+            return  # the lowest key proposes
+        base = self._rounds.chain.base
+        opening = open_branch(base, members, me, branch_name(base, members, me), self._run.quota)
+        for member in members:
+            if member == me:
+                continue
+            try:
+                consent = await self._node.call(
+                    member, BranchProposal(opening=opening, opener=me), BranchConsent, deadline_s=CONSENT_S
+                )
+            except WeftError:
+                return
+            if not consent.is_given:
+                return
+        if self._rounds.chain.base != base:
+            return  # decided meanwhile
+        self._rounds.leave()
+        for member in members:
+            if member != me:
+                self._node.post(member, BranchBegin(opening=opening))
+        self._go(opening)
+
+    async def _consider(self, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
+        opening, base = proposal.opening, self._rounds.chain.base
+        expected = open_branch(base, opening.members, peer, branch_name(base, opening.members, peer), self._run.quota)
+        if opening != expected or self._node.peer not in opening.members or peer not in base.electorate:
+            return BranchConsent(is_given=False, reason="it does not follow on what is committed here")
+        if self._rounds.has_majority() or self._run.is_strict:
+            return BranchConsent(is_given=False, reason="the majority is not lost here")
+        self._rounds.leave()
+        self._consented = opening
+        return BranchConsent(is_given=True)
+
+    async def _begin(self, peer: PeerId, begin: BranchBegin) -> None:
+        if begin.opening == self._consented and begin.opening.leader == peer:
+            self._go(begin.opening)
+
+    def _go(self, opening: Manifest) -> None:
+        self._lost_at, self._consented = None, None
+        self._emit(
+            BranchOpened(
+                branch=opening.branch, round=opening.round, members=opening.members, reason="the majority was lost"
+            )
+        )
+        self._enter(opening)

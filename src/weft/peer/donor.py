@@ -1,0 +1,90 @@
+"""Gives newcomers and stragglers what they ask for: a pinned state, and what was committed since.
+
+A pin is a copy of the replicated vectors at one head, kept for a while so that a newcomer can fetch it chunk by chunk
+whatever is committed meanwhile. Few pins exist at a time; askers share the newest.
+It does not know who joins when.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from weft.clock import Clock
+from weft.ids import Digest, PeerId
+from weft.net.node import Node
+from weft.peer.chain import Chain
+from weft.peer.compute import Compute
+from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, StateOffer, StateRequest
+from weft.peer.messages import Chain as ChainAnswer
+from weft.peer.replica import Replica
+from weft.peer.state import chunks, state_index
+from weft.sync.messages import Manifest
+from weft.wire import Buffer, digest, encode
+
+PIN_S = 600.0  # after the last request for it: a newcomer on a slow link comes back for more
+FRESH_S = 30.0  # askers within this share a pin
+MAX_PINS = 2
+
+
+@dataclass
+class _Pin:
+    head: Manifest | None
+    index: Digest
+    vectors: dict[str, Tensor]
+    blobs: dict[Digest, Buffer]
+    made_at: float
+    used_at: float
+
+
+class Donor:
+    """Answers for `replica`; `chain` returns the chain once this peer follows one."""
+
+    def __init__(
+        self, node: Node, replica: Replica, chain: Callable[[], Chain | None], compute: Compute, clock: Clock
+    ) -> None:
+        self._replica = replica
+        self._compute = compute
+        self._clock = clock
+        self._pins: list[_Pin] = []
+        self._chain = chain
+        node.serve(StateRequest, self._offer)
+        node.serve(ChainRequest, self._continue)
+        node.serve_blobs(self._lookup)
+
+    async def _offer(self, _peer: PeerId, _request: StateRequest) -> StateOffer:
+        if self._replica.head is None:
+            return StateOffer(head=None, index=None)
+        now = self._clock.now()
+        self._pins = [pin for pin in self._pins if now - pin.used_at < PIN_S]
+        if not self._pins or now - self._pins[-1].made_at > FRESH_S:
+            pin = await self._compute.serve(self._pin)
+            self._pins = [*self._pins, pin][-MAX_PINS:]
+        pin = self._pins[-1]
+        pin.used_at = now
+        return StateOffer(head=pin.head, index=pin.index)
+
+    def _pin(self) -> _Pin:
+        """Copy the state. Runs where outer steps run, so never in the middle of one."""
+        vectors = {name: vector.clone() for name, vector in self._replica.vectors().items()}
+        index = state_index(vectors)
+        blobs: dict[Digest, Buffer] = {}
+        for each in index.vectors:
+            blobs.update(zip(each.chunks, chunks(vectors[each.name]), strict=True))
+        listing = encode(index)
+        blobs[digest(listing)] = listing
+        now = self._clock.now()
+        return _Pin(self._replica.head, digest(listing), vectors, blobs, now, now)
+
+    async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
+        chain = self._chain()
+        if chain is None or chain.head.branch != request.branch:
+            return ChainAnswer(certificates=None)
+        return ChainAnswer(certificates=chain.after(request.after, MAX_CERTIFICATES))
+
+    def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
+        for pin in self._pins:
+            if (found := pin.blobs.get(wanted)) is not None:
+                pin.used_at = self._clock.now()
+                return found
+        return None

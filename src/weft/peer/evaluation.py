@@ -1,0 +1,124 @@
+"""Held-out loss and samples of the outer parameters, made by one member for all.
+
+The leader of a round evaluates after its outer step and tells the others; replicas are equal, so one figure holds for
+all. It does not know training.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Protocol
+
+from weft.clock import Clock
+from weft.data import DataIndex, ShardStore, Tokenizer
+from weft.data.batch import Batches
+from weft.events import Emit, Evaluated, Sampled
+from weft.ids import PeerId, Round, Tokens
+from weft.net.node import Node
+from weft.peer.compute import Compute
+from weft.peer.config import RunConfig
+from weft.peer.messages import Evaluation
+from weft.peer.replica import Replica
+from weft.peer.trainer import Trainer
+from weft.sync.messages import Manifest
+
+SAMPLE_TOKENS = 300
+WAIT_S = 10.0  # for the last leader's evaluation, before another makes it
+
+
+class Surroundings(Protocol):
+    """What of a peer's place evaluation needs."""
+
+    @property
+    def node(self) -> Node: ...
+    @property
+    def shards(self) -> ShardStore: ...
+    @property
+    def index(self) -> DataIndex: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def compute(self) -> Compute: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def emit(self) -> Emit: ...
+
+
+class Evaluator:
+    def __init__(self, run: RunConfig, place: Surroundings, trainer: Trainer, replica: Replica) -> None:
+        self._run = run
+        self._place = place
+        self._trainer = trainer
+        self._replica = replica
+        self._heldout = Batches(place.shards, place.index, "heldout", run.train.seq_len, run.seed)
+        self._evaluated_at: Round | None = None
+        self._news = asyncio.Event()
+        self.loss: float | None = None
+        self.nats_per_byte: float | None = None
+        self.text: str | None = None
+        place.node.on_note(Evaluation, self._on_evaluation)
+
+    async def maybe(self, manifest: Manifest) -> None:
+        """Evaluate and sample where the run asks for it after this round."""
+        train = self._run.train
+        if train.evaluate_every and manifest.round % train.evaluate_every == 0:
+            await self._evaluate(manifest)
+        if train.sample_every and manifest.round % train.sample_every == 0:
+            await self._sample(manifest.round)
+
+    async def finish(self, is_complete: bool) -> None:
+        """Make sure that the final state is evaluated, and sample it; a peer that leaves early does neither."""
+        head = self._replica.head
+        if head is None or not is_complete:
+            return
+        if head.leader != self._place.node.peer:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_S):
+                    while self._evaluated_at != head.round:
+                        self._news.clear()
+                        await self._news.wait()
+        if self._evaluated_at != head.round:
+            await self._evaluate(head)
+        await self._sample(head.round)
+
+    async def _evaluate(self, head: Manifest) -> None:
+        outer, windows = self._replica.outer, self._run.train.evaluate_windows
+        loss, num_tokens = await self._place.compute.train(
+            lambda: self._trainer.evaluate(outer, self._heldout, windows)
+        )
+        evaluation = Evaluation(
+            round=head.round,
+            loss=loss,
+            nats_per_byte=self._place.index.nats_per_byte(loss),
+            num_tokens=num_tokens,
+            committed_tokens=head.committed_tokens,
+        )
+        self._take(evaluation)
+        for peer in self._place.node.peers:
+            self._place.node.post(peer, evaluation)
+
+    async def _sample(self, round: Round) -> None:
+        outer, prompt = self._replica.outer, self._run.train.sample_prompt
+        self.text = await self._place.compute.train(
+            lambda: self._trainer.sample(outer, self._place.tokenizer, prompt, SAMPLE_TOKENS, self._run.seed)
+        )
+        self._place.emit(Sampled(round=round, prompt=prompt, text=self.text))
+
+    async def _on_evaluation(self, _peer: PeerId, evaluation: Evaluation) -> None:
+        head = self._replica.head
+        if head is not None and evaluation.round <= head.round + 1:
+            self._take(evaluation)
+
+    def _take(self, evaluation: Evaluation) -> None:
+        self._evaluated_at = evaluation.round
+        self._news.set()
+        self.loss, self.nats_per_byte = evaluation.loss, evaluation.nats_per_byte
+        self._place.emit(
+            Evaluated(
+                round=evaluation.round,
+                loss=evaluation.loss,
+                nats_per_byte=evaluation.nats_per_byte,
+                num_tokens=evaluation.num_tokens,
+                committed_tokens=Tokens(evaluation.committed_tokens),
+            )
+        )

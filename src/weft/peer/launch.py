@@ -1,0 +1,342 @@
+"""From a run file or a ticket to a running peer: opens the identity, the network, the files, and joins them.
+
+    outcome = await found(run_file, base, options, wait_for=4, on_started=show_ticket)
+    outcome = await join(ticket_text, options, agree=ask_person, on_started=...)
+
+Both return when the run is complete or the peer was stopped. A run that this machine has kept before goes on where its
+checkpoint stands. It does not know how anything is shown.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+from torch import Tensor
+
+from weft import cost
+from weft.clock import SystemClock
+from weft.data import CorpusConfig, DataIndex, ShardStore, Tokenizer, write_atomically
+from weft.errors import ConfigError
+from weft.events import ConnectionDropped, Emit, Event, EventLog, JsonlSink, Sink
+from weft.ids import PeerId, RunId
+from weft.keys import Identity, open_free_identity, open_identity
+from weft.model.config import num_parameters
+from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
+from weft.net.handshake import Passport
+from weft.net.iroh import IrohTransport
+from weft.net.messages import Contact
+from weft.net.node import Node
+from weft.net.ticket import Ticket, issue, read
+from weft.net.tls import TlsTransport
+from weft.net.transport import Transport
+from weft.peer.checkpoint import NAME, Snapshot, load
+from weft.peer.compute import Threads
+from weft.peer.config import KeysAdmission, OpenAdmission, PeerConfig, RunConfig, RunFile, TicketAdmission
+from weft.peer.device import choose, decoder, encoding, needed_nbytes
+from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
+from weft.peer.home import Home, PeerFolder
+from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.seal import initial, pack_private, public, seal
+
+_GUESSED_FLOPS = 100e9  # of a machine nobody has measured: two CPU cores
+_CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one machine brings."""
+
+    home: Home
+    key: Path | None  # None: the first identity of the home that is free
+    settings: PeerConfig
+    sinks: Sequence[Sink] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What joining costs this machine."""
+
+    run: RunConfig
+    issuer: PeerId
+    contacts: tuple[Contact, ...]
+    num_parameters: int
+    data_nbytes: int  # still to fetch
+    disk_nbytes: int  # data and checkpoint
+    memory_nbytes: int
+    gigabytes_per_day: float
+
+
+async def found(
+    run_file: RunFile,
+    base: Path,
+    options: Options,
+    *,
+    wait_for: int = 1,
+    on_started: Callable[[Peer, str], None],
+) -> Outcome:
+    """Make the run that `run_file` describes, or go on with it where this machine's checkpoint stands.
+
+    Args:
+        base: the folder that paths in the run file start from.
+        wait_for: begin once so many peers are here, this one included.
+        on_started: told the peer and a fresh ticket once others can join.
+    """
+    with _identity(options) as identity:
+        pending: list[Event] = []
+        sealed = await asyncio.to_thread(
+            seal, run_file, base, options.home, pending.append, max_parameters=options.settings.max_parameters
+        )
+        folder = options.home.folder(sealed.config.run, identity.peer)
+        with _log(identity, folder, options.sinks) as emit:
+            for event in pending:
+                emit(event)
+            admission = _admission(sealed.config, _kept_secret(folder) or new_secret())
+            _keep_secret(folder, admission)
+            async with _node(identity, sealed.config.run, admission, options, folder, emit) as node:
+                node.serve_blobs(public(sealed.config, options.home))
+                vector = initial(sealed.config, options.home)
+                if vector is None:
+                    raise ConfigError("the run's initial weights are not on this machine; start it anew.")
+                snapshot = await _snapshot(folder, sealed.config, options.settings)
+                place = _place(
+                    node, identity, folder, options, sealed.tokenizer, sealed.store, sealed.index, vector, emit
+                )
+                peer = Peer(sealed.config, place)
+                with _keep_ticket(node, identity, folder, admission) as ticket:
+                    on_started(peer, ticket)
+                    return await peer.found(wait_for=wait_for, snapshot=snapshot)
+
+
+async def join(
+    ticket_text: str,
+    options: Options,
+    *,
+    agree: Callable[[Terms], bool],
+    on_started: Callable[[Peer, str], None],
+    own_data: tuple[CorpusConfig, Path] | None = None,
+) -> Outcome | None:
+    """Join the run that the ticket names; return None when the person does not agree to the terms.
+
+    Args:
+        agree: shown what it costs, in a thread of its own.
+        own_data: what to train on in a private run, and the folder its paths start from.
+    """
+    ticket = read(ticket_text)
+    with _identity(options) as identity:
+        folder = options.home.folder(ticket.run, identity.peer)
+        with _log(identity, folder, options.sinks) as emit:
+            async with _node(identity, ticket.run, ticket.admission(), options, folder, emit) as node:
+                contacts = [contact for contact in ticket.contacts if contact.peer != identity.peer]
+                for contact in contacts:
+                    node.remember(contact.peer, contact.addresses, contact.name)
+                first = await node.connect_any([contact.peer for contact in contacts] or list(node.known_addresses()))
+                members = [first, *(peer for peer in node.peers if peer != first)]
+                run = await fetch_run(node, members, options.home, options.settings.max_parameters)
+                if not await asyncio.to_thread(agree, _terms(run, ticket, options)):
+                    return None
+                admission = _admission(run, ticket.secret)
+                node.admit(admission)
+                _keep_secret(folder, admission)
+                tokenizer = await fetch_files(node, members, run, options.home, emit)
+                store, index = options.home.shards, run.data
+                if run.is_private:
+                    store, index = options.home.private, await _own(run, tokenizer, options, own_data)
+                node.serve_blobs(public(run, options.home))
+                await fetch_initial(node, members, run, num_parameters(run.model), options.home)
+                vector = await asyncio.to_thread(initial, run, options.home)
+                if vector is None:
+                    raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
+                place = _place(node, identity, folder, options, tokenizer, store, index, vector, emit)
+                peer = Peer(run, place)
+                with _keep_ticket(node, identity, folder, admission) as fresh:
+                    on_started(peer, fresh)
+                    return await peer.join()
+
+
+def kept_ticket(folder: PeerFolder) -> str | None:
+    """Return the ticket that a running peer keeps fresh, or its last one."""
+    path = folder.root / "ticket"
+    return path.read_text() if path.exists() else None
+
+
+# --- pieces ---
+
+
+@contextmanager
+def _identity(options: Options) -> Iterator[Identity]:
+    keys = options.home.keys
+    identity = open_free_identity(keys) if options.key is None else open_identity(options.key, create=True)
+    with identity:
+        yield identity
+
+
+@contextmanager
+def _log(identity: Identity, folder: PeerFolder, sinks: Sequence[Sink]) -> Iterator[Emit]:
+    log = EventLog(SystemClock(), identity.peer, [JsonlSink(folder.log), *sinks])
+    try:
+        yield log.emit
+    finally:
+        log.close()
+
+
+@asynccontextmanager
+async def _node(
+    identity: Identity, run: RunId, admission: Admission, options: Options, folder: PeerFolder, emit: Emit
+) -> AsyncIterator[Node]:
+    settings = options.settings
+
+    def on_drop(address: str, reason: str) -> None:
+        emit(ConnectionDropped(address=address, remote=None, reason=reason))
+
+    transports: dict[str, Callable[[], Transport]] = {
+        "tls": lambda: TlsTransport(identity, settings.tls, on_drop=on_drop),
+        "iroh": lambda: IrohTransport(identity, settings.iroh, on_drop=on_drop),
+    }
+    name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
+    passport = Passport(identity=identity, run=run, name=name, admission=admission)
+    node = Node(passport, [transports[each]() for each in settings.transports], SystemClock(), emit)
+    for peer, addresses in _read_addresses(folder).items():
+        node.remember(peer, addresses)
+    await node.start()
+    try:
+        yield node
+    finally:
+        _keep_addresses(folder, node)
+        await node.aclose()
+
+
+def _place(
+    node: Node,
+    identity: Identity,
+    folder: PeerFolder,
+    options: Options,
+    tokenizer: Tokenizer,
+    store: ShardStore,
+    index: DataIndex,
+    vector: Tensor,
+    emit: Emit,
+) -> Place:
+    return Place(
+        node=node,
+        identity=identity,
+        folder=folder,
+        settings=options.settings,
+        tokenizer=tokenizer,
+        shards=store,
+        index=index,
+        initial=vector,
+        clock=SystemClock(),
+        compute=Threads(),
+        emit=emit,
+    )
+
+
+def _admission(run: RunConfig, secret: bytes | None) -> Admission:
+    match run.admission:
+        case TicketAdmission():
+            if secret is None:
+                raise ConfigError(
+                    "this run admits by ticket, and this ticket holds no secret. Ask a member: weft ticket"
+                )
+            return ByTicket(secret=secret)
+        case KeysAdmission(keys=keys):
+            return ByKeys(allowed=keys)
+        case OpenAdmission():
+            return Anyone()
+        case _:
+            assert_never(run.admission)
+
+
+async def _own(
+    run: RunConfig, tokenizer: Tokenizer, options: Options, own_data: tuple[CorpusConfig, Path] | None
+) -> DataIndex:
+    if own_data is None:
+        raise ConfigError("this run is private: every peer trains on its own files. Name yours with --data.")
+    corpus, base = own_data
+    return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, options.home)
+
+
+async def _snapshot(folder: PeerFolder, run: RunConfig, settings: PeerConfig) -> Snapshot | None:
+    if not (folder.checkpoint / NAME).exists():
+        return None
+    snapshot = await asyncio.to_thread(load, folder.checkpoint, max_parameters=settings.max_parameters)
+    return snapshot if snapshot.config == run else None
+
+
+def _terms(run: RunConfig, ticket: Ticket, options: Options) -> Terms:
+    num = num_parameters(run.model)
+    choices = run.method
+    codec, reply = encoding(choices.codec), encoding(choices.reply_codec or choices.codec)
+    data_nbytes = sum(info.nbytes for info in options.home.shards.missing(run.data))
+    device = choose(options.settings)
+    memory = sum(needed_nbytes(run, options.settings, device, 1).values())
+    num_peers = max(2, len(ticket.contacts) + 1)
+    traffic = cost.reduce_traffic(num, cost.part_size(num, num_peers), num_peers, codec, reply)
+    round_s = cost.work_s(
+        choices.every, run.tokens_per_step, cost.flops_per_token(decoder(run.model), run.train.seq_len), _GUESSED_FLOPS
+    )
+    return Terms(
+        run=run,
+        issuer=ticket.issuer,
+        contacts=ticket.contacts,
+        num_parameters=num,
+        data_nbytes=data_nbytes,
+        disk_nbytes=data_nbytes + 4 * num * _CHECKPOINT_VECTORS,
+        memory_nbytes=memory,
+        gigabytes_per_day=cost.gigabytes_per_day(traffic.sent_nbytes + traffic.received_nbytes, round_s),
+    )
+
+
+# --- what is kept between starts, for the owner's eyes only ---
+
+
+def _kept_secret(folder: PeerFolder) -> bytes | None:
+    path = folder.root / "secret"
+    return bytes.fromhex(path.read_text()) if path.exists() else None
+
+
+def _keep_secret(folder: PeerFolder, admission: Admission) -> None:
+    if isinstance(admission, ByTicket):
+        _write_private(folder.root / "secret", admission.secret.hex())
+
+
+@contextmanager
+def _keep_ticket(node: Node, identity: Identity, folder: PeerFolder, admission: Admission) -> Iterator[str]:
+    """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one."""
+    secret = admission.secret if isinstance(admission, ByTicket) else None
+
+    def renew() -> str:
+        text = issue(identity, node.run, node.contacts(), secret)
+        _write_private(folder.root / "ticket", text)
+        return text
+
+    def on_contact(_contact: Contact) -> None:
+        renew()
+
+    node.on_contact(on_contact)
+    yield renew()
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+
+
+def _read_addresses(folder: PeerFolder) -> dict[PeerId, tuple[str, ...]]:
+    try:
+        return msgspec.json.decode(folder.addresses.read_bytes(), type=dict[PeerId, tuple[str, ...]])
+    except (OSError, msgspec.DecodeError):
+        return {}  # only a convenience: tickets hold addresses too
+
+
+def _keep_addresses(folder: PeerFolder, node: Node) -> None:
+    known = {peer: addresses for peer, addresses in node.known_addresses().items() if peer != node.peer}
+    write_atomically(folder.addresses, [msgspec.json.encode(known)])
