@@ -26,7 +26,6 @@ from weft.errors import DialError, PeerError
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.net.frame import FRAME_VERSION, encode_frame
-from weft.net.gate import Gate
 from weft.net.tls import TlsConfig, TlsTransport
 from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
 from weft.net.tls_handshake import (
@@ -99,9 +98,15 @@ async def host() -> AsyncIterator[Host]:
         host.arrived.put_nowait(stream)
 
     host.port = int((await transport.start(accept))[0].rpartition(":")[2])
-    async with asyncio.timeout(TEST_ENDS_S):
-        yield host
-        await asyncio.gather(transport.aclose(), host.honest.aclose())
+    deadline = asyncio.get_running_loop().call_later(TEST_ENDS_S, give_up)  # a fixture and its test are two tasks
+    yield host
+    deadline.cancel()
+    await asyncio.gather(transport.aclose(), host.honest.aclose())
+
+
+def give_up() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel("the test took too long")
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
@@ -187,26 +192,6 @@ async def test_two_hundred_silent_connections_do_not_keep_an_honest_peer_out(hos
         await host.dropped()
     for _, writer in silent:
         await hang_up(writer)
-
-
-def test_one_crowd_cannot_push_out_the_others() -> None:
-    gate: Gate[int] = Gate(max_total=8, max_per_ip=4)
-    assert gate.enter(100, "198.51.100.1") is None
-    victims = [gate.enter(number, "203.0.113.9") for number in range(10)]
-    assert [victim and victim[0] for victim in victims] == [None] * 4 + [0, 1, 2, 3, 4, 5]
-    assert [gate.enter(number, f"192.0.2.{number}") for number in range(20, 23)] == [None] * 3
-    victim = gate.enter(23, "192.0.2.23")
-    assert victim is not None
-    assert victim[0] == 6  # the oldest of the crowd, not the oldest of all
-    gate.leave(100)
-    assert gate.enter(24, "192.0.2.24") is None
-    assert len(gate) == 8
-
-
-def test_loopback_has_only_the_bound_over_all() -> None:
-    gate: Gate[int] = Gate(max_total=8, max_per_ip=2)
-    assert [gate.enter(number, "127.0.0.1") for number in range(8)] == [None] * 8
-    assert gate.enter(8, "::1") == (0, "8 connections have proven no key; the oldest is dropped")
 
 
 # --- the proof ---
