@@ -1,0 +1,169 @@
+"""Snapshots to save, and a process to save them in: `python snapshots.py WHAT FOLDER` (see `main`)."""
+
+# ruff: noqa: T201  # that process speaks to the test through its output
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from weft.data import ByteTokenizer, DataIndex, Lease, ShardInfo
+from weft.errors import WeftError
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
+from weft.model import named, num_parameters
+from weft.peer.checkpoint import Snapshot, load, save
+from weft.peer.config import RunConfig, TicketAdmission, TrainConfig
+from weft.sync.messages import Contribution, Manifest, PartResult
+from weft.sync.method import DiLoCoConfig, spell_out
+from weft.sync.schedule import ConstantConfig
+
+PEER = PeerId("cd" * 32)
+DIGEST = Digest("ab" * 32)
+_SHARD = ShardInfo(digest=DIGEST, num_tokens=1000, nbytes=2000)
+CONFIG = RunConfig(
+    name="a run",
+    seed=1,
+    model=msgspec.structs.replace(named("nano", 257, 64), num_layers=3),
+    initial=DIGEST,
+    is_seeded=True,
+    data=DataIndex(
+        dtype="uint16",
+        train=(_SHARD,),
+        heldout=(_SHARD,),
+        train_text_nbytes=1000,
+        heldout_text_nbytes=1000,
+        tokenizer=ByteTokenizer().digest,
+        vocab_size=257,
+    ),
+    is_private=False,
+    train=TrainConfig(tokens=Tokens(10_000), seq_len=64, schedule=ConstantConfig()),
+    method=spell_out(DiLoCoConfig(), 4),
+    admission=TicketAdmission(),
+    orphan_after_s=None,
+    is_strict=False,
+)
+NUM = num_parameters(CONFIG.model)
+
+
+def manifest(number: int) -> Manifest:
+    return Manifest(
+        run=CONFIG.run,
+        branch=BranchId(CONFIG.run),
+        round=Round(number),
+        attempt=Attempt(0),
+        leader=PEER,
+        previous=DIGEST,
+        contributions=(Contribution(peer=PEER, tokens=Tokens(7), parts=(DIGEST,)),),
+        parts=(PartResult(owner=PEER, result=DIGEST),),
+        members=(PEER,),
+        joined=(),
+        left=(),
+        leases=(Lease(peer=PEER, start=0, stop=8),),
+        cursor=8,
+        committed_tokens=Tokens(7 * number),
+    )
+
+
+def numbers(seed: int, num: int = NUM) -> torch.Tensor:
+    """Return a vector of any bits whatever: NaNs with payloads, infinities and negative zeros included."""
+    bits = np.random.Generator(np.random.Philox(seed)).integers(0, 1 << 32, num, dtype=np.uint32)
+    return torch.from_numpy(bits.view(np.float32))
+
+
+def snapshot(number: int) -> Snapshot:
+    """Return one of many states of the same run; equal numbers give equal bits."""
+    return Snapshot(
+        config=CONFIG,
+        tokenizer=ByteTokenizer().to_bytes(),
+        head=manifest(number) if number else None,
+        replicated={"outer": numbers(4 * number), "momentum": numbers(4 * number + 1)},
+        private={"local": numbers(4 * number + 2), "moment1": numbers(4 * number + 3), "empty": torch.zeros(0)},
+        counters={"uncounted_tokens": 100 + number},
+    )
+
+
+# --- what a process does ---
+
+
+def main(what: str, folder: Path, *rest: str) -> None:
+    torch.set_num_threads(1)
+    {"forever": _save_forever, "limited": _save_limited, "full": _save_full, "killed": _save_killed}[what](
+        folder, *rest
+    )
+
+
+def _save_forever(folder: Path) -> None:
+    """Save one state after the other, saying so, until somebody kills this process."""
+    for number in range(1, 1000):
+        print(f"saving {number}", flush=True)
+        save(folder, snapshot(number))
+
+
+def _save_limited(folder: Path) -> None:
+    """Save once, then again where no file may grow as large as a checkpoint's."""
+    save(folder, snapshot(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * NUM, resource.RLIM_INFINITY))
+    _report(lambda: save(folder, snapshot(2)))
+
+
+def _save_full(folder: Path) -> None:
+    """Save once on a disk of 10 MB, then fill it and save again, then make room and save again."""
+    save(folder, snapshot(1))
+    filler = folder.parent / "filler"
+    space = os.statvfs(folder)
+    filler.write_bytes(bytes(space.f_bavail * space.f_frsize - NUM))
+    _report(lambda: save(folder, snapshot(2)))
+    print(sorted(path.name for path in folder.iterdir()))
+    print(load(folder).counters["uncounted_tokens"])
+    filler.unlink()
+    save(folder, snapshot(3))
+    print(load(folder).counters["uncounted_tokens"])
+
+
+def _save_killed(folder: Path, num_steps: str) -> None:
+    """For each step that a save asks of the system, die right before it, in a process and a folder of its own."""
+    for step in range(int(num_steps)):
+        child = os.fork()
+        if child == 0:
+            here = folder / f"{step:03}"
+            save(here, snapshot(1))
+            _die_before(step)
+            save(here, snapshot(2))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print("killed" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else f"ended {status}")
+
+
+def _die_before(step: int) -> None:
+    left = [step]
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return call(*args, **kwargs)
+
+        return dying
+
+    for name in ("open", "fsync", "replace", "chmod", "unlink"):
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def _report(work: Callable[[], object]) -> None:
+    try:
+        work()
+        print("saved")
+    except WeftError as error:
+        print(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
