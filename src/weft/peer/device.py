@@ -1,8 +1,8 @@
 """Where and how this machine computes: device, precision, threads, and whether a run fits into its memory.
 
     choose(peer) -> Device          auto: CUDA, else Apple's GPU, else the CPU
-    check_fits(run, device) -> samples at a time that should fit          refuses up front what cannot fit, with figures
-    out_of_memory(error)            what torch says, in many words, when memory ran out
+    check_fits(run, peer, device)   samples at a time that should fit; refuses up front what cannot, with the figures
+    is_out_of_memory(error)         whether torch says, in one of its many ways, that memory ran out
 
 A CPU's memory must be counted before it is used: Linux promises more than it has and then kills. A GPU says when it is
 full, so there the trainer starts with the whole batch and halves.
@@ -44,8 +44,16 @@ class Device:
         return self.torch.type == "cpu"
 
     @property
-    def autocast_dtype(self) -> torch.dtype:
-        return torch.float16 if self.precision == "fp16" else torch.bfloat16
+    def autocast_dtype(self) -> torch.dtype | None:
+        """What matrix products are computed in; None: as the parameters are."""
+        return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
+
+    def release_cache(self) -> None:
+        """Give back what torch's allocator keeps for later, so that differently sized tensors find room."""
+        if self.torch.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.torch.type == "mps":
+            torch.mps.empty_cache()
 
 
 def choose(peer: PeerConfig) -> Device:
@@ -85,8 +93,8 @@ def _require_cuda(device: torch.device) -> None:
 
 def _name(device: torch.device) -> str:
     if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"cpu, threads: {torch.get_num_threads()}" if device.type == "cpu" else str(device)
 
 
 # --- memory ---
@@ -142,6 +150,8 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     # Evaluation puts a second vector beside the model, at a time without a backward pass.
     on_device = memory.local + memory.gradient + moments + max(memory.activations, vector)
     on_host = memory.peak_nbytes - memory.activations - memory.gradient - moments
+    if device.torch.type == "mps":
+        on_host += on_device  # one memory for both
     return {"cpu": on_host, str(device.torch): on_device}
 
 

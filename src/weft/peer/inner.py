@@ -57,22 +57,18 @@ class InnerOptimizer:
                 )
 
     def state(self) -> State:
-        """Return moments (fp32, flat) and step count (int64) on the CPU; there they share memory with the optimizer."""
-        return {
-            "moment1": self._moment1.cpu(),
-            "moment2": self._moment2.cpu(),
-            "num_steps": torch.tensor([int(self._counts[0])], dtype=torch.int64),
-        }
+        """Return the moments, flat fp32 on the CPU; there they share memory with the optimizer."""
+        return {"moment1": self._moment1.cpu(), "moment2": self._moment2.cpu()}
 
-    def load(self, state: State) -> None:
-        """Take up `state`, as `state()` returned it, by copying.
+    def load(self, state: State, num_steps: int) -> None:
+        """Take up the moments that `state` returned after `num_steps` steps, by copying.
 
         Raises:
-            CheckpointError: it belongs to another model or is incomplete; nothing is changed.
+            CheckpointError: they belong to another model or are incomplete; nothing is changed.
         """
-        num = self._model.layout.num_parameters
-        for name, size in (("moment1", num), ("moment2", num), ("num_steps", 1)):
-            found = state[name].numel() if name in state else None
+        size = self._model.layout.num_parameters
+        for name in ("moment1", "moment2"):
+            found = state[name].numel() if name in state else 0
             if found != size:
                 raise CheckpointError(
                     f"the inner optimizer's {name} should hold {size:,} numbers, found {found}. The saved state "
@@ -81,4 +77,4 @@ class InnerOptimizer:
         self._moment1.copy_(state["moment1"])
         self._moment2.copy_(state["moment2"])
         for count in self._counts:
-            count.fill_(float(state["num_steps"].item()))
+            count.fill_(num_steps)

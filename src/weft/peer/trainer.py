@@ -1,45 +1,39 @@
 """Inner steps on this machine's device, evaluation and samples.
 
-    positions --Batches--> micro-batches --loss, backward--> flat gradient --clip, AdamW--> local parameters
+    positions --Batches--> batch --Backward--> mean gradient --clip, AdamW--> local parameters
 
-A step's gradient is the mean over its batch, gathered from micro-batches as large as memory allows. When memory runs
-out the micro-batch is halved and the same step begins again with the same samples: nothing is lost but time, and an
-event says so. A loss or a gradient that is not finite stops the peer before it reaches the parameters.
+A loss or a gradient that is not finite stops the peer before it reaches the parameters.
 
 For methods that send deltas the trainer owns its parameters and an inner optimizer. For methods that send gradients it
 has neither: its parameters are the outer ones (on a CPU, the very same memory), and `gradient` is all it computes.
 
-Everything here is synchronous and belongs to one thread. It does not know peers, rounds, sockets or asyncio.
+Everything here is synchronous and belongs to one thread at a time. It does not know peers, rounds, sockets or asyncio.
 """
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from weft import rng
 from weft.clock import Clock
 from weft.data import Tokenizer
-from weft.data.batch import Batch, Batches
-from weft.errors import NotFinite, OutOfMemory
+from weft.data.batch import Batches
+from weft.errors import CheckpointError, NotFinite
 from weft.events import Emit, MicroBatchChanged, StepDone
 from weft.ids import Step
 from weft.inference.sample import Sampling, generate
-from weft.model import FlatModel, Transformer, assemble, attach, layout, num_parameters
+from weft.model import FlatModel, Transformer, assemble, attach, layout
+from weft.peer.backward import Backward
 from weft.peer.config import PeerConfig, RunConfig
-from weft.peer.device import check_fits, choose, is_out_of_memory
+from weft.peer.device import check_fits, choose
 from weft.peer.inner import InnerOptimizer, State
 from weft.sync.schedule import lr
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +53,7 @@ class Trainer:
         run: what all peers share.
         peer: what this machine gives.
         batches: the run's training windows.
-        emit: told of every step and of a micro-batch that was halved.
+        emit: told of every step, and where the device made it change its ways.
     """
 
     def __init__(self, run: RunConfig, peer: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> None:
@@ -70,7 +64,6 @@ class Trainer:
         self._clock = clock
         self._sends_gradient = run.method.send == "gradient"
         self._num_steps = 0
-        self._micro_batch = run.train.batch_size
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         """Choose the device and take `vector`, the outer parameters on the CPU, as the local ones.
@@ -82,25 +75,24 @@ class Trainer:
             ConfigError: no such device.
             TooLarge: the model does not fit this machine.
         """
-        if self._peer.threads:
-            torch.set_num_threads(self._peer.threads)
-        self.device = choose(self._peer)
-        fitting = check_fits(self._run, self._peer, self.device)
-        if fitting < self._micro_batch:
-            self._set_micro_batch(fitting, "as many samples as are sure to fit")
+        run, peer = self._run, self._peer
+        if peer.threads:
+            torch.set_num_threads(peer.threads)
+        self.device = choose(peer)
+        micro_batch, wanted = check_fits(run, peer, self.device), peer.micro_batch or run.train.batch_size
+        if micro_batch < min(wanted, run.train.batch_size):
+            self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))
         is_shared = self._sends_gradient and self.device.is_cpu
         held = vector if is_shared else vector.to(self.device.torch, copy=True)
-        self._model = _model_over(self._run, self._peer, held)
-        self._optimizer = None if self._sends_gradient else InnerOptimizer(self._run.train.optimizer, self._model)
-        module = self._model.module
-        self._loss: Callable[[Tensor, Tensor], Tensor] = (
-            torch.compile(module.loss) if self._peer.is_compiled else module.loss
-        )
+        self._model = _model_over(held, run, peer)
+        self._backward = Backward(self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit)
+        self._optimizer = None if self._sends_gradient else InnerOptimizer(run.train.optimizer, self._model)
+        self._num_steps = 0
 
     @property
     def micro_batch(self) -> int:
         """Samples that are computed at a time."""
-        return self._micro_batch
+        return self._backward.micro_batch
 
     # --- methods that send deltas ---
 
@@ -130,14 +122,14 @@ class Trainer:
         for start in range(0, len(positions) - size + 1, size):
             if should_stop():
                 break
-            rate = self._rate(committed_tokens, len(losses) + 1, num_members)
             began_step = self._clock.now()
-            loss, norm = self._fill_gradient(self._batches.at(positions[start : start + size]), rate)
+            rate = self._rate(committed_tokens, len(losses) + 1, num_members)
+            loss, norm = self._fill_gradient(positions[start : start + size], rate)
             if norm > self._run.train.clip:
                 self._model.gradient.mul_(self._run.train.clip / norm)
             self._optimizer.step(rate)
             losses.append(loss)
-            self._step_done(loss, rate, norm, size, began_step)
+            self._step_done(loss, norm, rate, size, began_step)
         return self._work(losses, len(losses) * size, began)
 
     def local(self) -> Float32[Tensor, " num"]:
@@ -150,10 +142,14 @@ class Trainer:
             self._model.vector.copy_(vector)
 
     def private_state(self) -> State:
-        """Return what only this peer has and an exact resume needs: on a CPU views, until the next `train`."""
-        state = {} if self._optimizer is None else self._optimizer.state()
-        state["num_made"] = torch.tensor([self._num_steps], dtype=torch.int64)
-        return state
+        """Return what only this peer has and an exact resume needs, on the CPU.
+
+        Returns:
+            Flat fp32 vectors, views where the device is the CPU, until the next `train`; and counters, each one int64.
+        """
+        counters = {"num_steps": self._num_steps, **self._backward.scale.counters()}
+        state = {name: torch.tensor([count], dtype=torch.int64) for name, count in counters.items()}
+        return state if self._optimizer is None else {**state, **self._optimizer.state()}
 
     def load_private_state(self, state: State) -> None:
         """Take up what `private_state` returned, by copying.
@@ -161,9 +157,15 @@ class Trainer:
         Raises:
             CheckpointError: it belongs to another model or is incomplete.
         """
+        counters = {name: int(value) for name, value in state.items() if not value.is_floating_point()}
+        if "num_steps" not in counters:
+            raise CheckpointError(
+                "the saved state does not say how many steps were made. Resume from another checkpoint, or join anew."
+            )
         if self._optimizer is not None:
-            self._optimizer.load(state)
-        self._num_steps = int(state["num_made"].item())
+            self._optimizer.load(state, counters["num_steps"])
+        self._num_steps = counters["num_steps"]
+        self._backward.scale.load(counters)
 
     # --- methods that send gradients ---
 
@@ -179,8 +181,8 @@ class Trainer:
         """
         began = self._clock.now()
         rate = self._rate(committed_tokens, 1, num_members)
-        loss, norm = self._fill_gradient(self._batches.at(positions), rate)
-        self._step_done(loss, rate, norm, len(positions), began)
+        loss, norm = self._fill_gradient(positions, rate)
+        self._step_done(loss, norm, rate, len(positions), began)
         return self._model.gradient.cpu(), self._work([loss], len(positions), began)
 
     # --- the outer parameters ---
@@ -192,40 +194,39 @@ class Trainer:
             NotFinite: the loss is NaN or infinite.
             OutOfMemory: as `train`.
         """
-        model = assemble(self._run.model, vector.to(self.device.torch))
+        module = assemble(self._run.model, vector.to(self.device.torch))
         total, num_tokens = 0.0, 0
-        with torch.inference_mode():
-            for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
-                total += self._halving(lambda batch=batch: self._summed_loss(model, batch))  # type: ignore[misc]
-                num_tokens += batch[0].numel()
+        for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
+            total += self._backward.summed_loss(module, batch)
+            num_tokens += batch[0].numel()
         if not math.isfinite(total):
-            raise NotFinite("the held-out loss is NaN or infinite: the run has diverged. Resume from a checkpoint.")
+            raise NotFinite(
+                "the held-out loss of the outer parameters is NaN or infinite: the run has diverged. Resume from an "
+                "earlier checkpoint, with a lower learning rate."
+            )
         return total / num_tokens, num_tokens
-
-    def _summed_loss(self, model: Transformer, batch: Batch) -> float:
-        total = 0.0
-        for tokens, targets in self._micro_batches(batch):
-            with self._autocast():
-                logits = model(tokens)
-            losses = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
-            total += float(losses.double().sum().item())
-        return total
 
     def sample(
         self, vector: Float32[Tensor, " num"], tokenizer: Tokenizer, prompt: str, num_tokens: int, seed: int
     ) -> str:
-        """Return the text that the outer parameters `vector` write after `prompt`, of at most `num_tokens` tokens."""
-        model = assemble(self._run.model, vector.to(self.device.torch))
+        """Return the text that the outer parameters `vector` write after `prompt`, of at most `num_tokens` tokens.
+
+        An empty prompt stands for the end of the text before; where the tokenizer has none, for its first token.
+
+        Raises:
+            DataError: the prompt has a character that the tokenizer does not know.
+            NotFinite: the model's logits are NaN or infinite.
+        """
+        module = assemble(self._run.model, vector.to(self.device.torch))
         end = tokenizer.end_of_text
         ids = [int(token) for token in tokenizer.encode(prompt)] or [0 if end is None else end]
         sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
-        return tokenizer.decode(list(generate(model, ids, sampling, rng.stream(seed, "sample"))))
+        return tokenizer.decode(list(generate(module, ids, sampling, rng.stream(seed, "sample"))))
 
     # --- one step ---
 
-    def _fill_gradient(self, batch: Batch, rate: float) -> tuple[float, float]:
-        """Set the flat gradient to the mean over `batch`; return loss and gradient norm, both finite."""
-        loss, norm = self._halving(lambda: self._accumulate(batch))
+    def _fill_gradient(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:
+        loss, norm = self._backward.fill(self._batches.at(positions))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NotFinite(
                 f"step {self._num_steps + 1} at learning rate {rate:.3g}: the loss is {loss}, the gradient's norm "
@@ -234,62 +235,11 @@ class Trainer:
             )
         return loss, norm
 
-    def _accumulate(self, batch: Batch) -> tuple[float, float]:
-        self._model.zero_gradient()
-        total = torch.zeros((), device=self.device.torch)
-        for tokens, targets in self._micro_batches(batch):
-            with self._autocast():
-                loss = self._loss(tokens, targets)
-            # The mean over the batch is the mean of the micro-batches' means, each weighted by its samples.
-            share = loss * (len(tokens) / len(batch[0]))
-            share.backward()  # type: ignore[no-untyped-call]
-            total += share.detach()
-        norm = torch.linalg.vector_norm(self._model.gradient)
-        loss_value, norm_value = torch.stack((total, norm)).tolist()  # the step's one wait for a GPU
-        return loss_value, norm_value
-
-    def _micro_batches(self, batch: Batch) -> list[tuple[Int64[Tensor, "micro seq"], Int64[Tensor, "micro seq"]]]:
-        tokens, targets = (part.to(self.device.torch) for part in batch)
-        return list(zip(torch.split(tokens, self._micro_batch), torch.split(targets, self._micro_batch), strict=True))
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.device.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.torch.type, self.device.autocast_dtype)
-
-    def _halving(self, work: Callable[[], T]) -> T:
-        """Do `work` again with half the micro-batch as often as memory runs out.
-
-        Raises:
-            OutOfMemory: it ran out with one sample.
-        """
-        while True:
-            try:
-                return work()
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = str(error).split("\n")[0][:300]
-            # Only here, after the except clause, has the traceback let go of the tensors.
-            if self.device.torch.type == "cuda":
-                torch.cuda.empty_cache()
-            if self._micro_batch == 1:
-                raise OutOfMemory(
-                    f"one sample of {self._run.train.seq_len} tokens does not fit beside a model of "
-                    f"{num_parameters(self._run.model):,} parameters on {self.device.name}: {reason}. Close other "
-                    "programs, set has_recompute = true or a half precision, or join from a larger machine."
-                )
-            self._set_micro_batch(self._micro_batch // 2, reason)
-
-    def _set_micro_batch(self, size: int, reason: str) -> None:
-        self._emit(MicroBatchChanged(before=self._micro_batch, after=size, reason=reason))
-        self._micro_batch = size
-
     def _rate(self, committed_tokens: int, num_steps: int, num_members: int) -> float:
         made = num_steps * self._run.tokens_per_step * num_members
         return lr(self._run.train.schedule, committed_tokens + made)
 
-    def _step_done(self, loss: float, rate: float, norm: float, num_samples: int, began: float) -> None:
+    def _step_done(self, loss: float, norm: float, rate: float, num_samples: int, began: float) -> None:
         self._num_steps += 1
         self._emit(
             StepDone(
@@ -311,11 +261,13 @@ class Trainer:
         )
 
 
-def _model_over(run: RunConfig, peer: PeerConfig, vector: Tensor) -> FlatModel:
+def _model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
+    """Return the run's model over `vector`, with a gradient beside it."""
     with torch.device("meta"):
         module = Transformer(run.model, has_recompute=peer.has_recompute)
     attach(module, vector)
     gradient = torch.zeros_like(vector)
-    for span in layout(run.model):
-        module.get_parameter(span.name).grad = layout(run.model).view(gradient, span)
+    spans = layout(run.model)
+    for span in spans:
+        module.get_parameter(span.name).grad = spans.view(gradient, span)
     return FlatModel(module, vector, gradient)
