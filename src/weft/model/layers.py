@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from weft.model.cache import KVCache
 from weft.model.config import ModelConfig
@@ -97,6 +97,18 @@ def rotate(x: Float[Tensor, "batch tokens heads head"], turn: Rotation) -> Float
     return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
 
 
+def project(layer: nn.Linear, x: Float[Tensor, "batch tokens width"], rows: list[int]) -> tuple[Tensor, ...]:
+    """Return what each run of `rows` of the layer makes of `x`: [batch, tokens, rows] each.
+
+    Training on a CPU, the weight is cut and not the result: there one large matmul is no faster than its parts, and the
+    backward pass of the cut copies a matrix instead of all activations.
+    """
+    if x.device.type != "cpu" or not torch.is_grad_enabled():
+        return torch.split(layer(x), rows, dim=-1)
+    biases = [None] * len(rows) if layer.bias is None else torch.split(layer.bias, rows)
+    return tuple(linear(x, w, b) for w, b in zip(torch.split(layer.weight, rows), biases, strict=True))
+
+
 class Attention(nn.Module):
     """Causal attention of H query heads over K key and value heads."""
 
@@ -119,8 +131,9 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch tokens width"]:
         batch, tokens, _ = x_BTC.shape
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        qkv = self.qkv(x_BTC).view(batch, tokens, heads + 2 * kv_heads, self.head_width)
-        qk, v_BTKD = torch.split(qkv, [heads + kv_heads, kv_heads], dim=2)
+        qk, v = project(self.qkv, x_BTC, [(heads + kv_heads) * self.head_width, kv_heads * self.head_width])
+        qk = qk.view(batch, tokens, heads + kv_heads, self.head_width)
+        v_BTKD = v.view(batch, tokens, kv_heads, self.head_width)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = torch.split(qk, [heads, kv_heads], dim=2)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
@@ -160,7 +173,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(config.ffn_width, config.width, bias=False)
 
     def forward(self, x_BTC: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-        gate, up = self.gate_up(x_BTC).chunk(2, dim=-1)
+        gate, up = project(self.gate_up, x_BTC, [self.down.in_features] * 2)
         y_BTC: Tensor = self.down(silu(gate) * up)
         return y_BTC
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy, rms_norm
 
 from weft.model import KVCache, ModelConfig, Transformer
-from weft.model.layers import RMSNorm, rotate, rotation
+from weft.model.layers import RMSNorm, project, rotate, rotation
 
 Make = Callable[..., ModelConfig]
 CPU = torch.device("cpu")
@@ -36,6 +36,20 @@ def test_the_norm_and_its_gradient_are_those_of_torch(shape: tuple[int, ...], is
     expected = torch.autograd.grad(rms_norm(x, (8,), norm.weight, 1e-3), (x, norm.weight), grad)
     torch.testing.assert_close(norm(x), rms_norm(x, (8,), norm.weight, 1e-3))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_cutting_the_weight_equals_cutting_the_result(has_bias: bool) -> None:
+    layer, x = torch.nn.Linear(8, 10, bias=has_bias), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        whole = project(layer, x, [7, 3])
+    parts = project(layer, x, [7, 3])
+    assert [part.shape[-1] for part in parts] == [7, 3]
+    torch.testing.assert_close(parts, whole)
+    weights = list(layer.parameters())
+    grads = torch.randn(2, 3, 7), torch.randn(2, 3, 3)
+    found = torch.autograd.grad(parts, weights, grads)
+    torch.testing.assert_close(found, torch.autograd.grad(layer(x), weights, torch.cat(grads, -1)))
 
 
 def test_attention_knows_distances_not_positions(small: Make) -> None:
