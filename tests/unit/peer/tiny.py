@@ -1,0 +1,78 @@
+"""A run small enough to train in milliseconds, for tests of the inner loop."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft import wire
+from weft.codec import Fp32Config
+from weft.data.batch import Batches
+from weft.data.store import DataIndex, ShardInfo, ShardStore
+from weft.model import ModelConfig
+from weft.peer.config import RunConfig, TicketAdmission, TrainConfig
+from weft.sync.method import FedAvgConfig, MethodConfig, spell_out
+from weft.sync.schedule import ConstantConfig
+
+SEQ_LEN = 16
+VOCAB = 257  # of the byte tokenizer
+MODEL = ModelConfig(
+    vocab_size=VOCAB,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    width=32,
+    ffn_width=48,
+    max_seq_len=32,
+    has_qk_norm=True,
+    is_tied=True,
+)
+FEDAVG = FedAvgConfig(every=4, codec=Fp32Config())
+
+
+def tokens(num: int = 6000) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+    """Return a stream that a model can learn something of: letters that mostly follow each other."""
+    generator = np.random.default_rng(7)
+    return ((np.arange(num) + 5 * (generator.random(num) < 0.2).cumsum()) % 26 + 97).astype("<u2")
+
+
+def run_config(method: MethodConfig = FEDAVG, model: ModelConfig = MODEL, **train: Any) -> RunConfig:
+    fields: dict[str, Any] = {
+        "seq_len": SEQ_LEN,
+        "batch_size": 4,
+        "tokens": 1_000_000,
+        "schedule": ConstantConfig(lr=1e-2),
+    }
+    return RunConfig(
+        name="tiny",
+        seed=3,
+        model=model,
+        initial=wire.digest(b"any"),
+        is_seeded=True,
+        data=_index("0" * 64),
+        is_private=False,
+        train=TrainConfig(**(fields | train)),
+        method=spell_out(method, 2),
+        admission=TicketAdmission(),
+        orphan_after_s=None,
+        is_strict=False,
+    )
+
+
+def _index(digest: str) -> DataIndex:
+    data = tokens()
+    info = ShardInfo(digest=digest, num_tokens=data.size, nbytes=data.nbytes)  # type: ignore[arg-type]
+    return DataIndex(
+        dtype="uint16",
+        train=(info,),
+        heldout=(info,),
+        train_text_nbytes=data.size,
+        heldout_text_nbytes=data.size,
+        tokenizer=wire.digest(b"tokenizer"),
+        vocab_size=VOCAB,
+    )
+
+
+def batches(folder: Path, split: str = "train", seq_len: int = SEQ_LEN) -> Batches:
+    store = ShardStore(folder)
+    return Batches(store, _index(store.put(tokens().tobytes())), split, seq_len, seed=3)  # type: ignore[arg-type]
