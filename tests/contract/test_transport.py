@@ -209,12 +209,25 @@ async def test_an_orderly_end_comes_after_the_last_byte(pair: Pair, lane: Lane) 
     assert await far.recv_into(memoryview(bytearray(10))) == 0
 
 
-async def test_an_orderly_end_survives_bytes_that_nobody_read(pair: Pair) -> None:
-    near, far = await pair.connect()
-    await far.send(b"heartbeat")  # crosses the farewell on its way
-    await near.send(b"goodbye")
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_an_orderly_end_waits_for_a_slow_reader(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
+    for _ in range(2):
+        await far.send(b"heartbeat")  # crosses the farewell on its way; nobody reads it
+    piece, sent, received = 50_000, 0, 0
+    while True:  # until everything on the way is full
+        sending = asyncio.ensure_future(near.send(bytes(piece)))
+        sent += piece
+        done, _ = await asyncio.wait({sending}, timeout=0.1)
+        if not done:
+            break
+    while not sending.done():
+        received += len(await receive(far, 1000))
+        await asyncio.sleep(0)
     await near.close()
-    assert await receive(far, 100) == b"goodbye"
+    await asyncio.sleep(0.05)
+    assert received + len(await receive(far, sent)) == sent
+    assert await far.recv_into(memoryview(bytearray(1))) == 0
 
 
 @pytest.mark.parametrize("lane", ["control", "bulk"])
@@ -226,9 +239,11 @@ async def test_a_crash_is_no_orderly_end(pair: Pair, lane: Lane) -> None:
         await waiting
 
 
-async def test_sending_to_somebody_who_left_fails(pair: Pair) -> None:
-    near, far = await pair.connect()
+@pytest.mark.parametrize("lane", ["control", "bulk"])
+async def test_sending_to_somebody_who_left_fails(pair: Pair, lane: Lane) -> None:
+    near, far = await pair.connect(lane)
     await far.close()
+    await asyncio.sleep(0.05)  # its farewell is said before the first byte comes
     with pytest.raises(PeerError):
         await flood(near)
 

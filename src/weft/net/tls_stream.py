@@ -245,8 +245,8 @@ class TlsStream:
             self._tls.unwrap()
         except ssl.SSLWantWriteError:
             return False
-        except ssl.SSLWantReadError:
-            pass  # ours is sent; theirs need not be awaited
+        except ssl.SSLError:
+            pass  # ours is sent; theirs is not here yet, or other bytes of theirs are
         return True
 
     def _broken(self, error: Exception) -> PeerError:

@@ -136,7 +136,9 @@ def test_order_holds_when_a_link_becomes_faster() -> None:
         await near.send(b"first")
         network.set_link(A, B, delay_s=0.0)
         await near.send(b"second")
-        return await receive(far, 11)
+        first = await receive(far, 5)
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0 + 1.0)  # to connect, and its own delay
+        return first + await receive(far, 6)
 
     assert on_virtual_time(scenario, network)[0] == b"firstsecond"
 

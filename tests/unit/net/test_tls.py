@@ -234,6 +234,23 @@ async def test_a_failing_accept_is_told_and_listening_goes_on(
         assert any("Too many open files" in reason for reason in listener.drops)
 
 
+async def test_a_farewell_waits_for_room_in_the_socket(caller: TlsTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refusals = ssl.SSLSocket.unwrap, [ssl.SSLWantWriteError(), ssl.SSLWantWriteError()]
+
+    def unwrap(self: ssl.SSLSocket) -> socket.socket:
+        if refusals:
+            raise refusals.pop()
+        return real(self)
+
+    async with listening(TlsConfig(host="127.0.0.1")) as listener:
+        near = await caller.dial(listener.identity.peer, listener.addresses[0], "control")
+        far = await listener.streams.get()
+        monkeypatch.setattr(ssl.SSLSocket, "unwrap", unwrap)
+        await near.close()
+        assert await far.recv_into(memoryview(bytearray(1))) == 0
+        assert refusals == []
+
+
 # --- threads ---
 
 
