@@ -8,7 +8,7 @@ No event carries a key, a ticket or its secret: no field here could hold one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -387,9 +387,13 @@ def read_jsonl(path: Path) -> list[Entry]:
     Raises:
         ConfigError: a line is no event, named by its number.
     """
+    return list(read_lines(path.read_bytes().splitlines(keepends=True), str(path)))
+
+
+def read_lines(lines: Iterable[bytes], where: str) -> Iterator[Entry]:
+    """Yield the entries of a log's lines, as `read_jsonl` does; `where` names them in errors."""
     kinds = {kind.__struct_config__.tag: kind for kind in _all_events()}
-    entries = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             break
         try:
@@ -400,10 +404,9 @@ def read_jsonl(path: Path) -> list[Entry]:
             event = msgspec.convert(_nan_for_null(stored.event, kind), kind)
         except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{path}: line {number} is no event of weft ({error}). Remove the line to read the rest."
+                f"{where}: line {number} is no event of weft ({error}). Remove the line to read the rest."
             ) from error
-        entries.append(Entry(v=stored.v, at=stored.at, peer=stored.peer, event=event))
-    return entries
+        yield Entry(v=stored.v, at=stored.at, peer=stored.peer, event=event)
 
 
 class _StoredEntry(msgspec.Struct):

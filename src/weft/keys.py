@@ -128,6 +128,15 @@ def open_free_identity(keys_dir: Path) -> Identity:
     raise KeyLocked(f"all {MAX_IDENTITIES} identities in {keys_dir} are in use. Start this peer with another --home.")
 
 
+def read_peer(path: Path) -> PeerId:
+    """Return whose identity lies at `path`, also while a process uses it.
+
+    Raises:
+        KeyFileError: missing, unreadable, readable by others, or no Ed25519 key.
+    """
+    return Identity(_read_private(path)).peer
+
+
 def back_up(source: Path, target: Path, passphrase: bytes | None) -> PeerId:
     """Copy the identity at `source` to `target`, encrypted when a passphrase is given.
 

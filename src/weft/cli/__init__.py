@@ -1,1 +1,1 @@
-"""Room."""
+"""The command line: one verb per file. Files of a verb import little; what is heavy they import when they run."""

@@ -1,0 +1,185 @@
+"""The demo from an empty folder to an exported model: prepares, follows the peers, judges how they ended.
+
+It fails if a peer failed or if the replicas differ. A demo that was stopped goes on when it is started again.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from weft.cli import demo_end, yardstick
+from weft.cli.screen import Screen, make_screen
+from weft.cli.swarm import Swarm
+from weft.cli.view import Facts
+from weft.clock import SystemClock
+from weft.config import dump, from_tree, load_tree
+from weft.errors import ConfigError, DeadlineExceeded
+from weft.peer.config import RunFile
+from weft.peer.home import Home
+
+_RUN_FILE = "demo.toml"
+_LOOK_EVERY_S = 0.25
+_SILENCE_S = 300.0  # without one line from any peer, something is stuck
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks for."""
+
+    num_peers: int
+    minutes: float | None
+    tokens: int | None
+    is_fresh: bool
+    is_quiet: bool
+
+
+def run_demo(folder: Path, wishes: Wishes) -> int:
+    """Run the demo in `folder` and return the exit code.
+
+    Raises:
+        WeftError: the folder is another's, or a peer failed.
+    """
+    run_file = prepare(folder, wishes)
+    swarm = Swarm(folder, max(1, (os.cpu_count() or 1) // wishes.num_peers))
+    screen = make_screen(is_quiet=wishes.is_quiet)
+    follower = _Follower(swarm, screen)
+    try:
+        follower.watch_signals()
+        print(f"starting {wishes.num_peers} peers; everything is kept in {folder}", file=sys.stderr)  # noqa: T201
+        run = swarm.start(folder / _RUN_FILE, wishes.num_peers)
+        score: Future[float] = yardstick.start(Home(swarm.home), run)
+        train = run_file.train
+        screen.start(
+            Facts(run=run_file.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
+        )
+        follower.follow()
+    finally:
+        screen.close()
+        swarm.end()
+    if follower.is_stopped:
+        print(f"stopped; weft demo {folder} goes on from here, and --fresh begins anew")  # noqa: T201
+        return 0
+    return demo_end.finish(folder, swarm, screen.view, score)
+
+
+# --- before ---
+
+
+def prepare(folder: Path, wishes: Wishes) -> RunFile:
+    """Make the folder and its run file, or take up what an earlier demo left.
+
+    Raises:
+        ConfigError: the folder holds something else, or another demo than the one that is wished for.
+    """
+    path = folder / _RUN_FILE
+    if folder.exists() and any(folder.iterdir()) and not path.exists():
+        raise ConfigError(f"{folder} is not empty and holds no demo of weft. Name another folder: weft demo FOLDER.")
+    if wishes.is_fresh and folder.exists():
+        shutil.rmtree(folder)
+    if path.exists():
+        if wishes.tokens is not None or wishes.minutes is not None:
+            raise ConfigError(
+                f"{folder} holds a demo already, and its length is settled. Leave --tokens and --minutes out to go on "
+                f"with it, or add --fresh to begin anew."
+            )
+        kept: RunFile = from_tree(load_tree(path), RunFile, where=str(path))
+        print(f"going on with the demo in {folder}; --fresh begins anew", file=sys.stderr)  # noqa: T201
+        return kept
+    run_file = _described(wishes)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump(run_file), encoding="utf-8")
+    return run_file
+
+
+def _described(wishes: Wishes) -> RunFile:
+    tree = _recipe()
+    tree["peers"] = wishes.num_peers
+    run_file: RunFile = from_tree(tree, RunFile, where=_RUN_FILE)
+    tokens = wishes.tokens
+    if tokens is None and wishes.minutes is not None:
+        from weft.cli.pace import tokens_in
+
+        tokens = tokens_in(run_file, 60 * wishes.minutes)
+    if tokens is None:
+        return run_file
+    scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)
+    return scaled
+
+
+def _recipe() -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads((files("weft") / "recipes" / _RUN_FILE).read_text(encoding="utf-8"))
+
+
+def with_tokens(tree: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Return a run file's tree for another number of tokens, its schedule stretched or shortened alike."""
+    train: dict[str, Any] = tree["train"]
+    schedule = {
+        name: round(value * tokens / train["tokens"]) if name.endswith("_tokens") else value
+        for name, value in train["schedule"].items()
+    }
+    return {**tree, "train": {**train, "tokens": tokens, "schedule": schedule}}
+
+
+# --- meanwhile ---
+
+
+class _Follower:
+    """Shows what the peers log until all have ended; passes signals on."""
+
+    def __init__(self, swarm: Swarm, screen: Screen) -> None:
+        self.is_stopped = False
+        self._swarm = swarm
+        self._screen = screen
+        self._clock = SystemClock()
+
+    def watch_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def follow(self) -> None:
+        """
+        Raises:
+            PeerFailed: a peer ended with an error.
+            DeadlineExceeded: nobody logged anything for minutes.
+        """
+        heard_at = self._clock.now()
+        pause = threading.Event()
+        while self._swarm.is_running:
+            if self._show():
+                heard_at = self._clock.now()
+            elif self._clock.now() - heard_at > _SILENCE_S:
+                raise DeadlineExceeded(
+                    f"no peer logged anything for {_SILENCE_S:.0f} s. Their logs are below {self._swarm.home / 'runs'}."
+                )
+            if not self.is_stopped:
+                self._swarm.check()
+            pause.wait(_LOOK_EVERY_S)
+        self._show()
+        if not self.is_stopped:
+            self._swarm.check()
+
+    def _show(self) -> bool:
+        news = self._swarm.news()
+        for entry in news:
+            self._screen.write(entry)
+        return bool(news)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self.is_stopped:
+            self._screen.close()
+            self._swarm.kill()
+            os._exit(_INTERRUPTED)
+        self.is_stopped = True
+        print("stopping: the peers say goodbye and save", file=sys.stderr, flush=True)  # noqa: T201
+        self._swarm.stop()

@@ -1,0 +1,70 @@
+"""What a person reads when a command fails: one paragraph on standard error, and an exit code.
+
+    an error of weft's own           its message; the exit code of its class
+    Ctrl-C                           nothing more; 130, as shells have it
+    no room on a disk, from anywhere 41, as DiskFull
+    anything else                    where the traceback was written; 1
+
+It does not know how errors come about.
+"""
+
+import errno
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from weft.errors import DiskFull, WeftError
+
+_INTERRUPTED = 130  # 128 + SIGINT
+_UNEXPECTED = 1
+
+
+def explain(error: BaseException, home: Path) -> int:
+    """Say on standard error why a command ended, and return the exit code."""
+    known = _known(error)
+    if known is not None:
+        say(str(known))
+        return known.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        say(f"no room left on the disk: {error}. Free some, then start again; what was saved before is intact.")
+        return DiskFull.exit_code
+    kept = _keep(error, home)
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    say(f"this is a fault of weft itself, not of what you typed: {what}. The traceback is in {kept}; please report it.")
+    return _UNEXPECTED
+
+
+def say(message: str) -> None:
+    """Print one paragraph on standard error, wrapped where it is a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    text = Text.assemble(("weft: ", "bold red"), " ".join(message.split()))
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def _known(error: BaseException) -> WeftError | None:
+    """Return the error of weft's own that `error` is, or the first one a group of tasks holds."""
+    if isinstance(error, WeftError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := _known(inner)) is not None), None)
+    return None
+
+
+def _keep(error: BaseException, home: Path) -> str:
+    text = "".join(traceback.format_exception(error))
+    try:
+        folder = home / "errors"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, path = tempfile.mkstemp(dir=folder, prefix="error-", suffix=".txt")
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        sys.stderr.write(text)
+        return "the lines above"
+    return path

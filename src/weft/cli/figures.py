@@ -1,0 +1,34 @@
+"""Figures as people read them: bytes, durations, counts, speeds. Pure text, no units left to guess."""
+
+_DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def nbytes(count: float) -> str:
+    """Return a number of bytes in decimal units: 3.2 MB."""
+    for size, prefix in _DECIMAL:
+        if count >= size:
+            return f"{count / size:.3g} {prefix}B" if count < 100 * size else f"{count / size:.0f} {prefix}B"
+    return f"{count:.0f} B"
+
+
+def amount(count: float) -> str:
+    """Return a count in at most four characters and a letter: 1.2M."""
+    for size, prefix in _DECIMAL:
+        if count >= size:
+            return f"{count / size:.3g}{prefix}" if count < 100 * size else f"{count / size:.0f}{prefix}"
+    return f"{count:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return minutes and seconds, or hours and minutes: 1:40, 2 h 05."""
+    whole = round(seconds)
+    if whole >= 48 * 3600:
+        return f"{whole / 86400:.1f} days"
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d}"
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def ratio(more: float, less: float) -> str:
+    """Return how many times `less` goes into `more`; a dash where that says nothing."""
+    return f"{more / less:.3g}x" if more > 0 and less > 0 else "-"

@@ -1,0 +1,66 @@
+"""`weft generate`: text from a checkpoint, shown as it is made."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.place import home_of
+
+if TYPE_CHECKING:
+    from weft.data import Tokenizer
+
+_UNFINISHED = "\ufffd"  # what a character shows as while only some of its bytes are there
+_MAX_CHARACTER_TOKENS = 4  # bytes of the longest character: after so many the mark is real
+
+
+def generate(
+    context: typer.Context,
+    checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
+    prompt: Annotated[str, typer.Argument(help="What the text begins with.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Tokens, at most.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that reach this mass.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal text.")] = 0,
+    device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
+) -> None:
+    """Let a trained model write on from a prompt."""
+    from weft import rng
+    from weft.cli.trained import open_trained
+    from weft.config import from_tree
+    from weft.inference import Sampling
+    from weft.inference import generate as generate_tokens
+
+    fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    from_tree(fields, Sampling, where="command line")  # said before anything is loaded
+    trained = open_trained(checkpoint, home_of(context))
+    end = trained.tokenizer.end_of_text
+    sampling = from_tree(fields if end is None else {**fields, "stop_id": end}, Sampling, where="command line")
+    ids = [int(token) for token in trained.tokenizer.encode(prompt)] or [0 if end is None else end]
+    tokens = generate_tokens(trained.on(device), ids, sampling, rng.stream(seed, "generate"))
+    typer.echo(prompt, nl=False)
+    for text in pieces(trained.tokenizer, tokens):
+        typer.echo(text, nl=False)
+    typer.echo()
+
+
+def pieces(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
+    """Yield the text of `tokens` as it grows; a character whose bytes are not all there yet waits for them.
+
+    New tokens are decoded behind those shown last: many tokenizers write a token otherwise at the start of a text.
+    """
+    shown: list[int] = []
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        text = _behind(tokenizer, shown, held)
+        if text and (not text.endswith(_UNFINISHED) or len(held) > _MAX_CHARACTER_TOKENS):
+            yield text
+            shown, held = held, []
+    if held:
+        yield _behind(tokenizer, shown, held)
+
+
+def _behind(tokenizer: "Tokenizer", shown: list[int], held: list[int]) -> str:
+    return tokenizer.decode(shown + held)[len(tokenizer.decode(shown)) :]

@@ -1,0 +1,105 @@
+"""`weft inspect`: what a checkpoint, a ticket or a key file is. Secrets in them are never printed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli import figures
+from weft.cli.place import home_of
+
+
+def inspect(
+    context: typer.Context,
+    thing: Annotated[
+        str, typer.Argument(help='Checkpoint, ticket or key file; "-" reads a ticket.', show_default=False)
+    ],
+) -> None:
+    """Say what something is."""
+    import sys
+
+    if thing == "-":
+        thing = sys.stdin.readline()
+    path = Path(thing)
+    if _looks_like_ticket(thing):
+        lines = _ticket(thing)
+    elif len(thing) < 1024 and path.is_file():
+        lines = _key(path)
+    else:
+        lines = _checkpoint(thing, home_of(context))
+    for line in lines:
+        typer.echo(line)
+
+
+def _looks_like_ticket(thing: str) -> bool:
+    import re
+
+    return re.match(r"\s*weft\d", thing) is not None and not Path(thing[:255].strip()).exists()
+
+
+def _ticket(text: str) -> Iterator[str]:
+    from weft.net.ticket import read
+
+    found = read(text)
+    yield "ticket"
+    yield f"run      {found.run}"
+    yield f"issuer   {found.issuer}"
+    yield f"secret   {'none: admission is by key, or open' if found.secret is None else 'inside, not shown'}"
+    for contact in found.contacts:
+        yield f"member   {contact.peer}  {contact.name}".rstrip()
+        for address in contact.addresses:
+            yield f"         {address}"
+
+
+def _key(path: Path) -> Iterator[str]:
+    from weft.keys import read_peer
+
+    yield "identity"
+    yield f"public key   {read_peer(path)}"
+    yield "private key  in the file, not shown"
+
+
+def _checkpoint(given: str, home: Path) -> Iterator[str]:
+    from weft.cli.locate import CHECKPOINT_FILE, find_checkpoint
+
+    folder = find_checkpoint(given, home)
+    if not (folder / CHECKPOINT_FILE).exists():
+        yield from _model_folder(folder)
+        return
+    from weft.peer.checkpoint import load, read_contents
+    from weft.peer.state import replica_digest
+
+    contents, snapshot = read_contents(folder), load(folder)
+    run, head = snapshot.config, contents.head
+    yield "checkpoint, every byte checked"
+    yield f"folder      {folder}"
+    yield f"written by  weft {contents.software}"
+    yield f"run         {run.name}  {run.run}"
+    yield f"round       {'none yet' if head is None else head.round}"
+    yield f"model       {_described(run.model)}"
+    yield f"tokenizer   {run.data.vocab_size} ids  {contents.tokenizer}"
+    outer = snapshot.replicated["outer"]
+    rest = {name: vector for name, vector in snapshot.replicated.items() if name != "outer"}
+    yield f"replica     {replica_digest(outer, rest)}"
+    sizes = {**snapshot.replicated, **snapshot.private}
+    yield f"vectors     {', '.join(f'{name} ({figures.amount(vector.numel())})' for name, vector in sizes.items())}"
+    for name, value in sorted(snapshot.counters.items()):
+        yield f"counter     {name} = {value}"
+
+
+def _model_folder(folder: Path) -> Iterator[str]:
+    from weft.model import read_config
+
+    yield "Hugging Face folder"
+    yield f"model       {_described(read_config(folder))}"
+
+
+def _described(config: object) -> str:
+    from weft.model.config import ModelConfig, num_parameters
+
+    assert isinstance(config, ModelConfig)
+    return (
+        f"{figures.amount(num_parameters(config))} parameters: {config.num_layers} layers, width {config.width}, "
+        f"{config.num_heads} heads, context {config.max_seq_len}, vocabulary {config.vocab_size}"
+    )

@@ -1,0 +1,98 @@
+"""`weft`: the table of verbs, and the one place where an error becomes words and an exit code.
+
+A verb's file is imported whether or not it is asked for, so it imports nothing heavy at its top; `weft --help` and
+most mistakes are answered before torch is loaded.
+
+It does not know what any verb does.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import weft
+from weft.cli import (
+    demo,
+    doctor,
+    eval,
+    export,
+    generate,
+    inspect,
+    join,
+    keys,
+    ticket,
+    tokenizer,
+    train,
+)
+from weft.cli.failure import explain
+from weft.cli.place import Place, default_home
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a model may write what a terminal cannot show
+            stream.reconfigure(errors="replace")
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; what went wrong is said on standard error."""
+    place = Place()
+    try:
+        make_app(place)(args=list(arguments), prog_name="weft")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except BaseException as error:
+        return explain(error, place.home)
+    return 0
+
+
+def make_app(place: Place) -> typer.Typer:
+    """Return the command line; `place` is told where home is before a verb runs."""
+    app = typer.Typer(
+        name="weft",
+        help="Train one transformer across machines that share neither a data centre nor trust.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def top(
+        context: typer.Context,
+        home: Annotated[
+            Path | None,
+            typer.Option(envvar="WEFT_HOME", help="Folder of identities, data and runs.", show_default=False),
+        ] = None,
+        _version: Annotated[
+            bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        ] = False,
+    ) -> None:
+        place.home = default_home() if home is None else home.absolute()
+        context.obj = place
+
+    for verb in (
+        demo.demo,
+        train.train,
+        join.join,
+        ticket.ticket,
+        generate.generate,
+        eval.eval,
+        export.export,
+        inspect.inspect,
+        doctor.doctor,
+    ):
+        app.command(verb.__name__)(verb)
+    app.add_typer(keys.make_app(), name="keys")
+    app.add_typer(tokenizer.make_app(), name="tokenizer")
+    return app
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"weft {weft.__version__}")
+        raise typer.Exit

@@ -1,0 +1,70 @@
+"""Events a person wants to hear of, each as one sentence. Routine has none: steps, commits, progress."""
+
+from collections.abc import Callable
+
+from weft.cli import figures
+from weft.events import (
+    AdmissionRefused,
+    BranchOpened,
+    CheckpointFailed,
+    ConnectionDropped,
+    DataReady,
+    Entry,
+    FellBack,
+    MajorityLost,
+    MemberGone,
+    MemberJoined,
+    MemberLeft,
+    MemberRecovered,
+    MemberSuspected,
+    MicroBatchChanged,
+    Notice,
+    PayloadRejected,
+    RoundMissed,
+    StateJoined,
+    StateRepaired,
+)
+from weft.ids import PeerId, short
+
+
+def notable(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
+    """Return what to say of an entry, or None; `name` knows what peers are called."""
+    match entry.event:
+        case Notice(text=text):
+            return text
+        case FellBack(wanted=wanted, used=used, reason=reason):
+            return f"{name(entry.peer)}: {used} instead of {wanted}: {reason}"
+        case MemberJoined(member=member, name=called):
+            return f"{called or short(member)} joined"
+        case MemberSuspected(member=member, silent_s=silent_s, reason=reason):
+            return f"{name(member)} is silent ({reason or f'{silent_s:.0f} s'})"
+        case MemberRecovered(member=member):
+            return f"{name(member)} is back"
+        case MemberGone(member=member):
+            return f"{name(member)} is gone"
+        case MemberLeft(member=member):
+            return f"{name(member)} left with a goodbye"
+        case MajorityLost(alive=alive, electorate=electorate, opens_branch_in_s=wait_s):
+            waits = "waits for the others" if wait_s is None else f"goes on alone in {wait_s:.0f} s"
+            return f"{name(entry.peer)} reaches {alive} of {electorate} members and {waits}"
+        case BranchOpened(members=members, reason=reason):
+            return f"{len(members)} peers go on in a branch: {reason}"
+        case RoundMissed(round=number, reason=reason):
+            return f"{name(entry.peer)} missed round {number} and carries its work on: {reason}"
+        case PayloadRejected(member=member, reason=reason):
+            return f"the payload of {name(member)} was refused: {reason}"
+        case ConnectionDropped(address=address, reason=reason):
+            return f"a connection from {address or 'nowhere'} was dropped: {reason}"
+        case AdmissionRefused(remote=remote, reason=reason):
+            return f"{short(remote)} was not admitted: {reason}"
+        case MicroBatchChanged(before=before, after=after, reason=reason):
+            return f"{name(entry.peer)} computes {after} samples at a time, not {before}: {reason}"
+        case StateJoined(nbytes=nbytes, duration_s=duration_s):
+            return f"{name(entry.peer)} has the state: {figures.nbytes(nbytes)} in {duration_s:.1f} s"
+        case StateRepaired(num_chunks=num_chunks):
+            return f"{name(entry.peer)} repaired {num_chunks} chunks of its state"
+        case DataReady(fetched_nbytes=fetched) if fetched:
+            return f"{name(entry.peer)} fetched {figures.nbytes(fetched)} of data"
+        case CheckpointFailed(path=path, reason=reason):
+            return f"{name(entry.peer)} could not save {path}: {reason}"
+    return None

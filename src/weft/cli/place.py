@@ -1,0 +1,33 @@
+"""Where a command works: the home folder that holds identities, data and runs.
+
+The only file that asks the platform for a default. It does not know what lies in a home (`weft.peer.home` does).
+"""
+
+import shlex
+from pathlib import Path
+from typing import cast
+
+import platformdirs
+import typer
+
+
+class Place:
+    """The home of one command; the default until the command line has said otherwise."""
+
+    def __init__(self) -> None:
+        self.home = default_home()
+
+
+def default_home() -> Path:
+    """Return the folder for a program's data on this platform; it need not exist."""
+    return Path(platformdirs.user_data_dir("weft", appauthor=False))
+
+
+def home_of(context: typer.Context) -> Path:
+    """Return the home that --home, WEFT_HOME or the platform chose."""
+    return cast(Place, context.obj).home
+
+
+def command_for(home: Path) -> str:
+    """Return what a person types before a verb to work in `home`."""
+    return "weft" if home == default_home() else f"weft --home {shlex.quote(str(home))}"

@@ -1,0 +1,112 @@
+"""Where the view is shown: redrawn in place on a terminal, plain lines elsewhere, or not at all.
+
+All of it goes to standard error: standard output is for what was asked for (a ticket, a text, a summary).
+A screen is a sink. Events come from the event loop and from the thread that trains, so a lock guards the fold.
+"""
+
+import sys
+import threading
+from dataclasses import replace
+from typing import Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from weft.cli.draw import draw, progress
+from weft.cli.notable import notable
+from weft.cli.view import Facts, View, update
+from weft.events import Entry, Evaluated, RoundCommitted
+
+_REDRAWS_PER_S = 4
+
+
+class Screen(Protocol):
+    """A sink that may also be told of the run, and shown."""
+
+    view: View
+
+    def write(self, entry: Entry) -> None: ...
+
+    def start(self, facts: Facts) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_screen(*, is_quiet: bool) -> Screen:
+    """Return the screen for standard error as it is."""
+    if is_quiet:
+        return QuietScreen()
+    return LiveScreen() if Console(stderr=True).is_terminal else PlainScreen()
+
+
+class QuietScreen:
+    """Folds, and shows nothing."""
+
+    def __init__(self) -> None:
+        self.view = View()
+        self._lock = threading.Lock()
+
+    def write(self, entry: Entry) -> None:
+        with self._lock:
+            self.view = update(self.view, entry)
+
+    def start(self, facts: Facts) -> None:
+        """Take what is known of the run."""
+        with self._lock:
+            self.view = replace(self.view, facts=facts)
+
+    def close(self) -> None:
+        pass
+
+
+class PlainScreen(QuietScreen):
+    """A line for every commit, evaluation and notable event, each written at once."""
+
+    def write(self, entry: Entry) -> None:
+        with self._lock:
+            before, self.view = self.view, update(self.view, entry)
+            line = plain_line(before, self.view, entry)
+        if line is not None:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201  # this is the terminal
+
+
+class LiveScreen(QuietScreen):
+    """Redraws the view in place, a few times a second, in a thread of rich's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: Live | None = None
+
+    def start(self, facts: Facts) -> None:
+        super().start(facts)
+        if self._live is None:
+            self._live = Live(
+                get_renderable=self._draw,
+                console=Console(stderr=True),
+                refresh_per_second=_REDRAWS_PER_S,
+                redirect_stdout=False,
+                redirect_stderr=True,
+            )
+            self._live.start()
+
+    def close(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _draw(self) -> RenderableType:
+        return draw(self.view)
+
+
+def plain_line(before: View, after: View, entry: Entry) -> str | None:
+    """Return what to print of an entry that turned `before` into `after`, or None.
+
+    A commit that several peers report is printed once, and so is what they say of each other in the same words.
+    """
+    match entry.event:
+        case RoundCommitted() if after.committed_tokens > before.committed_tokens:
+            return progress(after)
+        case Evaluated(loss=loss, nats_per_byte=nats_per_byte):
+            return f"held-out loss {loss:.4f} nats per token, {nats_per_byte:.4f} nats per byte"
+    text = notable(entry, before.name)
+    return text if text is not None and text not in before.notables else None

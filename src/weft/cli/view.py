@@ -1,0 +1,218 @@
+"""What the live view knows, as a pure fold over events: `view = update(view, entry)`.
+
+Entries may come from one peer (train, join) or from several at once (demo); what a peer says of itself is believed
+before what others say of it. Loss is the mean over inner steps since the last commit; bytes are those of the peers that
+are heard, held against what a ring all-reduce of bf16 gradients would have moved for the same steps.
+
+It does not know terminals: `draw` and `screen` show it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from weft import cost
+from weft.cli.notable import notable
+from weft.events import (
+    CheckpointSaved,
+    DataReady,
+    Entry,
+    Evaluated,
+    LinkDown,
+    LinkUp,
+    MajorityLost,
+    MemberGone,
+    MemberJoined,
+    MemberLeft,
+    MemberProgress,
+    MemberRecovered,
+    MemberSuspected,
+    PeerStarted,
+    PeerStopped,
+    RoundCommitted,
+    RoundMissed,
+    Sampled,
+    StepDone,
+)
+from weft.ids import PeerId, short
+
+MAX_NOTABLE = 6  # as many lines as one takes in at a glance
+_MAX_POINTS = 4096  # of the curve; then every second one is dropped
+_RECENT_COMMITS = 16  # what the time left is judged by
+_SMOOTHING = 0.2  # weight of the newest step in a peer's speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the view needs to know of the run."""
+
+    run: str
+    total_tokens: int
+    tokens_per_step: int  # of one peer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One peer as it is shown."""
+
+    name: str = ""
+    tokens_per_s: float = 0.0
+    round: int | None = None
+    loss: float | None = None
+    link: str = ""
+    state: str = ""
+    committed_tokens: int = 0
+    is_heard: bool = False  # it speaks for itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    facts: Facts | None = None
+    began: float | None = None  # wall seconds of the first and the newest entry
+    now: float = 0.0
+    num_parameters: int = 0
+    lines: Mapping[PeerId, Line] = field(default_factory=dict)
+    round: int | None = None
+    committed_tokens: int = 0
+    commits: tuple[tuple[float, int], ...] = ()  # the newest: when, committed tokens
+    losses: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per token
+    loss_sum: float = 0.0  # of the inner steps since the last point
+    num_losses: int = 0
+    evaluations: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per byte
+    sample: str | None = None
+    sent_nbytes: int = 0
+    received_nbytes: int = 0
+    ring_nbytes: int = 0  # sent and received, had the same steps been made by ring DDP
+    checkpoint: str | None = None
+    notables: tuple[str, ...] = ()
+
+    def name(self, peer: PeerId) -> str:
+        line = self.lines.get(peer)
+        return line.name if line is not None and line.name else short(peer)
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Seconds until the run's tokens are committed, at the pace of the last commits; None while unknown."""
+        if self.facts is None or len(self.commits) < 2:
+            return None
+        (first_at, first), (last_at, last) = self.commits[0], self.commits[-1]
+        if last <= first or last_at <= first_at:
+            return None
+        left = (self.facts.total_tokens - last) * (last_at - first_at) / (last - first)
+        return max(0.0, left - max(0.0, self.now - last_at))
+
+
+def update(view: View, entry: Entry) -> View:
+    """Return the view after one more entry."""
+    view = replace(view, began=entry.at if view.began is None else view.began, now=max(view.now, entry.at))
+    text = notable(entry, view.name)
+    view = _fold(view, entry)
+    if text is not None and text not in view.notables:
+        view = replace(view, notables=(*view.notables, text)[-MAX_NOTABLE:])
+    return view
+
+
+def _fold(view: View, entry: Entry) -> View:
+    own, event = entry.peer, entry.event
+    match event:
+        case PeerStarted():
+            view = replace(view, num_parameters=event.num_parameters)
+            return _line(view, own, name=event.name, state="starting", is_heard=True)
+        case DataReady():
+            return _line(view, own, state="data ready", is_heard=True)
+        case StepDone():
+            return _step(view, own, event)
+        case RoundCommitted():
+            return _commit(view, entry.at, own, event)
+        case RoundMissed():
+            return _line(view, own, state="missed a round", is_heard=True)
+        case MajorityLost():
+            return _line(view, own, state=f"{event.alive} of {event.electorate} left", is_heard=True)
+        case Evaluated():
+            return replace(view, evaluations=(*view.evaluations, (event.committed_tokens, event.nats_per_byte)))
+        case Sampled():
+            return replace(view, sample=event.prompt + event.text)
+        case CheckpointSaved():
+            return replace(view, checkpoint=event.path)
+        case PeerStopped():
+            return _line(view, own, state="stopped", tokens_per_s=0.0, is_heard=True)
+        case LinkUp():
+            return _line(view, event.remote, link=event.transport)
+        case LinkDown():
+            return _line(view, event.remote, link="down")
+        case MemberProgress():
+            return _progress(view, event)
+        case MemberJoined():
+            return _unless_heard(view, event.member, name=event.name, state="joined")
+        case MemberRecovered():
+            return _unless_heard(view, event.member, state="back")
+        case MemberSuspected():
+            return _line(view, event.member, state="silent")
+        case MemberGone():
+            return _line(view, event.member, state="gone", tokens_per_s=0.0)
+        case MemberLeft():
+            return _line(view, event.member, state="left", tokens_per_s=0.0)
+    return view
+
+
+def _line(view: View, peer: PeerId, **changes: object) -> View:
+    line = replace(view.lines.get(peer, Line()), **changes)  # type: ignore[arg-type]  # checked by the fields' names
+    return replace(view, lines={**view.lines, peer: line})
+
+
+def _unless_heard(view: View, peer: PeerId, **changes: object) -> View:
+    if peer in view.lines and view.lines[peer].is_heard:
+        return view
+    return _line(view, peer, **changes)
+
+
+def _progress(view: View, event: MemberProgress) -> View:
+    return _unless_heard(
+        view,
+        event.member,
+        name=event.name,
+        round=event.round,
+        state=event.state,
+        loss=event.loss,
+        tokens_per_s=event.tokens_per_s,
+    )
+
+
+def _step(view: View, own: PeerId, event: StepDone) -> View:
+    speed = event.num_tokens / event.duration_s if event.duration_s > 0 else 0.0
+    before = view.lines[own].tokens_per_s if own in view.lines else 0.0
+    smooth = speed if before == 0.0 else before + _SMOOTHING * (speed - before)
+    view = replace(view, loss_sum=view.loss_sum + event.loss, num_losses=view.num_losses + 1)
+    return _line(view, own, tokens_per_s=smooth, loss=event.loss, state="training", is_heard=True)
+
+
+def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
+    state = "training" if own in event.contributors else "left out"
+    view = _line(view, own, round=event.round, state=state, committed_tokens=event.committed_tokens, is_heard=True)
+    view = replace(
+        view,
+        sent_nbytes=view.sent_nbytes + event.sent_nbytes,
+        received_nbytes=view.received_nbytes + event.received_nbytes,
+        ring_nbytes=view.ring_nbytes + _ring_nbytes(view, event),
+    )
+    if event.committed_tokens <= view.committed_tokens:  # another peer's report of the same commit
+        return view
+    view = replace(
+        view,
+        round=event.round,
+        committed_tokens=event.committed_tokens,
+        commits=(*view.commits, (at, event.committed_tokens))[-_RECENT_COMMITS:],
+    )
+    if not view.num_losses:
+        return view
+    losses = (*view.losses, (event.committed_tokens, view.loss_sum / view.num_losses))
+    return replace(view, losses=losses if len(losses) <= _MAX_POINTS else losses[::2], loss_sum=0.0, num_losses=0)
+
+
+def _ring_nbytes(view: View, event: RoundCommitted) -> int:
+    """Return the bytes, both ways, that one peer would have moved with ring DDP for the tokens of this round."""
+    num_peers = len(event.contributors)
+    if view.facts is None or not num_peers:
+        return 0
+    num_steps = round(event.tokens / (num_peers * view.facts.tokens_per_step))
+    traffic = cost.ring_ddp_traffic(view.num_parameters, num_peers, num_steps)
+    return traffic.sent_nbytes + traffic.received_nbytes
