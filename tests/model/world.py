@@ -9,9 +9,11 @@ Merging and fetching take no time here: they succeed when somebody has the bytes
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
+from weft.rng import stream
 from weft.sync import decide, round
 from weft.sync.machine import (
     Broadcast,
@@ -94,9 +96,19 @@ class Bounds(NamedTuple):
     num_kills: int = 1
     num_leaves: int = 0
     is_announced: bool = False  # every member has heard every announcement before the search begins
+    is_carried: bool = False  # what is planned is at once merged and held by a majority; plans travel to nobody
 
 
 UNWRITTEN = "a message left before what it promises was on disk"
+
+
+@dataclass
+class _Mailbox:
+    """What a member in one state makes of the mail to it, as bit sets."""
+
+    seen: int = 0
+    dead: int = 0
+    useful: int = 0
 
 
 def is_on_disk(message: Any, disk: Durable) -> bool:
@@ -129,7 +141,7 @@ class Search:
         self._mail: list[tuple[int, int, Any]] = []  # sender, receiver, message
         self._mail_ids: dict[tuple[int, int, Any], int] = {}
         self._inbox: list[int] = [0] * len(base.electorate)  # mail bits by receiver
-        self._dead: dict[tuple[int, int], bool] = {}
+        self._boxes: dict[int, _Mailbox] = {}
         self._manifest_ids: dict[Manifest, int] = {}
         self._steps: dict[tuple[int, Any], tuple[int, int, tuple[Any, ...], int]] = {}
 
@@ -149,6 +161,64 @@ class Search:
                     queue.append(world)
         self.num_worlds = len(seen)
         return True
+
+    def manifests(self) -> list[Manifest]:
+        """Return every manifest that was committed in some world."""
+        return list(self._manifest_ids)
+
+    def some_worlds(self, num: int) -> list[World]:
+        """Return worlds from all depths: walks that take a pseudo-random turn at each step, the same every time."""
+        generator = stream(0, "walks")
+        worlds = []
+        while len(worlds) < num:
+            world = self.start()
+            for _ in range(int(generator.integers(1, 40))):
+                following = list(self.successors(world))
+                if not following:
+                    break
+                world = self._without_dead_mail(following[int(generator.integers(len(following)))])
+            worlds.append(world)
+        return worlds
+
+    def commits_when_calm(self, world: World, dead: int | None, num_attempts: int) -> bool:
+        """Return whether some live member commits once nothing is lost any more and timers run out as they should.
+
+        Args:
+            dead: a member that does nothing ever again.
+            num_attempts: how many more leaders may be tried.
+        """
+        live = [number for number in range(len(self.base.electorate)) if number != dead]
+        for number in live:  # a restarted member has trained again
+            state = self._states[world.states[number]]
+            if state.committed is None and state.me not in state.ready:
+                world = self.train(world, number)
+        for _ in range(num_attempts):
+            world = self._deliver_all(world, live)
+            for number in live:
+                state = self._states[world.states[number]]
+                world = self.apply(world, number, TimedOut(timer="grace", attempt=state.attempt))
+            world = self._deliver_all(world, live)
+            if any(self._states[world.states[number]].committed is not None for number in live):
+                return True
+            for number in live:
+                state = self._states[world.states[number]]
+                world = self.apply(world, number, TimedOut(timer="progress", attempt=state.attempt))
+        return False
+
+    def _deliver_all(self, world: World, live: list[int]) -> World:
+        """Deliver to the living whatever there is, once each, until nothing new is said."""
+        delivered = 0
+        while True:
+            fresh = world.sent & ~delivered
+            if not fresh:
+                return world
+            mail = (fresh & -fresh).bit_length() - 1
+            delivered |= 1 << mail
+            if self._mail[mail][1] in live:
+                world = self._deliver(world, self._mail[mail][1], mail)
+
+    def describe(self, world: World) -> str:
+        return "; ".join(str(self._states[state]) for state in world.states)
 
     def start(self) -> World:
         num = len(self.base.electorate)
@@ -182,42 +252,36 @@ class Search:
                 yield self.apply(world, number, Leave())._replace(num_leaves=world.num_leaves + 1)
 
     def _useful_mail(self, world: World, number: int) -> Iterator[int]:
-        """Yield the mail to deliver next. Left out is what can wait without losing a world:
-
-        - an outcome: who hears it stops, and a member that stops later can do all that it could;
-        - an announcement to a member that could not plan now: it stays in the set for when it can.
-        """
-        state = self._states[world.states[number]]
-        can_plan = state.proposal is None and is_leading(state)
-        bits = world.sent & self._inbox[number]
+        """Yield the mail whose delivery can matter now."""
+        bits = world.sent & self._look_at(world.states[number], number, world.sent).useful
         while bits:
             bit = bits & -bits
             bits ^= bit
-            mail = bit.bit_length() - 1
-            message = self._mail[mail][2]
-            if isinstance(message, Committed) or (isinstance(message, Ready) and not can_plan):
-                continue
-            yield mail
+            yield bit.bit_length() - 1
 
     def _without_dead_mail(self, world: World) -> World:
         """Drop the mail that no delivery, now or later, could make matter: worlds that differ in it are one."""
-        sent = 0
-        bits = world.sent
+        sent = world.sent
+        for number, state in enumerate(world.states):
+            sent &= ~self._look_at(state, number, world.sent).dead
+        return world._replace(sent=sent)
+
+    def _look_at(self, state_id: int, number: int, sent: int) -> "_Mailbox":
+        """Sort the mail that the member in this state may find into dead, useful, and neither."""
+        box = self._boxes.setdefault(state_id, _Mailbox())
+        bits = sent & self._inbox[number] & ~box.seen
+        box.seen |= bits
         while bits:
             bit = bits & -bits
             bits ^= bit
-            mail = bit.bit_length() - 1
-            if not self._is_dead(mail, world.states[self._mail[mail][1]]):
-                sent |= bit
-        return world._replace(sent=sent)
-
-    def _is_dead(self, mail: int, receiver: int) -> bool:
-        known = self._dead.get((mail, receiver))
-        if known is None:
-            sender, _, message = self._mail[mail]
-            known = _is_spent(self.base.electorate[sender], message, self._states[receiver])
-            self._dead[mail, receiver] = known
-        return known
+            sender, _, message = self._mail[bit.bit_length() - 1]
+            state = self._states[state_id]
+            if _is_spent(self.base.electorate[sender], message, state):
+                box.dead |= bit
+            elif not isinstance(message, Ready) or (state.proposal is None and is_leading(state)):
+                # An announcement can wait until its reader could plan: it stays in the set.
+                box.useful |= bit
+        return box
 
     def apply(self, world: World, number: int, event: Any) -> World:
         """Let a member take one step, and carry out at once what needs no message."""
@@ -249,6 +313,10 @@ class Search:
                 case Send(to=to, message=message):
                     assert is_on_disk(message, disk), UNWRITTEN
                     sent |= self._post(number, self.base.electorate.index(to), message)
+                case Broadcast(message=Collect() as plan) if self.bounds.is_carried:
+                    effects.append(plan)
+                case Merge() if self.bounds.is_carried:
+                    pass
                 case Broadcast(message=message):
                     assert is_on_disk(message, disk), UNWRITTEN
                     for other in range(len(self.base.electorate)):
@@ -277,7 +345,9 @@ class Search:
                 world = self.apply(world, number, event)
         return world
 
-    def _outcome(self, world: World, effect: Merge | Fetch) -> list[Any]:
+    def _outcome(self, world: World, effect: Merge | Fetch | Collect) -> list[Any]:
+        if isinstance(effect, Collect):
+            return self._carry_out(effect)
         plan, part = effect.plan, effect.part
         if isinstance(effect, Fetch):
             is_held = any(s.plan == plan and part in s.held for s in map(self._states.__getitem__, world.states))
@@ -289,8 +359,20 @@ class Search:
                 missing.append(contribution.peer)
         if missing:
             return [MergeFailed(plan=plan, part=part, missing=tuple(missing))]
-        result = digest("".join(c.parts[part] for c in plan.contributions).encode())
-        return [MergeDone(plan=plan, part=part, result=result)]
+        return [MergeDone(plan=plan, part=part, result=_merged(plan, part))]
+
+    def _carry_out(self, plan: Collect) -> list[Any]:
+        """What the leader hears when everybody does its part of the plan."""
+        results = tuple(_merged(plan, part) for part in range(self.base.num_parts))
+        holding = Holding(attempt=plan.attempt, revision=plan.revision, results=results)
+        merged = [
+            Merged(attempt=plan.attempt, revision=plan.revision, part=part, result=result)
+            for part, result in enumerate(results)
+        ]
+        return [
+            *(Received(sender=plan.owners[each.part], message=each) for each in merged),
+            *(Received(sender=member, message=holding) for member in self.base.electorate),
+        ]
 
     def _kill(self, world: World, number: int) -> World:
         """Kill a member and start it again from its disk. One that stays dead is one that nothing more reaches."""
@@ -329,6 +411,10 @@ class Search:
 
 
 def _is_spent(sender: PeerId, message: Any, receiver: State) -> bool:
+    """Return whether no delivery of `message` to `receiver`, now or later, could make a difference.
+
+    An outcome counts as spent: who hears it stops, and a member that stops later can do all that it could.
+    """
     if receiver.committed is not None or receiver.durable.has_left or isinstance(message, Committed):
         return True
     match message:
@@ -350,6 +436,10 @@ def _is_spent(sender: PeerId, message: Any, receiver: State) -> bool:
             return not decide.may_accept(receiver.durable, attempt, message.manifest)
         case _:
             return False
+
+
+def _merged(plan: Collect, part: int) -> Digest:
+    return digest("".join(contribution.parts[part] for contribution in plan.contributions).encode())
 
 
 def _first(item: tuple[Any, Any]) -> Any:
