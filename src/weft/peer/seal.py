@@ -114,7 +114,7 @@ def read_run(data: wire.Buffer, max_parameters: int) -> RunConfig:
     except WireError as error:
         raise ConfigError(f"this run cannot be read: {error}. Ask its maker for another ticket.") from None
     for place, number in _floats(msgspec.to_builtins(config), ""):
-        if math.isnan(number) or (math.isinf(number) and place != "train.clip"):
+        if not math.isfinite(number) and place != "train.clip":  # an infinite clip does not clip
             raise ConfigError(f"this run has {place} = {number}, which is no number to compute with. Do not join it.")
     check_bounds(config.model, max_parameters)
     _check_train(config, max_parameters)

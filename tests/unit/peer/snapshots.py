@@ -2,11 +2,14 @@
 
 # ruff: noqa: T201  # that process speaks to the test through its output
 
+import io
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +80,7 @@ def numbers(seed: int, num: int = NUM) -> torch.Tensor:
     return torch.from_numpy(bits.view(np.float32))
 
 
+@cache
 def snapshot(number: int) -> Snapshot:
     """Return one of many states of the same run; equal numbers give equal bits."""
     return Snapshot(
@@ -127,34 +131,56 @@ def _save_full(folder: Path) -> None:
     print(load(folder).counters["uncounted_tokens"])
 
 
-def _save_killed(folder: Path, num_steps: str) -> None:
-    """For each step that a save asks of the system, die right before it, in a process and a folder of its own."""
-    for step in range(int(num_steps)):
-        child = os.fork()
-        if child == 0:
-            here = folder / f"{step:03}"
-            save(here, snapshot(1))
-            _die_before(step)
-            save(here, snapshot(2))
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
+def _save_killed(folder: Path, num_moments: str) -> None:
+    """For each moment of a save, die there, in a process and a folder of its own."""
+    before, after = snapshot(1), snapshot(2)
+    _fork(lambda: save(folder / "before", before))  # this process must not hash: its threads would not be forked
+    for moment in range(int(num_moments)):
+        here = Path(shutil.copytree(folder / "before", folder / f"{moment:03}"))
+        status = _fork(lambda moment=moment, here=here: _die_while_saving(here, after, moment))  # type: ignore[misc]
         print("killed" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else f"ended {status}")
 
 
-def _die_before(step: int) -> None:
-    left = [step]
+def _fork(work: Callable[[], object]) -> int:
+    """Do `work` in a child process and return how that ended."""
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
 
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def dying(*args: Any, **kwargs: Any) -> Any:
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
+
+def _die_while_saving(folder: Path, state: Snapshot, moment: int) -> None:
+    """Count what a save asks of the system, and die when `moment` are counted.
+
+    The moment of opening a file is right after it (nothing is written yet), that of every other call right before it.
+    """
+    left = [moment]
+
+    def count() -> None:
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+
+    def opened(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            count()
+            return result
+
+        return counted
+
+    def other(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            count()
             return call(*args, **kwargs)
 
-        return dying
+        return counted
 
-    for name in ("open", "fsync", "replace", "chmod", "unlink"):
-        setattr(os, name, counted(getattr(os, name)))
+    for name in ("fsync", "replace", "rename", "unlink"):
+        setattr(os, name, other(getattr(os, name)))
+    os.open, io.open = opened(os.open), opened(io.open)  # the second is pathlib's
+    save(folder, state)
 
 
 def _report(work: Callable[[], object]) -> None:

@@ -312,6 +312,7 @@ def test_an_honest_run_is_accepted(config: RunConfig) -> None:
         ({"train__clip": math.nan}, ConfigError, "clip"),
         ({"method__apply__lr": math.inf}, ConfigError, "lr"),
         ({"orphan_after_s": math.nan}, ConfigError, "orphan_after_s"),
+        ({"orphan_after_s": math.inf}, ConfigError, "orphan_after_s = inf"),
         ({"train__schedule__lr": math.nan}, ConfigError, "lr"),
         ({"format": 2}, ConfigError, "format 2, this weft reads 1"),
         ({"name": "/etc/passwd"}, ConfigError, "name"),
