@@ -25,6 +25,7 @@ from weft.net.transport import Lane, OnDrop, Stream, Transport, ignore_drop
 from weft.wire import digest
 
 IN_NAMESPACE = "WEFT_TEST_IN_NAMESPACE"
+LARGE = "WEFT_TEST_LARGE"  # in a namespace: with transfers as large as those over tls
 KINDS = ("iroh",) if IN_NAMESPACE in os.environ else ("memory", "tls")
 DEADLINE_S = 20  # an honest answer takes milliseconds; this only ends a test that would hang
 MIB = 1 << 20
@@ -34,17 +35,29 @@ T = TypeVar("T")
 
 @dataclass
 class Pair:
-    """Two started transports; `accepted` holds the streams that came in at the second."""
+    """Two started transports; `accepted` holds the streams that came in at the second.
+
+    `hasty` is another one, for dials that fail: where nothing tells that an address is dead it soon gives up.
+    """
 
     kind: str
     near: Transport
     far: Transport
+    hasty: Transport
     near_peer: PeerId
     far_peer: PeerId
     address: str = ""
     dead_address: str = ""
     drops: list[str] = field(default_factory=list)
     accepted: "asyncio.Queue[tuple[Stream, Lane]]" = field(default_factory=asyncio.Queue)
+
+    @property
+    def more_than_buffers_hold(self) -> int:
+        return {"memory": 4 * MIB, "iroh": 16 * MIB}.get(self.kind, 48 * MIB)
+
+    @property
+    def a_lot(self) -> int:
+        return {"memory": 8 * MIB, "iroh": 64 * MIB if LARGE in os.environ else 16 * MIB}.get(self.kind, 64 * MIB)
 
     async def connect(self, lane: Lane = "control") -> tuple[Any, Any]:
         near = await self.near.dial(self.far_peer, self.address, lane)
@@ -64,13 +77,14 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
         await ended.wait()
 
     await pair.near.start(accept)
+    await pair.hasty.start(accept)
     pair.address = (await pair.far.start(accept))[0]
     pair.dead_address = _dead_address(pair.kind, pair.far_peer)
     deadline = asyncio.get_running_loop().call_later(DEADLINE_S, give_up)  # a fixture and its test are two tasks
     yield pair
     deadline.cancel()
     ended.set()
-    await asyncio.gather(pair.near.aclose(), pair.far.aclose())
+    await asyncio.gather(pair.near.aclose(), pair.far.aclose(), pair.hasty.aclose())
 
 
 def give_up() -> None:
@@ -86,15 +100,21 @@ def _pair(kind: str, near: Identity, far: Identity) -> Pair:
 
     if kind == "memory":
         network = MemoryNetwork()
-        return Pair(kind, network.transport(near.peer), network.transport(far.peer), near.peer, far.peer)
-    return Pair(kind, _real(kind, near, 0, on_drop), _real(kind, far, 0, on_drop), near.peer, far.peer, drops=drops)
+        made: list[Transport] = [network.transport(peer) for peer in (near.peer, far.peer, Identity.generate().peer)]
+    else:
+        made = [_real(kind, each, on_drop=on_drop) for each in (near, far)]
+        made.append(_real(kind, Identity.generate(), dial_timeout_s=0.3))
+    return Pair(kind, *made, near.peer, far.peer, drops=drops)
 
 
-def _real(kind: str, identity: Identity, port: int, on_drop: OnDrop = ignore_drop) -> Transport:
+def _real(
+    kind: str, identity: Identity, port: int = 0, *, dial_timeout_s: float = 10.0, on_drop: OnDrop = ignore_drop
+) -> Transport:
     if kind == "tls":
         return TlsTransport(identity, TlsConfig(host="127.0.0.1", port=port), on_drop=on_drop)
     # One family, so that the port is one number.
-    return IrohTransport(identity, IrohConfig(hosts=("127.0.0.1",), port=port, dial_timeout_s=0.5), on_drop=on_drop)
+    config = IrohConfig(hosts=("127.0.0.1",), port=port, dial_timeout_s=dial_timeout_s)
+    return IrohTransport(identity, config, on_drop=on_drop)
 
 
 def _dead_address(kind: str, peer: PeerId) -> str:
@@ -162,7 +182,7 @@ async def test_both_ends_know_each_other(pair: Pair, lane: Lane) -> None:
 async def test_another_key_at_the_address_is_refused(pair: Pair) -> None:
     somebody = Identity.generate().peer
     with pytest.raises(DialError):
-        await pair.near.dial(somebody, pair.address.replace(pair.far_peer, somebody), "control")
+        await pair.hasty.dial(somebody, pair.address.replace(pair.far_peer, somebody), "control")
     near, _ = await pair.connect()  # the listener lives on, and saw no stream before this one
     assert near.peer == pair.far_peer
     assert pair.accepted.empty()
@@ -170,7 +190,7 @@ async def test_another_key_at_the_address_is_refused(pair: Pair) -> None:
 
 async def test_a_dead_address_is_an_error(pair: Pair) -> None:
     with pytest.raises(DialError):
-        await pair.near.dial(pair.far_peer, pair.dead_address, "control")
+        await pair.hasty.dial(pair.far_peer, pair.dead_address, "control")
 
 
 @pytest.mark.parametrize(
@@ -178,12 +198,12 @@ async def test_a_dead_address_is_an_error(pair: Pair) -> None:
 )
 async def test_a_malformed_address_is_an_error(pair: Pair, address: str) -> None:
     with pytest.raises(DialError):
-        await pair.near.dial(pair.far_peer, address, "control")
+        await pair.hasty.dial(pair.far_peer, address, "control")
 
 
 async def test_bulk_bytes_arrive_as_they_were(pair: Pair) -> None:
     near, far = await pair.connect("bulk")
-    data = os.urandom((8 if pair.kind == "memory" else 64) * MIB)
+    data = os.urandom(pair.a_lot)
     sending = asyncio.ensure_future(near.send(data))
     received = await receive(far, len(data))
     await sending
@@ -193,7 +213,7 @@ async def test_bulk_bytes_arrive_as_they_were(pair: Pair) -> None:
 @pytest.mark.parametrize("lane", ["control", "bulk"])
 async def test_a_slow_reader_holds_its_sender_back(pair: Pair, lane: Lane) -> None:
     near, far = await pair.connect(lane)
-    num_bytes = (4 if pair.kind == "memory" else 48) * MIB
+    num_bytes = pair.more_than_buffers_hold
     sending = await still_waits(near.send(bytes(num_bytes)))
     assert len(await receive(far, num_bytes)) == num_bytes
     await sending
@@ -264,7 +284,7 @@ async def test_closing_twice_does_no_harm(pair: Pair, lane: Lane) -> None:
 async def test_closing_ends_calls_that_wait(pair: Pair, lane: Lane) -> None:
     near, _ = await pair.connect(lane)
     receiving = await still_waits(near.recv_into(memoryview(bytearray(10))))
-    sending = await still_waits(near.send(bytes((4 if pair.kind == "memory" else 48) * MIB)))
+    sending = await still_waits(near.send(bytes(pair.more_than_buffers_hold)))
     await near.close()
     for waiting in (receiving, sending):
         with pytest.raises(PeerError):
@@ -326,7 +346,7 @@ async def test_closing_a_transport_ends_every_stream(pair: Pair) -> None:
         with pytest.raises(PeerError):
             await far.send(b"x")
     with pytest.raises(DialError):
-        await pair.near.dial(pair.far_peer, pair.address, "control")
+        await pair.hasty.dial(pair.far_peer, pair.address, "control")
     with pytest.raises(DialError):
         await pair.far.dial(pair.near_peer, pair.address, "control")
 
@@ -342,7 +362,7 @@ async def nobody(stream: Stream, lane: Lane) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "memory"])
 async def test_a_taken_port_is_named(kind: str) -> None:
-    first = _real(kind, Identity.generate(), 0)
+    first = _real(kind, Identity.generate())
     port = int((await first.start(nobody))[0].rpartition(":")[2])
     second = _real(kind, Identity.generate(), port)
     with pytest.raises(PortInUse, match=rf"{port}.*port 0"):
@@ -353,7 +373,7 @@ async def test_a_taken_port_is_named(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "memory"])
 async def test_a_peer_comes_back_at_its_address(kind: str) -> None:
     identity, port = Identity.generate(), 0
-    caller = _real(kind, Identity.generate(), 0)
+    caller = _real(kind, Identity.generate())
     await caller.start(nobody)
     for _ in range(2):
         greeted: asyncio.Queue[Stream] = asyncio.Queue()
@@ -374,7 +394,8 @@ async def test_a_peer_comes_back_at_its_address(kind: str) -> None:
 
 
 @pytest.mark.skipif(IN_NAMESPACE in os.environ, reason="is what runs in there")
-def test_iroh_keeps_the_contract() -> None:
+@pytest.mark.parametrize("extra", [(), pytest.param((LARGE,), marks=pytest.mark.slow)], ids=["small", "large"])
+def test_iroh_keeps_the_contract(extra: tuple[str, ...]) -> None:
     pytest.importorskip("iroh", reason="iroh has no wheel for this platform")
     if not (shutil.which("unshare") and shutil.which("ip")):
         pytest.skip("needs unshare and ip (Linux) to keep iroh's packets off the network")
@@ -382,13 +403,13 @@ def test_iroh_keeps_the_contract() -> None:
     if subprocess.run([*enter, "true"], capture_output=True, timeout=10).returncode != 0:
         pytest.skip("this machine does not permit network namespaces")
     script = 'ip link set lo up && exec "$@"'
-    run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", __file__]
+    run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", __file__]
     result = subprocess.run(
         [*enter, "sh", "-c", script, "sh", *run],
-        env={**os.environ, IN_NAMESPACE: "1"},
+        env={**os.environ, **dict.fromkeys((IN_NAMESPACE, *extra), "1")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout
