@@ -25,6 +25,7 @@ FLOORS = (
     ("peer",),
     ("dashboard", "sim"),
     ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, name in enumerate(GROUND)} | {
     name: len(GROUND) + floor for floor, names in enumerate(FLOORS) for name in names

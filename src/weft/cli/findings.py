@@ -1,9 +1,5 @@
 """What `weft doctor` looks at. Each check returns findings; one that fails says so and stops no other.
 
-    block   weft cannot run here until it is fixed
-    note    weft runs, but slower, or reachable by fewer
-    ok      as it should be
-
 Ports are tried on this machine only: what a router lets in, nobody outside is asked to try.
 """
 
@@ -19,12 +15,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
+from weft.cli.finding import Finding
 from weft.clock import SystemClock
 
 _PYTHONS = ((3, 11), (3, 13))
@@ -35,14 +30,6 @@ _MEASURE_S = 0.2
 _CLOCK_RATE = 0.05  # share by which two clocks of one machine may differ while measured
 _FILE_CLOCK_S = 5.0  # and a file system's clock from the machine's: network disks are seconds off
 _EPOCH_2024 = 1_704_067_200.0  # weft is younger: a clock before this is wrong
-
-
-@dataclass(frozen=True)
-class Finding:
-    topic: str
-    level: Literal["ok", "note", "block"]
-    text: str
-    fix: str = ""
 
 
 Check = Callable[[], Iterator[Finding]]

@@ -5,20 +5,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from weft.cli.findings import Finding
+from weft.cli.finding import Finding
 
 _SEQ_LEN = 1024  # tokens; of a vocabulary as large models have it
 _VOCAB_SIZE = 32_000
 _ASK_TIMEOUT_S = 10.0
 
 
-def check_torch() -> "Iterator[Finding]":
+def check_torch() -> Iterator[Finding]:
     """Yield what is found of torch and the GPU."""
-    from weft.cli.findings import Finding
-
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -37,10 +33,8 @@ def check_torch() -> "Iterator[Finding]":
     yield _largest_model()
 
 
-def _check_cuda(build: str) -> "Iterator[Finding]":
+def _check_cuda(build: str) -> Iterator[Finding]:
     import torch
-
-    from weft.cli.findings import Finding
 
     compiled = torch.cuda.get_arch_list()
     for number in range(torch.cuda.device_count()):
@@ -56,10 +50,8 @@ def _check_cuda(build: str) -> "Iterator[Finding]":
             yield Finding("gpu", "note", f"{text}; {wanted}", f"{_reinstall()}, or train with --device cpu")
 
 
-def _unused_card(build: str, card: str) -> "Finding":
+def _unused_card(build: str, card: str) -> Finding:
     import torch
-
-    from weft.cli.findings import Finding
 
     if torch.version.cuda is None:
         return Finding("gpu", "note", f"{card} is not used: {build} is a build for CPUs", _reinstall())
@@ -92,10 +84,9 @@ def _nvidia_card() -> str | None:
     return "an NVIDIA card" if Path("/proc/driver/nvidia/version").exists() else None
 
 
-def _largest_model() -> "Finding":
+def _largest_model() -> Finding:
     """Return which named sizes this machine can train, one sample of 1024 tokens at a time."""
     from weft import cost
-    from weft.cli.findings import Finding
     from weft.model.config import SIZES, named, num_parameters
     from weft.peer.config import PeerConfig
     from weft.peer.device import choose, decoder, device_free_nbytes, host_free_nbytes

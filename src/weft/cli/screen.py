@@ -106,7 +106,7 @@ def plain_line(before: View, after: View, entry: Entry) -> str | None:
     match entry.event:
         case RoundCommitted() if after.committed_tokens > before.committed_tokens:
             return progress(after)
-        case Evaluated(loss=loss, nats_per_byte=nats_per_byte):
+        case Evaluated(loss=loss, nats_per_byte=nats_per_byte) if after.evaluations != before.evaluations:
             return f"held-out loss {loss:.4f} nats per token, {nats_per_byte:.4f} nats per byte"
     text = notable(entry, before.name)
     return text if text is not None and text not in before.notables else None

@@ -128,7 +128,8 @@ def _fold(view: View, entry: Entry) -> View:
         case MajorityLost():
             return _line(view, own, state=f"{event.alive} of {event.electorate} left", is_heard=True)
         case Evaluated():
-            return replace(view, evaluations=(*view.evaluations, (event.committed_tokens, event.nats_per_byte)))
+            point = (int(event.committed_tokens), event.nats_per_byte)
+            return view if point in view.evaluations else replace(view, evaluations=(*view.evaluations, point))
         case Sampled():
             return replace(view, sample=event.prompt + event.text)
         case CheckpointSaved():
