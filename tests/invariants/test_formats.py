@@ -10,13 +10,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from cryptography.hazmat.primitives import serialization
 
 from weft import keys, wire
 from weft.clock import VirtualClock
+from weft.data import ByteTokenizer, DataIndex, ShardInfo
 from weft.events import CallbackSink, EventLog, JsonlSink, LinkDown, RoundMissed, read_jsonl
-from weft.ids import PeerId, Round, Tokens
+from weft.ids import Digest, PeerId, Round, Tokens
+from weft.model import ModelConfig, initial_vector
+from weft.peer import checkpoint
+from weft.peer.config import RunConfig, TicketAdmission, TrainConfig
+from weft.peer.seal import read_run
+from weft.peer.state import chunk_digests, raw, replica_digest, state_index
 from weft.rng import integers64, order_key, stream
+from weft.sync.method import FedAvgConfig, spell_out
+from weft.sync.schedule import ConstantConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 SEED = bytes(range(32))
@@ -82,6 +91,83 @@ def random_stream() -> dict[str, str]:
     }
 
 
+def shard() -> ShardInfo:
+    return ShardInfo(digest=wire.digest(bytes(range(40))), num_tokens=20, nbytes=40)
+
+
+MODEL = ModelConfig(vocab_size=257, num_layers=1, num_heads=2, num_kv_heads=1, width=4, ffn_width=6, max_seq_len=8)
+
+
+def run() -> RunConfig:
+    return RunConfig(
+        name="example",
+        seed=7,
+        model=MODEL,
+        initial=Digest(initial()["digest"]),
+        is_seeded=True,
+        data=DataIndex(
+            dtype="uint16",
+            train=(shard(),),
+            heldout=(shard(),),
+            train_text_nbytes=20,
+            heldout_text_nbytes=20,
+            tokenizer=ByteTokenizer().digest,
+            vocab_size=257,
+        ),
+        is_private=False,
+        train=TrainConfig(seq_len=8, batch_size=2, tokens=Tokens(1000), schedule=ConstantConfig()),
+        method=spell_out(FedAvgConfig(every=5), 4),
+        admission=TicketAdmission(),
+        orphan_after_s=None,
+        is_strict=False,
+    )
+
+
+def initial() -> dict[str, str]:
+    vector = initial_vector(MODEL, 7)
+    return {
+        "seed": "7",
+        "numbers": str(vector.numel()),
+        "first": " ".join(number.hex() for number in vector[:3].tolist()),
+        "last": " ".join(number.hex() for number in vector[-3:].tolist()),
+        "digest": wire.digest(raw(vector)),
+    }
+
+
+def run_config() -> dict[str, str]:
+    return {"bytes": wire.encode(run()).hex(), "digest": run().run}
+
+
+OUTER, MOMENTUM = torch.arange(262_145, dtype=torch.float32), torch.tensor([0.5, -0.0])
+
+
+def state() -> dict[str, str]:
+    return {
+        "chunks of outer": " ".join(chunk_digests(OUTER)),
+        "chunks of momentum": " ".join(chunk_digests(MOMENTUM)),
+        "bytes": wire.encode(state_index({"outer": OUTER, "momentum": MOMENTUM})).hex(),
+        "digest": replica_digest(OUTER, {"momentum": MOMENTUM}),
+    }
+
+
+def checkpoint_file() -> dict[str, str]:
+    contents = checkpoint.Contents(
+        software="0.1.0",
+        serial=1,
+        run=run().run,
+        tokenizer=ByteTokenizer().digest,
+        head=None,
+        replicated=state_index({"outer": torch.tensor([1.0, 2.0])}),
+        private=state_index({}),
+        counters={"uncounted_tokens": 3},
+    )
+    return {
+        "contents": msgspec.json.encode(contents, order="sorted").decode(),
+        "digest": wire.digest_of(contents),
+        "header of the vectors": checkpoint._header([("outer", 2)]).hex(),
+    }
+
+
 VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "record": record,
     "digest": digest,
@@ -89,6 +175,10 @@ VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "key-file": key_file,
     "event-line": event_line,
     "random-stream": random_stream,
+    "initial-vector": initial,
+    "run-config": run_config,
+    "state": state,
+    "checkpoint": checkpoint_file,
 }
 
 
@@ -120,6 +210,32 @@ def test_a_page_that_says_something_else_is_found() -> None:
 
 def test_the_record_on_the_page_decodes() -> None:
     assert wire.decode(bytes.fromhex(record()["bytes"]), Example) == EXAMPLE
+
+
+def test_the_run_on_the_page_is_one_that_peers_accept() -> None:
+    assert read_run(bytes.fromhex(run_config()["bytes"]), 1_000_000) == run()
+
+
+def test_a_checkpoint_is_laid_out_as_the_page_says(tmp_path: Path) -> None:
+    vector = initial_vector(MODEL, 7)
+    blob = ByteTokenizer().to_bytes()
+    state = checkpoint.Snapshot(config=run(), tokenizer=blob, head=None, replicated={"outer": vector})
+    contents = checkpoint.save(tmp_path, state)
+    names = {
+        "checkpoint.json",
+        "replicated-1.safetensors",
+        "private-1.safetensors",
+        f"run-{run().run[:16]}.bin",
+        f"tokenizer-{ByteTokenizer().digest[:16]}.bin",
+    }
+    assert {path.name for path in tmp_path.iterdir()} == names
+    tree = msgspec.json.decode((tmp_path / "checkpoint.json").read_bytes())
+    assert msgspec.convert(tree["contents"], checkpoint.Contents) == contents
+    assert (set(tree), tree["digest"]) == ({"contents", "digest"}, wire.digest_of(contents))
+    assert (tmp_path / f"run-{run().run[:16]}.bin").read_bytes() == wire.encode(run())
+    assert (tmp_path / f"tokenizer-{ByteTokenizer().digest[:16]}.bin").read_bytes() == blob
+    vectors = (tmp_path / "replicated-1.safetensors").read_bytes()
+    assert vectors == checkpoint._header([("outer", vector.numel())]) + vector.numpy().astype("<f4").tobytes()
 
 
 def test_the_key_file_on_the_page_is_an_identity(tmp_path: Path) -> None:

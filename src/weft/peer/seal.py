@@ -34,11 +34,12 @@ from weft.ids import Digest, PeerId, short
 from weft.model import ModelConfig, check_bounds, initial_vector, named, num_parameters, read_config, read_folder
 from weft.peer.config import FolderModel, PeerConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.peer.home import Home
+from weft.peer.state import raw
 from weft.sync.method import spell_out
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
 MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES
-# 16 million tokens: four times the largest batch anybody has published. Their ids fill 128 MiB.
+# Of one peer: their ids fill 128 MiB, and no single machine steps on so many at once.
 MAX_TOKENS_PER_STEP = 1 << 24
 MAX_TOKENS = 1 << 62  # as many as fit into a cursor
 
@@ -212,12 +213,6 @@ def public(config: RunConfig, home: Home) -> Lookup:
             return None
 
     return lookup
-
-
-def raw(vector: Float32[Tensor, " num"]) -> memoryview:
-    """Return the little-endian bytes of a vector on the CPU, not copied where the machine is little-endian."""
-    numbers = vector.detach().contiguous().numpy().astype("<f4", copy=False)
-    return numbers.view(np.uint8).data
 
 
 # --- sealing ---

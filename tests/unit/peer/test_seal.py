@@ -26,7 +26,8 @@ from weft.model import ModelConfig, initial_vector, named, num_parameters, write
 from weft.peer import seal as seal_module
 from weft.peer.config import RunConfig, RunFile
 from weft.peer.home import Home
-from weft.peer.seal import Sealed, initial, load_tokenizer, pack_private, public, raw, read_run, seal
+from weft.peer.seal import Sealed, initial, load_tokenizer, pack_private, public, read_run, seal
+from weft.peer.state import raw
 from weft.sync.method import Choices
 from weft.sync.outer import NesterovConfig
 
