@@ -50,6 +50,7 @@ class BlobStore:
             if self.open(digest) is not None:
                 return digest
         write_atomically(self._path(digest), [data])
+        self._mapped[digest] = _map(self._path(digest))  # what was written need not be hashed again
         return digest
 
     def read(self, digest: Digest, max_nbytes: int) -> bytes | None:
@@ -74,8 +75,7 @@ class BlobStore:
         if digest not in self._mapped:
             path = self._path(digest)
             try:
-                is_empty = path.stat().st_size == 0  # numpy maps no empty file
-                view = memoryview(b"") if is_empty else np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray).data
+                view = _map(path)
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -98,6 +98,12 @@ class BlobStore:
         if not _HEX.fullmatch(digest):
             raise DataError(f"{digest[:80]!r} is no digest")  # it could be a path
         return self.folder / digest
+
+
+def _map(path: Path) -> memoryview:
+    if path.stat().st_size == 0:  # numpy maps no empty file
+        return memoryview(b"")
+    return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray).data
 
 
 @dataclass(frozen=True)
