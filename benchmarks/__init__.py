@@ -1,1 +1,4 @@
-"""Benchmarks: each measures one thing beside its peer and writes a report. `python -m benchmarks` lists them."""
+"""Benchmarks: each writes a report with its command, versions, raw figures, and the ratio against a peer it ran beside.
+
+python -m benchmarks            runs all of them; names after it run only those
+"""

@@ -1,37 +1,44 @@
-"""`python -m benchmarks` lists the benchmarks; with names, or `all`, it runs them one after another."""
+"""Run the benchmarks, all or those named: `python -m benchmarks step`."""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+HERE = Path(__file__).parent
+NO_BENCHMARKS = {"__init__", "__main__", "report"}
 
 
-def benchmarks() -> dict[str, str]:
-    """Return the first line of each module that is a benchmark: one that can be run by itself."""
-    found = {}
-    for path in sorted(_HERE.glob("*.py")):
-        text = path.read_text()
-        if path.stem.startswith("__") or '__name__ == "__main__"' not in text:
-            continue
-        found[path.stem] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-    return found
+def names() -> list[str]:
+    return sorted(
+        path.stem for path in HERE.glob("*.py") if path.stem not in NO_BENCHMARKS and not path.stem.startswith("_")
+    )
+
+
+def subject(name: str) -> str:
+    """Return the first line of a benchmark's docstring."""
+    text = ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    return text.split("\n")[0]
 
 
 def main() -> int:
-    known, wanted = benchmarks(), sys.argv[1:]
-    if not wanted:
-        for name, what in known.items():
-            print(f"python -m benchmarks.{name:12}  {what}")
-        print("python -m benchmarks all")
-        return 0
-    names = list(known) if wanted == ["all"] else wanted
-    if unknown := [name for name in names if name not in known]:
-        print(f"no such benchmark: {', '.join(unknown)}. There are: {', '.join(known)}")
+    wanted = sys.argv[1:] or names()
+    unknown = [name for name in wanted if name not in names()]
+    if unknown:
+        print(f"no such benchmark: {', '.join(unknown)}. There are:")
+        for name in names():
+            print(f"  {name:12} {subject(name)}")
         return 2
-    return max(subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode for name in names)
+    failed = []
+    for name in wanted:
+        print(f"--- {name}: {subject(name)}", flush=True)
+        # A process each: a benchmark's threads, memory and allocator are nobody else's.
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=HERE.parent, check=False).returncode:
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,96 +1,105 @@
-"""A benchmark's report: benchmarks/reports/<name>.md, with what is needed to believe it and to run it again.
+"""What every report says beside its figures: the command, the versions, the kind of machine, how busy it was.
 
-    report = Report("averaging", "Averaging a vector among four processes")
-    report.say("...")
-    report.table(("what", "seconds"), [("weft", "1.20")])
-    report.write()
-
-Every report holds the command, the versions, the machine's class and how busy it was. What a figure means is for the
-benchmark to say: ratios are taken against a peer measured in the same run, since the machine may be shared.
+A report is Markdown in `reports/`, one per benchmark, written anew by each run. It names no host and no path.
 """
 
+import importlib.metadata
 import math
 import os
 import platform
-import shlex
-import ssl
 import subprocess
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
 import psutil
+import torch
 
 FOLDER = Path(__file__).parent / "reports"
 
 
-class Report:
-    """Collects paragraphs and tables. `write` puts them below what all reports begin with.
+def machine() -> str:
+    """Return the class of this machine, such as "2-core x86-64 (AVX2), 16 GiB"."""
+    names = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "arm64", "arm64": "arm64"}
+    kind = names.get(platform.machine().lower(), platform.machine())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    vectors = torch.backends.cpu.get_cpu_capability()
+    memory = math.ceil(psutil.virtual_memory().total / (1 << 30))
+    return ", ".join([f"{cores}-core {kind} ({vectors})", f"{memory} GiB", *gpus])
+
+
+def commit() -> str:
+    """Return the commit of this checkout, marked where the sources differ from it."""
+    try:
+        short = _git("rev-parse", "--short", "HEAD")
+        return short + (" with changes" if _git("status", "--porcelain", "src") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=FOLDER.parent, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def versions(*packages: str) -> str:
+    """Return "python 3.11.2, torch 2.6.0, ..." for `packages`, weft among them."""
+    found = [f"python {platform.python_version()}"]
+    for package in ("weft", "torch", *packages):
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{package} (not installed)")
+    return ", ".join(found)
+
+
+def load() -> float | None:
+    """Return how many processes wanted a core over the last minute, on average; None where nobody counts."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def load_line(before: float | None) -> str:
+    """Return a line that says whether other programs ran meanwhile. `before` is `load()` from before the benchmark."""
+    if before is None:
+        return "Whether other programs ran meanwhile is not known here."
+    cores = os.cpu_count() or 1
+    busy = (
+        "others were working: times are longer than on an idle machine, and ratios noisier"
+        if before > 0.3 * cores
+        else "idle"
+    )
+    return f"Load before the start: {before:.1f} on {cores} cores ({busy})."
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table; floats get four significant digits."""
+    lines = [list(map(_cell, header)), ["---"] * len(header), *([_cell(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def write(name: str, title: str, command: str, sections: Sequence[str], packages: Sequence[str] = ()) -> Path:
+    """Write `reports/name.md` and print it.
 
     Args:
-        name: the benchmark's module and the report's file.
-        versions: of what was measured beside weft.
+        command: what a reader types to repeat it.
+        sections: Markdown.
+        packages: whose versions matter, beside weft and torch.
     """
-
-    def __init__(self, name: str, title: str) -> None:
-        self.versions = {"python": platform.python_version(), "openssl": ssl.OPENSSL_VERSION.split()[1]}
-        self._name = name
-        self._title = title
-        self._lines: list[str] = []
-        self._load_before = load()
-
-    def say(self, *paragraphs: str) -> None:
-        """Add paragraphs of Markdown."""
-        for paragraph in paragraphs:
-            self._lines += ["", paragraph]
-
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Add a table; numbers are the caller's to format."""
-        self._lines += ["", _row(columns), _row(["---"] * len(columns)), *map(_row, rows)]
-
-    def write(self) -> Path:
-        """Write the report, print it, and return where it is."""
-        versions = ", ".join(f"{name} {version}" for name, version in {"weft": _commit(), **self.versions}.items())
-        head = [
-            f"# {self._title}",
-            "",
-            f"    python -m benchmarks.{self._name} {shlex.join(sys.argv[1:])}".rstrip(),
-            "",
-            f"- date: {date.today().isoformat()}",
-            f"- versions: {versions}",
-            f"- machine: {machine_class()}; load average {self._load_before} before, {load()} after",
-        ]
-        FOLDER.mkdir(exist_ok=True)
-        path = FOLDER / f"{self._name}.md"
-        path.write_text("\n".join([*head, *self._lines]) + "\n")
-        print(path.read_text())
-        return path
-
-
-def machine_class() -> str:
-    """Return what kind of machine this is, not which."""
-    gib = math.ceil(psutil.virtual_memory().total / (1 << 30))
-    return f"{psutil.cpu_count()}-core {platform.machine().replace('_', '-')}, {gib} GiB"
-
-
-def load() -> str:
-    """Return how many processes wanted a core in the last minute: above the number of cores, somebody waited."""
-    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
-
-
-def _row(cells: Iterable[object]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def _commit() -> str:
-    """Return the commit of this checkout, marked where the sources differ from it."""
-    root = Path(__file__).parents[1]
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain", "src") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "of an unknown commit"
+    head = [
+        f"# {title}",
+        f"`{command}`",
+        f"{date.today().isoformat()}, commit {commit()}. {machine()}; {versions(*packages)}.",
+    ]
+    text = "\n\n".join([*head, *sections]) + "\n"
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.md"
+    path.write_text(text, encoding="utf-8")
+    print(text)
+    return path

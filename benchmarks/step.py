@@ -1,0 +1,295 @@
+"""Inner steps: one weft trainer against a bare PyTorch loop of the same model and batch.
+
+The bare loop is what a person writes who trains this model alone: `nn.Linear` for each projection, one parameter each,
+`torch.optim.AdamW(fused=True)`, `clip_grad_norm_`, `zero_grad(set_to_none=True)`, one `item()` per step for the log. It
+gets its batches ready-made; weft reads its own from shards. Both start from the same weights, so both losses fall
+alike, which is checked: a ratio of speeds means nothing between different computations.
+
+A second bare loop uses weft's own model class: the difference to it is the trainer's overhead alone.
+
+The loops take turns, a few steps each, in an order that turns round every time. The ratio is the median over turns of
+weft's speed by the bare loop's speed in the same turn, so what else the machine does hits both.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks import report
+from weft import wire
+from weft.clock import SystemClock
+from weft.data.batch import Batch, Batches
+from weft.data.store import DataIndex, ShardInfo, ShardStore
+from weft.model import ModelConfig, Transformer, initial_vector, layout, named
+from weft.peer.config import PeerConfig, RunConfig, TicketAdmission, TrainConfig
+from weft.peer.trainer import Trainer
+from weft.sync.method import DiLoCoConfig, spell_out
+from weft.sync.outer import AdamWConfig
+from weft.sync.schedule import ConstantConfig
+
+LR, CLIP = 1e-3, 1.0
+LEAST = 0.97  # the ratio below which this benchmark fails
+
+# --- the model, written plainly ---
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm1 = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.query = nn.Linear(config.width, config.q_width, bias=False)
+        self.key = nn.Linear(config.width, config.kv_width, bias=False)
+        self.value = nn.Linear(config.width, config.kv_width, bias=False)
+        self.out = nn.Linear(config.q_width, config.width, bias=False)
+        self.norm2 = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.gate = nn.Linear(config.width, config.ffn_width, bias=False)
+        self.up = nn.Linear(config.width, config.ffn_width, bias=False)
+        self.down = nn.Linear(config.ffn_width, config.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        config, (batch, num, _) = self.config, x.shape
+        y = self.norm1(x)
+        q = self.query(y).view(batch, num, config.num_heads, -1).transpose(1, 2)
+        k = self.key(y).view(batch, num, config.num_kv_heads, -1).transpose(1, 2)
+        v = self.value(y).view(batch, num, config.num_kv_heads, -1).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        is_grouped = config.num_heads != config.num_kv_heads
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, num, -1))
+        y = self.norm2(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+class PlainModel(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        if config.is_tied:
+            self.head.weight = self.embed.weight
+        half = config.channels_per_head // 2
+        waves = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
+        angles = torch.arange(config.max_seq_len, dtype=torch.float32)[:, None] * waves.repeat(2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, num = self.embed(tokens), tokens.shape[1]
+        for block in self.blocks:
+            x = block(x, self.cos[:num], self.sin[:num])
+        return self.head(self.norm(x))
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
+
+
+def plain_model(config: ModelConfig, vector: Tensor) -> PlainModel:
+    """Return the plainly written model with the weights of `vector`."""
+    model, spans = PlainModel(config), layout(config)
+    tensors = {span.name: spans.view(vector, span) for span in spans}
+    with torch.no_grad():
+        model.embed.weight.copy_(tensors["embed.weight"])
+        model.norm.weight.copy_(tensors["norm.weight"])
+        if not config.is_tied:
+            model.head.weight.copy_(tensors["head.weight"])
+        for i, block in enumerate(model.blocks):
+            name = f"layers.{i}"
+            widths = [config.q_width, config.kv_width, config.kv_width]
+            q, k, v = tensors[f"{name}.attention.qkv.weight"].split(widths)
+            gate, up = tensors[f"{name}.ffn.gate_up.weight"].chunk(2)
+            for linear, tensor in (
+                (block.norm1, tensors[f"{name}.attention_norm.weight"]),
+                (block.query, q),
+                (block.key, k),
+                (block.value, v),
+                (block.out, tensors[f"{name}.attention.out.weight"]),
+                (block.norm2, tensors[f"{name}.ffn_norm.weight"]),
+                (block.gate, gate),
+                (block.up, up),
+                (block.down, tensors[f"{name}.ffn.down.weight"]),
+            ):
+                linear.weight.copy_(tensor)
+    return model
+
+
+def own_model(config: ModelConfig, vector: Tensor) -> Transformer:
+    """Return weft's model class with parameters of its own."""
+    model, spans = Transformer(config), layout(config)
+    with torch.no_grad():
+        for span in spans:
+            model.get_parameter(span.name).copy_(spans.view(vector, span))
+    return model
+
+
+# --- the loops ---
+
+
+class BareLoop:
+    def __init__(self, model: PlainModel | Transformer, device: torch.device, batches: list[Batch]) -> None:
+        config = AdamWConfig()
+        self._model = model.to(device)
+        matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+        gains = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}],
+            lr=LR,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        )
+        self._device = device
+        self._batches = iter(batches)
+
+    def __call__(self, num_steps: int) -> list[float]:
+        losses = []
+        for _ in range(num_steps):
+            tokens, targets = (part.to(self._device) for part in next(self._batches))
+            with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
+                loss = self._model.loss(tokens, targets)
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self._model.parameters(), CLIP)
+            self._optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+
+class WeftLoop:
+    def __init__(self, run: RunConfig, device: torch.device, batches: Batches, vector: Tensor) -> None:
+        self._losses: list[float] = []
+        peer = PeerConfig(device=str(device))
+        self._trainer = Trainer(run, peer, batches, lambda event: self._losses.append(event.loss), SystemClock())
+        self._trainer.start(vector)
+        self._size, self._next = run.train.batch_size, 0
+
+    def __call__(self, num_steps: int) -> list[float]:
+        start, self._next = self._next, self._next + num_steps * self._size
+        self._losses.clear()
+        self._trainer.train(np.arange(start, self._next), 0, 1)
+        return list(self._losses)
+
+
+# --- the comparison ---
+
+
+def compare(size: str, batch_size: int, seq_len: int, num_turns: int, turn_steps: int, folder: Path) -> list[object]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = named(size, 257, seq_len)
+    run, batches = _run(config, batch_size, seq_len, folder)
+    vector = initial_vector(config, 0)
+    num_steps = (num_turns + 1) * turn_steps
+    ready = [batches.at(np.arange(step * batch_size, (step + 1) * batch_size)) for step in range(num_steps)]
+    loops: dict[str, Callable[[int], list[float]]] = {
+        "weft": WeftLoop(run, device, batches, vector),
+        "plain": BareLoop(plain_model(config, vector), device, ready),
+        "own model": BareLoop(own_model(config, vector), device, ready),
+    }
+    losses = {name: loop(turn_steps)[-1] for name, loop in loops.items()}  # warm up
+    speeds: dict[str, list[float]] = {name: [] for name in loops}
+    order = list(loops)
+    for _ in range(num_turns):
+        order.append(order.pop(0))
+        for name in order:
+            began = time.perf_counter()
+            losses[name] = loops[name](turn_steps)[-1]
+            speeds[name].append(turn_steps * run.tokens_per_step / (time.perf_counter() - began))
+    spread = max(losses.values()) - min(losses.values())
+    if spread > 0.02 * losses["plain"]:
+        raise SystemExit(f"the loops do not compute the same: losses {losses}")
+    return [
+        f"{size}, {batch_size} x {seq_len}",
+        layout(config).num_parameters,
+        *(statistics.median(speeds[name]) for name in loops),
+        *(_ratio(speeds["weft"], speeds[name]) for name in ("plain", "own model")),
+        f"{losses['weft']:.4f} / {losses['plain']:.4f}",
+    ]
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
+
+
+def _run(config: ModelConfig, batch_size: int, seq_len: int, folder: Path) -> tuple[RunConfig, Batches]:
+    text = Path(np.__file__).parent.joinpath("__init__.pyi").read_bytes()  # some hundred KB of text
+    tokens = np.frombuffer(text, dtype=np.uint8).astype("<u2")
+    store = ShardStore(folder)
+    info = ShardInfo(digest=store.put(tokens.tobytes()), num_tokens=tokens.size, nbytes=tokens.nbytes)
+    index = DataIndex(
+        dtype="uint16",
+        train=(info,),
+        heldout=(info,),
+        train_text_nbytes=tokens.size,
+        heldout_text_nbytes=tokens.size,
+        tokenizer=wire.digest(b""),
+        vocab_size=257,
+    )
+    train = TrainConfig(
+        seq_len=seq_len, batch_size=batch_size, tokens=1 << 40, schedule=ConstantConfig(lr=LR), clip=CLIP
+    )
+    run = RunConfig(
+        name="benchmark",
+        seed=0,
+        model=config,
+        initial=wire.digest(b""),
+        is_seeded=True,
+        data=index,
+        is_private=False,
+        train=train,
+        method=spell_out(DiLoCoConfig(), 4),
+        admission=TicketAdmission(),
+        orphan_after_s=None,
+        is_strict=False,
+    )
+    return run, Batches(store, index, "train", seq_len, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--turns", type=int, default=15, help="times each loop is measured")
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: its own choice")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    load = report.load()
+    # The demo's step, one of a few milliseconds where overhead weighs most, and a model of millions of parameters.
+    cases = [("nano", 8, 256, 4), ("nano", 12, 64, 10), ("tiny", 8, 256, 1)]
+    if torch.cuda.is_available():
+        cases = [("35m", 32, 512, 10), ("150m", 16, 1024, 5)]
+    rows = []
+    for size, batch_size, seq_len, turn_steps in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(compare(size, batch_size, seq_len, arguments.turns, turn_steps, Path(folder)))
+            print(rows[-1], flush=True)
+    least = min(min(row[5], row[6]) for row in rows)  # type: ignore[type-var]
+    command = f"python -m benchmarks.step {' '.join(sys.argv[1:])}".rstrip()
+    header = ["model, batch x tokens", "parameters", "weft tokens/s", "plain", "own model"]
+    header += ["weft / plain", "weft / own model", "last loss, weft / plain"]
+    sections = [
+        (__doc__ or "").split("\n\n", 1)[1].strip(),
+        f"torch threads: {torch.get_num_threads()}. {report.load_line(load)} Medians of {arguments.turns} turns.",
+        report.table(header, rows),
+        f"Smallest ratio: {least:.3f}; at least {LEAST} is asked for.",
+    ]
+    report.write("step", (__doc__ or "").splitlines()[0].rstrip("."), command, sections)
+    return 0 if least >= LEAST else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
