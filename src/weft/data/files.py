@@ -135,7 +135,7 @@ def find(paths: Sequence[str], base: Path, suffix: str) -> list[Found]:
     """
     found: dict[Path, Found] = {}
     for given in paths:
-        path = base / Path(given).expanduser()
+        path = base / Path(given)
         if path.is_dir():
             matches = list(_below(path, suffix))
         elif path.exists():
@@ -174,7 +174,7 @@ def _below(root: Path, suffix: str, is_left_out: Callable[[str], bool] = _is_hid
 
 def _matching(pattern: str, base: Path) -> Iterator[Found]:
     """Yield the files a glob matches, named relative to the folder before its first wildcard."""
-    parts = Path(pattern).expanduser().parts
+    parts = Path(pattern).parts
     num_plain = next(number for number, part in enumerate(parts) if has_magic(part))
     root = base.joinpath(*parts[:num_plain])
     for hit in glob(str(Path(*parts[num_plain:])), root_dir=root, recursive=True):

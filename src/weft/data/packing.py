@@ -72,7 +72,7 @@ def make_tokenizer(config: TokenizerConfig, data: CorpusConfig, base: Path) -> T
                 raise DataError("a bin source holds tokens, not text: name the tokenizer.json that made them.")
             return CharTokenizer.of(document.text for document in corpus.documents(data.source, base))
         case JsonConfig(path=path):
-            return JsonTokenizer.from_file(base / Path(path).expanduser())
+            return JsonTokenizer.from_file(base / Path(path))
         case _:
             assert_never(config)
 
@@ -164,12 +164,12 @@ def _pieces(text: str) -> Iterator[str]:
 def _bin_tokens(
     source: BinSource, base: Path, heldout_fraction: float, tokenizer: Tokenizer
 ) -> Iterator[tuple[Split, NDArray[np.integer]]]:
-    tokens = _map(base / Path(source.path).expanduser(), source.dtype)
+    tokens = _map(base / Path(source.path), source.dtype)
     if source.heldout_path is None:
         border = int(len(tokens) * (1 - heldout_fraction))
         sides: dict[Split, NDArray[np.integer]] = {"train": tokens[:border], "heldout": tokens[border:]}
     else:
-        sides = {"train": tokens, "heldout": _map(base / Path(source.heldout_path).expanduser(), source.dtype)}
+        sides = {"train": tokens, "heldout": _map(base / Path(source.heldout_path), source.dtype)}
     for side, ids in sides.items():
         for start in range(0, len(ids), _BIN_TOKENS_AT_ONCE):
             some = np.asarray(ids[start : start + _BIN_TOKENS_AT_ONCE])
