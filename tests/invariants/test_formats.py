@@ -1,7 +1,7 @@
 """docs/formats.md under test: every vector on the page is what the code makes.
 
 A vector is a fenced block whose first line reads ```` ```vector NAME ````, with lines `field = value`. Add one by
-writing a function below and pasting what its failure prints.
+writing a function below, or in vectors.py for what is sent and agreed on, and pasting what its failure prints.
 """
 
 import re
@@ -13,13 +13,16 @@ import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
 
+from invariants import vectors
 from weft import keys, wire
 from weft.clock import VirtualClock
-from weft.data import ByteTokenizer, DataIndex, ShardInfo
+from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore
 from weft.events import CallbackSink, EventLog, JsonlSink, LinkDown, RoundMissed, read_jsonl
-from weft.ids import Digest, PeerId, Round, Tokens
+from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.model import ModelConfig, initial_vector
+from weft.net import ticket
 from weft.peer import checkpoint
+from weft.peer.chain import Chain
 from weft.peer.config import RunConfig, TicketAdmission, TrainConfig
 from weft.peer.seal import read_run
 from weft.peer.state import chunk_digests, raw, replica_digest, state_index
@@ -179,6 +182,7 @@ VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "run-config": run_config,
     "state": state,
     "checkpoint": checkpoint_file,
+    **vectors.VECTORS,
 }
 
 
@@ -236,6 +240,24 @@ def test_a_checkpoint_is_laid_out_as_the_page_says(tmp_path: Path) -> None:
     assert (tmp_path / f"tokenizer-{ByteTokenizer().digest[:16]}.bin").read_bytes() == blob
     vectors = (tmp_path / "replicated-1.safetensors").read_bytes()
     assert vectors == checkpoint._header([("outer", vector.numel())]) + vector.numpy().astype("<f4").tobytes()
+
+
+def test_the_ticket_on_the_page_is_read() -> None:
+    found = ticket.read(vectors.ticket()["ticket"])
+    assert (found.run, found.issuer, found.secret) == (vectors.RUN, vectors.A.peer, vectors.SECRET)
+
+
+def test_the_certificate_on_the_page_proves_its_manifest() -> None:
+    chain = Chain(vectors.opening_manifest(), vectors.QUOTA)
+    certificate = vectors.signed_certificate()
+    assert chain.proven(certificate)
+    assert not chain.proven(msgspec.structs.replace(certificate, attempt=Attempt(1)))
+
+
+def test_the_shards_on_the_page_are_those_of_its_index(tmp_path: Path) -> None:
+    store = ShardStore(tmp_path)
+    store.add(vectors.INDEX, Digest(vectors.shard()["name"]), bytes.fromhex(vectors.shard()["bytes"]))
+    assert [info.digest for info in store.missing(vectors.INDEX)] == [vectors.INDEX.heldout[0].digest]
 
 
 def test_the_key_file_on_the_page_is_an_identity(tmp_path: Path) -> None:

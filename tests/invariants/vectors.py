@@ -1,0 +1,275 @@
+"""What the code sends and agrees on, of fixed inputs: a function per vector of docs/formats.md, for test_formats.py.
+
+Keys come from the seeds 00 01 ... 1f (A) and 20 21 ... 3f (B). A record is shown as JSON with sorted keys where its
+bytes would be long; its digest, of the canonical bytes, then stands beside it.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from weft import codec, wire
+from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore, leases
+from weft.data.tokenizer import CharTokenizer
+from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
+from weft.keys import Identity
+from weft.net.admission import ByTicket, prove
+from weft.net.frame import encode_frame
+from weft.net.messages import BlobHeader, BlobRequest, Call, Contact, Hello
+from weft.net.ticket import TicketBody, issue
+from weft.net.tls_certificate import make_certificate
+from weft.net.tls_handshake import Challenge, ClientProof, Welcome, preamble
+from weft.peer.chain import genesis, open_branch
+from weft.peer.messages import StateRequest
+from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, RoundNote, next_base
+from weft.sync.reduce import Merger, cut
+from weft.sync.rules import leader
+
+Vector = dict[str, str]
+
+SEED = bytes(range(32))
+A = Identity.from_seed(SEED)
+B = Identity.from_seed(bytes(range(32, 64)))
+SECRET = bytes(range(16))
+NONCE = bytes(range(64, 96))
+RUN = RunId(wire.digest(b"run"))
+QUOTA = 2  # samples that each member trains on in a round
+
+
+def shown(record: msgspec.Struct) -> Vector:
+    return {"json": msgspec.json.encode(record, order="sorted").decode(), "digest": wire.digest_of(record)}
+
+
+# --- on a stream ---
+
+
+def frame() -> Vector:
+    call = Call(number=3, method="StateRequest", deadline_s=10.0, body=wire.encode(StateRequest(run=RUN)))
+    return {
+        "of the bytes of weft": encode_frame(b"weft").hex(),
+        "of a call": encode_frame(wire.encode(call)).hex(),
+        "digest of the call": wire.digest_of(call),
+    }
+
+
+def blob_request() -> Vector:
+    return {
+        "request": encode_frame(wire.encode(BlobRequest(digest=wire.digest(b"weft")))).hex(),
+        "answer, 4 bytes": encode_frame(wire.encode(BlobHeader(nbytes=4))).hex() + b"weft".hex(),
+        "answer, not here": encode_frame(wire.encode(BlobHeader(nbytes=None))).hex(),
+    }
+
+
+def tls_handshake() -> Vector:
+    certificate = make_certificate(A)
+    named = wire.digest(certificate)
+    proof = wire.seal(B, ClientProof(certificate=named, nonce=NONCE, lane="control"))
+    return {
+        "preamble, control": preamble("control").hex(),
+        "preamble, bulk": preamble("bulk").hex(),
+        "certificate of A": certificate.hex(),
+        "its digest": named,
+        "challenge": encode_frame(wire.encode(Challenge(nonce=NONCE))).hex(),
+        "what B signs": (b"weft.signed.v1\x00ClientProof\x00" + proof.body).hex(),
+        "its signature": proof.signature.hex(),
+        "welcome": encode_frame(wire.encode(Welcome(peer=B.peer))).hex(),
+        "digest of the proof's frame": wire.digest(encode_frame(wire.encode(proof))),
+    }
+
+
+def admission() -> Vector:
+    proof = prove(ByTicket(secret=SECRET), RUN, B.peer, A.peer)
+    hello = Hello(
+        version=1,
+        run=RUN,
+        name="b",
+        proof=proof,
+        addresses=("tls://192.0.2.2:4433",),
+        link=bytes(8),
+        instance=bytes([1] * 8),
+    )
+    return {"secret": SECRET.hex(), "proof of B to A": proof.hex(), "hello": wire.encode(hello).hex()}
+
+
+def ticket() -> Vector:
+    contact = Contact(peer=A.peer, name="a", addresses=("tls://192.0.2.1:4433",))
+    text = issue(A, RUN, [contact], SECRET)
+    body = msgspec.convert(
+        (bytes.fromhex(RUN), bytes.fromhex(A.peer), SECRET, ((bytes.fromhex(A.peer), "a", contact.addresses),)),
+        TicketBody,
+    )
+    return {"body": wire.encode(body).hex(), "signature": wire.seal(A, body).signature.hex(), "ticket": text}
+
+
+# --- data ---
+
+
+def shard_of(text: str) -> bytes:
+    return np.append(ByteTokenizer().encode(text), 256).astype("<u2").tobytes()
+
+
+def info_of(text: str) -> ShardInfo:
+    data = shard_of(text)
+    return ShardInfo(digest=wire.digest(data), num_tokens=len(data) // 2, nbytes=len(data))
+
+
+TRAIN, HELDOUT = "weft and warp", "woof"
+INDEX = DataIndex(
+    dtype="uint16",
+    train=(info_of(TRAIN),),
+    heldout=(info_of(HELDOUT * 3),),
+    train_text_nbytes=len(TRAIN),
+    heldout_text_nbytes=3 * len(HELDOUT),
+    tokenizer=ByteTokenizer().digest,
+    vocab_size=257,
+)
+
+
+def tokenizer() -> Vector:
+    return {
+        "of bytes": ByteTokenizer().to_bytes().hex(),
+        "its digest": ByteTokenizer().digest,
+        "of the characters a, b, é": CharTokenizer.of(["éba"]).to_bytes().hex(),
+    }
+
+
+def shard() -> Vector:
+    with tempfile.TemporaryDirectory() as folder:
+        store = ShardStore(Path(folder))
+        name = store.put(shard_of(TRAIN))
+        return {"bytes": (Path(folder) / name).read_bytes().hex(), "name": name}
+
+
+def data_index() -> Vector:
+    return shown(INDEX)
+
+
+# --- a round ---
+
+PARTS = cut(8192, (1, 1))
+
+
+def payload(peer: Identity, part: int) -> bytes:
+    sign = 1.0 if peer is A else -0.5
+    return bytes(codec.Int8(256).encode(torch.full((len(PARTS[part]),), sign * (part + 1))))
+
+
+def contribution(peer: Identity, tokens: int) -> Contribution:
+    parts = tuple(wire.digest(payload(peer, part)) for part in range(len(PARTS)))
+    return Contribution(peer=peer.peer, tokens=Tokens(tokens), parts=parts)
+
+
+def result_of(part: int) -> Digest:
+    merger = Merger(len(PARTS[part]), codec.Int8(256), codec.Int8(256))
+    for peer, weight in sorted(((A, 32), (B, 16)), key=lambda pair: pair[0].peer):
+        merger.add(weight, payload(peer, part))
+    return merger.result().digest
+
+
+@cache
+def opening_manifest() -> Manifest:
+    base = genesis(RUN, A.peer, QUOTA)
+    return open_branch(base, [A.peer, B.peer], A.peer, base.branch, QUOTA)
+
+
+@cache
+def second_manifest() -> Manifest:
+    base = next_base(opening_manifest(), QUOTA)
+    members = base.electorate
+    leased, cursor = leases(base.cursor, dict.fromkeys(members, base.quota))
+    return Manifest(
+        run=base.run,
+        branch=base.branch,
+        round=base.round,
+        attempt=Attempt(0),
+        leader=leader(base, Attempt(0)),
+        previous=base.previous,
+        contributions=tuple(
+            sorted((contribution(A, 32), contribution(B, 16)), key=lambda contribution: contribution.peer)
+        ),
+        parts=tuple(PartResult(owner=owner, result=result_of(part)) for part, owner in enumerate(members)),
+        members=members,
+        joined=(),
+        left=(),
+        leases=leased,
+        cursor=cursor,
+        committed_tokens=Tokens(48),
+    )
+
+
+def opening() -> Vector:
+    return shown(opening_manifest())
+
+
+def manifest() -> Vector:
+    return shown(second_manifest())
+
+
+def round_note() -> Vector:
+    note = vote_note()
+    return {"bytes": wire.encode(note).hex(), "signature of A": wire.seal(A, note).signature.hex()}
+
+
+def vote_note() -> RoundNote:
+    second = second_manifest()
+    accept = Accept(attempt=Attempt(0), manifest=wire.digest_of(second))
+    return RoundNote(branch=BranchId(RUN), round=second.round, message=accept)
+
+
+def signed_certificate() -> Certificate:
+    votes = sorted((wire.seal(peer, vote_note()) for peer in (A, B)), key=lambda vote: vote.signer)
+    return Certificate(attempt=Attempt(0), manifest=second_manifest(), votes=tuple(votes), farewells=())
+
+
+def certificate() -> Vector:
+    made = signed_certificate()
+    return {"nbytes": str(len(wire.encode(made))), "digest": wire.digest_of(made)}
+
+
+# --- tensors as bytes ---
+
+NUMBERS = [0.0, 1.0, -2.5, 1 / 3, 1e-3, -127.0, 3.0e38, -1.0e-45]
+
+
+def codec_fp32() -> Vector:
+    return encoded(codec.Fp32(), NUMBERS)
+
+
+def codec_bf16() -> Vector:
+    return encoded(codec.Bf16(), [*NUMBERS, 3.4e38])
+
+
+def codec_int8() -> Vector:
+    numbers = [*([0.0] * 32), *(0.01 * place for place in range(-16, 16)), 1.0, -1 / 3]
+    return encoded(codec.Int8(32), numbers)
+
+
+def encoded(chosen: codec.Codec, numbers: list[float]) -> Vector:
+    vector = torch.tensor(numbers, dtype=torch.float32)
+    data = bytes(chosen.encode(vector))
+    again = chosen.decode(data, len(numbers)).numpy().astype("<f4").tobytes()
+    return {"numbers": vector.numpy().astype("<f4").tobytes().hex(), "bytes": data.hex(), "decoded": again.hex()}
+
+
+VECTORS: dict[str, Callable[[], Vector]] = {
+    "frame": frame,
+    "blob": blob_request,
+    "tls": tls_handshake,
+    "admission": admission,
+    "ticket": ticket,
+    "tokenizer": tokenizer,
+    "shard": shard,
+    "data-index": data_index,
+    "opening": opening,
+    "manifest": manifest,
+    "round-note": round_note,
+    "certificate": certificate,
+    "codec-fp32": codec_fp32,
+    "codec-bf16": codec_bf16,
+    "codec-int8": codec_int8,
+}
