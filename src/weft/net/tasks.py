@@ -1,11 +1,11 @@
 """The background tasks of one owner: started together, ended together.
 
-A task that ends with an error of its own making tells the event loop's exception handler; a remote's fault
-(`PeerError`) ends the task and nothing else.
+A task that ends with an error of its own making tells its owner, or where that did not ask to be told, the event
+loop's exception handler; a remote's fault (`PeerError`) ends the task and nothing else.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from weft.errors import PeerError
@@ -13,7 +13,8 @@ from weft.net.transport import Accept, Lane, Stream
 
 
 class Tasks:
-    def __init__(self) -> None:
+    def __init__(self, on_failure: Callable[[Exception], None] | None = None) -> None:
+        self._on_failure = on_failure
         self._running: dict[asyncio.Task[None], None] = {}  # a dict keeps the order in which they began
 
     def __len__(self) -> int:
@@ -58,6 +59,10 @@ class Tasks:
         if task.cancelled():
             return
         error = task.exception()
-        if error is not None and not isinstance(error, PeerError):
+        if error is None or isinstance(error, PeerError):
+            return
+        if self._on_failure is not None and isinstance(error, Exception):
+            self._on_failure(error)
+        else:
             handler = {"message": "a background task of a transport failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(handler)

@@ -21,6 +21,7 @@ from weft.clock import Clock
 from weft.errors import WeftError
 from weft.events import BranchOpened, Emit, MajorityLost
 from weft.ids import PeerId
+from weft.net.membership import GONE_S
 from weft.net.node import Node
 from weft.peer.chain import branch_name, open_branch
 from weft.peer.config import RunConfig
@@ -70,7 +71,7 @@ class Branches:
                 continue
             now = self._clock.now()
             if self._lost_at is None:
-                self._lost_at = now
+                self._lost_at = now - GONE_S  # for so long nothing was heard of those that are gone
                 self._tell()
             if self._is_due(now):
                 await self._open()

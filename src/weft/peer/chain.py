@@ -53,6 +53,11 @@ class Chain:
         self._certificates.pop(Round(manifest.round - MAX_REMEMBERED), None)
         self.head = manifest
 
+    def restart(self, head: Manifest) -> None:
+        """Go on from another head, whose branch may be another; results are kept, for they are named by their bytes."""
+        self._certificates.clear()
+        self.head = head
+
     def after(self, round: Round, limit: int) -> tuple[Certificate, ...] | None:
         """Return the certificates after `round`, oldest first and at most `limit`; None where they are forgotten."""
         wanted = range(round + 1, min(self.head.round, round + limit) + 1)

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from jaxtyping import Float32
 from torch import Tensor
 
+from weft.errors import CheckpointError
 from weft.ids import Digest, Tokens
 from weft.peer.replica import Replica
-from weft.peer.trainer import Trainer
+from weft.peer.trainer import Trainer, Work
 from weft.sync.method import Method
 from weft.sync.reduce import encode_parts
 from weft.wire import Buffer
@@ -31,18 +32,22 @@ class Carry:
         self._gradient_tokens = 0
         self._num_missed = 0
         self.tokens = Tokens(0)  # trained and not counted
-        self.offered: tuple[Digest, ...] | None = None  # the payload announced last
+        self.num_done = 0  # inner steps made of the present lease
+        self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
 
     @property
     def sends_gradient(self) -> bool:
         return self._method.choices.send == "gradient"
 
-    def add_steps(self, num_tokens: int) -> None:
+    def add_steps(self, work: Work) -> None:
         """Note inner steps that moved the local parameters."""
-        self.tokens = Tokens(self.tokens + num_tokens)
+        self.tokens = Tokens(self.tokens + work.num_tokens)
+        self.num_done += work.num_steps
 
-    def add_gradient(self, gradient: Float32[Tensor, " num"], num_tokens: int) -> None:
-        """Note a gradient over `num_tokens`, averaging it with one that is carried."""
+    def add_gradient(self, gradient: Float32[Tensor, " num"], work: Work) -> None:
+        """Note a gradient, averaging it with one that is carried."""
+        num_tokens = work.num_tokens
+        self.num_done += work.num_steps
         if self._gradient is None:
             self._gradient, self._gradient_tokens = gradient.clone(), num_tokens
         else:
@@ -57,7 +62,7 @@ class Carry:
         Raises:
             NotFinite: what was trained holds NaN or infinity.
         """
-        trained = self._gradient if self._gradient is not None else self._trainer.local()
+        trained = self._trainer.local() if self._gradient is None else self._gradient
         vector = self._method.contribution(self._replica.outer, trained)
         return tuple(bytes(part) for part in encode_parts(self._method.codec, vector, parts))
 
@@ -65,23 +70,54 @@ class Carry:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
 
         Args:
-            is_counted: the commit holds what was offered, so nothing is carried on.
+            is_counted: nothing is carried on: the commit holds what was offered, or what was trained is to be dropped.
         """
+        self.offered = None
+        self.num_done = 0
         if self.sends_gradient:
             apply()
-            self._num_missed = 0 if is_counted else self._num_missed + 1
+            self._num_missed += 1
             if is_counted or self._num_missed > 1:
-                self._gradient, self._gradient_tokens, self.tokens = None, 0, Tokens(0)
-                self._num_missed = 0
+                self.drop()
             self._trainer.set_local(self._replica.outer)
             return
         carry = None
-        if not is_counted and self.tokens:
+        if self.tokens and not is_counted:
             carry = self._method.contribution(self._replica.outer, self._trainer.local())
         apply()
-        local = self._replica.outer.clone() if carry is not None else self._replica.outer
-        if carry is not None:
-            self._method.rebase(local, self._replica.outer, carry)
+        local = self._replica.outer if carry is None else self._replica.outer.clone()
+        if carry is None:
+            self.drop()
         else:
-            self.tokens = Tokens(0)
+            self._method.rebase(local, self._replica.outer, carry)
         self._trainer.set_local(local)
+
+    def drop(self) -> None:
+        """Forget what was trained, because it is counted or can no longer be."""
+        self._gradient, self._gradient_tokens, self._num_missed = None, 0, 0
+        self.tokens = Tokens(0)
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint must hold; views, not copies."""
+        if not self.sends_gradient:
+            return {"local": self._trainer.local()}
+        return {} if self._gradient is None else {"gradient": self._gradient}
+
+    def counters(self) -> dict[str, int]:
+        return {"uncounted_tokens": self.tokens, "num_done": self.num_done, "num_missed": self._num_missed}
+
+    def load(self, vectors: dict[str, Tensor], counters: dict[str, int]) -> None:
+        """Take what is the carry's out of a checkpoint's vectors and counters. The replica is loaded before.
+
+        Raises:
+            CheckpointError: it is not there.
+        """
+        try:
+            self.tokens = Tokens(counters.pop("uncounted_tokens"))
+            self.num_done = counters.pop("num_done")
+            self._num_missed = counters.pop("num_missed")
+        except KeyError as missing:
+            raise CheckpointError(f"the saved state has no {missing}. Resume from another checkpoint.") from None
+        self._gradient = vectors.pop("gradient", None)
+        self._gradient_tokens = 0 if self._gradient is None else self.tokens
+        self._trainer.set_local(vectors.pop("local", self._replica.outer))

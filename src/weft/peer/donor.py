@@ -1,10 +1,12 @@
 """Gives newcomers and stragglers what they ask for: a pinned state, and what was committed since.
 
 A pin is a copy of the replicated vectors at one head, kept for a while so that a newcomer can fetch it chunk by chunk
-whatever is committed meanwhile. Few pins exist at a time; askers share the newest.
+whatever is committed meanwhile. Few pins exist at a time; askers share the newest, as long as what was committed since
+can be replayed.
 It does not know who joins when.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,6 +49,7 @@ class Donor:
         self._compute = compute
         self._clock = clock
         self._pins: list[_Pin] = []
+        self._pinning = asyncio.Lock()
         self._chain = chain
         node.serve(StateRequest, self._offer)
         node.serve(ChainRequest, self._continue)
@@ -55,14 +58,26 @@ class Donor:
     async def _offer(self, _peer: PeerId, _request: StateRequest) -> StateOffer:
         if self._replica.head is None:
             return StateOffer(head=None, index=None)
-        now = self._clock.now()
-        self._pins = [pin for pin in self._pins if now - pin.used_at < PIN_S]
-        if not self._pins or now - self._pins[-1].made_at > FRESH_S:
-            pin = await self._compute.serve(self._pin)
-            self._pins = [*self._pins, pin][-MAX_PINS:]
-        pin = self._pins[-1]
+        async with self._pinning:
+            now = self._clock.now()
+            self._pins = [pin for pin in self._pins if now - pin.used_at < PIN_S]
+            if not self._pins or now - self._pins[-1].made_at > FRESH_S or not self._is_replayable(self._pins[-1]):
+                pin = await self._compute.serve(self._pin)
+                self._pins = [*self._pins, pin][-MAX_PINS:]
+            pin = self._pins[-1]
         pin.used_at = now
         return StateOffer(head=pin.head, index=pin.index)
+
+    def _is_replayable(self, pin: _Pin) -> bool:
+        """Return whether this peer holds every result that leads from the pin to its own state."""
+        chain, head = self._chain(), self._replica.head
+        if chain is None or head is None or pin.head is None:
+            return True
+        if head.branch != pin.head.branch:
+            return False
+        since = chain.after(pin.head.round, head.round - pin.head.round)
+        parts = [part for certificate in since or () for part in certificate.manifest.parts]
+        return since is not None and all(chain.result(part.result) is not None for part in parts)
 
     def _pin(self) -> _Pin:
         """Copy the state. Runs where outer steps run, so never in the middle of one."""

@@ -6,17 +6,13 @@ all. It does not know training.
 
 import asyncio
 from contextlib import suppress
-from typing import Protocol
 
-from weft.clock import Clock
-from weft.data import DataIndex, ShardStore, Tokenizer
 from weft.data.batch import Batches
-from weft.events import Emit, Evaluated, Sampled
+from weft.events import Evaluated, Sampled
 from weft.ids import PeerId, Round, Tokens
-from weft.net.node import Node
-from weft.peer.compute import Compute
 from weft.peer.config import RunConfig
 from weft.peer.messages import Evaluation
+from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
 from weft.sync.messages import Manifest
@@ -25,27 +21,8 @@ SAMPLE_TOKENS = 300
 WAIT_S = 10.0  # for the last leader's evaluation, before another makes it
 
 
-class Surroundings(Protocol):
-    """What of a peer's place evaluation needs."""
-
-    @property
-    def node(self) -> Node: ...
-    @property
-    def shards(self) -> ShardStore: ...
-    @property
-    def index(self) -> DataIndex: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def compute(self) -> Compute: ...
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def emit(self) -> Emit: ...
-
-
 class Evaluator:
-    def __init__(self, run: RunConfig, place: Surroundings, trainer: Trainer, replica: Replica) -> None:
+    def __init__(self, run: RunConfig, place: Place, trainer: Trainer, replica: Replica) -> None:
         self._run = run
         self._place = place
         self._trainer = trainer
@@ -66,10 +43,10 @@ class Evaluator:
         if train.sample_every and manifest.round % train.sample_every == 0:
             await self._sample(manifest.round)
 
-    async def finish(self, is_complete: bool) -> None:
-        """Make sure that the final state is evaluated, and sample it; a peer that leaves early does neither."""
+    async def finish(self) -> None:
+        """Make sure that the final state is evaluated, and sample it."""
         head = self._replica.head
-        if head is None or not is_complete:
+        if head is None:
             return
         if head.leader != self._place.node.peer:
             with suppress(TimeoutError):

@@ -22,7 +22,7 @@ from weft.ids import Digest, PeerId
 from weft.net.node import Node
 from weft.peer.config import RunConfig
 from weft.peer.home import Home
-from weft.peer.messages import StateOffer, StateRequest
+from weft.peer.messages import StateOffer
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.state import StateIndex, chunks
 from weft.sync.messages import Manifest
@@ -82,21 +82,6 @@ async def fetch_initial(node: Node, peers: Sequence[PeerId], run: RunConfig, num
     """Fetch the initial vector into the home where it does not follow from the seed and is not there."""
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         home.blobs.put(await node.fetch_any(peers, run.initial, 4 * num))
-
-
-async def ask_state(node: Node, peers: Sequence[PeerId]) -> tuple[PeerId, StateOffer]:
-    """Return the first offer of a state among `peers`.
-
-    Raises:
-        PeerError: nobody answered.
-    """
-    failures = []
-    for peer in peers:
-        try:
-            return peer, await node.call(peer, StateRequest(run=node.run), StateOffer, deadline_s=CALL_S)
-        except (PeerError, NetError, Refused) as error:
-            failures.append(str(error))
-    raise PeerError(f"no member offered its state: {'; '.join(failures) or 'none is connected'}")
 
 
 async def fetch_state(

@@ -1,19 +1,20 @@
 """Runs the round machine of `sync.round` on a node: signs, sends, writes, fetches, merges, times.
 
-    rounds = Rounds(node, chain, ...)
+    rounds = Rounds(...)
     rounds.begin()                          # the round after the chain's head
     rounds.announce(tokens, parts)          # this peer's encoded payload
-    manifest = await rounds.decided.get()   # each commit, in order, whoever contributed
+    decided = await rounds.decided.get()    # each commit, in order, whoever contributed
 
 Decisions are the machine's; this file carries them out in the order given. What must survive a crash is on disk before
-anything that depends on it is sent. Payload parts and results are blobs under their digests.
+anything that depends on it is sent. What is merged and fetched is `parts`' part.
 
 Failure:
 - a contributor that cannot deliver, or delivers what is no payload: the owner says so and the leader plans without it.
 - an owner that vanishes before its result is out: the leader gives the part to another.
 - a leader that vanishes: the next attempt's leader takes over when the progress timer runs out, or at once when
   membership says so.
-- this peer crashes: it resumes from `Durable`, or joins anew.
+- this peer crashes: in the same round it is bound by what its disk says it promised.
+- the disk fails: `on_failure` is told, and nothing that depends on the write is sent.
 
 It does not know what a payload means to training, nor when a run ends.
 """
@@ -21,20 +22,19 @@ It does not know what a payload means to training, nor when a run ends.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from weft.clock import Clock
-from weft.data import write_atomically
-from weft.errors import NetError, PayloadError, PeerError, Refused, WireError
-from weft.events import AttemptStarted, Emit, PayloadRejected
+from weft.errors import DataError, DiskFull, PeerError, WireError
+from weft.events import AttemptStarted
 from weft.ids import Digest, PeerId, Round, Tokens, short
-from weft.keys import Identity, verify
-from weft.net.node import Node
+from weft.keys import verify
 from weft.net.tasks import Tasks
 from weft.peer.chain import Chain
-from weft.peer.compute import Compute
 from weft.peer.messages import Decision, Letter
+from weft.peer.parts import Parts
+from weft.peer.place import Place
+from weft.peer.promises import Promises
 from weft.sync import round as machine
 from weft.sync.deadline import deadline_s
 from weft.sync.machine import (
@@ -44,13 +44,10 @@ from weft.sync.machine import (
     Input,
     Leave,
     Merge,
-    MergeDone,
-    MergeFailed,
     Noticed,
     Output,
     Persist,
     Received,
-    ResultHeld,
     Send,
     SetTimer,
     State,
@@ -70,46 +67,47 @@ from weft.sync.messages import (
     RoundNote,
 )
 from weft.sync.method import Method
-from weft.sync.reduce import MergedPart, Merger, cut
 from weft.sync.rules import Durable, is_quorum, leader
-from weft.wire import Buffer, Signed, digest, digest_of, encode, seal, unseal
+from weft.wire import Buffer, Signed, digest_of, seal, unseal
 
 Status = Literal["alive", "suspected", "gone", "joining"]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A commit as this peer saw it.
+
+    Args:
+        left_out: members of the electorate that it does not count, and why, as far as this peer knows.
+    """
+
+    manifest: Manifest
+    left_out: dict[PeerId, str]
 
 
 class Rounds:
     """The present round of one branch, as one of its members.
 
     Args:
-        num: elements of the vector that is synchronised.
-        durable_path: where the machine's promises are kept.
+        chain: its head is what the first round follows on.
+        on_failure: told of an error that this peer cannot go on with.
     """
 
     def __init__(
-        self,
-        node: Node,
-        identity: Identity,
-        chain: Chain,
-        method: Method,
-        num: int,
-        *,
-        compute: Compute,
-        clock: Clock,
-        emit: Emit,
-        durable_path: Path,
+        self, place: Place, chain: Chain, method: Method, num: int, on_failure: Callable[[Exception], None]
     ) -> None:
         self.chain = chain
-        self.decided: asyncio.Queue[Manifest] = asyncio.Queue()
-        self._node = node
-        self._identity = identity
-        self._method = method
-        self._num = num
-        self._compute = compute
-        self._clock = clock
-        self._emit = emit
-        self._durable_path = durable_path
+        self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
+        self.parts = Parts(place.node, chain, method, num, place.compute, place.emit)
+        self._node = place.node
+        self._identity = place.identity
+        self._clock = place.clock
+        self._emit = place.emit
+        self._on_failure = on_failure
+        self._promises = Promises(place.folder.durable)
+        self._remembered: Durable | None = None  # what was promised last, also by a process before this one
         self._state: State | None = None  # None: not a member of the round
-        self._payload: dict[Digest, Buffer] = {}
+        self._is_closed = False
         self._votes: dict[PeerId, Signed] = {}  # signed Accepts, to prove a commit
         self._farewells: dict[PeerId, Signed] = {}
         self._statuses: dict[PeerId, Status] = {}
@@ -118,9 +116,8 @@ class Rounds:
         self._ready_at: list[float] = []
         self._graces_s: list[float] = []
         self._latencies_s: list[float] = []
-        self._tasks = Tasks()
-        self._early: list[tuple[PeerId, RoundNote]] = []  # of the round after this one
-        node.serve_blobs(self._lookup)
+        self._tasks = Tasks(on_failure)
+        self._early: list[tuple[PeerId, Signed, RoundNote]] = []  # of the round after this one
 
     # --- what the peer does ---
 
@@ -129,25 +126,32 @@ class Rounds:
         return self._state is not None
 
     @property
-    def parts(self) -> tuple[range, ...]:
+    def ranges(self) -> tuple[range, ...]:
         """Return how the vector is cut in the present round."""
-        return cut(self._num, [1] * self.chain.base.num_parts)
+        return self.parts.cut(self.chain.base.num_parts)
 
-    def begin(self, durable: Durable | None = None) -> None:
-        """Enter the round after the chain's head, where this peer is in its electorate.
+    def recall(self) -> Durable | None:
+        """Read what this peer promised before it was started, which binds it; return it.
 
-        Args:
-            durable: what was on disk of this very round, after a restart.
+        Raises:
+            CheckpointError: the file is damaged.
         """
+        self._remembered = self._promises.read()
+        return self._remembered
+
+    def begin(self) -> None:
+        """Enter the round after the chain's head, where this peer is in its electorate."""
         self._stop_timers()
         base = self.chain.base
         self._state = None
-        self._votes, self._farewells, self._ready_at = {}, {}, []
-        if self._node.peer not in base.electorate:
+        self._votes, self._farewells, self._ready_at, self._announced_at = {}, {}, [], 0.0
+        if self._node.peer not in base.electorate or self._is_closed:
             return
         outputs: tuple[Output, ...] = ()
-        if durable is not None and durable.base == base and not durable.has_left:
-            self._state, outputs = machine.resume(self._node.peer, durable)
+        if self._remembered is not None and self._remembered.base == base:
+            if self._remembered.has_left:
+                return  # it had said its last word in this round
+            self._state, outputs = machine.resume(self._node.peer, self._remembered)
         else:
             self._state = machine.begin(self._node.peer, base)
         self._carry_out(outputs)
@@ -155,13 +159,13 @@ class Rounds:
             if status != "alive":
                 self._feed(Noticed(peer=peer, status=status))
         early, self._early = self._early, []
-        for sender, note in early:
-            self._read(sender, note)
+        for sender, signed, note in early:
+            if (note.branch, note.round) == (self.chain.base.branch, self.chain.base.round):
+                self._read(sender, signed, note)
 
     def announce(self, tokens: Tokens, parts: Sequence[Buffer]) -> tuple[Digest, ...]:
         """Offer this peer's payload to the present round; return its parts' digests."""
-        digests = tuple(digest(part) for part in parts)
-        self._payload = dict(zip(digests, parts, strict=True))
+        digests = self.parts.offer(parts)
         self._announced_at = self._clock.now()
         self._feed(Trained(tokens=tokens, parts=digests))
         return digests
@@ -197,23 +201,26 @@ class Rounds:
 
     def restart(self, head: Manifest) -> None:
         """Go on from another head: a newcomer's, or a branch's first."""
-        self.chain.head = head
-        self._early = []
+        self.chain.restart(head)
+        self.decided = asyncio.Queue()
         self.begin()
 
-    async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
-        """Return the results of a committed round, fetched from whoever holds them.
+    def give_up(self) -> None:
+        """Take no part in a round that the others have long left behind."""
+        self._stop_timers()
+        self._state = None
+        self.decided.put_nowait(None)
 
-        Raises:
-            PeerError: nobody that can be reached has one of them any more.
-        """
-        parts = cut(self._num, [1] * len(manifest.parts))
-        holders = [part.owner for part in manifest.parts] + list(manifest.members)
-        return tuple([await self._result(part.result, len(parts[i]), holders) for i, part in enumerate(manifest.parts)])
+    def close(self) -> None:
+        """Decide nothing more; what is known can still be asked for."""
+        self._is_closed = True
+        self._stop_timers()
+        self._state = None
 
     async def aclose(self) -> None:
-        self._stop_timers()
+        self.close()
         await self._tasks.aclose()
+        self._promises.close()
 
     # --- what others say ---
 
@@ -232,29 +239,26 @@ class Rounds:
         if note.round < base.round:
             self._tell_decision(peer, note.round)
         elif note.round == base.round + 1:
-            self._early = [*self._early[-4 * len(base.electorate) :], (peer, note)]
+            self._early = [*self._early[-4 * len(base.electorate) :], (peer, letter.signed, note)]
         elif note.round == base.round:
-            self._keep_evidence(letter.signed, note.message)
-            self._read(peer, note)
+            self._read(peer, letter.signed, note)
 
     def on_decision(self, decision: Decision) -> None:
         """Take over a decision, if it follows on the head and its proof holds."""
         if decision.certificate.manifest.branch == self.chain.base.branch:
             self.follow(decision.certificate)
 
-    def _read(self, sender: PeerId, note: RoundNote) -> None:
+    def _read(self, sender: PeerId, signed: Signed, note: RoundNote) -> None:
         message = note.message
         if isinstance(message, Committed):  # only a certificate is believed
             return
-        if isinstance(message, Ready):
+        if isinstance(message, Accept):
+            self._votes[sender] = signed
+        elif isinstance(message, Goodbye):
+            self._farewells[sender] = signed
+        elif isinstance(message, Ready):
             self._ready_at.append(self._clock.now())
         self._feed(Received(sender=sender, message=message))
-
-    def _keep_evidence(self, signed: Signed, message: AnyRoundMessage) -> None:
-        if isinstance(message, Accept):
-            self._votes[signed.signer] = signed
-        elif isinstance(message, Goodbye):
-            self._farewells[signed.signer] = signed
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:
         known = self.chain.after(Round(round - 1), 1)
@@ -284,7 +288,8 @@ class Rounds:
         for output in outputs:
             match output:
                 case Persist(durable=durable):
-                    write_atomically(self._durable_path, [encode(durable)])
+                    if not self._keep(durable):
+                        return  # nothing that depends on it may leave
                 case Send(to=to, message=message):
                     self._send((to,), message)
                 case Broadcast(message=message):
@@ -305,11 +310,22 @@ class Rounds:
         letter: Letter | Decision
         if isinstance(message, Committed):
             letter = Decision(certificate=self._certify(message))
+            to = (*to, *message.manifest.joined)  # who was counted in follows from outside
         else:
             letter = Letter(signed=self._seal(message))
         for peer in to:
             if peer != self._node.peer:
                 self._node.post(peer, letter)
+
+    def _keep(self, durable: Durable) -> bool:
+        try:
+            self._promises.write(durable)
+        except (DiskFull, DataError) as error:
+            self.close()
+            self._on_failure(error)
+            return False
+        self._remembered = durable
+        return True
 
     def _seal(self, message: AnyRoundMessage) -> Signed:
         base = self.chain.base
@@ -333,70 +349,41 @@ class Rounds:
             self._latencies_s.append(now - self._announced_at)
         if len(self._ready_at) > 1:
             self._graces_s.append(self._ready_at[-1] - self._ready_at[0])
-        self._announced_at = 0.0
+        left_out = self._left_out(manifest)
         self.chain.append(certificate)
         for peer in (*manifest.joined, *manifest.left):
             self._statuses.pop(peer, None)
-        self.decided.put_nowait(manifest)
+        self.decided.put_nowait(Decided(manifest, left_out))
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()
 
-    # --- bytes ---
+    def _left_out(self, manifest: Manifest) -> dict[PeerId, str]:
+        counted = {each.peer for each in manifest.contributions}
+        return {peer: self._why(peer) for peer in self.chain.base.electorate if peer not in counted}
 
-    def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
-        return self._payload.get(wanted) or self.chain.result(wanted)
+    def _why(self, peer: PeerId) -> str:
+        state, status = self._state, self._statuses.get(peer)
+        if state is not None and peer in state.farewells:
+            return "it said goodbye"
+        if status in ("gone", "suspected"):
+            return f"it was {status}"
+        if state is not None and peer in state.unusable:
+            return "its payload could not be had or was no payload"
+        if state is not None and peer in state.ready:
+            return "it was ready when others were planned already, or its payload could not be had"
+        return "it was not ready in time"
 
     async def _merge(self, plan: Collect, part: int) -> None:
-        """Collect the contributions to a part, merge them in ascending peer order, and serve the result."""
-        num = len(self.parts[part])
-        nbytes = self._method.codec.nbytes(num)
-        fetched = await asyncio.gather(
-            *(self._payload_part(each.peer, each.parts[part], nbytes) for each in plan.contributions)
-        )
-        missing = [each.peer for each, data in zip(plan.contributions, fetched, strict=True) if data is None]
-        merger = Merger(num, self._method.codec, self._method.reply_codec)
-        for each, data in zip(plan.contributions, fetched, strict=True):
-            if data is None or missing:
-                continue
-            try:
-                await self._compute.serve(lambda each=each, data=data: merger.add(each.tokens, data))  # type: ignore[misc]
-            except PayloadError as error:
-                missing.append(each.peer)
-                self._emit(PayloadRejected(round=self.chain.base.round, member=each.peer, reason=str(error)))
-        if missing:
-            self._feed(MergeFailed(plan=plan, part=part, missing=tuple(missing)))
-            return
-        merged: MergedPart = await self._compute.serve(merger.result)
-        self.chain.keep(merged.digest, merged.encoded)
-        self._feed(MergeDone(plan=plan, part=part, result=merged.digest))
-
-    async def _payload_part(self, peer: PeerId, wanted: Digest, nbytes: int) -> Buffer | None:
-        mine = self._payload.get(wanted)
-        if mine is not None:
-            return mine
-        with suppress(PeerError, NetError, Refused):
-            return await self._node.fetch_any([peer], wanted, nbytes)
-        return None
+        self._feed(await self.parts.merge(plan, part, self.chain.base.round))
 
     async def _fetch(self, plan: Collect, part: int, result: Digest) -> None:
-        owners = [plan.owners[part], *(each.peer for each in plan.contributions)]
-        with suppress(PeerError):
-            await self._result(result, len(self.parts[part]), owners)
-            self._feed(ResultHeld(plan=plan, part=part))
+        held = await self.parts.fetch(plan, part, result, self.chain.base.round)
+        if held is not None:
+            self._feed(held)
 
     async def _prefetch(self, manifest: Manifest) -> None:
-        with suppress(PeerError):
-            await self.results(manifest)
-
-    async def _result(self, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
-        known = self.chain.result(wanted)
-        if known is not None:
-            return known
-        nbytes = self._method.reply_codec.nbytes(num)
-        others = [peer for peer in dict.fromkeys(holders) if peer != self._node.peer]
-        data = await self._node.fetch_any(others, wanted, nbytes)
-        self.chain.keep(wanted, data)
-        return data
+        with suppress(PeerError):  # who makes the outer step asks again, and has other ways
+            await self.parts.results(manifest)
 
     # --- time ---
 

@@ -1,0 +1,242 @@
+"""How a peer comes into a run, and back into it.
+
+    the maker      gather: waits for newcomers, then tells all of them the run's first manifest
+    a newcomer     enter: fetches the state of a member that is far ahead, or hears the first manifest
+                   be_counted_in: follows the chain from outside and asks to be a member, until a manifest says so
+    a straggler    catch_up: finds what was decided without it in another's chain; who is too far behind enters anew,
+                   and keeps its carry where it is sure that nobody counted it
+    the maker      resume: back from its checkpoint, enters the run that goes on, or goes on alone
+    once more
+
+Failure:
+- nobody has the state, or who has it vanishes: the next one is asked, again and again, until the peer is told to stop.
+- nobody else is left: the run goes on here, as a branch of its own where others may have gone further.
+
+It does not know rounds' decisions, nor how to end.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from weft.errors import NetError, PeerError, Refused, WeftError
+from weft.events import Notice
+from weft.ids import BranchId, Digest, PeerId
+from weft.net.heartbeat import Membership
+from weft.peer.chain import Chain, branch_name, genesis, open_branch
+from weft.peer.config import GENESIS, RunConfig
+from weft.peer.contribution import Carry
+from weft.peer.fetch import fetch_state
+from weft.peer.messages import Chain as ChainAnswer
+from weft.peer.messages import ChainRequest, Joining, RunBegin, StateOffer, StateRequest
+from weft.peer.place import Place
+from weft.peer.replica import Replica
+from weft.peer.rounds import Rounds
+from weft.sync.messages import Manifest, next_base
+from weft.sync.rules import Durable
+from weft.wire import digest_of
+
+JOINING_S = 1.0  # between two requests to be counted in
+JOINING_EXPIRES_S = 5.0  # who has not asked for so long is not counted in
+CALL_S = 10.0
+
+
+class Entrance:
+    """The ways in of one peer.
+
+    Args:
+        rounds: returns the rounds it takes part in, once it does.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        place: Place,
+        membership: Membership,
+        replica: Replica,
+        carry: Carry,
+        rounds: Callable[[], Rounds | None],
+    ) -> None:
+        self._run = run
+        self._place = place
+        self._node = place.node
+        self._membership = membership
+        self._replica = replica
+        self._carry = carry
+        self._rounds = rounds
+        self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
+        self._asked = asyncio.Event()
+        self._opening: asyncio.Queue[Manifest] = asyncio.Queue()
+        self._node.on_note(Joining, self._on_joining)
+        self._node.on_note(RunBegin, self._on_opening)
+
+    def askers(self) -> list[PeerId]:
+        """Return who has asked to be counted in just now."""
+        now = self._place.clock.now()
+        return sorted(peer for peer, (_, at) in self._asking.items() if now - at < JOINING_EXPIRES_S)
+
+    # --- the maker ---
+
+    async def gather(self, wait_for: int) -> Manifest:
+        """Wait until enough peers hold the initial state, and make the run's first manifest."""
+        while len(self._beginners()) + 1 < wait_for:
+            self._asked.clear()
+            await self._asked.wait()
+        opening = self._first([self._node.peer, *self._beginners()], self._node.peer)
+        self._replica.head = opening
+        for member in opening.members:
+            self._node.post(member, RunBegin(opening=opening))
+        return opening
+
+    async def resume(self, head: Manifest, promised: Durable | None) -> Manifest:
+        """Return where to go on from, back from a checkpoint: what others have reached, or `head`."""
+        known = [peer for peer in self._node.known_addresses() if peer != self._node.peer]
+        with suppress(WeftError):
+            await self._node.connect_any(known)
+        offers = [offer.head for _, offer in await self._offers() if offer.head is not None]
+        if any(offer.branch != head.branch or offer.round > head.round for offer in offers):
+            return await self.enter()
+        return head if offers else self._alone(head, promised)
+
+    def _alone(self, head: Manifest, promised: Durable | None) -> Manifest:
+        me, base = self._node.peer, next_base(head, self._run.quota)
+        has_gone_on = promised is not None and (
+            promised.base.round > base.round or (promised.base == base and promised.accepted is not None)
+        )
+        if head.members == (me,) and not has_gone_on:
+            return head
+        opening = open_branch(base, [me], me, branch_name(base, [me], me), self._run.quota)
+        why = "the checkpoint is older than what was committed" if has_gone_on else "no other member answers"
+        self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
+        self._replica.head = opening
+        return opening
+
+    def _beginners(self) -> list[PeerId]:
+        return [peer for peer in self.askers() if self._asking[peer][0] == GENESIS]
+
+    def _first(self, members: list[PeerId], founder: PeerId) -> Manifest:
+        base = genesis(self._run.run, founder, self._run.quota)
+        return open_branch(base, members, founder, base.branch, self._run.quota)
+
+    # --- a newcomer ---
+
+    async def enter(self) -> Manifest:
+        """Return the head to go on from: the run's first manifest, or that of a state fetched from a member."""
+        while True:
+            for donor, offer in await self._offers():
+                if offer.head is None or self._is_reached(offer.head):
+                    continue
+                with suppress(PeerError, NetError, Refused):
+                    return await self._take_over(donor, offer)
+            if self._replica.head is None:
+                self._ask(BranchId(self._run.run), GENESIS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(JOINING_S):
+                    opening = await self._opening.get()
+                    if self._replica.head is None and self._node.peer in opening.members:
+                        self._replica.head = opening
+                        return opening
+
+    async def be_counted_in(self, rounds: Rounds) -> None:
+        """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it."""
+        head = rounds.chain.head
+        self._ask(head.branch, digest_of(head))
+        await asyncio.sleep(JOINING_S / 2)
+        if not await self.catch_up(rounds):
+            rounds.restart(await self.enter())
+
+    def _is_reached(self, head: Manifest) -> bool:
+        mine = self._replica.head
+        return mine is not None and mine.branch == head.branch and mine.round >= head.round
+
+    async def _offers(self) -> list[tuple[PeerId, StateOffer]]:
+        """Return what the first member offers that has a state; where nobody has, what everybody says."""
+        offers = list[tuple[PeerId, StateOffer]]()
+        for peer in self._furthest_first():
+            with suppress(PeerError, NetError, Refused):
+                request = StateRequest(run=self._run.run)
+                offer = await self._node.call(peer, request, StateOffer, deadline_s=CALL_S)
+                offers.append((peer, offer))
+                if offer.head is not None and not self._is_reached(offer.head):
+                    return [offers[-1]]
+        return offers
+
+    async def _take_over(self, donor: PeerId, offer: StateOffer) -> Manifest:
+        vectors = {name: vector.clone() for name, vector in self._replica.vectors().items()}
+        head = await fetch_state(self._node, donor, offer, vectors, self._place.clock, self._place.emit)
+        is_lost = self._carry.tokens > 0 and await self._may_be_counted()
+        if is_lost:
+            text = f"{self._carry.tokens} tokens of work are dropped: a round that is forgotten may have counted them"
+            self._place.emit(Notice(text=text))
+        await self._place.compute.serve(
+            lambda: self._carry.settle(lambda: self._replica.load(head, vectors), is_counted=is_lost)
+        )
+        return head
+
+    async def _may_be_counted(self) -> bool:
+        """Return whether what was offered may be in a manifest that this peer has not seen."""
+        head, offered = self._replica.head, self._carry.offered
+        if head is None or offered is None:
+            return False
+        chain = Chain(head, self._run.quota)
+        for peer in self._furthest_first():
+            with suppress(PeerError, NetError, Refused):
+                request = ChainRequest(branch=head.branch, after=head.round)
+                answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
+                for certificate in (answer.certificates or ())[:1]:
+                    if chain.proven(certificate):
+                        counted = {each.peer: each.parts for each in certificate.manifest.contributions}
+                        return self._node.peer in counted
+        return True
+
+    # --- a straggler ---
+
+    async def catch_up(self, rounds: Rounds) -> bool:
+        """Follow what was decided without this peer; return False where others are too far ahead to replay it."""
+        head = rounds.chain.head
+        is_too_far = False
+        for peer in self._furthest_first():
+            if not self.is_ahead(peer, head):
+                continue
+            request = ChainRequest(branch=head.branch, after=head.round)
+            with suppress(PeerError, NetError, Refused):
+                answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
+                if rounds.chain.head != head:
+                    return True  # heard meanwhile
+                if sum(rounds.follow(certificate) for certificate in answer.certificates or ()):
+                    return True
+                is_too_far = is_too_far or answer.certificates is None
+        return not is_too_far
+
+    def is_ahead(self, peer: PeerId, head: Manifest) -> bool:
+        """Return whether `peer` has told of a later round than that of `head`."""
+        beat = self._membership.heartbeat_of(peer)
+        return beat is not None and beat.manifest is not None and beat.round > head.round
+
+    # --- what others say ---
+
+    async def _on_joining(self, peer: PeerId, joining: Joining) -> None:
+        self._asking[peer] = (joining.manifest, self._place.clock.now())
+        self._asked.set()
+        rounds = self._rounds()
+        if rounds is not None and joining.branch == rounds.chain.head.branch:
+            rounds.notice(peer, "joining")
+
+    async def _on_opening(self, peer: PeerId, begin: RunBegin) -> None:
+        if begin.opening == self._first(list(begin.opening.members), peer):
+            self._opening.put_nowait(begin.opening)
+
+    # --- small things ---
+
+    def _ask(self, branch: BranchId, manifest: Digest) -> None:
+        for peer in sorted(self._node.peers):
+            self._node.post(peer, Joining(branch=branch, manifest=manifest))
+
+    def _furthest_first(self) -> list[PeerId]:
+        """Return the linked peers, those first that tell of the latest round."""
+
+        def progress(peer: PeerId) -> tuple[int, PeerId]:
+            beat = self._membership.heartbeat_of(peer)
+            return (0 if beat is None or beat.manifest is None else -beat.round - 1), peer
+
+        return sorted(self._node.peers, key=progress)

@@ -1,0 +1,49 @@
+"""What a peer stands on, and what it leaves: the records at its two ends."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from weft.clock import Clock
+from weft.data import DataIndex, ShardStore, Tokenizer
+from weft.events import Emit
+from weft.ids import Digest, PeerId, Round, Tokens
+from weft.keys import Identity
+from weft.net.node import Node
+from weft.peer.compute import Compute
+from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.home import PeerFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a peer stands on: everything with effects, made by `launch` or by a scenario."""
+
+    node: Node
+    identity: Identity
+    folder: PeerFolder
+    settings: PeerConfig
+    tokenizer: Tokenizer
+    shards: ShardStore  # where the training data lies: the run's, or this machine's own in a private run
+    index: DataIndex  # of that data
+    initial: Tensor  # becomes the outer parameters
+    clock: Clock
+    compute: Compute
+    emit: Emit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    reason: str  # "complete" or why it stopped
+    run: RunConfig
+    peer: PeerId
+    round: Round
+    committed_tokens: Tokens
+    replica: Digest
+    loss: float | None  # nats per token on held-out text, of the outer parameters
+    nats_per_byte: float | None
+    sample: str | None
+    sent_nbytes: int
+    received_nbytes: int
+    checkpoint: Path
