@@ -3,6 +3,7 @@
     an error of weft's own           its message; the exit code of its class
     Ctrl-C                           nothing more; 130, as shells have it
     no room on a disk, from anywhere 41, as DiskFull
+    out of memory, from anywhere     42, as OutOfMemory
     anything else                    where the traceback was written; 1
 
 It does not know how errors come about.
@@ -14,7 +15,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from weft.errors import DiskFull, WeftError
+from weft.errors import DiskFull, OutOfMemory, WeftError
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _UNEXPECTED = 1
@@ -31,6 +32,12 @@ def explain(error: BaseException, home: Path) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         say(f"no room left on the disk: {error}. Free some, then start again; what was saved before is intact.")
         return DiskFull.exit_code
+    if _is_out_of_memory(error):
+        say(
+            f"out of memory: {str(error).splitlines()[0] if str(error) else 'none was left'}. Close other programs, or "
+            "choose a smaller model, batch or context; `weft doctor` says what this machine holds."
+        )
+        return OutOfMemory.exit_code
     kept = _keep(error, home)
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     say(f"this is a fault of weft itself, not of what you typed: {what}. The traceback is in {kept}; please report it.")
@@ -54,6 +61,16 @@ def _known(error: BaseException) -> WeftError | None:
     if isinstance(error, BaseExceptionGroup):
         return next((found for inner in error.exceptions if (found := _known(inner)) is not None), None)
     return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if "torch" not in sys.modules:  # torch says it in words of its own
+        return False
+    from weft.peer.device import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _keep(error: BaseException, home: Path) -> str:

@@ -80,8 +80,7 @@ def check_platform() -> Iterator[Finding]:
         )
 
 
-def check_python() -> Iterator[Finding]:
-    version = sys.version_info[:2]
+def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Finding]:
     name = f"{platform.python_implementation()} {platform.python_version()}"
     low, high = _PYTHONS
     if not low <= version <= high:
@@ -160,8 +159,7 @@ def check_clock(home: Path) -> Iterator[Finding]:
     threading.Event().wait(_MEASURE_S)
     passed, wall_passed = clock.now() - now, clock.wall() - wall
     place = next(folder for folder in (home, *home.parents) if folder.exists())
-    with tempfile.NamedTemporaryFile(dir=place) as file:
-        file_ahead_s = os.stat(file.name).st_mtime - clock.wall()
+    file_ahead_s = _file_time(place) - clock.wall()
     if passed < _MEASURE_S * 0.9:
         yield Finding(
             "clock", "block", f"the monotonic clock went {passed:.3f} s in {_MEASURE_S} s", "restart the machine"
@@ -187,6 +185,12 @@ def check_clock(home: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding("clock", "ok", "wall, monotonic and file-system clocks agree")
+
+
+def _file_time(folder: Path) -> float:
+    """Return the time that the file system of `folder` gives to a new file."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        return os.stat(file.name).st_mtime
 
 
 def check_network(port: int) -> Iterator[Finding]:

@@ -39,8 +39,9 @@ def generate(
     sampling = from_tree(fields if end is None else {**fields, "stop_id": end}, Sampling, where="command line")
     ids = [int(token) for token in trained.tokenizer.encode(prompt)] or [0 if end is None else end]
     tokens = generate_tokens(trained.on(device), ids, sampling, rng.stream(seed, "generate"))
-    typer.echo(prompt, nl=False)
-    for text in pieces(trained.tokenizer, tokens):
+    stream = pieces(trained.tokenizer, tokens)
+    typer.echo(prompt + next(stream, ""), nl=False)  # together: a model that is broken prints nothing
+    for text in stream:
         typer.echo(text, nl=False)
     typer.echo()
 

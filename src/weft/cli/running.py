@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import msgspec
 import typer
@@ -79,6 +80,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         print("stopped before it took part: there is nothing to save", file=sys.stderr)  # noqa: T201
         return
     finally:
+        stopper.remove()
         screen.close()
     if outcome is not None:
         if manner.report is not None:
@@ -136,12 +138,21 @@ class _Stopper:
         self._is_asking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
+        self._before: dict[int, Any] = {}
+        self._timer: threading.Timer | None = None
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._task = loop, asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             # Not the loop's own handlers: these run even while the loop is busy, and on every platform.
-            signal.signal(number, self._on_signal)
+            self._before[number] = signal.signal(number, self._on_signal)
+
+    def remove(self) -> None:
+        """Put back what signals did before, once the peer has ended."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def ask(self, question: str) -> bool:
         """Ask the person at the terminal, from any thread. A signal meanwhile is a no, for which nothing waits."""
@@ -158,9 +169,9 @@ class _Stopper:
             self._end(0, "not joined")
         if self._num_signals > 1:
             self._end(128 + number, f"{name} again: ended at once, without saving")
-        timer = threading.Timer(_PATIENCE_S, self._end, (1, f"not done {_PATIENCE_S:.0f} s after {name}: ended"))
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(_PATIENCE_S, self._end, (1, f"not done {_PATIENCE_S:.0f} s after {name}: ended"))
+        self._timer.daemon = True
+        self._timer.start()
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended already
                 self._loop.call_soon_threadsafe(self._stop, name)

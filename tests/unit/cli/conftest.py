@@ -1,0 +1,60 @@
+"""The command line in this process: what it prints, its exit code, and a small model to use it on."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from unit.cli.small import RUN, TEXT, Answer, Kept, Weft
+from weft.cli.main import run
+from weft.config import from_tree
+from weft.peer.checkpoint import Snapshot, save
+from weft.peer.config import RunFile
+from weft.peer.home import Home
+from weft.peer.seal import initial, seal
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def weft(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Weft:
+    """Run one command in a home of its own."""
+    monkeypatch.delenv("WEFT_HOME", raising=False)
+    torch.set_num_threads(1)
+
+    def call(*arguments: object) -> Answer:
+        capsys.readouterr()
+        code = run(["--home", str(home), *map(str, arguments)])
+        said = capsys.readouterr()
+        return Answer(code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    """A run file with its corpus beside it."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    return path
+
+
+@pytest.fixture
+def kept(run_path: Path, home: Path) -> Kept:
+    """A checkpoint in the home: a run's initial weights."""
+    run_file: RunFile = from_tree(tomllib.loads(run_path.read_text()), RunFile, where="run.toml")
+    place = Home(home)
+    sealed = seal(run_file, run_path.parent, place, lambda _event: None)
+    vector = initial(sealed.config, place)
+    assert vector is not None
+    folder = home / "runs" / sealed.config.run / ("ab" * 32) / "checkpoint"
+    save(
+        folder,
+        Snapshot(config=sealed.config, tokenizer=sealed.tokenizer.to_bytes(), head=None, replicated={"outer": vector}),
+    )
+    return Kept(sealed.config, folder)

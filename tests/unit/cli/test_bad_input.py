@@ -1,0 +1,221 @@
+"""What people get wrong: each mistake has an exit code of its own and one paragraph that says what to do."""
+
+import io
+import socket
+from pathlib import Path
+
+import pytest
+
+from unit.cli.small import Kept, Weft
+from weft.ids import PeerId, RunId
+from weft.keys import Identity
+from weft.net.messages import Contact
+from weft.net.ticket import issue
+
+LOCAL = ("--host", "127.0.0.1", "--transports", "tls", "--device", "cpu", "--threads", "1", "--quiet")
+
+
+def a_ticket(address: str = "tls://127.0.0.1:1") -> str:
+    signer, member = Identity.from_seed(bytes(32)), Identity.from_seed(bytes(31) + b"\x01")
+    contact = Contact(peer=PeerId(member.peer), name="member", addresses=(address,))
+    return issue(signer, RunId("ab" * 32), [contact], b"s" * 16)
+
+
+def refused(weft: Weft, code: int, words: str, *arguments: object) -> str:
+    """Run a command that must fail, and hold its message to the form."""
+    answer = weft(*arguments)
+    assert answer.code == code, answer.err
+    assert answer.err.startswith("weft: ")
+    assert answer.err.count("\n") == 1  # one paragraph, no traceback
+    assert words in answer.err
+    assert answer.out == ""
+    return answer.err
+
+
+# --- tickets ---
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hello", "not a ticket"),
+        (a_ticket()[:-9], "cut short"),
+        (a_ticket().replace("weft1", "weft9"), "format 9"),
+        (a_ticket()[:60] + "1" + a_ticket()[61:], "mistyped"),
+        ("weft1" + "a" * 20_000, "at most"),
+    ],
+)
+def test_a_bad_ticket_is_15(weft: Weft, text: str, words: str) -> None:
+    refused(weft, 15, words, "join", text, "--yes")
+
+
+def test_a_bad_ticket_on_standard_input_is_15(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    refused(weft, 15, "not a ticket", "join", "-", "--yes")
+
+
+def test_nobody_reachable_is_22(weft: Weft) -> None:
+    refused(weft, 22, "127.0.0.1:1", "join", a_ticket(), "--yes", *LOCAL)
+
+
+def test_joining_without_a_person_to_ask_is_2(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    refused(weft, 2, "--yes", "join", a_ticket())
+
+
+def test_asking_for_a_ticket_where_no_member_is_is_15(weft: Weft) -> None:
+    refused(weft, 15, "keeps a ticket", "ticket")
+
+
+# --- run files ---
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('name = "small"', 'nam = "small"', 'Did you mean "name"?'),
+        ("batch_size = 2", 'batch_size = "two"', "train.batch_size"),
+        ("batch_size = 2", "batch_size = 0", "train.batch_size"),
+        ("batch_size = 2", "batch_sizes = 2", "batch_size"),
+        ('type = "constant"', 'type = "cosinus"', '"cosine"'),
+        ('name = "small"', "name = ", "not valid TOML"),
+    ],
+)
+def test_a_bad_run_file_is_2_and_names_file_and_field(
+    weft: Weft, run_path: Path, old: str, new: str, words: str
+) -> None:
+    run_path.write_text(run_path.read_text().replace(old, new))
+    assert str(run_path) in refused(weft, 2, words, "train", run_path)
+
+
+def test_a_missing_run_file_is_2(weft: Weft, tmp_path: Path) -> None:
+    refused(weft, 2, "no such file", "train", tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("train.tokens", "section.field=value"),
+        ("train.tokens=many", "train.tokens"),
+        ("name.first=x", "name is a value"),
+        ("train.sched=1", "sched"),
+    ],
+)
+def test_a_bad_change_of_the_run_file_is_2(weft: Weft, run_path: Path, change: str, words: str) -> None:
+    refused(weft, 2, words, "train", run_path, "--set", change)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--device", "gpu"), "device"),
+        (("--transports", "tls,pigeon"), "pigeon"),
+        (("--port", "70000"), "tls.port"),
+        (("--name", "a\nb"), "name"),
+    ],
+)
+def test_a_bad_option_of_this_machine_is_2(weft: Weft, run_path: Path, options: tuple[str, ...], words: str) -> None:
+    refused(weft, 2, words, "train", run_path, *options)
+
+
+def test_a_bad_machine_file_is_2(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "machine.toml"
+    machine.write_text("micro_batch = -1\n")
+    refused(weft, 2, "micro_batch", "train", run_path, "--machine", machine)
+
+
+def test_a_model_beyond_this_machine_is_10(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "machine.toml"
+    machine.write_text("max_parameters = 1000\n")
+    refused(weft, 10, "parameters", "train", run_path, "--machine", machine, *LOCAL)
+
+
+# --- data ---
+
+
+def test_missing_data_is_11(weft: Weft, run_path: Path) -> None:
+    refused(weft, 11, "absent.txt", "train", run_path, "--set", 'data.source.paths=["absent.txt"]')
+
+
+def test_empty_data_is_11(weft: Weft, run_path: Path) -> None:
+    (run_path.parent / "text.txt").write_text("")
+    refused(weft, 11, "empty", "train", run_path, *LOCAL)
+
+
+def test_data_that_are_too_small_are_11(weft: Weft, run_path: Path) -> None:
+    (run_path.parent / "text.txt").write_text("def f(): pass\n")
+    refused(weft, 11, "too small", "train", run_path, *LOCAL)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_12(weft: Weft, run_path: Path, kept: Kept, tmp_path: Path) -> None:
+    assert weft("export", kept.folder, tmp_path / "model").code == 0
+    assert (
+        weft(
+            "tokenizer", "train", tmp_path / "t.json", "--vocab-size", 320, "--data", run_path.parent / "text.txt"
+        ).code
+        == 0
+    )
+    changes = ("--set", 'model={type="folder", path="model"}', "--set", 'tokenizer={type="json", path="t.json"}')
+    refused(weft, 12, "320", "train", run_path, *changes, *LOCAL)
+
+
+# --- checkpoints, keys, ports ---
+
+
+@pytest.mark.parametrize("verb", ["generate", "eval", "inspect"])
+def test_no_checkpoint_is_40(weft: Weft, verb: str) -> None:
+    refused(weft, 40, "names no checkpoint", verb, "last")
+
+
+def test_a_corrupt_checkpoint_is_40_and_names_the_chunk(weft: Weft, kept: Kept) -> None:
+    (vectors,) = kept.folder.glob("replicated-*.safetensors")
+    data = bytearray(vectors.read_bytes())
+    data[-3] ^= 1
+    vectors.chmod(0o644)
+    vectors.write_bytes(data)
+    for verb in ("generate", "inspect"):
+        assert "chunk" in refused(weft, 40, "outer", verb, kept.folder)
+
+
+def test_a_half_written_checkpoint_is_40(weft: Weft, kept: Kept) -> None:
+    (kept.folder / "checkpoint.json").unlink()
+    refused(weft, 40, "half-written", "generate", kept.folder)
+
+
+def test_an_export_overwrites_nothing(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine").touch()
+    refused(weft, 2, "exists", "export", kept.folder, tmp_path / "model")
+
+
+def test_a_port_in_use_is_21(weft: Weft, run_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(weft, 21, f"port {port}", "train", run_path, "--port", port, *LOCAL)
+
+
+def test_a_key_in_use_is_13(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+    from weft.keys import open_identity
+
+    with open_identity(tmp_path / "mine.pem", create=True):
+        refused(weft, 13, "--key", "train", run_path, "--key", tmp_path / "mine.pem", *LOCAL)
+
+
+def test_no_key_is_14(weft: Weft, tmp_path: Path) -> None:
+    refused(weft, 14, "weft keys new", "keys", "show", tmp_path / "absent.pem")
+
+
+def test_bad_sampling_is_2(weft: Weft, kept: Kept) -> None:
+    refused(weft, 2, "top_p", "generate", kept.folder, "x", "--top-p", "2")
+
+
+def test_weights_that_are_not_finite_are_43(weft: Weft, kept: Kept, tmp_path: Path) -> None:
+    import torch
+
+    from weft.data import ByteTokenizer
+    from weft.model import num_parameters, write_folder
+
+    broken = torch.full((num_parameters(kept.run.model),), float("nan"))
+    write_folder(tmp_path / "model", kept.run.model, broken, ByteTokenizer().to_json())
+    refused(weft, 43, "NaN", "generate", tmp_path / "model", "x")
+    refused(weft, 43, "NaN", "eval", tmp_path / "model", "--data", tmp_path / "text.txt")

@@ -1,0 +1,133 @@
+"""The command line as a whole: verbs, version, and what becomes of errors."""
+
+import errno
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weft as package
+from unit.cli.small import Weft
+from weft.cli.failure import explain
+from weft.errors import DataError, NotFinite, WeftError
+
+VERBS = ["demo", "train", "join", "ticket", "generate", "eval", "export", "inspect", "doctor", "keys", "tokenizer"]
+
+
+def all_errors(base: type[WeftError] = WeftError) -> list[type[WeftError]]:
+    found = [kind for child in base.__subclasses__() for kind in (child, *all_errors(child))]
+    return [kind for kind in found if kind.__module__ == "weft.errors"]
+
+
+def test_help_names_every_verb(weft: Weft) -> None:
+    answer = weft("--help")
+    assert answer.code == 0
+    assert [verb for verb in VERBS if not re.search(rf"\b{verb}\b", answer.out)] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(weft: Weft, verb: str) -> None:
+    answer = weft(verb, "--help")
+    assert answer.code == 0
+    assert verb in answer.out
+
+
+def test_the_version_is_the_packages(weft: Weft) -> None:
+    assert weft("--version").out == f"weft {package.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["train"], ["generate", "x", "--top-k", "many"], ["--hom", "x"]])
+def test_wrong_usage_is_2(weft: Weft, arguments: list[str]) -> None:
+    answer = weft(*arguments)
+    assert answer.code == 2
+    assert "Usage" in answer.err
+
+
+def test_neither_torch_nor_rich_tables_are_needed_to_refuse_a_ticket() -> None:
+    program = (
+        "import sys; from weft.cli.main import run; assert run(['join', 'weft1abc']) == 15; "
+        "sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_the_home_may_come_from_the_environment(
+    weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from weft.cli.main import run
+
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "elsewhere"))
+    assert run(["keys", "new"]) == 0
+    assert (tmp_path / "elsewhere" / "keys" / "peer-0.pem").exists()
+    assert weft("keys", "list").err  # --home beats it, and is empty
+
+
+# --- failure ---
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+def test_every_error_is_one_paragraph_and_its_own_code(
+    kind: type[WeftError], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(kind("tried this on that.\nDo the other."), tmp_path) == kind.exit_code
+    assert capsys.readouterr().err == "weft: tried this on that. Do the other.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_among_tasks_is_found(tmp_path: Path) -> None:
+    group = BaseExceptionGroup("tasks", [ValueError("x"), BaseExceptionGroup("inner", [NotFinite("nan")])])
+    assert explain(group, tmp_path) == NotFinite.exit_code
+
+
+def test_a_full_disk_is_41_wherever_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(OSError(errno.ENOSPC, "No space left on device"), tmp_path) == 41
+    assert "disk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_memory_that_runs_out_is_42_wherever_it_does(
+    error: Exception, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(error, tmp_path) == 42
+    assert "weft doctor" in capsys.readouterr().err
+
+
+def test_the_unexpected_leaves_its_traceback_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError) as raised:
+        raise RuntimeError("odd")
+    assert explain(raised.value, tmp_path) == 1
+    said = capsys.readouterr().err
+    (kept,) = (tmp_path / "errors").iterdir()
+    assert "Traceback" not in said
+    assert "RuntimeError: odd" in said
+    assert str(kept) in said
+    assert "test_main.py" in kept.read_text()
+
+
+def test_the_unexpected_is_said_where_no_file_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").write_text("no folder")
+    assert explain(RuntimeError("odd"), tmp_path / "home") == 1
+    assert "RuntimeError: odd" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130_and_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain(KeyboardInterrupt(), tmp_path) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_leaves_the_verb_as_it_is(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.cli import locate
+
+    def fail(*_: object) -> Path:
+        raise DataError("gone")
+
+    monkeypatch.setattr(locate, "find_checkpoint", fail)
+    answer = weft("inspect", "last")
+    assert (answer.code, answer.err) == (11, "weft: gone\n")
