@@ -225,6 +225,8 @@ class Membership:
         try:
             await self._node.connect(peer)
         except WeftError as error:
+            if (at := self._node.last_heard(peer)) is not None:
+                self._feed(Heard(peer, at))  # before the link was lost: at the next tick it would look like a recovery
             self._feed(RedialFailed(peer, str(error)))
 
     async def _forget_later(self, peer: PeerId) -> None:

@@ -15,7 +15,6 @@ It does not know tensors, nor how two branches become one again.
 """
 
 import asyncio
-from collections.abc import Callable
 
 from weft.clock import Clock
 from weft.errors import WeftError
@@ -36,27 +35,14 @@ CONSENT_S = 5.0
 
 
 class Branches:
-    """Watches the majority of `rounds`.
+    """Watches the majority of `rounds`."""
 
-    Args:
-        enter: makes a manifest the head, once a branch is open.
-    """
-
-    def __init__(
-        self,
-        run: RunConfig,
-        node: Node,
-        rounds: Rounds,
-        clock: Clock,
-        emit: Emit,
-        enter: Callable[[Manifest], None],
-    ) -> None:
+    def __init__(self, run: RunConfig, node: Node, rounds: Rounds, clock: Clock, emit: Emit) -> None:
         self._run = run
         self._node = node
         self._rounds = rounds
         self._clock = clock
         self._emit = emit
-        self._enter = enter
         self._lost_at: float | None = None
         self._consented: Manifest | None = None
         node.serve(BranchProposal, self._consider)
@@ -146,4 +132,4 @@ class Branches:
                 branch=opening.branch, round=opening.round, members=opening.members, reason="the majority was lost"
             )
         )
-        self._enter(opening)
+        self._rounds.branch_off(opening)

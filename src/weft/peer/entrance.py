@@ -78,15 +78,18 @@ class Entrance:
     # --- the maker ---
 
     async def gather(self, wait_for: int) -> Manifest:
-        """Wait until enough peers hold the initial state, and make the run's first manifest."""
+        """Wait until enough peers hold the initial state, and return the run's first manifest, for `begin` to tell."""
         while len(self._beginners()) + 1 < wait_for:
             self._asked.clear()
             await self._asked.wait()
         opening = self._first([self._node.peer, *self._beginners()], self._node.peer)
         self._replica.head = opening
+        return opening
+
+    def begin(self, opening: Manifest) -> None:
+        """Tell everybody named that the run has begun."""
         for member in opening.members:
             self._node.post(member, RunBegin(opening=opening))
-        return opening
 
     async def resume(self, head: Manifest, promised: Durable | None) -> Manifest:
         """Return where to go on from, back from a checkpoint: what others have reached, or `head`."""

@@ -103,12 +103,15 @@ class Peer:
             WeftError: something broke that this peer cannot go on with.
         """
 
-        def come() -> Coroutine[Any, Any, Manifest]:
+        async def come() -> Manifest:
             head = self._replica.head
-            if head is None:
-                self._state = "waiting for peers"
-                return self._entrance.gather(wait_for)
-            return self._entrance.resume(head, Promises(self.place.folder.durable).read())
+            if head is not None:
+                return await self._entrance.resume(head, Promises(self.place.folder.durable).read())
+            self._state = "waiting for peers"
+            opening = await self._entrance.gather(wait_for)
+            await self._saver.save()  # before anybody hears of it: a run is begun once
+            self._entrance.begin(opening)
+            return opening
 
         return await self._live(come, snapshot)
 
@@ -168,31 +171,28 @@ class Peer:
         rounds = Rounds(self.place, Chain(head, self.run.quota), self._method, self._replica.outer.numel(), self._fail)
         rounds.recall()
         self._rounds = rounds
-        branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit, self._enter_branch)
+        branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
         rounds.begin()
         self._tasks.spawn(branches.watch())
         self._tasks.spawn(self._watch_lag(rounds))
         self._read_early(rounds)
-        while not self._stopping.is_set() and not self._is_complete():
+        while not self._is_over():
             if not rounds.is_member:
-                await self._come_back(rounds)
-                continue
-            await self._train()
-            await self._settle_all(rounds)
-            if self._stopping.is_set() or self._is_complete() or not rounds.is_member:
-                continue
-            await self._offer(rounds)
-            self._state = "syncing"
-            await self._settle_next(rounds)
+                self._state = "joining"
+                await self._unless_stopped(self._entrance.be_counted_in(rounds))
+            elif self._replica.head == rounds.chain.head:
+                await self._train()
+                if rounds.decided.empty() and not self._stopping.is_set():
+                    await self._offer(rounds)
+                    self._state = "syncing"
+                    await self._settle_next(rounds)
+            while not rounds.decided.empty() and not self._is_over():
+                await self._settle(rounds, rounds.decided.get_nowait())
 
-    async def _come_back(self, rounds: Rounds) -> None:
-        """Follow the rounds from outside until this peer is a member."""
-        self._state = "joining"
-        await self._settle_all(rounds)
-        if not rounds.is_member:
-            await self._unless_stopped(self._entrance.be_counted_in(rounds))
+    def _is_over(self) -> bool:
+        return self._stopping.is_set() or self._is_complete()
 
     async def _train(self) -> None:
         """Make the inner steps that are left of this peer's lease."""
@@ -223,15 +223,10 @@ class Peer:
         if rounds.chain.head == head == self._replica.head and rounds.is_member:
             self._carry.offered = rounds.announce(self._carry.tokens, payload)
 
-    async def _settle_all(self, rounds: Rounds) -> None:
-        while not rounds.decided.empty():
-            await self._settle(rounds, rounds.decided.get_nowait())
-
     async def _settle_next(self, rounds: Rounds) -> None:
         """Wait for the next decision and make the outer step."""
         began = self.place.clock.now()
         await self._settle(rounds, await self._unless_stopped(rounds.decided.get()), began)
-        await self._settle_all(rounds)
 
     async def _settle(self, rounds: Rounds, decided: Decided | None, began: float | None = None) -> None:
         """Make the outer step of a decided round; what it did not count stays in the carry."""
@@ -307,11 +302,6 @@ class Peer:
                 self._rounds.notice(peer, "gone")
             case Recovered(peer=peer) | New(peer=peer):
                 self._rounds.notice(peer, "alive")
-
-    def _enter_branch(self, opening: Manifest) -> None:
-        if self._rounds is not None:
-            self._rounds.restart(opening)
-            self._rounds.decided.put_nowait(Decided(opening, {}))
 
     # --- the end ---
 

@@ -200,9 +200,16 @@ class Rounds:
         return True
 
     def restart(self, head: Manifest) -> None:
-        """Go on from another head: a newcomer's, or a branch's first."""
+        """Go on from a head whose state this peer has taken over; what is decided and not yet applied is in it."""
+        while not self.decided.empty():
+            self.decided.get_nowait()
         self.chain.restart(head)
-        self.decided = asyncio.Queue()
+        self.begin()
+
+    def branch_off(self, opening: Manifest) -> None:
+        """Go on in a branch that begins after the head."""
+        self.chain.restart(opening)
+        self.decided.put_nowait(Decided(opening, {}))
         self.begin()
 
     def give_up(self) -> None:
