@@ -4,6 +4,7 @@ Keys come from the seeds 00 01 ... 1f (A) and 20 21 ... 3f (B). A record is show
 bytes would be long; its digest, of the canonical bytes, then stands beside it.
 """
 
+import struct
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -26,9 +27,10 @@ from weft.net.tls_certificate import make_certificate
 from weft.net.tls_handshake import Challenge, ClientProof, Welcome, preamble
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
+from weft.peer.promises import Promises
 from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, RoundNote, next_base
 from weft.sync.reduce import Merger, cut
-from weft.sync.rules import leader
+from weft.sync.rules import Durable, leader
 
 Vector = dict[str, str]
 
@@ -231,6 +233,29 @@ def certificate() -> Vector:
     return {"nbytes": str(len(wire.encode(made))), "digest": wire.digest_of(made)}
 
 
+def written(slot: bytes) -> str:
+    """Return a slot without the zeros behind its record."""
+    (length,) = struct.unpack_from("<Q", slot, 8)
+    return slot[: 80 + length].hex()
+
+
+def promises() -> Vector:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "durable.bin"
+        kept = Promises(path)
+        kept.write(Durable(base=next_base(opening_manifest(), QUOTA)))
+        first = path.read_bytes()
+        kept.write(Durable(base=next_base(opening_manifest(), QUOTA), promised=Attempt(1)))
+        both = path.read_bytes()
+        kept.close()
+    return {
+        "file": str(len(first)),
+        "slot 1 after one write": written(first[len(first) // 2 :]),
+        "slot 0 after two": written(both),
+        "digest of the file after two": wire.digest(both),
+    }
+
+
 # --- tensors as bytes ---
 
 NUMBERS = [0.0, 1.0, -2.5, 1 / 3, 1e-3, -127.0, 3.0e38, -1.0e-45]
@@ -269,6 +294,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "manifest": manifest,
     "round-note": round_note,
     "certificate": certificate,
+    "promises": promises,
     "codec-fp32": codec_fp32,
     "codec-bf16": codec_bf16,
     "codec-int8": codec_int8,
