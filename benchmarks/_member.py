@@ -1,0 +1,162 @@
+"""A member of a run that trains nothing: it only averages a vector with the others, round after round.
+
+    member = Member(identity, [transport], num, choices, folder)
+    await member.start()
+    await member.meet({peer: addresses, ...})      # the others
+    await member.average(vector, out)
+
+Node, membership, chain, rounds, codec, merge and threads are those of a training peer, and what they do in a round is
+what `weft.peer.peer` has them do: encode, announce, wait for the commit, fetch the results, decode.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from weft.clock import Clock, SystemClock
+from weft.codec import CodecConfig
+from weft.events import Emit, Event
+from weft.ids import PeerId, RunId, Tokens
+from weft.keys import Identity
+from weft.net.admission import ByTicket
+from weft.net.handshake import Passport
+from weft.net.heartbeat import Membership
+from weft.net.messages import Heartbeat
+from weft.net.node import Node
+from weft.net.transport import Transport
+from weft.peer.chain import Chain, genesis, open_branch
+from weft.peer.compute import Compute, Threads
+from weft.peer.home import PeerFolder
+from weft.peer.messages import Decision, Letter
+from weft.peer.rounds import Rounds
+from weft.sync.messages import Manifest
+from weft.sync.method import Choices, Method
+from weft.sync.outer import AdamWConfig, SgdConfig
+from weft.sync.reduce import decode_parts, encode_parts
+
+RUN = RunId("be" * 32)
+QUOTA = 1
+MEET_S = 30.0
+
+
+def averaging(codec: CodecConfig) -> Choices:
+    """Return a method that averages vectors sent with `codec`."""
+    return Choices(every=1, send="delta", apply=SgdConfig(lr=1.0), codec=codec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """As much of `weft.peer.place.Place` as rounds stand on."""
+
+    node: Node
+    identity: Identity
+    folder: PeerFolder
+    clock: Clock
+    compute: Compute
+    emit: Emit
+
+
+class Member:
+    """One member.
+
+    Args:
+        num: elements of the vector.
+        folder: where what must survive a crash is written.
+    """
+
+    def __init__(
+        self, identity: Identity, transports: Sequence[Transport], num: int, choices: Choices, folder: Path
+    ) -> None:
+        self.peer = identity.peer
+        self.events: list[Event] = []
+        clock, admission = SystemClock(), ByTicket(secret=bytes(16))
+        passport = Passport(identity=identity, run=RUN, name=f"member-{identity.peer[:4]}", admission=admission)
+        self.node = Node(passport, transports, clock, self.events.append)
+        self._num = num
+        self._method = Method(choices, AdamWConfig())
+        self._compute = Threads()
+        self._failure: Exception | None = None
+        self._place = _Place(
+            node=self.node,
+            identity=identity,
+            folder=PeerFolder(folder),
+            clock=clock,
+            compute=self._compute,
+            emit=self.events.append,
+        )
+        self._membership = Membership(self.node, clock, self.events.append, self._heartbeat)
+        self._rounds: Rounds | None = None
+        self.node.on_note(Letter, self._on_letter)
+        self.node.on_note(Decision, self._on_decision)
+
+    async def start(self) -> tuple[str, ...]:
+        """Listen; return the addresses."""
+        return await self.node.start()
+
+    async def meet(self, others: Mapping[PeerId, Sequence[str]]) -> None:
+        """Link up with all the others, and begin the first round with them. All must be listening."""
+        members = sorted([self.peer, *others])
+        base = genesis(RUN, members[0], QUOTA)
+        chain = Chain(open_branch(base, members, members[0], base.branch, QUOTA), QUOTA)
+        self._rounds = Rounds(self._place, chain, self._method, self._num, self._fail)  # type: ignore[arg-type]
+        for peer, addresses in others.items():
+            self.node.remember(peer, addresses)
+        await self._membership.start()
+        async with asyncio.timeout(MEET_S):
+            while not all(self.node.is_linked(peer) for peer in others):
+                await asyncio.sleep(0.02)
+        self._rounds.begin()
+
+    async def average(self, vector: Tensor, out: Tensor) -> Manifest:
+        """Put into `out` the mean of all members' vectors; return what the round counted."""
+        assert self._rounds is not None
+        rounds, ranges = self._rounds, self._rounds.ranges
+        payload = await self._compute.serve(lambda: self._encode(vector, ranges))
+        rounds.announce(Tokens(1), payload)
+        decided = await rounds.decided.get()
+        if decided is None or self._failure is not None:
+            raise RuntimeError(f"a round was lost: {self._failure}")
+        results = await rounds.parts.results(decided.manifest)
+        await self._compute.serve(lambda: decode_parts(self._method.reply_codec, results, ranges, out))
+        return decided.manifest
+
+    def traffic(self) -> tuple[int, int]:
+        """Return the bytes sent and received so far."""
+        meters = self.node.traffic.values()
+        return sum(meter.sent_nbytes for meter in meters), sum(meter.received_nbytes for meter in meters)
+
+    async def aclose(self) -> None:
+        if self._rounds is not None:
+            await self._rounds.aclose()
+        await self._membership.aclose()
+        await self.node.aclose()
+        await self._compute.aclose()
+
+    def _encode(self, vector: Tensor, parts: tuple[range, ...]) -> tuple[bytes, ...]:
+        return tuple(bytes(part) for part in encode_parts(self._method.codec, vector, parts))
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+
+    def _heartbeat(self) -> Heartbeat:
+        head = None if self._rounds is None else self._rounds.chain.head
+        return Heartbeat(
+            name=self.node.passport.name,
+            branch=RUN,  # type: ignore[arg-type]
+            round=head.round if head else 0,  # type: ignore[arg-type]
+            manifest=head.previous if head else None,
+            state="training",
+            loss=3.14159,
+            tokens_per_s=1234.5,
+        )
+
+    async def _on_letter(self, peer: PeerId, letter: Letter) -> None:
+        assert self._rounds is not None
+        self._rounds.on_letter(peer, letter)
+
+    async def _on_decision(self, _peer: PeerId, decision: Decision) -> None:
+        assert self._rounds is not None
+        self._rounds.on_decision(decision)
