@@ -14,7 +14,7 @@ from weft.cli.trained import Trained, open_trained
 from weft.cli.view import View
 from weft.cli.yardstick import ORDER
 from weft.errors import CheckpointError
-from weft.ids import short
+from weft.ids import RunId, short
 from weft.model import write_folder
 
 _WAIT_S = 600.0  # for the n-gram model, which had all of the training's time
@@ -50,6 +50,15 @@ def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> in
         f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n{try_next(command_for(swarm.home), short(first.run))}'
     )
     return 0
+
+
+def finished_run(swarm: Swarm) -> RunId | None:
+    """Return the run that all peers have brought to its end earlier, or None."""
+    try:
+        reports = [read_report(swarm.report(name)) for name in swarm.names]
+    except CheckpointError:
+        return None
+    return RunId(reports[0].run) if all(report.reason == "complete" for report in reports) else None
 
 
 def judge(report: Report, view: View, ngram: float) -> list[str]:

@@ -49,18 +49,16 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
         WeftError: the folder is another's, or a peer failed.
     """
     run_file = prepare(folder, wishes)
-    swarm = Swarm(folder, max(1, (os.cpu_count() or 1) // wishes.num_peers))
+    names = tuple(f"peer {number}" for number in range(1, run_file.peers + 1))
+    swarm = Swarm(folder, names, max(1, (os.cpu_count() or 1) // len(names)))
     screen = make_screen(is_quiet=wishes.is_quiet)
+    screen.start(facts_of_file(run_file))
     follower = _Follower(swarm, screen)
     try:
         follower.watch_signals()
-        print(f"starting {wishes.num_peers} peers; everything is kept in {folder}", file=sys.stderr)  # noqa: T201
-        run = swarm.start(folder / _RUN_FILE, wishes.num_peers)
+        finished = demo_end.finished_run(swarm)
+        run = swarm.start(folder / _RUN_FILE) if finished is None else swarm.take_up(finished)
         score: Future[float] = yardstick.start(Home(swarm.home), run)
-        train = run_file.train
-        screen.start(
-            Facts(run=run_file.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
-        )
         follower.follow()
     finally:
         screen.close()
@@ -69,6 +67,12 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
         print(f"stopped; weft demo {folder} goes on from here, and --fresh begins anew")  # noqa: T201
         return 0
     return demo_end.finish(folder, swarm, screen.view, score)
+
+
+def facts_of_file(run_file: RunFile) -> Facts:
+    """Return what the view needs to know of the run, before there is one."""
+    train = run_file.train
+    return Facts(run=run_file.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
 
 
 # --- before ---
@@ -92,11 +96,13 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
                 f"with it, or add --fresh to begin anew."
             )
         kept: RunFile = from_tree(load_tree(path), RunFile, where=str(path))
-        print(f"going on with the demo in {folder}; --fresh begins anew", file=sys.stderr)  # noqa: T201
+        print(f"going on with the demo in {folder}; --fresh begins anew", file=sys.stderr, flush=True)  # noqa: T201
         return kept
     run_file = _described(wishes)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(dump(run_file), encoding="utf-8")
+    what = f"{run_file.peers} peers on this machine; everything is kept in {folder}"
+    print(f"starting {what}", file=sys.stderr, flush=True)  # noqa: T201
     return run_file
 
 

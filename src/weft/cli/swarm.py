@@ -41,38 +41,40 @@ class PeerFailed(WeftError):
 class Swarm:
     """Processes in `folder`, which holds their shared home, their reports and what each says."""
 
-    def __init__(self, folder: Path, num_threads: int) -> None:
+    def __init__(self, folder: Path, names: tuple[str, ...], num_threads: int) -> None:
         self.home = folder / "home"
+        self.names = names
         self._folder = folder
         self._num_threads = num_threads
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._followed: dict[Path, int] = {}  # log, bytes read
         self._run: RunId | None = None
 
-    def start(self, run_file: Path, num_peers: int) -> RunId:
+    def start(self, run_file: Path) -> RunId:
         """Start all peers and return the run's name once there is one.
 
         Raises:
             PeerFailed: the first peer ended, or said nothing for minutes.
         """
-        founder = self._spawn("peer 1", "train", str(run_file), "--wait-for", str(num_peers))
+        first, *others = self.names
+        founder = self._spawn(first, "train", str(run_file), "--wait-for", str(len(self.names)))
         ticket = self._first_line(founder)
-        self._run = read(ticket).run
-        for number in range(2, num_peers + 1):
-            process = self._spawn(f"peer {number}", "join", "-", "--yes")
+        for name in others:
+            process = self._spawn(name, "join", "-", "--yes")
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it ended: `check` says why
                 process.stdin.write(ticket + "\n")
                 process.stdin.close()
-        return self._run
+        return self.take_up(read(ticket).run)
+
+    def take_up(self, run: RunId) -> RunId:
+        """Follow the logs of `run`, which the peers of this folder keep or kept."""
+        self._run = run
+        return run
 
     def report(self, name: str) -> Path:
         """Return the file in which a peer says how it ended."""
         return self._folder / f"{name.replace(' ', '-')}.json"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._processes)
 
     @property
     def is_running(self) -> bool:
@@ -163,7 +165,7 @@ class Swarm:
         if not line:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
-            raise self._failed("peer 1", process.poll() or PeerError.exit_code)
+            raise self._failed(self.names[0], process.poll() or PeerError.exit_code)
         return line
 
     def _failed(self, name: str, code: int) -> PeerFailed:
