@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from weft.data.batch import Batch
-from weft.errors import OutOfMemory
 from weft.events import Emit, FellBack, MicroBatchChanged
 from weft.model import FlatModel, Transformer
-from weft.peer.device import Device, is_out_of_memory
+from weft.peer.device import Device, allocating, first_line, is_out_of_memory
 
 T = TypeVar("T")
 
@@ -111,23 +110,19 @@ class Backward:
 
     def _halving(self, work: Callable[[], T]) -> T:
         """Do `work`, again with half the micro-batch as often as memory runs out."""
-        while True:
+        while self.micro_batch > 1:
             try:
                 return work()
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                reason = str(error).split("\n")[0][:300]
+                reason = first_line(error)
             # Only here, after the except clause, has the traceback let go of the tensors.
             self._device.release_cache()
-            if self.micro_batch == 1:
-                raise OutOfMemory(
-                    f"one sample does not fit beside a model of {self._model.layout.num_parameters:,} parameters on "
-                    f"{self._device.name}: {reason}. Close other programs, set has_recompute = true or a half "
-                    "precision, or join from a larger machine."
-                )
             before, self.micro_batch = self.micro_batch, self.micro_batch // 2
             self._emit(MicroBatchChanged(before=before, after=self.micro_batch, reason=reason))
+        with allocating(f"one sample beside {self._model.layout.num_parameters:,} parameters", self._device):
+            return work()
 
     def _compiled(self, plain: _Loss) -> _Loss:
         compiled = torch.compile(plain)
@@ -138,7 +133,7 @@ class Backward:
             except RuntimeError as error:  # all of the compiler's errors are; those of the loss itself come again
                 if is_out_of_memory(error):
                     raise
-                reason = str(error).strip().split("\n")[0][:300]
+                reason = first_line(error)
             self._emit(FellBack(wanted="torch.compile", used="uncompiled", reason=reason))
             self._loss = plain
             return plain(tokens, targets)

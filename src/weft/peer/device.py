@@ -3,6 +3,7 @@
     choose(peer) -> Device          auto: CUDA, else Apple's GPU, else the CPU
     check_fits(run, peer, device)   samples at a time that should fit; refuses up front what cannot, with the figures
     is_out_of_memory(error)         whether torch says, in one of its many ways, that memory ran out
+    with allocating("...", device)  the same as an `OutOfMemory`, where nothing smaller can be tried
 
 A CPU's memory must be counted before it is used: Linux promises more than it has and then kills. A GPU says when it is
 full, so there the trainer starts with the whole batch and halves.
@@ -10,16 +11,19 @@ full, so there the trainer starts with the whole batch and halves.
 It does not know training; the figures are those of `weft.cost`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, assert_never
 
 import psutil
 import torch
+from torch import dtype
 
 from weft import cost
 from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
-from weft.errors import ConfigError, TooLarge
+from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.peer.config import PeerConfig, RunConfig
 from weft.sync.outer import NesterovConfig
@@ -44,7 +48,7 @@ class Device:
         return self.torch.type == "cpu"
 
     @property
-    def autocast_dtype(self) -> torch.dtype | None:
+    def autocast_dtype(self) -> "dtype | None":
         """What matrix products are computed in; None: as the parameters are."""
         return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
 
@@ -237,3 +241,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _WORDS)
+
+
+@contextmanager
+def allocating(what: str, device: Device) -> Iterator[None]:
+    """Turn an allocator's error into one that says what did not fit.
+
+    Raises:
+        OutOfMemory: memory ran out inside.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"{what} does not fit on {device.name}: {first_line(error)}. Close other programs, set has_recompute = "
+            "true or a half precision, or join from a larger machine."
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of what torch says, which goes on for pages."""
+    return (str(error).strip().split("\n")[0] or type(error).__name__)[:300]

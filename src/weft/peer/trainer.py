@@ -31,7 +31,7 @@ from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
 from weft.peer.backward import Backward
 from weft.peer.config import PeerConfig, RunConfig
-from weft.peer.device import check_fits, choose
+from weft.peer.device import allocating, check_fits, choose
 from weft.peer.inner import InnerOptimizer, State
 from weft.sync.schedule import lr
 
@@ -74,6 +74,7 @@ class Trainer:
         Raises:
             ConfigError: no such device.
             TooLarge: the model does not fit this machine.
+            OutOfMemory: another program was faster to take what was free.
         """
         run, peer = self._run, self._peer
         if peer.threads:
@@ -83,10 +84,11 @@ class Trainer:
         if micro_batch < min(wanted, run.train.batch_size):
             self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))
         is_shared = self._sends_gradient and self.device.is_cpu
-        held = vector if is_shared else vector.to(self.device.torch, copy=True)
-        self._model = _model_over(held, run, peer)
+        with allocating("the model", self.device):
+            held = vector if is_shared else vector.to(self.device.torch, copy=True)
+            self._model = _model_over(held, run, peer)
+            self._optimizer = None if self._sends_gradient else InnerOptimizer(run.train.optimizer, self._model)
         self._backward = Backward(self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit)
-        self._optimizer = None if self._sends_gradient else InnerOptimizer(run.train.optimizer, self._model)
         self._num_steps = 0
 
     @property
@@ -194,7 +196,7 @@ class Trainer:
             NotFinite: the loss is NaN or infinite.
             OutOfMemory: as `train`.
         """
-        module = assemble(self._run.model, vector.to(self.device.torch))
+        module = self._outer_model(vector)
         total, num_tokens = 0.0, 0
         for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
             total += self._backward.summed_loss(module, batch)
@@ -216,12 +218,19 @@ class Trainer:
         Raises:
             DataError: the prompt has a character that the tokenizer does not know.
             NotFinite: the model's logits are NaN or infinite.
+            OutOfMemory: there is no room for it beside what trains.
         """
-        module = assemble(self._run.model, vector.to(self.device.torch))
         end = tokenizer.end_of_text
         ids = [int(token) for token in tokenizer.encode(prompt)] or [0 if end is None else end]
         sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
-        return tokenizer.decode(list(generate(module, ids, sampling, rng.stream(seed, "sample"))))
+        module = self._outer_model(vector)
+        with allocating("a text of this length", self.device):
+            return tokenizer.decode(list(generate(module, ids, sampling, rng.stream(seed, "sample"))))
+
+    def _outer_model(self, vector: Tensor) -> Transformer:
+        self.device.release_cache()
+        with allocating("the outer model beside the local one", self.device):
+            return assemble(self._run.model, vector.to(self.device.torch))
 
     # --- one step ---
 

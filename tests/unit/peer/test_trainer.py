@@ -21,6 +21,7 @@ from weft.errors import CheckpointError, NotFinite, OutOfMemory, TooLarge
 from weft.events import Event, FellBack, MicroBatchChanged, StepDone
 from weft.model import Transformer, assemble, flatten, initial_vector
 from weft.peer import device as device_module
+from weft.peer import trainer as trainer_module
 from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.trainer import Trainer
 from weft.sync.method import DdpConfig, Method
@@ -316,10 +317,25 @@ def test_evaluation_halves_the_micro_batch_too(stage: Stage, tmp_path: Path, mon
 def test_one_sample_that_does_not_fit_is_out_of_memory(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     Allocator(monkeypatch, room=0)
     trainer, emitted = stage()
-    with pytest.raises(OutOfMemory, match=r"one sample .* parameters .* 2\.00 GiB.* has_recompute"):
+    with pytest.raises(OutOfMemory, match=r"one sample .* parameters does not fit on cpu.* 2\.00 GiB.* has_recompute"):
         trainer.train(positions(4), 0, 1)
     assert [event.after for event in emitted if isinstance(event, MicroBatchChanged)] == [2, 1]
     assert torch.equal(trainer.local(), initial_vector(MODEL, 3))
+
+
+def test_memory_that_is_gone_before_the_first_step_is_said_to_be(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    trainer, _ = stage()
+    monkeypatch.setattr(torch, "zeros_like", full)
+    with pytest.raises(OutOfMemory, match=r"the model does not fit on cpu.*2\.00 GiB"):
+        stage()
+    monkeypatch.setattr(trainer_module, "assemble", full)
+    with pytest.raises(OutOfMemory, match="the outer model"):
+        trainer.evaluate(trainer.local(), batches(tmp_path, "heldout"), 4)
 
 
 def test_other_errors_are_not_taken_for_want_of_memory(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +373,7 @@ def test_memory_that_the_system_really_refuses_halves_the_micro_batch(stage: Sta
 
 def test_on_a_cpu_the_first_micro_batch_is_one_that_surely_fits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_config(batch_size=64)
-    needed = device_module.needed_nbytes(run, PeerConfig(), device_module.choose(PeerConfig(device="cpu")), 16)["cpu"]
+    needed = device_module.needed_nbytes(run, PeerConfig(), device_module.choose(PeerConfig(device="cpu")), 20)["cpu"]
     monkeypatch.setattr(device_module, "host_free_nbytes", lambda: int(needed / 0.9) + 1000)
     trainer, emitted = stage(run)
     assert trainer.micro_batch == 16
