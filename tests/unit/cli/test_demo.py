@@ -1,0 +1,157 @@
+"""What the demo decides: its folder, its length, its verdict. The processes are run in tests/slow."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from weft.cli.demo_end import finished_run, judge, read_report
+from weft.cli.demo_run import Wishes, prepare, with_tokens
+from weft.cli.pace import tokens_in
+from weft.cli.running import Report
+from weft.cli.swarm import PeerFailed, Swarm
+from weft.cli.view import View
+from weft.config import load
+from weft.errors import CheckpointError, ConfigError
+from weft.peer.config import RunFile, SizedModel
+from weft.sync.schedule import CosineConfig
+
+REPORT = Report(
+    reason="complete",
+    run="ab" * 32,
+    peer="cd" * 32,
+    round=7,
+    committed_tokens=1000,
+    replica="ef" * 32,
+    loss=1.8,
+    nats_per_byte=1.8,
+    sample=None,
+    sent_nbytes=1,
+    received_nbytes=1,
+    checkpoint="c",
+)
+
+
+def wishes(*, tokens: int | None = None, is_fresh: bool = False, num_peers: int = 4) -> Wishes:
+    return Wishes(num_peers, None, tokens, is_fresh=is_fresh, is_quiet=True)
+
+
+def swarm_in(folder: Path, *names: str) -> Swarm:
+    return Swarm(folder, names, 1)
+
+
+def test_the_recipe_is_in_the_package_and_is_under_a_million_parameters(tmp_path: Path) -> None:
+    from weft.model.config import named, num_parameters
+
+    assert (files("weft") / "recipes" / "demo.toml").is_file()
+    run_file = prepare(tmp_path / "demo", wishes())
+    assert isinstance(run_file.model, SizedModel)
+    assert num_parameters(named(run_file.model.size, 257, run_file.train.seq_len)) < 1_000_000
+    assert load(tmp_path / "demo" / "demo.toml", RunFile) == run_file
+
+
+def test_another_length_stretches_the_whole_schedule(tmp_path: Path) -> None:
+    full = prepare(tmp_path / "full", wishes())
+    half = prepare(tmp_path / "half", wishes(tokens=full.train.tokens // 2, num_peers=2))
+    assert half.peers == 2
+    assert half.train.tokens * 2 == full.train.tokens
+    assert isinstance(full.train.schedule, CosineConfig)
+    assert isinstance(half.train.schedule, CosineConfig)
+    assert half.train.schedule.total_tokens * 2 == full.train.schedule.total_tokens
+    assert half.train.schedule.lr == full.train.schedule.lr
+
+
+def test_tokens_of_a_schedule_are_scaled_and_nothing_else() -> None:
+    tree = {"name": "x", "train": {"tokens": 100, "schedule": {"lr": 1.0, "warmup_tokens": 10, "total_tokens": 100}}}
+    assert with_tokens(tree, 300) == {
+        "name": "x",
+        "train": {"tokens": 300, "schedule": {"lr": 1.0, "warmup_tokens": 30, "total_tokens": 300}},
+    }
+
+
+def test_minutes_become_whole_rounds_of_tokens(tmp_path: Path) -> None:
+    run_file = prepare(tmp_path / "demo", wishes())
+    per_round = run_file.peers * run_file.train.batch_size * run_file.train.seq_len * run_file.method.every  # type: ignore[union-attr]
+    few, many = tokens_in(run_file, 1.0), tokens_in(run_file, 1000.0)
+    assert few % per_round == 0 == many % per_round
+    assert many > few > 0
+
+
+def test_a_demo_that_is_there_is_taken_up_as_it_was(tmp_path: Path) -> None:
+    first = prepare(tmp_path / "demo", wishes(tokens=50_000))
+    assert prepare(tmp_path / "demo", wishes()) == first
+    with pytest.raises(ConfigError, match="--fresh"):
+        prepare(tmp_path / "demo", wishes(tokens=60_000))
+
+
+def test_fresh_removes_an_earlier_demo_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    prepare(folder, wishes(tokens=50_000))
+    (folder / "home").mkdir()
+    assert prepare(folder, wishes(tokens=60_000, is_fresh=True)).train.tokens == 60_000
+    assert not (folder / "home").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine").touch()
+    with pytest.raises(ConfigError, match="holds no demo"):
+        prepare(other, wishes(is_fresh=True))
+    assert (other / "mine").exists()
+
+
+def test_a_demo_is_finished_once_every_peer_says_complete(tmp_path: Path) -> None:
+    swarm = swarm_in(tmp_path, "peer 1", "peer 2")
+    swarm.report("peer 1").write_bytes(msgspec.json.encode(REPORT))
+    assert finished_run(swarm) is None
+    stopped = msgspec.structs.replace(REPORT, reason="asked to by SIGTERM")
+    swarm.report("peer 2").write_bytes(msgspec.json.encode(stopped))
+    assert finished_run(swarm) is None
+    swarm.report("peer 2").write_bytes(msgspec.json.encode(REPORT))
+    assert finished_run(swarm) == REPORT.run
+
+
+def test_half_a_report_is_none(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(json.dumps({"reason": "complete"}))
+    with pytest.raises(CheckpointError, match="does not say"):
+        read_report(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize(("ngram", "verdict"), [(2.0, "(better)"), (1.5, "(not better")])
+def test_the_verdict_names_both_figures(ngram: float, verdict: str) -> None:
+    lines = "\n".join(judge(REPORT, View(), ngram))
+    assert "1.8000 nats per byte" in lines
+    assert f"{ngram:.4f} nats per byte" in lines
+    assert verdict in lines
+
+
+def test_a_founder_that_cannot_begin_is_said_with_its_own_code_and_words(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("nam = 1\n")
+    swarm = swarm_in(tmp_path, "peer 1")
+    with pytest.raises(PeerFailed, match=r"peer 1 ended with code 2; it said: weft: .*bad\.toml") as failed:
+        swarm.start(tmp_path / "bad.toml")
+    swarm.end()
+    assert failed.value.exit_code == 2
+
+
+def test_news_are_read_once_line_by_line_from_all_peers(tmp_path: Path) -> None:
+    from weft.events import Entry, Notice
+    from weft.ids import PeerId, RunId
+
+    swarm = swarm_in(tmp_path, "peer 1", "peer 2")
+    swarm.take_up(RunId("ab" * 32))
+    logs = [swarm.home / "runs" / ("ab" * 32) / (letter * 64) / "log.jsonl" for letter in "cd"]
+    line = {
+        n: msgspec.json.encode(Entry(v=1, at=float(n), peer=PeerId("c" * 64), event=Notice(text=str(n)))) + b"\n"
+        for n in range(4)
+    }
+    for log, numbers in zip(logs, ((0, 3), (1,)), strict=True):
+        log.parent.mkdir(parents=True)
+        log.write_bytes(b"".join(line[n] for n in numbers))
+    with logs[1].open("ab") as file:
+        file.write(line[2][:20])  # being written just now
+    assert [entry.at for entry in swarm.news()] == [0.0, 1.0, 3.0]
+    assert swarm.news() == []
+    with logs[1].open("ab") as file:
+        file.write(line[2][20:])
+    assert [entry.at for entry in swarm.news()] == [2.0]
