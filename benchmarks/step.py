@@ -8,7 +8,9 @@ alike, which is checked: a ratio of speeds means nothing between different compu
 A second bare loop uses weft's own model class: the difference to it is the trainer's overhead alone.
 
 The loops take turns, a few steps each, in an order that turns round every time. The ratio is the median over turns of
-weft's speed by the bare loop's speed in the same turn, so what else the machine does hits both.
+weft's speed by the bare loop's speed in the same turn, so what else the machine does hits both. CPU time is measured
+beside it: on a machine that others use it is the steadier figure, while torch has one thread (more of them wait for
+each other by spinning).
 """
 
 import argparse
@@ -203,13 +205,15 @@ def compare(size: str, batch_size: int, seq_len: int, num_turns: int, turn_steps
     }
     losses = {name: loop(turn_steps)[-1] for name, loop in loops.items()}  # warm up
     speeds: dict[str, list[float]] = {name: [] for name in loops}
+    costs: dict[str, list[float]] = {name: [] for name in loops}
     order = list(loops)
     for _ in range(num_turns):
         order.append(order.pop(0))
         for name in order:
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.process_time()
             losses[name] = loops[name](turn_steps)[-1]
             speeds[name].append(turn_steps * run.tokens_per_step / (time.perf_counter() - began))
+            costs[name].append(time.process_time() - began_cpu)
     spread = max(losses.values()) - min(losses.values())
     if spread > 0.02 * losses["plain"]:
         raise SystemExit(f"the loops do not compute the same: losses {losses}")
@@ -218,6 +222,7 @@ def compare(size: str, batch_size: int, seq_len: int, num_turns: int, turn_steps
         layout(config).num_parameters,
         *(statistics.median(speeds[name]) for name in loops),
         *(_ratio(speeds["weft"], speeds[name]) for name in ("plain", "own model")),
+        *(_ratio(costs[name], costs["weft"]) for name in ("plain", "own model")),
         f"{losses['weft']:.4f} / {losses['plain']:.4f}",
     ]
 
@@ -280,7 +285,8 @@ def main() -> int:
     least = min(min(row[5], row[6]) for row in rows)  # type: ignore[type-var]
     command = f"python -m benchmarks.step {' '.join(sys.argv[1:])}".rstrip()
     header = ["model, batch x tokens", "parameters", "weft tokens/s", "plain", "own model"]
-    header += ["weft / plain", "weft / own model", "last loss, weft / plain"]
+    header += ["weft / plain", "weft / own model", "the same by CPU time: plain", "own model"]
+    header += ["last loss, weft / plain"]
     sections = [
         (__doc__ or "").split("\n\n", 1)[1].strip(),
         f"torch threads: {torch.get_num_threads()}. {report.load_line(load)} Medians of {arguments.turns} turns.",
