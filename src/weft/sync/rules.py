@@ -6,6 +6,7 @@ take turns to lead them. Break one of these and the state-space search in the te
 
 from collections.abc import Iterable, Mapping
 
+from weft.data.assign import leases
 from weft.ids import Attempt, PeerId
 from weft.rng import order_key
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
@@ -64,17 +65,31 @@ def newest(votes: Iterable[Vote | None]) -> Manifest | None:
 
 
 def is_successor(base: Base, manifest: Manifest) -> bool:
-    """Return whether `manifest` may follow on `base`; what it counts is checked when it is fetched."""
+    """Return whether `manifest` may follow on `base`.
+
+    All that follows from the base and from who contributed is checked here, so a leader can choose only who counts,
+    who is gone and who joins. The bytes that it counts are checked when they are fetched.
+    """
     peers = [contribution.peer for contribution in manifest.contributions]
+    is_in_place = (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
     return (
-        (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
+        is_in_place
         and manifest.previous == base.previous
         and manifest.leader == leader(base, manifest.attempt)
+        and bool(peers)
         and peers == sorted(set(peers))
         and set(peers) <= set(base.electorate)
         and len(manifest.parts) == base.num_parts
-        and bool(manifest.members)
+        and _has_right_members(base, manifest)
+        and (manifest.leases, manifest.cursor) == leases(base.cursor, dict.fromkeys(manifest.members, base.quota))
+        and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
     )
+
+
+def _has_right_members(base: Base, manifest: Manifest) -> bool:
+    left, joined, before = set(manifest.left), set(manifest.joined), set(base.electorate)
+    is_change = left <= before and not joined & before
+    return is_change and list(manifest.members) == sorted((before - left) | joined) and bool(manifest.members)
 
 
 def is_sound(base: Base, plan: Collect) -> bool:
