@@ -1,10 +1,12 @@
 """Whole peers of one run on a virtual clock, and the faults a scenario scripts.
 
-    def scenario(swarm):
+    async def scenario():
         a, b, c, d = await swarm.start("abcd")
-        await swarm.when("b", RoundCommitted, lambda event: event.round == 3)
+        await swarm.round(b, 3)
         swarm.kill(b)
         await swarm.done(a, c, d)
+
+    swarm.run(scenario)
 
 Everything is production code but the transport, the clock and the threads: `Peer` with its node, membership, rounds,
 trainer and checkpoints, on a model of some ten thousand parameters. A member is a machine; each start of it is another
@@ -26,7 +28,7 @@ from weft.clock import VirtualClock
 from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.errors import CheckpointError
-from weft.events import Event, MemberProgress, Notice, RoundCommitted, StepDone
+from weft.events import Event, Notice, RoundCommitted, StepDone
 from weft.ids import Digest, PeerId, Round
 from weft.keys import Identity, verify
 from weft.net.admission import ByTicket
@@ -42,7 +44,7 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import initial, seal
 from weft.peer.state import replica_digest
-from weft.sync.messages import Certificate, Manifest, RoundNote
+from weft.sync.messages import Manifest, RoundNote
 from weft.sync.method import FedAvgConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig
 from weft.wire import digest_of, unseal
@@ -72,6 +74,8 @@ class Life:
         self.peer: Peer = None  # type: ignore[assignment]
         self.task: asyncio.Task[Outcome] = None  # type: ignore[assignment]
         self.events: list[tuple[float, Event]] = []
+        self.positions: list[int] = []  # samples read for training, in order
+        self.on_batch: Callable[[Life], None] = lambda life: None
 
     def emit(self, event: Event) -> None:
         if not self.is_dead:
@@ -195,7 +199,8 @@ class Swarm:
                 async with asyncio.timeout(LIMIT_S):
                     await scenario()
             finally:
-                for life in self.lives:
+                running = [life for life in self.lives if not life.task.done()]
+                for life in running:
                     self.kill(life.member)
                 await asyncio.gather(*(life.task for life in self.lives), return_exceptions=True)
 
@@ -228,6 +233,37 @@ class Swarm:
         known = self.chains.setdefault((event.branch, event.round), replica.head)
         assert known == replica.head, f"two manifests for round {event.round}"
 
+    # --- what must hold after any scenario ---
+
+    def check(self) -> None:
+        """R2 and R3, of all that was committed and of every process that was not killed.
+
+        Every token trained is counted once or still carried, no sample is trained on twice, and each commit names
+        everybody of its electorate as counted or left out.
+        """
+        trained = [position for life in self.lives if not life.is_dead for position in life.positions]
+        assert len(trained) == len(set(trained)), "a sample was trained on twice"
+        counted: dict[PeerId, int] = {}
+        for manifest in self.chains.values():
+            for each in manifest.contributions:
+                counted[each.peer] = counted.get(each.peer, 0) + each.tokens
+        for member in self.members.values():
+            if len(member.lives) == 1 and not member.life.is_dead:
+                uncounted = member.life.trained_tokens - counted.get(member.id, 0)
+                carried = member.peer._carry.tokens
+                # Who leaves may not hear that its last offer was counted; its checkpoint is checked when it returns.
+                possible = {carried} if member.life.outcome.reason == "complete" else {0, carried}
+                assert uncounted in possible, f"{member.name} trained {uncounted} more than was counted"
+        for life in self.lives:
+            for event in life.committed:
+                manifest = self.chains[event.branch, event.round]
+                before = self.chains.get((event.branch, Round(event.round - 1)))
+                assert {each.peer for each in manifest.contributions} == set(event.contributors)
+                if before is not None:
+                    assert set(before.members) == set(event.contributors) | event.left_out.keys()
+                assert all(event.left_out.values())
+                assert not event.left_out.keys() & set(event.contributors)
+
     # --- members ---
 
     async def start(self, names: Iterable[str], wait_for: int | None = None, **options: Any) -> list[Member]:
@@ -250,14 +286,21 @@ class Swarm:
         train_s: float = TRAIN_S,
         compute: Inline | None = None,
         settings: PeerConfig | None = None,
-        prepare: Callable[[Peer], None] = lambda peer: None,
+        on_batch: Callable[[Life], None] = lambda life: None,
     ) -> Life:
-        """Start a process of `member`; a founder's goes on from its checkpoint, others' join."""
+        """Start a process of `member`; a founder's goes on from its checkpoint, others' join.
+
+        Args:
+            wait_for: a founder's.
+            train_s: virtual seconds that a call of training takes.
+            on_batch: called when a batch is read, before it is trained on.
+        """
         life = Life(member, len(member.lives))
         member.lives.append(life)
         self.lives.append(life)
+        life.on_batch = on_batch
         place = Inline(train_s) if compute is None else compute
-        life.task = asyncio.get_running_loop().create_task(self._live(life, wait_for, place, settings, prepare))
+        life.task = asyncio.get_running_loop().create_task(self._live(life, wait_for, place, settings))
         return life
 
     async def _live(
@@ -266,7 +309,6 @@ class Swarm:
         wait_for: int,
         compute: Inline,
         settings: PeerConfig | None,
-        prepare: Callable[[Peer], None],
     ) -> Outcome:
         member = life.member
         passport = Passport(
@@ -299,7 +341,7 @@ class Swarm:
                 emit=life.emit,
             )
             life.peer = Peer(self.run_config, place)
-            prepare(life.peer)
+            _note_samples(life)
             if member.is_founder:
                 try:
                     snapshot = load(member.folder.checkpoint)
@@ -356,13 +398,16 @@ class Swarm:
         return list(await asyncio.gather(*(member.life.task for member in members)))
 
 
-def spoken(life: Life) -> list[Event]:
-    """Return what a life said, without the chatter."""
-    return [event for _, event in life.events if not isinstance(event, MemberProgress | StepDone)]
+def _note_samples(life: Life) -> None:
+    batches = life.peer._trainer._batches
+    read = batches.at
 
+    def at(positions: Any) -> Any:
+        life.positions += [int(position) for position in positions]
+        life.on_batch(life)
+        return read(positions)
 
-def is_message(message: Any, kind: type[Any]) -> bool:
-    return isinstance(message, kind)
+    batches.at = at  # type: ignore[method-assign]
 
 
 def _corpus(root: Path) -> Path:
@@ -374,6 +419,3 @@ def _corpus(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(text[start : start + 70] for start in range(0, len(text), 70)))
     return path
-
-
-__all__ = ["Certificate", "Life", "Member", "Swarm"]

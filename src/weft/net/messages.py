@@ -186,6 +186,7 @@ class Heartbeat(Record, frozen=True, kw_only=True, tag="Heartbeat"):
     branch: HexBranch
     round: Annotated[Round, Meta(ge=0)]
     manifest: HexDigest | None  # of the last commit this peer applied
+    committed_tokens: Annotated[int, Meta(ge=0)] = 0  # on that branch: branches that meet are weighed by it
     state: Annotated[str, Meta(max_length=32, pattern=r"^[\w -]*\Z")]  # one word for people: training, syncing
     loss: float | None  # nats per token of the last inner steps
     tokens_per_s: Annotated[float, Meta(ge=0)]

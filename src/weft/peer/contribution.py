@@ -34,6 +34,7 @@ class Carry:
         self.tokens = Tokens(0)  # trained and not counted
         self.num_done = 0  # inner steps made of the present lease
         self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
+        self.is_restored = False  # from a checkpoint: rounds after it may have counted it
 
     @property
     def sends_gradient(self) -> bool:
@@ -52,19 +53,22 @@ class Carry:
             self._gradient, self._gradient_tokens = gradient.clone(), num_tokens
         else:
             total = self._gradient_tokens + num_tokens
-            self._gradient.mul_(self._gradient_tokens / total).add_(gradient, alpha=num_tokens / total)
+            # In new memory: others may still be fetching the one before.
+            self._gradient = self._gradient.mul(self._gradient_tokens / total).add_(gradient, alpha=num_tokens / total)
             self._gradient_tokens = total
         self.tokens = Tokens(self._gradient_tokens)
 
     def encode(self, parts: tuple[range, ...]) -> tuple[Buffer, ...]:
         """Return the payload, part by part. Nothing changes: what it holds stays here until it is counted.
 
+        It may share the memory of a vector that nobody writes to any more.
+
         Raises:
             NotFinite: what was trained holds NaN or infinity.
         """
         trained = self._trainer.local() if self._gradient is None else self._gradient
         vector = self._method.contribution(self._replica.outer, trained)
-        return tuple(bytes(part) for part in encode_parts(self._method.codec, vector, parts))
+        return encode_parts(self._method.codec, vector, parts)
 
     def settle(self, apply: Callable[[], None], is_counted: bool) -> None:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
@@ -96,6 +100,7 @@ class Carry:
         """Forget what was trained, because it is counted or can no longer be."""
         self._gradient, self._gradient_tokens, self._num_missed = None, 0, 0
         self.tokens = Tokens(0)
+        self.is_restored = False
 
     def vectors(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold; views, not copies."""
@@ -118,6 +123,7 @@ class Carry:
             self._num_missed = counters.pop("num_missed")
         except KeyError as missing:
             raise CheckpointError(f"the saved state has no {missing}. Resume from another checkpoint.") from None
+        self.is_restored = self.tokens > 0
         self._gradient = vectors.pop("gradient", None)
         self._gradient_tokens = 0 if self._gradient is None else self.tokens
         self._trainer.set_local(vectors.pop("local", self._replica.outer))

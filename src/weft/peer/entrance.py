@@ -21,8 +21,9 @@ from contextlib import suppress
 
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.events import Notice
-from weft.ids import BranchId, Digest, PeerId
+from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.heartbeat import Membership
+from weft.net.messages import Heartbeat
 from weft.peer.chain import Chain, branch_name, genesis, open_branch
 from weft.peer.config import GENESIS, RunConfig
 from weft.peer.contribution import Carry
@@ -71,7 +72,10 @@ class Entrance:
         self._node.on_note(RunBegin, self._on_opening)
 
     def askers(self) -> list[PeerId]:
-        """Return who has asked to be counted in just now."""
+        """Return who holds a state and has asked to be counted in just now."""
+        return [peer for peer in self._recent() if self._asking[peer][0] != GENESIS]
+
+    def _recent(self) -> list[PeerId]:
         now = self._place.clock.now()
         return sorted(peer for peer, (_, at) in self._asking.items() if now - at < JOINING_EXPIRES_S)
 
@@ -97,7 +101,7 @@ class Entrance:
         with suppress(WeftError):
             await self._node.connect_any(known)
         offers = [offer.head for _, offer in await self._offers() if offer.head is not None]
-        if any(offer.branch != head.branch or offer.round > head.round for offer in offers):
+        if any(not self._is_reached(offer) for offer in offers):
             return await self.enter()
         return head if offers else self._alone(head, promised)
 
@@ -115,7 +119,7 @@ class Entrance:
         return opening
 
     def _beginners(self) -> list[PeerId]:
-        return [peer for peer in self.askers() if self._asking[peer][0] == GENESIS]
+        return [peer for peer in self._recent() if self._asking[peer][0] == GENESIS]
 
     def _first(self, members: list[PeerId], founder: PeerId) -> Manifest:
         base = genesis(self._run.run, founder, self._run.quota)
@@ -126,12 +130,14 @@ class Entrance:
     async def enter(self) -> Manifest:
         """Return the head to go on from: the run's first manifest, or that of a state fetched from a member."""
         while True:
-            for donor, offer in await self._offers():
-                if offer.head is None or self._is_reached(offer.head):
-                    continue
-                with suppress(PeerError, NetError, Refused):
-                    return await self._take_over(donor, offer)
-            if self._replica.head is None:
+            offers = [(donor, offer) for donor, offer in await self._offers() if offer.head is not None]
+            for donor, offer in offers:
+                if offer.head is not None and not self._is_reached(offer.head):
+                    with suppress(PeerError, NetError, Refused):
+                        return await self._take_over(donor, offer)
+                elif self._replica.head is not None:
+                    return self._replica.head  # nobody is further any more
+            if not offers:
                 self._ask(BranchId(self._run.run), GENESIS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOINING_S):
@@ -147,10 +153,12 @@ class Entrance:
         await asyncio.sleep(JOINING_S / 2)
         if not await self.catch_up(rounds):
             rounds.restart(await self.enter())
+        elif rounds.chain.head == head and not rounds.is_member:
+            rounds.begin()  # it had given a round up that nobody is further than any more
 
     def _is_reached(self, head: Manifest) -> bool:
         mine = self._replica.head
-        return mine is not None and mine.branch == head.branch and mine.round >= head.round
+        return mine is not None and not _is_further(head, mine)
 
     async def _offers(self) -> list[tuple[PeerId, StateOffer]]:
         """Return what the first member offers that has a state; where nobody has, what everybody says."""
@@ -166,8 +174,12 @@ class Entrance:
 
     async def _take_over(self, donor: PeerId, offer: StateOffer) -> Manifest:
         vectors = {name: vector.clone() for name, vector in self._replica.vectors().items()}
+        before = self._replica.head
         head = await fetch_state(self._node, donor, offer, vectors, self._place.clock, self._place.emit)
-        is_lost = self._carry.tokens > 0 and await self._may_be_counted()
+        if before is not None and before.branch != head.branch:
+            left = f"branch {short(before.branch)}, round {before.round}"
+            self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
+        is_lost = self._carry.tokens > 0 and await self._may_be_counted(head)
         if is_lost:
             text = f"{self._carry.tokens} tokens of work are dropped: a round that is forgotten may have counted them"
             self._place.emit(Notice(text=text))
@@ -176,21 +188,28 @@ class Entrance:
         )
         return head
 
-    async def _may_be_counted(self) -> bool:
-        """Return whether what was offered may be in a manifest that this peer has not seen."""
-        head, offered = self._replica.head, self._carry.offered
-        if head is None or offered is None:
+    async def _may_be_counted(self, until: Manifest) -> bool:
+        """Return whether the carry may be in a manifest up to `until` that this peer has not seen."""
+        head = self._replica.head
+        if head is None or (self._carry.offered is None and not self._carry.is_restored):
             return False
+        # What this process offered can only be in the next round; what one before it saved, in any.
+        last = until.round if self._carry.is_restored else head.round + 1
         chain = Chain(head, self._run.quota)
         for peer in self._furthest_first():
             with suppress(PeerError, NetError, Refused):
-                request = ChainRequest(branch=head.branch, after=head.round)
-                answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
-                for certificate in (answer.certificates or ())[:1]:
-                    if chain.proven(certificate):
-                        counted = {each.peer: each.parts for each in certificate.manifest.contributions}
-                        return self._node.peer in counted
-        return True
+                while chain.head.round < last:
+                    request = ChainRequest(branch=head.branch, after=chain.head.round)
+                    answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
+                    before = chain.head
+                    for certificate in answer.certificates or ():
+                        if chain.proven(certificate):
+                            chain.append(certificate)
+                            if any(each.peer == self._node.peer for each in certificate.manifest.contributions):
+                                return True
+                    if chain.head == before:
+                        break
+        return chain.head.round < last
 
     # --- a straggler ---
 
@@ -212,9 +231,9 @@ class Entrance:
         return not is_too_far
 
     def is_ahead(self, peer: PeerId, head: Manifest) -> bool:
-        """Return whether `peer` has told of a later round than that of `head`."""
+        """Return whether `peer` has told of a state that this peer should follow, at `head`, or go over to."""
         beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.manifest is not None and beat.round > head.round
+        return beat is not None and beat.manifest is not None and _is_further(beat, head)
 
     # --- what others say ---
 
@@ -222,7 +241,8 @@ class Entrance:
         self._asking[peer] = (joining.manifest, self._place.clock.now())
         self._asked.set()
         rounds = self._rounds()
-        if rounds is not None and joining.branch == rounds.chain.head.branch:
+        is_state = joining.manifest != GENESIS  # what it asked for before the run began counts no more
+        if rounds is not None and is_state and joining.branch == rounds.chain.head.branch:
             rounds.notice(peer, "joining")
 
     async def _on_opening(self, peer: PeerId, begin: RunBegin) -> None:
@@ -243,3 +263,12 @@ class Entrance:
             return (0 if beat is None or beat.manifest is None else -beat.round - 1), peer
 
         return sorted(self._node.peers, key=progress)
+
+
+def _is_further(one: Manifest | Heartbeat, other: Manifest) -> bool:
+    """Return whether `one` is later than `other` on its branch, or on one to prefer: more tokens, or a lower name."""
+    if one.branch == other.branch:
+        return one.round > other.round
+    if one.committed_tokens == other.committed_tokens:
+        return one.branch < other.branch
+    return one.committed_tokens > other.committed_tokens

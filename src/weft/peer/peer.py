@@ -168,7 +168,8 @@ class Peer:
     # --- the main loop ---
 
     async def _take_part(self, head: Manifest) -> None:
-        rounds = Rounds(self.place, Chain(head, self.run.quota), self._method, self._replica.outer.numel(), self._fail)
+        num, seq_len = self._replica.outer.numel(), self.run.train.seq_len
+        rounds = Rounds(self.place, Chain(head, self.run.quota), self._method, num, seq_len, self._fail)
         rounds.recall()
         self._rounds = rounds
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
@@ -429,6 +430,7 @@ class Peer:
             branch=BranchId(self.run.run) if head is None else head.branch,
             round=Round(0) if head is None else head.round,
             manifest=None if head is None else digest_of(head),
+            committed_tokens=0 if head is None else head.committed_tokens,
             state=self._state,
             loss=None if work is None or math.isnan(work.mean_loss) else work.mean_loss,
             tokens_per_s=0.0 if work is None or not work.duration_s else work.num_tokens / work.duration_s,

@@ -1,0 +1,21 @@
+"""Swarms of whole peers, each test with its own folders, and a text short enough to sample."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scenarios.swarm import Swarm
+
+
+@pytest.fixture
+def make_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Swarm]:
+    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    swarms: list[Swarm] = []
+
+    def make(**options: Any) -> Swarm:
+        swarms.append(Swarm(tmp_path / f"swarm-{len(swarms)}", **options))
+        return swarms[-1]
+
+    return make
