@@ -122,7 +122,10 @@ def test_a_gpu_holds_what_trains_and_the_host_the_rest(monkeypatch: pytest.Monke
     run, vector = run_config(DiLoCoConfig(), batch_size=32), 4 * num_parameters(MODEL)
     activations = cost.activation_nbytes(decoder(MODEL), 8, run.train.seq_len, is_half=True)
     needed = needed_nbytes(run, PeerConfig(), GPU, 8)
-    assert needed["cuda:0"] == 4 * vector + max(activations, vector)
+    assert needed["cuda:0"] == 4 * vector + activations
+    wide = run_config(DiLoCoConfig(), model=named("tiny", 257, 16))
+    held = needed_nbytes(wide, PeerConfig(), GPU, 1)["cuda:0"]
+    assert held == 5 * 4 * num_parameters(wide.model)  # evaluation: a second vector, larger than activations
     assert 2 * vector < needed["cpu"] < 6 * vector
     gradients = needed_nbytes(run_config(DdpConfig(), batch_size=32), PeerConfig(), GPU, 8)
     assert gradients["cuda:0"] == needed["cuda:0"] - 2 * vector  # the moments are replicated, and with the outer step
