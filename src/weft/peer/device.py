@@ -104,6 +104,23 @@ def _name(device: torch.device) -> str:
 # --- memory ---
 
 
+def check_host(model: ModelConfig) -> None:
+    """Refuse a model of which the host cannot hold even the least a peer keeps there: outer parameters and momentum.
+
+    Asked before anything is allocated; `check_fits` knows the rest once the run is known.
+
+    Raises:
+        TooLarge: says the figures.
+    """
+    needed, free = 2 * cost.FP32.nbytes(num_parameters(model)), host_free_nbytes()
+    if needed > _SPARE * free:
+        raise TooLarge(
+            f"the model has {num_parameters(model):,} parameters. This machine would need at least "
+            f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close other "
+            "programs, or use a larger machine."
+        )
+
+
 def check_fits(run: RunConfig, peer: PeerConfig, device: Device) -> int:
     """Return how many samples at a time should fit: on a CPU by the closed forms, on a GPU all of a batch.
 

@@ -38,7 +38,7 @@ from weft.net.transport import Transport
 from weft.peer.checkpoint import NAME, Snapshot, load
 from weft.peer.compute import Threads
 from weft.peer.config import KeysAdmission, OpenAdmission, PeerConfig, RunConfig, RunFile, TicketAdmission
-from weft.peer.device import choose, decoder, encoding, needed_nbytes
+from weft.peer.device import check_fits, choose, decoder, encoding, needed_nbytes
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.home import Home, PeerFolder
 from weft.peer.peer import Outcome, Peer, Place
@@ -138,6 +138,7 @@ async def join(
                 first = await node.connect_any([contact.peer for contact in contacts] or list(node.known_addresses()))
                 members = [first, *(peer for peer in node.peers if peer != first)]
                 run = await fetch_run(node, members, options.home, options.settings.max_parameters)
+                await asyncio.to_thread(check_fits, run, options.settings, choose(options.settings))
                 if not await asyncio.to_thread(agree, _terms(run, ticket, options)):
                     return None
                 admission = _admission(run, ticket.secret)

@@ -33,6 +33,7 @@ from weft.events import DataReady, Emit
 from weft.ids import Digest, PeerId, short
 from weft.model import ModelConfig, check_bounds, initial_vector, named, num_parameters, read_config, read_folder
 from weft.peer.config import FolderModel, PeerConfig, RunConfig, RunFile, ShapedModel, SizedModel
+from weft.peer.device import check_host
 from weft.peer.home import Home
 from weft.peer.state import raw
 from weft.sync.method import spell_out
@@ -73,8 +74,9 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     """
     limit = PeerConfig().max_parameters if max_parameters is None else max_parameters
     tokenizer = make_tokenizer(run_file.tokenizer, run_file.data, base)
-    model = _resolve(run_file, tokenizer, base)
+    model = resolve(run_file, tokenizer, base)
     check_bounds(model, limit)
+    check_host(model)
     store = home.private if run_file.is_private else home.shards
     index = _pack(store, run_file, tokenizer, base)
     config = RunConfig(
@@ -218,7 +220,16 @@ def public(config: RunConfig, home: Home) -> Lookup:
 # --- sealing ---
 
 
-def _resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
+def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
+    """Return the model that `run_file` describes, for that tokenizer.
+
+    Args:
+        base: the folder that relative paths start from.
+
+    Raises:
+        ConfigError: no such model, or one that contradicts itself.
+        TokenizerMismatch: the tokenizer is not the folder's.
+    """
     match run_file.model:
         case SizedModel(size=size):
             return named(size, tokenizer.vocab_size, run_file.train.seq_len)
