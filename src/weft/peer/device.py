@@ -116,8 +116,8 @@ def check_host(model: ModelConfig) -> None:
     if needed > _SPARE * free:
         raise TooLarge(
             f"the model has {num_parameters(model):,} parameters. This machine would need at least "
-            f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close other "
-            "programs, or use a larger machine."
+            f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close "
+            "other programs, or use a larger machine."
         )
 
 
