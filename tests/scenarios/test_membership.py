@@ -137,6 +137,24 @@ def test_members_that_know_one_of_them_come_to_know_all(world, num):
     world.run(scenario)
 
 
+def test_who_was_linked_before_membership_began_is_a_member(world):
+    async def scenario():
+        a, b = world.peers = [Peer(world, 0), Peer(world, 1)]
+        await a.node.start()
+        await b.node.start()
+        b.node.remember(a.id, [f"memory://{a.id}"])
+        await b.node.connect(a.id)
+        await a.membership.start()
+        await b.membership.start()
+        await asyncio.sleep(20)
+        for one, other in ((a, b), (b, a)):
+            assert one.membership.alive() == (other.id,)
+            assert len(one.seen(MemberProgress)) > 5
+            assert one.seen((MemberSuspected, MemberGone)) == []
+
+    world.run(scenario)
+
+
 def test_killed_member_is_suspected_at_once_and_gone_within_eight_seconds(world):
     async def scenario():
         a, b, c = await world.swarm(3)

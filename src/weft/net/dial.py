@@ -57,6 +57,8 @@ class Dialler:
         """
         if (link := self._links.get(peer)) is not None:
             return link
+        if self._links.is_barred(peer):
+            raise PeerError(f"{short(peer)} broke the protocol again and again; it is not dialled for a minute")
         dial = self._dials.get(peer)
         if dial is None:
             dial = asyncio.ensure_future(self._dial(peer))

@@ -88,7 +88,9 @@ class Membership:
         node.on_contact(self._on_contact)
 
     async def start(self) -> None:
-        """Begin to tick, and dial every known contact."""
+        """Begin to tick, and dial every known contact. Who is linked already, is a member from now on."""
+        for peer in self._node.peers:
+            self._on_link(peer, True, "")
         self._tasks.spawn(self._tick())
         for peer in self._node.known_addresses():
             self._node.keep(peer)

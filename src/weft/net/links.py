@@ -4,7 +4,8 @@
 and went, and meters them.
 
 Failure:
-- a peer breaks the protocol: its link is closed, `ConnectionDropped` says why; it may come back.
+- a peer breaks the protocol: its link is closed, `ConnectionDropped` says why; it may come back. Who does so again and
+  again is barred for a while: a link that never lasts costs others more than none.
 - the path dies silently: nothing here notices; membership does, and calls `drop`.
 """
 
@@ -25,6 +26,9 @@ from weft.net.tasks import Tasks
 from weft.net.transport import Stream, Transport
 
 MAX_LINKS = MAX_MEMBERS  # more members than that need another kind of membership
+
+MAX_VIOLATIONS = 3  # of one peer within `BARRED_S`: one may be a mishap
+BARRED_S = 60.0
 
 OnLink = Callable[[PeerId, bool, str], None]
 
@@ -62,6 +66,7 @@ class Links:
         self._standing: dict[PeerId, Link] = {}
         self._ended: dict[PeerId, deque[bytes]] = {}
         self._admitted: dict[PeerId, None] = {}
+        self._violated_at: dict[PeerId, deque[float]] = {}
         self._arrivals: dict[PeerId, asyncio.Event] = {}
         self._callbacks: list[OnLink] = []
         self._tasks = Tasks()
@@ -82,6 +87,13 @@ class Links:
     def has_admitted(self, peer: PeerId) -> bool:
         """Return whether `peer` has passed admission in this process's life."""
         return peer in self._admitted
+
+    def is_barred(self, peer: PeerId) -> bool:
+        """Return whether `peer` has broken the protocol so often just now that no link to it may stand."""
+        violated_at = self._violated_at.get(peer)
+        if violated_at is None or len(violated_at) < MAX_VIOLATIONS:
+            return False
+        return self._meters.now() - violated_at[0] < BARRED_S
 
     def ended(self, peer: PeerId) -> tuple[bytes, ...]:
         """Return the ids of the last links to `peer` that this side has lost or given up."""
@@ -123,7 +135,7 @@ class Links:
 
     def violation(self, link: Link, reason: str) -> None:
         """Close `link` because its peer broke the protocol, and say so."""
-        self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))
+        self._note_violation(link, reason)
         if self._standing.get(link.peer) is link:
             self.drop(link.peer, reason)
 
@@ -140,11 +152,15 @@ class Links:
             await link.session.run()
         except WireError as error:
             reason = str(error)
-            self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))
+            self._note_violation(link, reason)
         except PeerError as error:
             reason = str(error)
         finally:
             self._finish(link, reason)
+
+    def _note_violation(self, link: Link, reason: str) -> None:
+        self._violated_at.setdefault(link.peer, deque(maxlen=MAX_VIOLATIONS)).append(self._meters.now())
+        self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))
 
     def _finish(self, link: Link, reason: str) -> None:
         if self._standing.get(link.peer) is not link:

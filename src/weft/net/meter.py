@@ -35,6 +35,9 @@ class Meters:
     def __getitem__(self, peer: PeerId) -> Meter:
         return self._by_peer.setdefault(peer, Meter(self._clock))
 
+    def now(self) -> float:
+        return self._clock.now()
+
     def all(self) -> dict[PeerId, Meter]:
         return dict(self._by_peer)
 

@@ -597,3 +597,23 @@ def test_answer_of_another_type_drops_the_link(world):
             await a.call(b.peer, Told(number=1), Doubled, deadline_s=5)
 
     world.run(scenario)
+
+
+def test_who_breaks_the_protocol_again_and_again_is_barred_for_a_minute(world):
+    async def scenario():
+        a, b = await world.started(2)
+        for _ in range(3):
+            await a.connect(b.peer)
+            await asyncio.sleep(1)
+            a._links.get(b.peer).session.post("Acquaint", b"\xc1")
+            await asyncio.sleep(1)
+            assert not b.is_linked(a.peer)
+        with pytest.raises(PeerError, match="again and again"):
+            await b.connect(a.peer)
+        with pytest.raises(Unreachable, match="come back in a minute"):
+            await a.connect(b.peer)
+        await asyncio.sleep(60)
+        await b.connect(a.peer)
+        assert len(world.seen(1, ConnectionDropped)) == 3
+
+    world.run(scenario)
