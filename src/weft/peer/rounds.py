@@ -25,12 +25,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+import msgspec
+
 from weft.errors import DataError, DiskFull, PeerError, WireError
-from weft.events import AttemptStarted
+from weft.events import AttemptStarted, Notice
 from weft.ids import Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.net.tasks import Tasks
 from weft.peer.chain import Chain
+from weft.peer.claims import Claims
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts
 from weft.peer.place import Place
@@ -63,6 +66,7 @@ from weft.sync.messages import (
     Committed,
     Goodbye,
     Manifest,
+    Propose,
     Ready,
     RoundNote,
 )
@@ -94,7 +98,13 @@ class Rounds:
     """
 
     def __init__(
-        self, place: Place, chain: Chain, method: Method, num: int, on_failure: Callable[[Exception], None]
+        self,
+        place: Place,
+        chain: Chain,
+        method: Method,
+        num: int,
+        seq_len: int,
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
@@ -117,6 +127,7 @@ class Rounds:
         self._graces_s: list[float] = []
         self._latencies_s: list[float] = []
         self._tasks = Tasks(on_failure)
+        self._claims = Claims(chain.head, seq_len)
         self._early: list[tuple[PeerId, Signed, RoundNote]] = []  # of the round after this one
 
     # --- what the peer does ---
@@ -204,11 +215,13 @@ class Rounds:
         while not self.decided.empty():
             self.decided.get_nowait()
         self.chain.restart(head)
+        self._claims.restart(head)
         self.begin()
 
     def branch_off(self, opening: Manifest) -> None:
         """Go on in a branch that begins after the head."""
         self.chain.restart(opening)
+        self._claims.restart(opening)
         self.decided.put_nowait(Decided(opening, {}))
         self.begin()
 
@@ -265,7 +278,26 @@ class Rounds:
             self._farewells[sender] = signed
         elif isinstance(message, Ready):
             self._ready_at.append(self._clock.now())
+            message = self._believed(sender, message)
+        elif isinstance(message, Collect | Propose) and not self._is_possible(sender, message):
+            return
         self._feed(Received(sender=sender, message=message))
+
+    def _believed(self, sender: PeerId, ready: Ready) -> Ready:
+        tokens = self._claims.cut(self.chain.base, sender, ready.tokens)
+        if tokens == ready.tokens:
+            return ready
+        text = f"{short(sender)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
+        self._emit(Notice(text=text))
+        return msgspec.structs.replace(ready, tokens=tokens)
+
+    def _is_possible(self, sender: PeerId, message: Collect | Propose) -> bool:
+        counted = message.contributions if isinstance(message, Collect) else message.manifest.contributions
+        if self._claims.are_possible(self.chain.base, counted):
+            return True
+        self._emit(Notice(text=f"{short(sender)} plans to count more tokens than were ever leased: not followed"))
+        self._feed(Noticed(peer=sender, status="suspected"))  # were it the leader: the next one need not be waited for
+        return False
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:
         known = self.chain.after(Round(round - 1), 1)
@@ -358,6 +390,7 @@ class Rounds:
             self._graces_s.append(self._ready_at[-1] - self._ready_at[0])
         left_out = self._left_out(manifest)
         self.chain.append(certificate)
+        self._claims.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self._statuses.pop(peer, None)
         self.decided.put_nowait(Decided(manifest, left_out))
