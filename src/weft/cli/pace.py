@@ -3,28 +3,24 @@
 An estimate: peers that share the cores of one machine also exchange and evaluate.
 """
 
+from pathlib import Path
+
 import torch
 
 from weft.clock import SystemClock
 from weft.data import ByteTokenizer
-from weft.errors import ConfigError
-from weft.model import Transformer, named
-from weft.peer.config import RunFile, SizedModel
+from weft.model import Transformer
+from weft.peer.config import RunFile
+from weft.peer.seal import resolve
 
 _NUM_STEPS = 3
 _SHARE = 0.75  # of the time is inner steps, in the demo on two cores
 
 
 def tokens_in(run_file: RunFile, seconds: float) -> int:
-    """Return about how many tokens all peers of one machine commit in `seconds`, a whole number of rounds.
-
-    Raises:
-        ConfigError: the run file names no size.
-    """
-    if not isinstance(run_file.model, SizedModel):
-        raise ConfigError("--minutes needs a model given by size. Say --tokens instead.")
+    """Return about how many tokens all peers of one machine commit in `seconds`, a whole number of rounds."""
     train = run_file.train
-    model = Transformer(named(run_file.model.size, ByteTokenizer.vocab_size, train.seq_len))
+    model = Transformer(resolve(run_file, ByteTokenizer(), Path()))
     tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
     model.loss(tokens, tokens).backward()  # type: ignore[no-untyped-call]  # the first one allocates
     clock = SystemClock()

@@ -14,8 +14,9 @@ from weft.cli.running import Report
 from weft.cli.swarm import PeerFailed, Swarm
 from weft.cli.view import View
 from weft.config import load
+from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError
-from weft.peer.config import RunFile, SizedModel
+from weft.peer.config import RunFile
 from weft.sync.schedule import CosineConfig
 
 REPORT = Report(
@@ -43,12 +44,12 @@ def swarm_in(folder: Path, *names: str) -> Swarm:
 
 
 def test_the_recipe_is_in_the_package_and_is_under_a_million_parameters(tmp_path: Path) -> None:
-    from weft.model.config import named, num_parameters
+    from weft.model import num_parameters
+    from weft.peer.seal import resolve
 
     assert (files("weft") / "recipes" / "demo.toml").is_file()
     run_file = prepare(tmp_path / "demo", wishes())
-    assert isinstance(run_file.model, SizedModel)
-    assert num_parameters(named(run_file.model.size, 257, run_file.train.seq_len)) < 1_000_000
+    assert num_parameters(resolve(run_file, ByteTokenizer(), tmp_path)) < 1_000_000
     assert load(tmp_path / "demo" / "demo.toml", RunFile) == run_file
 
 
