@@ -248,6 +248,8 @@ class Swarm:
             for each in manifest.contributions:
                 counted[each.peer] = counted.get(each.peer, 0) + each.tokens
         for member in self.members.values():
+            trained_tokens = sum(life.trained_tokens for life in member.lives)
+            assert counted.get(member.id, 0) <= trained_tokens, f"work of {member.name} was counted twice"
             if len(member.lives) == 1 and not member.life.is_dead:
                 uncounted = member.life.trained_tokens - counted.get(member.id, 0)
                 carried = member.peer._carry.tokens

@@ -11,6 +11,7 @@ from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from weft.errors import DiskFull
 from weft.events import (
     AttemptStarted,
+    LinkUp,
     MajorityLost,
     MemberGone,
     Notice,
@@ -20,11 +21,12 @@ from weft.events import (
     RoundMissed,
     StateJoined,
 )
-from weft.ids import Attempt, PeerId
+from weft.ids import Attempt, PeerId, Round
 from weft.net.membership import GONE_S
 from weft.peer.compute import Inline
 from weft.sync.messages import Accept, Certificate, Collect, Holding, Merged, Propose, Ready
 from weft.sync.rules import leader
+from weft.wire import digest_of
 
 MakeSwarm = Callable[..., Swarm]
 DEADLINE_S = 12.0  # of virtual time, for a round in which somebody dies: suspicion, and an attempt or two
@@ -203,6 +205,135 @@ def test_work_of_a_slow_peer_stays_in_its_carry_and_is_counted_once(make_swarm: 
     swarm.check()
 
 
+class SlowToEncode(Inline):
+    """Serves rounds at once, but for one call that takes long."""
+
+    def __init__(self, slow_call: int, slow_s: float) -> None:
+        super().__init__(1.0)
+        self._calls, self._slow_call, self._slow_s = 0, slow_call, slow_s
+
+    async def serve(self, work: Any) -> Any:
+        if "encode" in work.__qualname__ or "_offer" in work.__qualname__:
+            self._calls += 1
+            if self._calls == self._slow_call:
+                result = await super().serve(work)
+                await asyncio.sleep(self._slow_s)
+                return result
+        return await super().serve(work)
+
+
+def test_a_payload_that_is_encoded_too_late_is_not_offered_to_a_later_round(make_swarm: MakeSwarm) -> None:
+    """It is outer - local of another outer; and the carry it came from goes into the next payload."""
+    swarm = make_swarm(num_rounds=12)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc", wait_for=4)
+        d = swarm.member("d")
+        swarm.launch(d, compute=SlowToEncode(5, 4.2))
+        one_replica(await swarm.done(a, b, c, d))
+        assert len(d.life.seen(RoundMissed)) >= 1
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_the_maker_says_goodbye_and_comes_back_without_counting_work_twice(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=12)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd")
+        a = members[0]
+        await swarm.round(a, 2)
+
+        def stop(life: Life, to: PeerId, message: Any) -> bool:
+            if life is a.lives[0] and isinstance(message, Accept | Propose):
+                life.peer.stop("a moment")  # what it has offered is about to be counted
+            return True
+
+        swarm.watchers.append(stop)
+        (left,) = await swarm.done(a)
+        offered = swarm.chains[swarm.run_config.run, Round(left.round + 1)]
+        assert a.id in {each.peer for each in offered.contributions}
+        await asyncio.sleep(2.0)
+        swarm.launch(a)
+        one_replica(await swarm.done(*members))
+        assert a.life.committed[-1].contributors == tuple(sorted(member.id for member in members))
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_a_restarted_member_is_bound_by_what_it_accepted(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=8, num_peers=3)
+
+    async def scenario() -> None:
+        members = await swarm.start("abc")
+        await swarm.round(members[0], 2)
+        victim = next(member for member in members if member is not leading(members))
+        accepted, died = [], asyncio.Event()
+
+        def die(life: Life, to: PeerId, message: Any) -> bool:
+            if isinstance(message, Accept):  # nobody's arrives, so nothing is decided
+                if life is victim.lives[0] and not life.is_dead:
+                    accepted.append(message.manifest)
+                    swarm.kill(victim)
+                    died.set()
+                return len(victim.lives) > 1
+            return True
+
+        swarm.watchers.append(die)
+        await died.wait()
+        swarm.launch(victim)
+        await swarm.when(victim, StateJoined)
+        await asyncio.sleep(0.1)
+        rounds = victim.peer._rounds
+        assert rounds is not None
+        assert rounds._state is not None
+        vote = rounds._state.durable.accepted
+        assert [digest_of(vote.manifest)] == accepted if vote is not None else False
+        one_replica(await swarm.done(*members))
+        assert swarm.chains[vote.manifest.branch, vote.manifest.round] == vote.manifest
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_the_maker_alone_after_a_crash_goes_on_as_a_branch(make_swarm: MakeSwarm) -> None:
+    """Its checkpoint is older than what it had committed, which others may have fetched."""
+    swarm = make_swarm(num_rounds=4, num_peers=1)
+
+    async def scenario() -> None:
+        (a,) = await swarm.start("a")
+        await swarm.round(a, 2)
+        swarm.kill(a)
+        swarm.launch(a)
+        (outcome,) = await swarm.done(a)
+        assert outcome.reason == "complete"
+        assert "branch of its own" in a.life.seen(Notice)[0].text
+        assert a.life.committed[0].branch != a.lives[0].committed[0].branch
+
+    swarm.run(scenario)
+
+
+def test_the_maker_restarts_while_a_newcomer_waits_for_a_state(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=6, num_peers=1)
+
+    async def scenario() -> None:
+        (a,) = await swarm.start("a")
+        await swarm.round(a, 2)
+        b = swarm.member("b")
+        swarm.launch(b)
+        await swarm.when(b, LinkUp)
+        swarm.kill(a)
+        await asyncio.sleep(3)
+        swarm.launch(a)
+        await swarm.when(b, StateJoined)
+        one_replica(await swarm.done(a, b))
+        assert b.id in a.life.committed[-1].contributors
+
+    swarm.run(scenario)
+
+
 def test_a_member_that_missed_a_decision_finds_it_in_the_chain(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=6)
 
@@ -224,6 +355,21 @@ def test_a_member_that_missed_a_decision_finds_it_in_the_chain(make_swarm: MakeS
         is_lossy[0] = False
         one_replica(await swarm.done(*members))
         assert deaf.life.seen(StateJoined) == []
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_who_missed_the_last_decision_finds_the_others_still_there(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=3)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd")
+        await swarm.round(members[0], 2)
+        deaf = next(member for member in members if member is not leading(members))
+        swarm.watchers.append(lambda life, to, said: not (to == deaf.id and isinstance(said, Certificate)))
+        one_replica(await swarm.done(*members))
+        assert deaf.life.seen(MajorityLost) == []
 
     swarm.run(scenario)
     swarm.check()
