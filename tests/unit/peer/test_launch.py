@@ -1,0 +1,139 @@
+"""Runs as `weft.peer.launch` makes them: other machines' files, going on after a stop, and what cannot be done."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unit.peer.crew import Crew
+from weft.errors import GenesisMismatch, KeyLocked, NotFinite, Refused, Unreachable
+from weft.events import DataReady, RoundCommitted
+from weft.ids import RunId
+from weft.keys import Identity
+from weft.net.ticket import issue, read
+from weft.peer.config import KeysAdmission
+from weft.peer.home import Home
+from weft.peer.peer import Peer
+from weft.sync.schedule import ConstantConfig
+
+# --- data ---
+
+
+async def test_a_joiner_trains_on_the_founders_files_and_not_on_its_own(tmp_path: Path) -> None:
+    """Two machines whose own libraries differ: the run's data are the founder's, byte for byte."""
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await asyncio.wait((a.task, asyncio.ensure_future(a.started.wait())), return_when=asyncio.FIRST_COMPLETED)
+        (tmp_path / "text.txt").write_text("another library\n" * 1000)  # what b would pack
+        b = crew.join("b")
+        await crew.done(a, b)
+    (ready,) = b.seen(DataReady)
+    shards = {info.digest for info in (*a.peer.run.data.train, *a.peer.run.data.heldout)}
+    assert ready.fetched_nbytes == 2 * (ready.train_tokens + ready.heldout_tokens)
+    assert {path.name for path in b.home.shards.folder.iterdir()} == shards
+    assert all(b.id in event.contributors for event in a.seen(RoundCommitted))
+
+
+# --- going on ---
+
+
+async def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
+    """Stopped in the middle of a round and started again: the same bits as a run that was never stopped."""
+
+    async def alone(name: str, stops_at: int) -> tuple[str, list[str]]:
+        folder = tmp_path / name
+        folder.mkdir()
+        crew, reasons = Crew(folder, num_peers=1, num_rounds=6, train={"schedule": ConstantConfig(lr=1e-2)}), []
+        home = Home(folder / "home")
+
+        def prepare(peer: Peer) -> Coroutine[Any, Any, None]:
+            async def stop() -> None:
+                await crew.members[-1].until(RoundCommitted, lambda event: event.round >= stops_at)
+                peer.stop("asked to")
+
+            return stop()
+
+        async with crew.deadline():
+            while True:
+                member = crew.found("a", home=home, prepare=prepare if stops_at and not reasons else None)
+                outcome = await member.task
+                assert outcome is not None
+                reasons.append(outcome.reason)
+                if outcome.reason == "complete":
+                    return outcome.replica, reasons
+
+    whole, _ = await alone("whole", 0)
+    parts, reasons = await alone("parts", 3)
+    assert reasons == ["asked to", "complete"]
+    assert parts == whole
+
+
+# --- what cannot be done ---
+
+
+def forged(ticket: str, **change: Any) -> str:
+    """Return the ticket, changed and signed by somebody else."""
+    given = read(ticket)
+    fields = {"run": given.run, "contacts": given.contacts, "secret": given.secret} | change
+    return issue(Identity.from_seed(bytes(32)), fields["run"], fields["contacts"], fields["secret"])
+
+
+async def test_a_ticket_of_another_run_is_a_genesis_mismatch(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        with pytest.raises(GenesisMismatch, match="run"):
+            await crew.join("b", forged(a.ticket, run=RunId("ab" * 32))).task
+
+
+async def test_a_ticket_with_another_secret_is_refused(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        with pytest.raises(Refused, match="ticket"):
+            await crew.join("b", forged(a.ticket, secret=b"another secret!!")).task
+
+
+async def test_a_key_that_the_run_does_not_list_is_refused(tmp_path: Path) -> None:
+    listed = Identity.from_seed(b"k" * 32).peer
+    crew = Crew(tmp_path, num_peers=2, admission=KeysAdmission(keys=(listed,)))
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        with pytest.raises(Refused):
+            await crew.join("b", a.ticket).task
+
+
+async def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        a.peer.stop("over")
+        await a.task
+        with pytest.raises(Unreachable, match="nobody answered"):
+            await crew.join("b", a.ticket).task
+
+
+async def test_a_key_in_use_is_refused_with_the_fix(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2, key=tmp_path / "key.pem")
+        await a.started.wait()
+        with pytest.raises(KeyLocked, match="--key"):
+            await crew.join("b", a.ticket, key=tmp_path / "key.pem").task
+
+
+async def test_a_loss_that_is_not_finite_ends_the_peer(tmp_path: Path) -> None:
+    def prepare(peer: Peer) -> None:
+        peer.place.initial.fill_(float("nan"))
+
+    crew = Crew(tmp_path, num_peers=1)
+    async with crew.deadline():
+        with pytest.raises(NotFinite, match="learning rate"):
+            await crew.found("a", prepare=prepare).task
