@@ -16,6 +16,8 @@ from weft.wire import Buffer
 # A multiple of every codec's block.
 CHUNK = 1 << 17
 
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int16: np.int16}
+
 
 def require_flat(vector: Tensor) -> None:
     """Check that `vector` is what codecs take: one dimension, fp32, contiguous, on the CPU."""
@@ -41,10 +43,19 @@ def as_buffer(array: np.ndarray) -> memoryview:
     return array.data.cast("B") if array.size else memoryview(b"")  # memoryview cannot cast an empty view
 
 
+def empty(num: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return CPU memory for `num` values, holding anything.
+
+    numpy asks the system for large pages and torch does not: the first touch of 25 MB then takes 2 ms instead of 12
+    (measured on a virtual machine, 4 KiB pages at 1.9 us each).
+    """
+    return torch.from_numpy(np.empty(num, dtype=_NUMPY[dtype]))
+
+
 def target(num: int, out: Tensor | None) -> Tensor:
     """Return the tensor of `num` fp32 values to decode into: `out` where it was given."""
     if out is None:
-        return torch.empty(num, dtype=torch.float32)
+        return empty(num)
     require_flat(out)
     if out.numel() != num:
         raise ValueError(f"decoding {num} values into a tensor of {out.numel()}")

@@ -57,7 +57,7 @@ class Bf16:
     def encode(self, vector: Float32[Tensor, " num"]) -> Buffer:
         bounds.require_flat(vector)
         vector = vector.detach()
-        words = torch.empty(vector.numel(), dtype=torch.int16)
+        words = bounds.empty(vector.numel(), torch.int16)
         scratch = torch.empty(min(bounds.CHUNK, vector.numel()), dtype=torch.float32)
         for start in range(0, vector.numel(), bounds.CHUNK):
             values = vector[start : start + bounds.CHUNK]

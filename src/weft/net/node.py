@@ -320,7 +320,7 @@ class Node:
         """Return a blob of unknown length; see `Blobs.fetch_small`."""
         return await self._blobs.fetch_small(peer, digest, max_nbytes, stall_s=stall_s)
 
-    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> bytearray:
+    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> bytearray | memoryview:
         """Return a blob from the first of `peers` that delivers it; see `Blobs.fetch_any`."""
         return await self._blobs.fetch_any(peers, digest, nbytes)
 

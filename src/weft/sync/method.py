@@ -16,10 +16,11 @@ FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.
 from typing import Annotated, Literal, assert_never, final
 
 import msgspec
+import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec import Bf16Config, CodecConfig, Int8Config
+from weft.codec import Bf16Config, CodecConfig, Int8Config, bounds
 from weft.codec import build as build_codec
 from weft.config import Config
 from weft.errors import ConfigError
@@ -171,6 +172,8 @@ class Method:
         """
         if self.choices.send == "gradient":
             return local_or_gradient
+        if outer.device.type == "cpu":
+            return torch.sub(outer, local_or_gradient, out=bounds.empty(outer.numel()))
         return outer.sub(local_or_gradient)
 
     def apply(

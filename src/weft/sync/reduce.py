@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec import Codec
+from weft.codec import Codec, bounds
 from weft.codec.quantize import MAX_BLOCK
 from weft.errors import PayloadError
 from weft.ids import Digest
@@ -81,7 +81,7 @@ def decode_parts(
     Raises:
         PayloadError: a result of another size, not finite, or not canonical.
     """
-    vector = torch.empty(parts[-1].stop, dtype=torch.float32) if out is None else out
+    vector = bounds.empty(parts[-1].stop) if out is None else out
     for part, result in zip(parts, results, strict=True):
         codec.decode(result, len(part), vector[part.start : part.stop])
     return vector
@@ -103,8 +103,8 @@ class Merger:
         self._num = num
         self._codec = codec
         self._reply_codec = reply_codec
-        self._sum = torch.zeros(num, dtype=torch.float64)
-        self._decoded = torch.empty(num, dtype=torch.float32)
+        self._sum = bounds.empty(num, torch.float64).zero_()
+        self._decoded = bounds.empty(num)
         self._total = 0
 
     def add(self, weight: int, encoded: Buffer) -> None:
@@ -160,7 +160,8 @@ def _accumulate(accumulator: Tensor, weight: int, vector: Tensor) -> None:
 
 def _quotient(accumulator: Tensor, total: int) -> Tensor:
     """Return accumulator / total, rounded to fp32."""
-    mean = torch.empty(accumulator.numel(), dtype=torch.float32, device=accumulator.device)
+    num, is_here = accumulator.numel(), accumulator.device.type == "cpu"
+    mean = bounds.empty(num) if is_here else torch.empty(num, dtype=torch.float32, device=accumulator.device)
     # A tensor of its own: a GPU multiplies by a rounded reciprocal when it divides by a number.
     divisor = torch.tensor([float(total)], dtype=torch.float64, device=accumulator.device)
     scratch = accumulator.new_empty(min(_CHUNK, accumulator.numel()))
