@@ -15,6 +15,7 @@ It does not know the round's decisions.
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from weft.errors import NetError, PayloadError, PeerError, Refused
 from weft.events import Emit, PayloadRejected
@@ -44,6 +45,7 @@ class Parts:
         self._compute = compute
         self._emit = emit
         self._payload: dict[Digest, Buffer] = {}
+        self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         node.serve_blobs(self._lookup)
 
     def cut(self, num_parts: int) -> tuple[range, ...]:
@@ -119,11 +121,16 @@ class Parts:
         known = self._chain.result(wanted)
         if known is not None:
             return known
-        # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
-        others = [peer for peer in dict.fromkeys(holders) if self._node.is_linked(peer)]
-        data = await self._node.fetch_any(others, wanted, self._method.reply_codec.nbytes(num))
-        self._chain.keep(wanted, data)
-        return data
+        # Where a quorum commits before this member holds the result, its round and its outer step both want it.
+        async with self._fetching.setdefault(wanted, asyncio.Lock()):
+            known = self._chain.result(wanted)
+            if known is not None:
+                return known
+            # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
+            others = [peer for peer in dict.fromkeys(holders) if self._node.is_linked(peer)]
+            data = await self._node.fetch_any(others, wanted, self._method.reply_codec.nbytes(num))
+            self._chain.keep(wanted, data)
+            return data
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is

@@ -1,0 +1,87 @@
+"""What is merged and fetched in a round: each byte once."""
+
+import asyncio
+
+import pytest
+import torch
+
+from weft.codec import Fp32Config
+from weft.errors import PeerError
+from weft.ids import BranchId, PeerId, RunId
+from weft.peer.chain import Chain, genesis, open_branch
+from weft.peer.compute import Inline
+from weft.peer.parts import Parts
+from weft.sync.messages import PartResult
+from weft.sync.method import FedAvgConfig, Method, spell_out
+from weft.sync.outer import AdamWConfig
+from weft.wire import digest
+
+NUM = 5000
+A, B = PeerId("aa" * 32), PeerId("bb" * 32)
+RUN = RunId("cc" * 32)
+
+
+class FakeNode:
+    """Delivers one blob after a while, and counts how often it was asked."""
+
+    def __init__(self, data, failures=0):
+        self.peer, self.peers = A, (B,)
+        self.data, self.failures = data, failures
+        self.num_fetched = 0
+
+    def serve_blobs(self, lookup):
+        self.lookup = lookup
+
+    def is_linked(self, peer):
+        return peer == B
+
+    async def fetch_any(self, peers, wanted, nbytes):
+        self.num_fetched += 1
+        await asyncio.sleep(0.001)
+        if self.failures:
+            self.failures -= 1
+            raise PeerError("gone")
+        assert (peers, wanted, nbytes) == ([B], digest(self.data), len(self.data))
+        return self.data
+
+
+def parts_and_manifest(node):
+    method = Method(spell_out(FedAvgConfig(codec=Fp32Config()), 2), AdamWConfig())
+    base = genesis(RUN, A, 1)
+    opening = open_branch(base, [A, B], A, BranchId(RUN), 1)
+    manifest = type(opening)(
+        **{name: getattr(opening, name) for name in opening.__struct_fields__ if name != "parts"},
+        parts=(PartResult(owner=B, result=digest(node.data)),),
+    )
+    return Parts(node, Chain(opening, 1), method, NUM, Inline(), lambda event: None), manifest
+
+
+@pytest.fixture
+def data():
+    return torch.arange(NUM, dtype=torch.float32).numpy().tobytes()
+
+
+async def test_a_result_that_two_want_at_once_is_fetched_once(data):
+    node = FakeNode(data)
+    parts, manifest = parts_and_manifest(node)
+    assert await asyncio.gather(parts.results(manifest), parts.results(manifest)) == [(data,), (data,)]
+    assert node.num_fetched == 1
+    assert node.lookup(B, digest(data)) == data
+
+
+async def test_who_waited_for_a_fetch_that_failed_tries_again(data):
+    node = FakeNode(data, failures=1)
+    parts, manifest = parts_and_manifest(node)
+    first, second = await asyncio.gather(parts.results(manifest), parts.results(manifest), return_exceptions=True)
+    assert isinstance(first, PeerError)
+    assert second == (data,)
+
+
+async def test_who_waited_for_a_fetch_that_was_cancelled_takes_over(data):
+    node = FakeNode(data)
+    parts, manifest = parts_and_manifest(node)
+    first, second = (asyncio.ensure_future(parts.results(manifest)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == (data,)
+    assert node.num_fetched == 2
