@@ -5,14 +5,19 @@
     await member.meet({peer: addresses, ...})      # the others
     await member.average(vector, out)
 
+    async with swarm(4, num, choices, "tls") as members: ...    # all in one process
+
 Node, membership, chain, rounds, codec, merge and threads are those of a training peer, and what they do in a round is
 what `weft.peer.peer` has them do: encode, announce, wait for the commit, fetch the results, decode.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 from torch import Tensor
 
@@ -24,8 +29,10 @@ from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.handshake import Passport
 from weft.net.heartbeat import Membership
+from weft.net.memory import MemoryNetwork
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
+from weft.net.tls import TlsConfig, TlsTransport
 from weft.net.transport import Transport
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Compute, Threads
@@ -38,7 +45,7 @@ from weft.sync.outer import AdamWConfig, SgdConfig
 from weft.sync.reduce import decode_parts, encode_parts
 
 RUN = RunId("be" * 32)
-QUOTA = 1
+QUOTA = SEQ_LEN = 1
 MEET_S = 30.0
 
 
@@ -101,12 +108,12 @@ class Member:
         members = sorted([self.peer, *others])
         base = genesis(RUN, members[0], QUOTA)
         chain = Chain(open_branch(base, members, members[0], base.branch, QUOTA), QUOTA)
-        self._rounds = Rounds(self._place, chain, self._method, self._num, self._fail)  # type: ignore[arg-type]
+        self._rounds = Rounds(self._place, chain, self._method, self._num, SEQ_LEN, self._fail)  # type: ignore[arg-type]
         for peer, addresses in others.items():
             self.node.remember(peer, addresses)
         await self._membership.start()
         async with asyncio.timeout(MEET_S):
-            while not all(self.node.is_linked(peer) for peer in others):
+            while not all(self.node.is_linked(peer) for peer in others):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         self._rounds.begin()
 
@@ -114,7 +121,7 @@ class Member:
         """Put into `out` the mean of all members' vectors; return what the round counted."""
         assert self._rounds is not None
         rounds, ranges = self._rounds, self._rounds.ranges
-        payload = await self._compute.serve(lambda: self._encode(vector, ranges))
+        payload = await self._compute.serve(lambda: encode_parts(self._method.codec, vector, ranges))
         rounds.announce(Tokens(1), payload)
         decided = await rounds.decided.get()
         if decided is None or self._failure is not None:
@@ -134,9 +141,6 @@ class Member:
         await self._membership.aclose()
         await self.node.aclose()
         await self._compute.aclose()
-
-    def _encode(self, vector: Tensor, parts: tuple[range, ...]) -> tuple[bytes, ...]:
-        return tuple(bytes(part) for part in encode_parts(self._method.codec, vector, parts))
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
@@ -160,3 +164,30 @@ class Member:
     async def _on_decision(self, _peer: PeerId, decision: Decision) -> None:
         assert self._rounds is not None
         self._rounds.on_decision(decision)
+
+
+@asynccontextmanager
+async def swarm(
+    num_members: int, num: int, choices: Choices, transport: Literal["tls", "memory"]
+) -> AsyncIterator[list[Member]]:
+    """Give members that live in this process and have met, in ascending order."""
+    network = MemoryNetwork()
+
+    def way(identity: Identity) -> Transport:
+        if transport == "tls":
+            return TlsTransport(identity, TlsConfig(host="127.0.0.1"))
+        return network.transport(identity.peer)
+
+    identities = sorted((Identity.generate() for _ in range(num_members)), key=lambda identity: identity.peer)
+    with TemporaryDirectory(prefix="weft-bench-") as folder:
+        members = []
+        for identity in identities:
+            (place := Path(folder) / identity.peer).mkdir()
+            members.append(Member(identity, [way(identity)], num, choices, place))
+        try:
+            addresses = {member.peer: await member.start() for member in members}
+            others = [{peer: where for peer, where in addresses.items() if peer != member.peer} for member in members]
+            await asyncio.gather(*(member.meet(them) for member, them in zip(members, others, strict=True)))
+            yield members
+        finally:
+            await asyncio.gather(*(member.aclose() for member in members))

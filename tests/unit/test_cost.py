@@ -20,7 +20,7 @@ from weft.net.frame import encode_frame
 from weft.net.messages import BlobHeader, BlobRequest
 from weft.sync import messages
 from weft.sync.reduce import ALIGNMENT, cut, encode_parts
-from weft.wire import Signed, encode
+from weft.wire import encode, seal
 
 CODECS: list[tuple[Codec, Encoding]] = [(Fp32(), FP32), (Bf16(), BF16), (Int8(256), int8()), (Int8(64), int8(64))]
 
@@ -99,11 +99,13 @@ class Network:
         self.sent = 0
 
     def send(self, message: Any, count: int) -> None:
-        note = messages.RoundNote(branch=messages.BranchId(self.digest), round=messages.Round(1000), message=message)
-        body, kind = encode(note), type(note).__name__
-        signed = Signed(kind=kind, body=body, signer=self.identity.peer, signature=self.identity.sign(body))
+        signed = seal(self.identity, note(self, message))
         # What a note adds: its own tag, the method's name and the body's length.
         self.sent += count * (len(encode_frame(encode(signed))) + 40)
+
+
+def note(net: Network, message: Any) -> messages.RoundNote:
+    return messages.RoundNote(branch=messages.BranchId(net.digest), round=messages.Round(1000), message=message)
 
 
 @pytest.mark.parametrize("num_peers", [2, 4, 8, 16])
@@ -137,7 +139,10 @@ def test_control_bytes_are_those_of_a_rounds_messages(num_peers: int) -> None:
     owners = tuple(net.peers)
     net.send(messages.Collect(attempt=zero, revision=0, contributions=contributions, owners=owners), others)
     net.send(messages.Propose(attempt=zero, manifest=manifest), others)
-    net.send(messages.Committed(attempt=zero, manifest=manifest), others)
+    vote = seal(net.identity, note(net, messages.Accept(attempt=zero, manifest=net.digest)))
+    majority = num_peers // 2 + 1
+    certificate = messages.Certificate(attempt=zero, manifest=manifest, votes=(vote,) * majority, farewells=())
+    net.sent += (others + num_peers - majority) * (len(encode_frame(encode(certificate))) + 60)
     for record in (BlobRequest(digest=net.digest), BlobHeader(nbytes=10**6)):  # payload and result of each part
         net.sent += 2 * num_peers * others * len(encode_frame(encode(record)))
     assert cost.control_traffic(num_peers).sent_nbytes == pytest.approx(net.sent / num_peers, rel=0.05)
