@@ -110,8 +110,8 @@ def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = 2
     Counts, for n members with n parts, one attempt and no loss: Ready and Merged to all, Collect, Propose and the
     decision with a majority's votes from the leader to all, Holding and Accept to the leader, a request for each blob.
     Whose vote comes after the majority's is told the decision again. The lists of n^2 part digests dominate from 8
-    members on. Within 5 % of the messages' canonical bytes, and of what members of 2 to 16 were measured to send
-    (benchmarks/reports/bytes.md); retries come on top.
+    members on. Within 5 % of the messages' canonical bytes, and of what 4 to 16 members were measured to send
+    (benchmarks/reports/bytes.md; two: 7 %); retries come on top.
     """
     others, n = num_peers - 1, num_peers
     lists = n * (_CONTRIBUTION_NBYTES + n * _NAME_NBYTES)
@@ -210,7 +210,8 @@ def activation_nbytes(
     Counted from what autograd keeps of each operation of model/layers.py, per token and layer, with C width, Q and K of
     queries and keys, F inside SwiGLU, H heads:
         two norms        normed input and output: 2 C each, and one number (a fused kernel: input and output)
-        attention        projection Q + 2 K, rotated Q + K, output Q, and H numbers
+        attention        projected V, that is K, rotated Q + K, output Q, and H numbers; in half precision, where the
+                         projection is one matmul, Q + K more
         SwiGLU           gate and up 2 F, silu F, product F
     in fp32; with `is_half` (autocast) matmul inputs and outputs are 2 bytes, normed inputs stay fp32, and a bf16 copy
     of the matrices lives from forward to backward. The loss holds log-probabilities, their gradient and the logits'
@@ -225,7 +226,7 @@ def activation_nbytes(
         layer = 12 * c + 6 * (q + k) + 8 * f + small
         final = 6 * c
     else:
-        layer = 16 * c + 12 * (q + k) + 16 * f + small
+        layer = 16 * c + 8 * (q + k) + 16 * f + small
         final = 8 * c
     layer += decoder.has_qk_norm * 4 * (q + k)  # normed heads, before their gain
     working = (4 if is_half else 7) * f
