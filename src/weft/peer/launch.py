@@ -204,6 +204,7 @@ async def _node(
     node = Node(passport, [transports[each]() for each in settings.transports], SystemClock(), emit)
     for peer, addresses in _read_addresses(folder).items():
         node.remember(peer, addresses)
+    node.on_contact(lambda _: _keep_addresses(folder, node))  # a process that is killed finds its way back, too
     await node.start()
     try:
         yield node
