@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
-from weft.errors import DiskFull
+from weft.errors import DiskFull, NotFinite
 from weft.events import (
     AttemptStarted,
     LinkUp,
     MajorityLost,
     MemberGone,
+    MemberLeft,
     Notice,
     PayloadRejected,
     PeerStopped,
@@ -412,7 +413,7 @@ def test_a_peer_told_to_stop_ends_soon_wherever_it_stands(make_swarm: MakeSwarm,
         member = swarm.member(name)
         while True:
             await asyncio.sleep(0.1)
-            if member.life.peer is not None and member.peer._state == stage:
+            if member.life.peer is not None and member.peer._report.state == stage:
                 break
         at = swarm.clock.now()
         member.peer.stop("asked to")
@@ -439,6 +440,23 @@ def test_a_full_disk_ends_the_peer_with_its_reason(make_swarm: MakeSwarm) -> Non
         with pytest.raises(DiskFull):
             await swarm.done(b)
         one_replica(await swarm.done(a, c, d))
+
+    swarm.run(scenario)
+
+
+def test_a_peer_whose_parameters_are_not_finite_says_so_and_leaves(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=5)
+
+    async def scenario() -> None:
+        a, b, c, d = await swarm.start("abcd")
+        await swarm.round(b, 2)
+        b.peer._trainer._model.vector.fill_(float("nan"))
+        at = swarm.clock.now()
+        with pytest.raises(NotFinite):
+            await swarm.done(b)
+        assert swarm.clock.now() - at < 4
+        one_replica(await swarm.done(a, c, d))
+        assert all(b.id in {event.member for event in member.life.seen(MemberLeft)} for member in (a, c, d))
 
     swarm.run(scenario)
 

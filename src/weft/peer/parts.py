@@ -63,6 +63,10 @@ class Parts:
         num = len(self.cut(len(plan.owners))[part])
         nbytes = self._method.codec.nbytes(num)
         fetched = await asyncio.gather(*(self._contribution(each, part, nbytes) for each in plan.contributions))
+        if not any(
+            each.tokens for each in plan.contributions
+        ):  # there is no mean; the leader waits for somebody's work
+            return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
         merger = Merger(num, self._method.codec, self._method.reply_codec)
         missing = []
         for each, data in zip(plan.contributions, fetched, strict=True):

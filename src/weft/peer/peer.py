@@ -18,7 +18,6 @@ It does not know transports, nor how anything is shown.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -29,12 +28,11 @@ from numpy.typing import NDArray
 from weft import __version__
 from weft.data.batch import Batches
 from weft.errors import PeerError, WeftError
-from weft.events import Event, Notice, PeerStarted, PeerStopped, RoundCommitted, RoundMissed
-from weft.ids import BranchId, PeerId, Round, Tokens
+from weft.events import Event, Notice, PeerStarted, PeerStopped
+from weft.ids import PeerId, Round, Tokens
 from weft.model.config import num_parameters
 from weft.net.heartbeat import Membership
 from weft.net.membership import Gone, Left, New, Recovered, Suspected
-from weft.net.messages import Heartbeat
 from weft.net.tasks import Tasks
 from weft.peer.branches import Branches
 from weft.peer.chain import Chain
@@ -48,13 +46,13 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.place import Outcome, Place
 from weft.peer.promises import Promises
 from weft.peer.replica import Replica
+from weft.peer.report import Report
 from weft.peer.rounds import Decided, Rounds
 from weft.peer.saving import Saver
 from weft.peer.state import replica_digest
-from weft.peer.trainer import Trainer, Work
+from weft.peer.trainer import Trainer
 from weft.sync.messages import Manifest
 from weft.sync.method import Method
-from weft.wire import digest_of
 
 __all__ = ["Outcome", "Peer", "Place"]
 
@@ -75,7 +73,8 @@ class Peer:
         batches = Batches(place.shards, place.index, "train", run.train.seq_len, run.seed)
         self._trainer = Trainer(run, place.settings, batches, self._emit_from_thread, place.clock)
         self._carry = Carry(self._method, self._trainer, self._replica)
-        self._membership = Membership(place.node, place.clock, place.emit, self._heartbeat)
+        self._report = Report(run, place, self._replica, self._carry)
+        self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat)
         self._membership.on_change(self._on_member)
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
         self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
@@ -85,9 +84,6 @@ class Peer:
         self._stopping = asyncio.Event()
         self._stop_reason = ""
         self._failure: Exception | None = None
-        self._state = "starting"
-        self._work: Work | None = None
-        self._traffic_before = (0, 0)
         self._tasks = Tasks(self._fail)
         self._loop = asyncio.get_running_loop()
         self._early: list[tuple[PeerId, Letter | Decision]] = []  # heard before this peer knew the head
@@ -107,7 +103,7 @@ class Peer:
             head = self._replica.head
             if head is not None:
                 return await self._entrance.resume(head, Promises(self.place.folder.durable).read())
-            self._state = "waiting for peers"
+            self._report.state = "waiting for peers"
             opening = await self._entrance.gather(wait_for)
             await self._saver.save()  # before anybody hears of it: a run is begun once
             self._entrance.begin(opening)
@@ -132,7 +128,7 @@ class Peer:
         try:
             await self._start(snapshot)
             with suppress(_Stopped):
-                self._state = "joining"
+                self._report.state = "joining"
                 await self._take_part(await self._unless_stopped(come()))
             if self._failure is not None:
                 raise self._failure
@@ -181,13 +177,13 @@ class Peer:
         self._read_early(rounds)
         while not self._is_over():
             if not rounds.is_member:
-                self._state = "joining"
+                self._report.state = "joining"
                 await self._unless_stopped(self._entrance.be_counted_in(rounds))
             elif self._replica.head == rounds.chain.head:
                 await self._train()
                 if rounds.decided.empty() and not self._stopping.is_set():
                     await self._offer(rounds)
-                    self._state = "syncing"
+                    self._report.state = "syncing"
                     await self._settle_next(rounds)
             while not rounds.decided.empty() and not self._is_over():
                 await self._settle(rounds, rounds.decided.get_nowait())
@@ -203,7 +199,7 @@ class Peer:
         positions = self._leased(head)[self._carry.num_done * size :]
         if not len(positions):
             return
-        self._state = "training"
+        self._report.state = "training"
         made = self._carry.num_done * self.run.tokens_per_step * num_members  # before this call, in the same round
         tokens = head.committed_tokens + made
         train, trainer = self.place.compute.train, self._trainer
@@ -213,7 +209,7 @@ class Peer:
         else:
             work = await train(lambda: trainer.train(positions, tokens, num_members, self._stopping.is_set))
             self._carry.add_steps(work)
-        self._work = work
+        self._report.work = work
 
     async def _offer(self, rounds: Rounds) -> None:
         """Announce the carry, unless its round is decided before it is encoded: it would be counted twice."""
@@ -245,7 +241,7 @@ class Peer:
             lambda: self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted=mine is not None)
         )
         if manifest.contributions:
-            self._tell_commit(decided, began)
+            self._report.tell_commit(decided, began)
             if manifest.leader == self.peer and not self._is_complete():
                 await self._evaluator.maybe(manifest)
         await self._saver.save_if_due()
@@ -312,7 +308,7 @@ class Peer:
 
     async def _finish(self) -> Outcome:
         is_complete = self._is_complete()
-        self._state = "finishing" if is_complete else "leaving"
+        self._report.state = "finishing" if is_complete else "leaving"
         await self._tasks.aclose()  # branches and lag are no concern of who leaves
         if is_complete:
             if self._rounds is not None:
@@ -325,7 +321,7 @@ class Peer:
         await self._saver.save()
         self.place.emit(PeerStopped(reason=reason))
         head = self._replica.head
-        sent, received = self._traffic()
+        sent, received = self._report.traffic()
         return Outcome(
             reason=reason,
             run=self.run,
@@ -393,48 +389,6 @@ class Peer:
     def _leased(self, head: Manifest) -> NDArray[np.int64]:
         mine = [lease.positions() for lease in head.leases if lease.peer == self.peer]
         return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
-
-    def _traffic(self) -> tuple[int, int]:
-        meters = self.place.node.traffic.values()
-        return sum(meter.sent_nbytes for meter in meters), sum(meter.received_nbytes for meter in meters)
-
-    def _tell_commit(self, decided: Decided, began: float | None) -> None:
-        manifest, (sent, received) = decided.manifest, self._traffic()
-        contributors = tuple(each.peer for each in manifest.contributions)
-        self.place.emit(
-            RoundCommitted(
-                branch=manifest.branch,
-                round=manifest.round,
-                attempt=manifest.attempt,
-                manifest=digest_of(manifest),
-                contributors=contributors,
-                left_out=decided.left_out,
-                tokens=Tokens(sum(each.tokens for each in manifest.contributions)),
-                committed_tokens=manifest.committed_tokens,
-                sent_nbytes=sent - self._traffic_before[0],
-                received_nbytes=received - self._traffic_before[1],
-                duration_s=0.0 if began is None else self.place.clock.now() - began,
-                work_s=0.0 if self._work is None else self._work.duration_s,
-            )
-        )
-        self._traffic_before = (sent, received)
-        if self.peer in decided.left_out:
-            reason, carried = decided.left_out[self.peer], self._carry.tokens
-            self.place.emit(RoundMissed(round=manifest.round, carried_tokens=carried, reason=reason))
-
-    def _heartbeat(self) -> Heartbeat:
-        head = self._replica.head
-        work = self._work
-        return Heartbeat(
-            name=self.place.node.passport.name,
-            branch=BranchId(self.run.run) if head is None else head.branch,
-            round=Round(0) if head is None else head.round,
-            manifest=None if head is None else digest_of(head),
-            committed_tokens=0 if head is None else head.committed_tokens,
-            state=self._state,
-            loss=None if work is None or math.isnan(work.mean_loss) else work.mean_loss,
-            tokens_per_s=0.0 if work is None or not work.duration_s else work.num_tokens / work.duration_s,
-        )
 
     def _emit_from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self.place.emit, event)

@@ -29,7 +29,7 @@ import msgspec
 
 from weft.errors import DataError, DiskFull, PeerError, WireError
 from weft.events import AttemptStarted, Notice
-from weft.ids import Digest, PeerId, Round, Tokens, short
+from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.net.tasks import Tasks
 from weft.peer.chain import Chain
@@ -38,8 +38,8 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts
 from weft.peer.place import Place
 from weft.peer.promises import Promises
+from weft.peer.timers import Timers
 from weft.sync import round as machine
-from weft.sync.deadline import deadline_s
 from weft.sync.machine import (
     Broadcast,
     Commit,
@@ -111,7 +111,6 @@ class Rounds:
         self.parts = Parts(place.node, chain, method, num, place.compute, place.emit)
         self._node = place.node
         self._identity = place.identity
-        self._clock = place.clock
         self._emit = place.emit
         self._on_failure = on_failure
         self._promises = Promises(place.folder.durable)
@@ -121,11 +120,7 @@ class Rounds:
         self._votes: dict[PeerId, Signed] = {}  # signed Accepts, to prove a commit
         self._farewells: dict[PeerId, Signed] = {}
         self._statuses: dict[PeerId, Status] = {}
-        self._timers: dict[tuple[Timer, int], asyncio.TimerHandle] = {}
-        self._announced_at = 0.0
-        self._ready_at: list[float] = []
-        self._graces_s: list[float] = []
-        self._latencies_s: list[float] = []
+        self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
         self._claims = Claims(chain.head, seq_len)
         self._early: list[tuple[PeerId, Signed, RoundNote]] = []  # of the round after this one
@@ -152,10 +147,10 @@ class Rounds:
 
     def begin(self) -> None:
         """Enter the round after the chain's head, where this peer is in its electorate."""
-        self._stop_timers()
+        self._timers.begin()
         base = self.chain.base
         self._state = None
-        self._votes, self._farewells, self._ready_at, self._announced_at = {}, {}, [], 0.0
+        self._votes, self._farewells = {}, {}
         if self._node.peer not in base.electorate or self._is_closed:
             return
         outputs: tuple[Output, ...] = ()
@@ -177,7 +172,7 @@ class Rounds:
     def announce(self, tokens: Tokens, parts: Sequence[Buffer]) -> tuple[Digest, ...]:
         """Offer this peer's payload to the present round; return its parts' digests."""
         digests = self.parts.offer(parts)
-        self._announced_at = self._clock.now()
+        self._timers.note_announced()
         self._feed(Trained(tokens=tokens, parts=digests))
         return digests
 
@@ -227,14 +222,14 @@ class Rounds:
 
     def give_up(self) -> None:
         """Take no part in a round that the others have long left behind."""
-        self._stop_timers()
+        self._timers.stop()
         self._state = None
         self.decided.put_nowait(None)
 
     def close(self) -> None:
         """Decide nothing more; what is known can still be asked for."""
         self._is_closed = True
-        self._stop_timers()
+        self._timers.stop()
         self._state = None
 
     async def aclose(self) -> None:
@@ -277,7 +272,7 @@ class Rounds:
         elif isinstance(message, Goodbye):
             self._farewells[sender] = signed
         elif isinstance(message, Ready):
-            self._ready_at.append(self._clock.now())
+            self._timers.note_ready()
             message = self._believed(sender, message)
         elif isinstance(message, Collect | Propose) and not self._is_possible(sender, message):
             return
@@ -338,7 +333,7 @@ class Rounds:
                 case Fetch(plan=plan, part=part, result=result):
                     self._tasks.spawn(self._fetch(plan, part, result))
                 case SetTimer(timer=timer, attempt=attempt):
-                    self._set_timer(timer, attempt)
+                    self._timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
                     self._decide(self._certify(Committed(attempt=attempt, manifest=manifest)))
                     return  # the round is over; nothing stands behind a commit
@@ -383,11 +378,7 @@ class Rounds:
     def _decide(self, certificate: Certificate) -> None:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
-        now = self._clock.now()
-        if self._announced_at:
-            self._latencies_s.append(now - self._announced_at)
-        if len(self._ready_at) > 1:
-            self._graces_s.append(self._ready_at[-1] - self._ready_at[0])
+        self._timers.note_decided()
         left_out = self._left_out(manifest)
         self.chain.append(certificate)
         self._claims.follow(manifest)
@@ -425,23 +416,5 @@ class Rounds:
         with suppress(PeerError):  # who makes the outer step asks again, and has other ways
             await self.parts.results(manifest)
 
-    # --- time ---
-
-    def _set_timer(self, timer: Timer, attempt: int) -> None:
-        if (timer, attempt) in self._timers:
-            return
-        delay_s = deadline_s(self._graces_s)
-        if timer == "progress":
-            delay_s = (delay_s + deadline_s(self._latencies_s)) * 2 ** min(attempt, 5)
-        loop = asyncio.get_running_loop()
-        expire: Callable[[], None] = lambda: self._expire(timer, attempt)  # noqa: E731
-        self._timers[timer, attempt] = loop.call_later(delay_s, expire)
-
-    def _expire(self, timer: Timer, attempt: int) -> None:
-        self._timers.pop((timer, attempt), None)
-        self._feed(TimedOut(timer=timer, attempt=attempt))  # type: ignore[arg-type]
-
-    def _stop_timers(self) -> None:
-        for handle in self._timers.values():
-            handle.cancel()
-        self._timers.clear()
+    def _expire(self, timer: Timer, attempt: Attempt) -> None:
+        self._feed(TimedOut(timer=timer, attempt=attempt))

@@ -1,0 +1,76 @@
+"""What a peer tells of itself: every outer step, and the heartbeat that the others show.
+
+It decides nothing.
+"""
+
+import math
+
+from weft.events import RoundCommitted, RoundMissed
+from weft.ids import BranchId, Round, Tokens
+from weft.net.messages import Heartbeat
+from weft.peer.config import RunConfig
+from weft.peer.contribution import Carry
+from weft.peer.place import Place
+from weft.peer.replica import Replica
+from weft.peer.rounds import Decided
+from weft.peer.trainer import Work
+from weft.wire import digest_of
+
+
+class Report:
+    def __init__(self, run: RunConfig, place: Place, replica: Replica, carry: Carry) -> None:
+        self._run = run
+        self._place = place
+        self._replica = replica
+        self._carry = carry
+        self._traffic_before = (0, 0)
+        self.state = "starting"  # one word for people
+        self.work: Work | None = None  # the last
+
+    def traffic(self) -> tuple[int, int]:
+        """Return the bytes sent and received so far."""
+        meters = self._place.node.traffic.values()
+        return sum(meter.sent_nbytes for meter in meters), sum(meter.received_nbytes for meter in meters)
+
+    def tell_commit(self, decided: Decided, began: float | None) -> None:
+        """Tell of an outer step that was just made, and whether it left this peer out.
+
+        Args:
+            began: when this peer began to wait for it, if it did.
+        """
+        manifest, (sent, received) = decided.manifest, self.traffic()
+        self._place.emit(
+            RoundCommitted(
+                branch=manifest.branch,
+                round=manifest.round,
+                attempt=manifest.attempt,
+                manifest=digest_of(manifest),
+                contributors=tuple(each.peer for each in manifest.contributions),
+                left_out=decided.left_out,
+                tokens=Tokens(sum(each.tokens for each in manifest.contributions)),
+                committed_tokens=manifest.committed_tokens,
+                sent_nbytes=sent - self._traffic_before[0],
+                received_nbytes=received - self._traffic_before[1],
+                duration_s=0.0 if began is None else self._place.clock.now() - began,
+                work_s=0.0 if self.work is None else self.work.duration_s,
+            )
+        )
+        self._traffic_before = (sent, received)
+        reason = decided.left_out.get(self._place.node.peer)
+        if reason is not None:
+            missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
+            self._place.emit(missed)
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what the others are told every two seconds."""
+        head, work = self._replica.head, self.work
+        return Heartbeat(
+            name=self._place.node.passport.name,
+            branch=BranchId(self._run.run) if head is None else head.branch,
+            round=Round(0) if head is None else head.round,
+            manifest=None if head is None else digest_of(head),
+            committed_tokens=0 if head is None else head.committed_tokens,
+            state=self.state,
+            loss=None if work is None or math.isnan(work.mean_loss) else work.mean_loss,
+            tokens_per_s=0.0 if work is None or not work.duration_s else work.num_tokens / work.duration_s,
+        )

@@ -1,0 +1,57 @@
+"""Deadlines follow the rounds that were measured."""
+
+import asyncio
+
+from weft.clock import VirtualClock
+from weft.ids import Attempt
+from weft.peer.timers import Timers
+from weft.sync.deadline import FIRST_S
+
+
+def test_deadlines_follow_what_rounds_took() -> None:
+    clock = VirtualClock()
+    expired: list[tuple[str, int, float]] = []
+
+    async def scenario() -> None:
+        timers = Timers(clock, lambda timer, attempt: expired.append((timer, attempt, clock.now())))
+        timers.set("grace", Attempt(0))
+        await asyncio.sleep(FIRST_S + 1)
+        assert expired == [("grace", 0, FIRST_S)]
+        for _ in range(5):
+            timers.begin()
+            timers.note_announced()
+            await asyncio.sleep(4)
+            timers.note_ready()
+            await asyncio.sleep(3)
+            timers.note_decided()
+        timers.begin()
+        at = clock.now()
+        expired.clear()
+        timers.set("grace", Attempt(0))
+        timers.set("grace", Attempt(0))
+        timers.set("progress", Attempt(0))
+        timers.set("progress", Attempt(1))
+        await asyncio.sleep(60)
+        assert [(timer, attempt, when - at) for timer, attempt, when in expired] == [
+            ("grace", 0, 4.0),  # from the first announcement to the last
+            ("progress", 0, 4.0 + 7.0),
+            ("progress", 1, 2 * 11.0),
+        ]
+
+    clock.run(scenario())
+
+
+def test_a_round_that_begins_or_ends_stops_the_timers_of_the_one_before() -> None:
+    clock = VirtualClock()
+    expired: list[object] = []
+
+    async def scenario() -> None:
+        timers = Timers(clock, lambda timer, attempt: expired.append(timer))
+        timers.set("progress", Attempt(0))
+        timers.begin()
+        timers.set("grace", Attempt(0))
+        timers.stop()
+        await asyncio.sleep(10 * FIRST_S)
+
+    clock.run(scenario())
+    assert expired == []
