@@ -365,7 +365,7 @@ def test_who_missed_the_last_decision_finds_the_others_still_there(make_swarm: M
     swarm = make_swarm(num_rounds=3)
 
     async def scenario() -> None:
-        members = await swarm.start("abcd")
+        members = await swarm.start("abcd", train_s=0.1)
         await swarm.round(members[0], 2)
         deaf = next(member for member in members if member is not leading(members))
         swarm.watchers.append(lambda life, to, said: not (to == deaf.id and isinstance(said, Certificate)))
