@@ -36,27 +36,27 @@ MAX_REMEMBERED = 256  # rounds whose certificates are kept
 
 class Chain:
     def __init__(self, head: Manifest, quota: int) -> None:
-        self.head = head
         self._quota = quota
+        self._set_head(head)
         self._certificates: dict[Round, Certificate] = {}
         self._results: dict[Digest, Buffer] = {}  # oldest first
 
-    @property
-    def base(self) -> Base:
-        """Return what the round after the head starts from."""
-        return next_base(self.head, self._quota)
 
     def append(self, certificate: Certificate) -> None:
         """Make the certificate's manifest the head. `proven` must have held, or the machine have decided."""
         manifest = certificate.manifest
         self._certificates[manifest.round] = certificate
         self._certificates.pop(Round(manifest.round - MAX_REMEMBERED), None)
-        self.head = manifest
+        self._set_head(manifest)
 
     def restart(self, head: Manifest) -> None:
         """Go on from another head, whose branch may be another; results are kept, for they are named by their bytes."""
         self._certificates.clear()
+        self._set_head(head)
+
+    def _set_head(self, head: Manifest) -> None:
         self.head = head
+        self.base = next_base(head, self._quota)  # what the round after the head starts from: asked for at each message
 
     def after(self, round: Round, limit: int) -> tuple[Certificate, ...] | None:
         """Return the certificates after `round`, oldest first and at most `limit`; None where they are forgotten."""
