@@ -2,7 +2,7 @@
 
 OpenSSL does the work, the event loop does the waiting. A *job* reads or writes until the socket has no more to
 give or take; then the loop watches the socket and the next job begins. On a `control` stream jobs are small and
-run in the loop itself. On a `bulk` stream they run in a few threads, where encryption and copying release the
+run in the loop itself. On a `bulk` stream large ones run in a few threads, where encryption and copying release the
 interpreter's lock and do not delay the loop. A waiting stream holds no thread, so a handful of threads serves any
 number of streams and nobody can exhaust them by being slow.
 
@@ -28,6 +28,8 @@ from weft.wire import Buffer
 
 # Most one job moves: enough that changing threads costs little, little enough that jobs take turns within milliseconds.
 JOB_NBYTES = 1 << 20
+# A job that can move no more than this runs in the loop on any stream: it takes 30 us, a change of threads takes 100.
+SMALL_NBYTES = 64 << 10
 # A bulk job that has moved more than one TLS record is in a flow of bytes: until it has moved enough to be worth a
 # change of threads, it waits a moment for more.
 _FLOW_NBYTES = 16 << 10
@@ -48,12 +50,15 @@ class Runner(Protocol):
 
 
 class InLoop:
-    """Runs the jobs of control streams."""
+    """Runs the jobs of control streams, and small ones of any stream."""
 
     moment_s = 0.0
 
     async def run(self, job: Job, view: memoryview) -> int:
         return job(view)
+
+
+_IN_LOOP = InLoop()
 
 
 class InThreads:
@@ -158,7 +163,7 @@ class TlsStream:
             async with self._turn:
                 self._check_open()
                 try:
-                    return await self._runner.run(job, view)
+                    return await self._runner_of(view).run(job, view)
                 except ssl.SSLWantReadError:
                     direction = "read"
                 except ssl.SSLWantWriteError:
@@ -177,7 +182,7 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 if filled == 0:
                     raise
-                if not (_is_flow(filled) and self._poll_read(self._runner.moment_s)):
+                if not (_is_flow(filled) and self._poll_read(self._runner_of(view).moment_s)):
                     break
                 continue
             if num_bytes == 0:
@@ -193,9 +198,12 @@ class TlsStream:
             except ssl.SSLWantWriteError:
                 if sent == 0:
                     raise
-                if not (_is_flow(sent) and self._poll_write(self._runner.moment_s)):
+                if not (_is_flow(sent) and self._poll_write(self._runner_of(view).moment_s)):
                     break
         return sent
+
+    def _runner_of(self, view: memoryview) -> Runner:
+        return self._runner if len(view) > SMALL_NBYTES else _IN_LOOP
 
     async def _ready(self, direction: Direction) -> None:
         """Wait until the socket can be read or written, or the stream is closed."""

@@ -23,6 +23,7 @@ from weft.keys import Identity, verify
 from weft.net import tcp, tls_certificate
 from weft.net.tls import TlsConfig, TlsTransport
 from weft.net.tls_certificate import certified_peer, make_certificate, server_context
+from weft.net.tls_stream import SMALL_NBYTES
 from weft.net.transport import Lane, Stream
 
 TEST_ENDS_S = 20
@@ -282,7 +283,10 @@ async def test_closing_ends_the_threads(caller: TlsTransport) -> None:
     async with listening(TlsConfig(host="127.0.0.1", bulk_threads=3)) as listener:
         near = await caller.dial(listener.identity.peer, listener.addresses[0], "bulk")
         far = await listener.streams.get()
-        await asyncio.gather(*(far.send(b"x") for _ in range(10)), near.recv_into(memoryview(bytearray(1))))
+        await asyncio.gather(far.send(b"x"), near.recv_into(memoryview(bytearray(SMALL_NBYTES))))
+        assert threading.active_count() == before  # not worth a change of threads
+        large = memoryview(bytearray(SMALL_NBYTES + 1))
+        await asyncio.gather(far.send(large), near.recv_into(large))
         assert threading.active_count() > before
         await near.close()
     await caller.aclose()
