@@ -41,7 +41,6 @@ class Chain:
         self._certificates: dict[Round, Certificate] = {}
         self._results: dict[Digest, Buffer] = {}  # oldest first
 
-
     def append(self, certificate: Certificate) -> None:
         """Make the certificate's manifest the head. `proven` must have held, or the machine have decided."""
         manifest = certificate.manifest
