@@ -238,27 +238,43 @@ def activation_nbytes(
     return micro_batch * seq_len * (layers + final + last + 16) + copies
 
 
+KEPT_NBYTES = 512 << 20  # of results, which peer/chain.py keeps for stragglers; more where two rounds have more
+
+
 @dataclass(frozen=True)
 class Memory:
-    """Bytes a training peer holds, by component. Training and exchanging do not peak together."""
+    """Bytes a training peer holds, by component."""
 
     local: int  # the parameters it trains
     gradient: int
     inner_optimizer: int  # AdamW moments
     outer: int  # parameters of the last commit
     outer_optimizer: int  # momentum
-    activations: int  # only while it trains
-    contribution: int  # delta and its encoding, until the round commits
+    merged: int  # what the last round came to, decoded
+    kept: int  # results of the last rounds, encoded
+    activations: int
+    payload: int  # what this peer contributes, until the next round's
+    delta: int  # only while it is encoded
     merge: int  # as the owner of a part: accumulator, decoded and encoded parts
-    result: int  # encoded and decoded results
 
     @property
     def always_nbytes(self) -> int:
-        return self.local + self.gradient + self.inner_optimizer + self.outer + self.outer_optimizer
+        vectors = self.local + self.gradient + self.inner_optimizer + self.outer + self.outer_optimizer
+        return vectors + self.merged + self.kept
+
+    @property
+    def exchange_nbytes(self) -> int:
+        """Return the most that a round takes beside what is always there."""
+        return self.payload + max(self.delta, self.merge)
 
     @property
     def peak_nbytes(self) -> int:
-        return self.always_nbytes + max(self.activations, self.contribution + self.merge + self.result)
+        """Return the most a peer holds that computes on its CPU.
+
+        Training and exchanging do not peak together, but the allocator keeps the one's memory when the other begins
+        (measured, benchmarks/reports/memory.md).
+        """
+        return self.always_nbytes + self.activations + self.exchange_nbytes
 
 
 def peer_memory(
@@ -271,28 +287,33 @@ def peer_memory(
     sends_delta: bool,
     has_momentum: bool,
     activations: int,
+    num_rounds: int | None = None,
 ) -> Memory:
     """Return the memory of a peer by component.
 
     Args:
         num: parameters; num_owned: elements of its part; num_peers: contributors.
         payload, reply: what contributions and results are encoded as.
-        sends_delta: it keeps the outer parameters beside those it trains, and subtracts; otherwise its gradient is its
-            contribution and the outer parameters are those it trains.
+        sends_delta: it keeps the outer parameters beside those it trains, and subtracts; otherwise its gradient is
+            copied, and the outer parameters are those it trains.
         has_momentum: the outer optimizer is Nesterov.
         activations: `activation_nbytes`.
+        num_rounds: that it lives for; None: until no more results are kept.
     """
     vector = FP32.nbytes(num)
-    encoded = 0 if payload == FP32 else payload.nbytes(num)  # fp32 bytes are a view of the vector
+    encoded, is_view = payload.nbytes(num), payload == FP32  # fp32 bytes are a view of the vector
+    kept = max(KEPT_NBYTES, 2 * reply.nbytes(num))
     return Memory(
         local=vector,
         gradient=vector,
         inner_optimizer=2 * vector,
         outer=vector if sends_delta else 0,
         outer_optimizer=vector if has_momentum else 0,
+        merged=vector,
+        kept=kept if num_rounds is None else min(kept, num_rounds * reply.nbytes(num)),
         activations=activations,
-        contribution=(vector if sends_delta else 0) + encoded,
-        # float64 sum, one decoded contribution, the mean, what came from the others, the encoded mean
-        merge=(8 + 4 + 4) * num_owned + (num_peers - 1) * payload.nbytes(num_owned) + reply.nbytes(num_owned),
-        result=reply.nbytes(num - num_owned) + vector,
+        payload=encoded if sends_delta or is_view else vector + encoded,
+        delta=vector if sends_delta and not is_view else 0,
+        # float64 sum, one decoded contribution, the mean, what came from the others; the result is among those kept
+        merge=(8 + 4 + 4) * num_owned + (num_peers - 1) * payload.nbytes(num_owned),
     )

@@ -18,6 +18,7 @@ from weft.model.config import ModelConfig, named, num_parameters
 from weft.model.transformer import Transformer
 from weft.net.frame import encode_frame
 from weft.net.messages import BlobHeader, BlobRequest
+from weft.peer.chain import RESULTS_NBYTES
 from weft.sync import messages
 from weft.sync.reduce import ALIGNMENT, cut, encode_parts
 from weft.wire import encode, seal
@@ -271,13 +272,25 @@ def test_memory_by_hand() -> None:
     num, owned = 100 * ALIGNMENT, 25 * ALIGNMENT
     diloco = cost.peer_memory(num, owned, 4, int8(), int8(), sends_delta=True, has_momentum=True, activations=10**9)
     vector = 4 * num
-    assert diloco.always_nbytes == 6 * vector  # local, gradient, two moments, outer, momentum
-    assert diloco.contribution == vector + num + num // 64
-    assert diloco.peak_nbytes == 6 * vector + 10**9
-    ddp = cost.peer_memory(num, owned, 4, FP32, FP32, sends_delta=False, has_momentum=False, activations=0)
-    assert ddp.always_nbytes == 4 * vector
-    assert ddp.contribution == 0
-    assert ddp.peak_nbytes == 4 * vector + (16 + 3 * 4 + 4) * owned + 4 * (num - owned) + vector
+    # local, gradient, two moments, outer, momentum, the merged delta; and the results kept
+    assert diloco.always_nbytes == 7 * vector + cost.KEPT_NBYTES
+    encoded, merge = num + num // 64, 16 * owned + 3 * (owned + owned // 64)
+    assert merge > vector
+    assert diloco.peak_nbytes == diloco.always_nbytes + 10**9 + encoded + merge
+    ddp = cost.peer_memory(
+        num, owned, 4, FP32, FP32, sends_delta=False, has_momentum=False, activations=0, num_rounds=2
+    )
+    assert ddp.always_nbytes == 5 * vector + 2 * vector
+    assert ddp.peak_nbytes == ddp.always_nbytes + vector + (16 + 3 * 4) * owned
+
+
+def test_large_results_are_kept_for_two_rounds() -> None:
+    assert cost.KEPT_NBYTES == RESULTS_NBYTES
+    num = 10**9
+    memory = cost.peer_memory(
+        num, num // 4, 4, int8(), FP32, sends_delta=True, has_momentum=True, activations=0, num_rounds=100
+    )
+    assert memory.kept == 2 * 4 * num
 
 
 def test_cost_needs_neither_torch_nor_numpy() -> None:

@@ -65,10 +65,10 @@ class Chain:
         return tuple(self._certificates[Round(number)] for number in wanted)
 
     def keep(self, result: Digest, data: Buffer) -> None:
-        """Keep a result's bytes for others; the oldest give way."""
+        """Keep a result's bytes for others; the oldest give way, but never the last two rounds' ones."""
         self._results[result] = data
         kept = sum(len(memoryview(each).cast("B")) for each in self._results.values())
-        while kept > RESULTS_NBYTES and len(self._results) > 1:
+        while kept > RESULTS_NBYTES and len(self._results) > 2 * self.base.num_parts:
             oldest = next(iter(self._results))
             kept -= len(memoryview(self._results.pop(oldest)).cast("B"))
 

@@ -8,6 +8,7 @@ import torch
 from weft.codec import Fp32Config
 from weft.errors import PeerError
 from weft.ids import BranchId, PeerId, RunId
+from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Inline
 from weft.peer.parts import Parts
@@ -85,3 +86,13 @@ async def test_who_waited_for_a_fetch_that_was_cancelled_takes_over(data):
     first.cancel()
     assert await second == (data,)
     assert node.num_fetched == 2
+
+
+def test_no_result_of_the_last_two_rounds_is_given_up_however_large(monkeypatch):
+    monkeypatch.setattr(chain, "RESULTS_NBYTES", 10)
+    base = genesis(RUN, A, 1)
+    kept = Chain(open_branch(base, [A, B], A, BranchId(RUN), 1), 1)  # two members: two parts a round
+    results = [bytes([number]) * 100 for number in range(6)]
+    for data in results:
+        kept.keep(digest(data), data)
+    assert [kept.result(digest(data)) for data in results] == [None, None, *results[2:]]
