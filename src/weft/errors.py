@@ -7,13 +7,14 @@
     │       └── TokenizerMismatch            12   tokenizer and model or shards disagree
     ├── KeyLocked (RuntimeError)             13   another process uses this identity
     ├── KeyFileError (OSError)               14   identity file missing, unreadable or malformed
-    ├── TicketError (ValueError)             15   ticket malformed, truncated or of another version
+    ├── TicketError (ValueError)             15   ticket malformed, truncated or mistyped
+    │   └── TicketMismatch                   16   ticket of another version, or of a run not trained where it leads
     ├── NetError (ConnectionError)           20   this machine's side of the network
     │   ├── PortInUse                        21   the address to listen on is taken
     │   ├── Unreachable                      22   nobody on the ticket or in memory answered
     │   └── DialError                        23   one address did not lead to the expected peer
     ├── Refused (PermissionError)            24   the run's members refuse this peer
-    ├── GenesisMismatch (ValueError)         25   the other side trains another run
+    ├── GenesisMismatch (ValueError)         25   the other side trains another run, or this one from other weights
     ├── PeerError (ConnectionError)          26   a remote's fault: bad frame, bad payload, silence, lie
     │   ├── WireError (ValueError)           27   bytes that are no canonical record
     │   ├── PayloadError (ValueError)        28   a payload that breaks its bound or is not finite
@@ -62,6 +63,10 @@ class KeyFileError(WeftError, OSError):
 
 class TicketError(WeftError, ValueError):
     exit_code = 15
+
+
+class TicketMismatch(TicketError):
+    exit_code = 16
 
 
 class NetError(WeftError, ConnectionError):

@@ -18,7 +18,7 @@ from typing import Annotated
 from blake3 import blake3
 from msgspec import Meta
 
-from weft.errors import TicketError, WireError
+from weft.errors import TicketError, TicketMismatch, WireError
 from weft.ids import PeerId, RunId, short
 from weft.keys import verify
 from weft.net.admission import SECRET_NBYTES, Admission, Anyone, ByTicket
@@ -96,7 +96,8 @@ def read(text: str) -> Ticket:
     """Return the ticket that `text` spells.
 
     Raises:
-        TicketError: too long, no ticket, of another version, cut short, mistyped, or not signed by its issuer.
+        TicketError: too long, no ticket, cut short, mistyped, or not signed by its issuer.
+        TicketMismatch: of another version.
     """
     if len(text) > MAX_CHARS:
         raise TicketError(
@@ -108,7 +109,7 @@ def read(text: str) -> Ticket:
         raise TicketError("this is not a ticket: a ticket is one word of letters and digits that begins with weft1")
     version, letters = int(match[1]), match[2]
     if version != VERSION:
-        raise TicketError(
+        raise TicketMismatch(
             f"this ticket has format {version} and this weft reads format {VERSION}. "
             + ("Upgrade: pip install -U weft" if version > VERSION else "Ask a member for a fresh one: weft ticket")
         )

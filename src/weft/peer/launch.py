@@ -22,9 +22,9 @@ from torch import Tensor
 from weft import cost
 from weft.clock import SystemClock
 from weft.data import CorpusConfig, DataIndex, ShardStore, Tokenizer, write_atomically
-from weft.errors import ConfigError
+from weft.errors import ConfigError, GenesisMismatch, TicketMismatch
 from weft.events import ConnectionDropped, Emit, Event, EventLog, JsonlSink, Sink
-from weft.ids import PeerId, RunId
+from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity
 from weft.model.config import num_parameters
 from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
@@ -126,6 +126,12 @@ async def join(
     Args:
         agree: shown what it costs, in a thread of its own.
         own_data: what to train on in a private run, and the folder its paths start from.
+
+    Raises:
+        TicketError: no ticket; TicketMismatch: of another version or run.
+        Unreachable, Refused: nobody on it answered, or let this peer in.
+        GenesisMismatch: the run's first weights are others than its maker's.
+        WeftError: as `Peer.join`, and what this machine cannot do.
     """
     ticket = read(ticket_text)
     with _identity(options) as identity:
@@ -135,7 +141,7 @@ async def join(
                 contacts = [contact for contact in ticket.contacts if contact.peer != identity.peer]
                 for contact in contacts:
                     node.remember(contact.peer, contact.addresses, contact.name)
-                first = await node.connect_any([contact.peer for contact in contacts] or list(node.known_addresses()))
+                first = await _connect(node, ticket, [contact.peer for contact in contacts])
                 members = [first, *(peer for peer in node.peers if peer != first)]
                 run = await fetch_run(node, members, options.home, options.settings.max_parameters)
                 await asyncio.to_thread(check_fits, run, options.settings, choose(options.settings))
@@ -211,6 +217,16 @@ async def _node(
     finally:
         _keep_addresses(folder, node)
         await node.aclose()
+
+
+async def _connect(node: Node, ticket: Ticket, contacts: list[PeerId]) -> PeerId:
+    """Return the first member that lets this peer in: one on the ticket, or else one that was met before."""
+    try:
+        return await node.connect_any(contacts or list(node.known_addresses()))
+    except GenesisMismatch as error:
+        raise TicketMismatch(
+            f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."
+        ) from error
 
 
 def _place(

@@ -40,13 +40,17 @@ def refused(weft: Weft, code: int, words: str, *arguments: object) -> str:
     [
         ("hello", "not a ticket"),
         (a_ticket()[:-9], "cut short"),
-        (a_ticket().replace("weft1", "weft9"), "format 9"),
         (a_ticket()[:60] + "1" + a_ticket()[61:], "mistyped"),
         ("weft1" + "a" * 20_000, "at most"),
     ],
 )
 def test_a_bad_ticket_is_15(weft: Weft, text: str, words: str) -> None:
     refused(weft, 15, words, "join", text, "--yes")
+
+
+@pytest.mark.parametrize(("version", "words"), [(0, "weft ticket"), (9, "pip install -U weft")])
+def test_a_ticket_of_another_version_is_16(weft: Weft, version: int, words: str) -> None:
+    refused(weft, 16, words, "join", a_ticket().replace("weft1", f"weft{version}"), "--yes")
 
 
 def test_a_bad_ticket_on_standard_input_is_15(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:

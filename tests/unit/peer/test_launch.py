@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unit.peer.crew import Crew
-from weft.errors import GenesisMismatch, KeyLocked, NotFinite, Refused, Unreachable
+from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, Unreachable
 from weft.events import DataReady, RoundCommitted
 from weft.ids import RunId
 from weft.keys import Identity
@@ -81,12 +81,12 @@ def forged(ticket: str, **change: Any) -> str:
     return issue(Identity.from_seed(bytes(32)), fields["run"], fields["contacts"], fields["secret"])
 
 
-async def test_a_ticket_of_another_run_is_a_genesis_mismatch(tmp_path: Path) -> None:
+async def test_a_ticket_of_another_run_is_a_ticket_mismatch(tmp_path: Path) -> None:
     crew = Crew(tmp_path, num_peers=2)
     async with crew.deadline():
         a = crew.found("a", wait_for=2)
         await a.started.wait()
-        with pytest.raises(GenesisMismatch, match="run"):
+        with pytest.raises(TicketMismatch, match="run abababab, which is not trained where it leads"):
             await crew.join("b", forged(a.ticket, run=RunId("ab" * 32))).task
 
 
