@@ -42,7 +42,7 @@ from weft.peer.rounds import Rounds
 from weft.sync.messages import Manifest
 from weft.sync.method import Choices, Method
 from weft.sync.outer import AdamWConfig, SgdConfig
-from weft.sync.reduce import decode_parts, encode_parts
+from weft.sync.reduce import decode_parts, encode_parts, named
 
 RUN = RunId("be" * 32)
 QUOTA = SEQ_LEN = 1
@@ -121,7 +121,7 @@ class Member:
         """Put into `out` the mean of all members' vectors; return what the round counted."""
         assert self._rounds is not None
         rounds, ranges = self._rounds, self._rounds.ranges
-        payload = await self._compute.serve(lambda: encode_parts(self._method.codec, vector, ranges))
+        payload = await self._compute.serve(lambda: tuple(map(named, encode_parts(self._method.codec, vector, ranges))))
         rounds.announce(Tokens(1), payload)
         decided = await rounds.decided.get()
         if decided is None or self._failure is not None:

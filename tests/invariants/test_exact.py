@@ -33,10 +33,10 @@ ALLOWED_FUNCTIONS = {
     # one correctly rounded operation per element (IEEE 754)
     *("torch.mul", "torch.div", "torch.sqrt", "torch.round", "math.sqrt"),
     # exact: signs, comparisons, maxima, bits
-    *("torch.abs", "torch.where", "torch.equal", "torch.bitwise_right_shift", "np.where", "np.isfinite"),
-    *("np.left_shift", "math.prod"),
+    *("torch.abs", "torch.where", "torch.equal", "torch.aminmax", "torch.bitwise_right_shift", "np.where"),
+    *("np.isfinite", "np.left_shift", "math.prod"),
     # memory, and conversions that round once
-    *("torch.empty", "torch.zeros", "torch.zeros_like", "torch.tensor", "torch.from_numpy"),
+    *("torch.empty", "torch.empty_like", "torch.zeros", "torch.tensor", "torch.from_numpy"),
     *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.uint32", "np.uint64"),
 }
 ALLOWED_METHODS = {
@@ -50,7 +50,7 @@ ALLOWED_METHODS = {
     # no numbers
     *("append", "values", "endswith", "fromhex"),
     # our own: their arithmetic is in the files read here
-    *("encode", "decode", "nbytes", "_num_blocks"),
+    *("encode", "decode", "nbytes", "_num_blocks", "_empty"),
 }
 ALLOWED_MODULES = {"bounds", "msgspec"}  # whose functions may be called: read here, or no arithmetic
 # Builtins whose floats depend on the version (sum compensates from 3.12 on) or on the C library.

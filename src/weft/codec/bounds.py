@@ -62,10 +62,10 @@ def target(num: int, out: Tensor | None) -> Tensor:
     return out
 
 
-def largest(values: Float32[Tensor, "..."], scratch: Float32[Tensor, "..."]) -> float:
-    """Return max |values|, NaN if any is NaN; `scratch` (same shape) is overwritten. Independent of order."""
-    torch.abs(values, out=scratch)
-    return float(scratch.amax())
+def largest(values: Float32[Tensor, " num"]) -> float:
+    """Return max |values|, NaN if any is NaN. Independent of order."""
+    lowest, highest = torch.aminmax(values)
+    return max(-float(lowest), float(highest))  # both are NaN where one is
 
 
 def require_finite_vector(largest_magnitude: float) -> None:

@@ -30,21 +30,18 @@ class Fp32:
 
     def encode(self, vector: Float32[Tensor, " num"]) -> Buffer:
         bounds.require_flat(vector)
-        scratch = torch.empty(min(bounds.CHUNK, vector.numel()), dtype=torch.float32)
         for start in range(0, vector.numel(), bounds.CHUNK):
-            values = vector[start : start + bounds.CHUNK]
-            bounds.require_finite_vector(bounds.largest(values, scratch[: values.numel()]))
+            bounds.require_finite_vector(bounds.largest(vector[start : start + bounds.CHUNK]))
         return bounds.as_buffer(vector.detach().numpy().astype("<f4", copy=False))
 
     def decode(self, data: Buffer, num: int, out: Float32[Tensor, " num"] | None = None) -> Float32[Tensor, " num"]:
         words = np.frombuffer(bounds.require_nbytes(data, self.nbytes(num)), dtype="<f4")
         out = bounds.target(num, out)
         array = out.numpy()
-        scratch = torch.empty(min(bounds.CHUNK, num), dtype=torch.float32)
         for start in range(0, num, bounds.CHUNK):
             here = slice(start, min(start + bounds.CHUNK, num))
             np.copyto(array[here], words[here])
-            bounds.require_finite_payload(bounds.largest(out[here], scratch[: here.stop - start]))
+            bounds.require_finite_payload(bounds.largest(out[here]))
         return out
 
     def nbytes(self, num: int) -> int:
@@ -62,7 +59,7 @@ class Bf16:
         for start in range(0, vector.numel(), bounds.CHUNK):
             values = vector[start : start + bounds.CHUNK]
             work = scratch[: values.numel()]
-            magnitude = bounds.largest(values, work)
+            magnitude = bounds.largest(values)
             bounds.require_finite_vector(magnitude)
             if magnitude > MAX_BF16:
                 values = values.clamp(-MAX_BF16, MAX_BF16)
@@ -74,12 +71,11 @@ class Bf16:
         halves = np.frombuffer(bounds.require_nbytes(data, self.nbytes(num)), dtype="<u2")
         out = bounds.target(num, out)
         words = out.numpy().view(np.uint32)
-        scratch = torch.empty(min(bounds.CHUNK, num), dtype=torch.float32)
         for start in range(0, num, bounds.CHUNK):
             here = slice(start, min(start + bounds.CHUNK, num))
             np.copyto(words[here], halves[here])
             np.left_shift(words[here], 16, out=words[here])
-            bounds.require_finite_payload(bounds.largest(out[here], scratch[: here.stop - start]))
+            bounds.require_finite_payload(bounds.largest(out[here]))
         return out
 
     def nbytes(self, num: int) -> int:

@@ -11,7 +11,6 @@ It does not know what a blob means or who may have it: `offer` takes a function 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-import numpy as np
 from blake3 import blake3
 
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, Refused, WireError
@@ -29,12 +28,12 @@ from weft.wire import Buffer, encode
 
 PIECE_NBYTES = 1 << 20  # received, hashed and sent at a time: large enough for a thread hop, small enough to cancel
 SMALL_NBYTES = 64 << 10  # sent together with its header, and hashed inline
-LARGE_NBYTES = 4 << 20  # where numpy asks the system for large pages
 STALL_S = 15.0  # no byte for so long means that the holder is gone
 SEND_STALL_S = 30.0  # for one piece: 1 MiB at 300 kbit/s
 IDLE_S = 120.0  # a holder keeps a silent stream this long for the next request
 
 Lookup = Callable[[PeerId, Digest], Buffer | None]
+Block = Callable[[int], Buffer]
 Offload = Callable[[Callable[[], None]], Awaitable[None]]
 
 
@@ -122,16 +121,16 @@ class Blobs:
         await self._fetch(peer, digest, room, stall_s)
         return bytes(held)
 
-    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> bytearray | memoryview:
+    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int, block: Block = bytearray) -> Buffer:
         """Return the blob from the first of `peers` that delivers it.
+
+        Args:
+            block: gives writable memory of so many bytes.
 
         Raises:
             PeerError: none did; the message says what each answered.
         """
-        held: bytearray | memoryview = bytearray(nbytes)
-        if nbytes >= LARGE_NBYTES:
-            held = np.empty(nbytes, dtype=np.uint8).data  # not cleared, and in large pages: 20 times as fast
-        failures = []
+        held, failures = block(nbytes), []
         for peer in peers:
             try:
                 await self.fetch(peer, digest, held)

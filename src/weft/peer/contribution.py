@@ -19,8 +19,7 @@ from weft.ids import Digest, Tokens
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer, Work
 from weft.sync.method import Method
-from weft.sync.reduce import encode_parts
-from weft.wire import Buffer
+from weft.sync.reduce import EncodedPart, encode_parts, named
 
 
 class Carry:
@@ -58,7 +57,7 @@ class Carry:
             self._gradient_tokens = total
         self.tokens = Tokens(self._gradient_tokens)
 
-    def encode(self, parts: tuple[range, ...]) -> tuple[Buffer, ...]:
+    def encode(self, parts: tuple[range, ...]) -> tuple[EncodedPart, ...]:
         """Return the payload, part by part. Nothing changes: what it holds stays here until it is counted.
 
         It may share the memory of a vector that nobody writes to any more.
@@ -68,7 +67,7 @@ class Carry:
         """
         trained = self._trainer.local() if self._gradient is None else self._gradient
         vector = self._method.contribution(self._replica.outer, trained)
-        return encode_parts(self._method.codec, vector, parts)
+        return tuple(map(named, encode_parts(self._method.codec, vector, parts)))
 
     def settle(self, apply: Callable[[], None], is_counted: bool) -> None:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.

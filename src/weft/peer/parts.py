@@ -23,11 +23,15 @@ from weft.ids import Digest, PeerId, Round
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.compute import Compute
+from weft.peer.pool import Pool
 from weft.sync.machine import MergeDone, MergeFailed, ResultHeld
 from weft.sync.messages import Collect, Contribution, Manifest
 from weft.sync.method import Method
-from weft.sync.reduce import MergedPart, Merger, cut, decode_parts
-from weft.wire import Buffer, digest
+from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
+from weft.wire import Buffer
+
+# Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
+POOL_VECTORS = 3
 
 
 class Parts:
@@ -45,6 +49,7 @@ class Parts:
         self._compute = compute
         self._emit = emit
         self._payload: dict[Digest, Buffer] = {}
+        self._pool = Pool(POOL_VECTORS * 4 * num)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         node.serve_blobs(self._lookup)
 
@@ -52,11 +57,10 @@ class Parts:
         """Return where the parts of the vector lie."""
         return cut(self._num, [1] * num_parts)
 
-    def offer(self, parts: Sequence[Buffer]) -> tuple[Digest, ...]:
+    def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
-        digests = tuple(digest(part) for part in parts)
-        self._payload = dict(zip(digests, parts, strict=True))
-        return digests
+        self._payload = {part.digest: part.encoded for part in parts}
+        return tuple(part.digest for part in parts)
 
     async def merge(self, plan: Collect, part: int, round: Round) -> MergeDone | MergeFailed:
         """Collect the contributions to a part, merge them in ascending peer order, and serve the result."""
@@ -67,14 +71,14 @@ class Parts:
             each.tokens for each in plan.contributions
         ):  # there is no mean; the leader waits for somebody's work
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
-        merger = Merger(num, self._method.codec, self._method.reply_codec)
+        merger = Merger(num, self._method.codec, self._method.reply_codec, self._pool.empty)
         missing = []
         for each, data in zip(plan.contributions, fetched, strict=True):
             if data is None or not await self._add(merger, each, data, round):
                 missing.append(each.peer)
         if missing:
             return MergeFailed(plan=plan, part=part, missing=tuple(missing))
-        merged: MergedPart = await self._compute.serve(merger.result)
+        merged: EncodedPart = await self._compute.serve(merger.result)
         self._chain.keep(merged.digest, merged.encoded)
         return MergeDone(plan=plan, part=part, result=merged.digest)
 
@@ -83,7 +87,7 @@ class Parts:
         num, owner = len(self.cut(len(plan.owners))[part]), plan.owners[part]
         try:
             data = await self._result(result, num, [owner, *(each.peer for each in plan.contributions)])
-            await self._compute.serve(lambda: decode_parts(self._method.reply_codec, [data], [range(num)]))
+            await self._compute.serve(lambda: self._check(data, num))
         except PayloadError as error:
             self._emit(PayloadRejected(round=round, member=owner, reason=f"its merged part {part}: {error}"))
             return None
@@ -112,13 +116,16 @@ class Parts:
             return False
         return True
 
+    def _check(self, result: Buffer, num: int) -> None:
+        decode_parts(self._method.reply_codec, [result], [range(num)], self._pool.empty(num))
+
     async def _contribution(self, contribution: Contribution, part: int, nbytes: int) -> Buffer | None:
         wanted = contribution.parts[part]
         mine = self._payload.get(wanted)
         if mine is not None:
             return mine
         with suppress(PeerError, NetError, Refused):
-            return await self._node.fetch_any([contribution.peer], wanted, nbytes)
+            return await self._node.fetch_any([contribution.peer], wanted, nbytes, self._pool.block)
         return None
 
     async def _result(self, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
@@ -132,7 +139,8 @@ class Parts:
                 return known
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
             others = [peer for peer in dict.fromkeys(holders) if self._node.is_linked(peer)]
-            data = await self._node.fetch_any(others, wanted, self._method.reply_codec.nbytes(num))
+            nbytes = self._method.reply_codec.nbytes(num)
+            data = await self._node.fetch_any(others, wanted, nbytes, self._pool.block)
             self._chain.keep(wanted, data)
             return data
 

@@ -71,8 +71,9 @@ from weft.sync.messages import (
     RoundNote,
 )
 from weft.sync.method import Method
+from weft.sync.reduce import EncodedPart
 from weft.sync.rules import Durable, is_quorum, leader
-from weft.wire import Buffer, Signed, digest_of, seal, unseal
+from weft.wire import Signed, digest_of, seal, unseal
 
 Status = Literal["alive", "suspected", "gone", "joining"]
 
@@ -169,7 +170,7 @@ class Rounds:
             if (note.branch, note.round) == (self.chain.base.branch, self.chain.base.round):
                 self._read(sender, signed, note)
 
-    def announce(self, tokens: Tokens, parts: Sequence[Buffer]) -> tuple[Digest, ...]:
+    def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Offer this peer's payload to the present round; return its parts' digests."""
         digests = self.parts.offer(parts)
         self._timers.note_announced()

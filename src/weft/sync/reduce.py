@@ -18,7 +18,7 @@ It costs the owner 8 bytes per element of its own part, and holds one accumulato
 It does not know who the peers are, nor how bytes travel.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,8 @@ from weft.wire import Buffer, digest
 
 ALIGNMENT = MAX_BLOCK  # elements; every codec's block divides it, so a part's encoding does not depend on the cut
 MAX_WEIGHT = 1 << 53  # above, an integer is not exact in float64
+
+Empty = Callable[[int, torch.dtype], Tensor]
 
 _CHUNK = 1 << 16  # elements: the accumulator's and the scratch's 512 KiB each
 
@@ -88,23 +90,33 @@ def decode_parts(
 
 
 @dataclass(frozen=True)
-class MergedPart:
+class EncodedPart:
+    """A part's bytes, of a payload or of a result."""
+
     encoded: Buffer
     digest: Digest
+
+
+def named(encoded: Buffer) -> EncodedPart:
+    return EncodedPart(encoded=encoded, digest=digest(encoded))
 
 
 class Merger:
     """Accumulates contributions to one part; for its owner.
 
     Contributions must be added in ascending peer order: float64 sums may round, so the order is part of the result.
+
+    Args:
+        empty: gives memory for so many values of a type.
     """
 
-    def __init__(self, num: int, codec: Codec, reply_codec: Codec) -> None:
+    def __init__(self, num: int, codec: Codec, reply_codec: Codec, empty: Empty = bounds.empty) -> None:
         self._num = num
         self._codec = codec
         self._reply_codec = reply_codec
-        self._sum = bounds.empty(num, torch.float64).zero_()
-        self._decoded = bounds.empty(num)
+        self._empty = empty
+        self._sum: Tensor | None = None
+        self._decoded = empty(num, torch.float32)
         self._total = 0
 
     def add(self, weight: int, encoded: Buffer) -> None:
@@ -118,18 +130,23 @@ class Merger:
             raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {MAX_WEIGHT - self._total}")
         self._codec.decode(encoded, self._num, self._decoded)
         self._total += weight
-        _accumulate(self._sum, weight, self._decoded)
+        if self._sum is None:
+            self._sum = self._empty(self._num, torch.float64)
+            _accumulate(self._sum, weight, self._decoded, is_first=True)
+        else:
+            _accumulate(self._sum, weight, self._decoded)
 
-    def result(self) -> MergedPart:
+    def result(self) -> EncodedPart:
         """Return the mean so far, encoded with the reply codec, and the digest of those bytes.
 
         Raises:
             PayloadError: nobody contributed a token, so there is no mean.
         """
-        if not self._total:
+        if self._sum is None or not self._total:
             raise PayloadError("no contribution with tokens: there is nothing to merge")
-        encoded = self._reply_codec.encode(_quotient(self._sum, self._total))
-        return MergedPart(encoded=encoded, digest=digest(encoded))
+        mean = self._empty(self._num, torch.float32)
+        _divide(self._sum, self._total, mean)
+        return named(self._reply_codec.encode(mean))
 
 
 def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float32[Tensor, " num"]:
@@ -139,33 +156,36 @@ def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float
     """
     total, accumulator = 0, None
     for weight, vector in contributions:
-        accumulator = torch.zeros_like(vector, dtype=torch.float64) if accumulator is None else accumulator
         total += weight
-        _accumulate(accumulator, weight, vector)
+        if accumulator is None:
+            accumulator = torch.empty_like(vector, dtype=torch.float64)
+            _accumulate(accumulator, weight, vector, is_first=True)
+        else:
+            _accumulate(accumulator, weight, vector)
     if accumulator is None or not 0 < total <= MAX_WEIGHT:
         raise ValueError(f"cannot take a mean over {total} tokens")
-    return _quotient(accumulator, total)
+    mean = accumulator.new_empty(accumulator.shape, dtype=torch.float32)
+    _divide(accumulator, total, mean)
+    return mean
 
 
-def _accumulate(accumulator: Tensor, weight: int, vector: Tensor) -> None:
-    """accumulator += weight vector."""
+def _accumulate(accumulator: Tensor, weight: int, vector: Tensor, *, is_first: bool = False) -> None:
+    """accumulator += weight vector; the first time it begins with that."""
     scratch = accumulator.new_empty(min(_CHUNK, vector.numel()))
     for start in range(0, vector.numel(), _CHUNK):
-        here = vector[start : start + _CHUNK]
-        product = scratch[: here.numel()]
+        here, there = vector[start : start + _CHUNK], accumulator[start : start + _CHUNK]
+        product = there if is_first else scratch[: here.numel()]
         product.copy_(here)
         product.mul_(float(weight))
-        accumulator[start : start + _CHUNK].add_(product)
+        if not is_first:
+            there.add_(product)
 
 
-def _quotient(accumulator: Tensor, total: int) -> Tensor:
-    """Return accumulator / total, rounded to fp32."""
-    num, is_here = accumulator.numel(), accumulator.device.type == "cpu"
-    mean = bounds.empty(num) if is_here else torch.empty(num, dtype=torch.float32, device=accumulator.device)
+def _divide(accumulator: Tensor, total: int, mean: Tensor) -> None:
+    """mean = accumulator / total, rounded to fp32."""
     # A tensor of its own: a GPU multiplies by a rounded reciprocal when it divides by a number.
     divisor = torch.tensor([float(total)], dtype=torch.float64, device=accumulator.device)
     scratch = accumulator.new_empty(min(_CHUNK, accumulator.numel()))
     for start in range(0, accumulator.numel(), _CHUNK):
         here = accumulator[start : start + _CHUNK]
         mean[start : start + _CHUNK].copy_(torch.div(here, divisor, out=scratch[: here.numel()]))
-    return mean

@@ -63,7 +63,7 @@ def test_a_gradient_is_carried_through_one_miss_and_averaged(tmp_path: Path) -> 
         carry.add_gradient(gradient, work)
         carry.settle(lambda: None, is_counted=False) if len(gradients) == 1 else None
     (payload,) = carry.encode((range(replica.outer.numel()),))
-    offered = torch.from_numpy(np.frombuffer(payload, "<f4").copy())
+    offered = torch.from_numpy(np.frombuffer(payload.encoded, "<f4").copy())
     assert torch.allclose(offered, (gradients[0] + gradients[1]) / 2, atol=1e-7)
     assert carry.tokens == 16 * tiny.SEQ_LEN
     carry.settle(lambda: None, is_counted=False)

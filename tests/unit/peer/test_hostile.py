@@ -4,7 +4,7 @@ In every case an event at an honest member says why, and the honest end with one
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.peer import Peer
 from weft.sync.messages import Accept, Certificate, Goodbye, Ready, RoundNote, next_base
 from weft.sync.method import FedAvgConfig
-from weft.wire import Buffer, Signed, digest, digest_of, seal
+from weft.sync.reduce import EncodedPart, named
+from weft.wire import Buffer, Signed, digest_of, seal
 
 NUM_ROUNDS = 3
 ABSURD = Tokens(1 << 40)
@@ -82,7 +83,7 @@ async def test_a_payload_that_decodes_to_no_number_is_refused(
 ) -> None:
     def prepare(peer: Peer) -> None:
         honest = peer._carry.encode
-        peer._carry.encode = lambda parts: tuple(change(part) for part in honest(parts))  # type: ignore[method-assign]
+        peer._carry.encode = lambda parts: tuple(named(change(part.encoded)) for part in honest(parts))  # type: ignore[method-assign]
 
     a, b, liar = await meet(tmp_path, prepare, codec)
     rejected = [*a.seen(PayloadRejected), *b.seen(PayloadRejected)]
@@ -108,10 +109,9 @@ async def test_a_payload_that_is_not_what_was_announced_is_refused(tmp_path: Pat
                 await asyncio.sleep(0)
             parts = peer._rounds.parts
 
-            def offer(payload: tuple[Buffer, ...]) -> tuple[Digest, ...]:
-                digests = tuple(digest(part) for part in payload)
-                parts._payload = {name: change(part) for name, part in zip(digests, payload, strict=True)}
-                return digests
+            def offer(payload: Sequence[EncodedPart]) -> tuple[Digest, ...]:
+                parts._payload = {part.digest: change(part.encoded) for part in payload}
+                return tuple(part.digest for part in payload)
 
             parts.offer = offer  # type: ignore[method-assign,assignment]
 

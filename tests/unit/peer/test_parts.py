@@ -36,7 +36,7 @@ class FakeNode:
     def is_linked(self, peer):
         return peer == B
 
-    async def fetch_any(self, peers, wanted, nbytes):
+    async def fetch_any(self, peers, wanted, nbytes, block):
         self.num_fetched += 1
         await asyncio.sleep(0.001)
         if self.failures:

@@ -1,0 +1,66 @@
+"""Large blocks of memory, used again as soon as nobody refers to them any more.
+
+    pool = Pool(max_free_nbytes)
+    vector = pool.empty(num)            # as bounds.empty, but maybe in memory that was touched before
+    data = pool.block(nbytes)
+
+The first touch of new memory costs more than encrypting what is put there (measured, docs/log.md), and every round
+needs as much as the round before it. There is no call to give a block back: it returns when the last tensor, array or
+view of it is gone.
+
+It does not know what the memory is for.
+"""
+
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_WASTE = 8  # a block may be larger than asked by one part in so many
+
+
+class Pool:
+    """Blocks of one peer; safe to use from several threads.
+
+    Args:
+        max_free_nbytes: how much of it may lie unused; what comes back beyond goes to the system.
+    """
+
+    def __init__(self, max_free_nbytes: int) -> None:
+        self._max_free_nbytes = max_free_nbytes
+        self._free: dict[int, np.ndarray] = {}  # by identity, oldest first
+
+    def empty(self, num: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return CPU memory for `num` values, holding anything."""
+        return torch.from_numpy(self._take(max(num, 1) * dtype.itemsize)).view(dtype)[:num]
+
+    def block(self, nbytes: int) -> memoryview:
+        """Return writable memory of `nbytes` bytes, holding anything."""
+        return self._take(max(nbytes, 1)).data[:nbytes]
+
+    def _take(self, nbytes: int) -> np.ndarray:
+        memory = self._fitting(nbytes)
+        if memory is None:
+            memory = np.empty(nbytes, dtype=np.uint8)
+        # Over a memoryview, not an array: numpy would let views of `lent` refer to `memory` instead, and `lent` die.
+        lent = np.frombuffer(memory.data, dtype=np.uint8, count=nbytes)
+        weakref.finalize(lent, self._take_back, memory).atexit = False
+        return lent
+
+    def _fitting(self, nbytes: int) -> np.ndarray | None:
+        # Blocks come back at any moment, even while this runs: each step below is one operation of the interpreter.
+        for identity, memory in list(self._free.items()):
+            if nbytes <= memory.nbytes <= nbytes + nbytes // _WASTE and self._free.pop(identity, None) is not None:
+                return memory
+        return None
+
+    def _take_back(self, memory: np.ndarray) -> None:
+        self._free[id(memory)] = memory
+        free = list(self._free.items())
+        surplus = sum(each.nbytes for _, each in free) - self._max_free_nbytes
+        for identity, each in free:
+            if surplus <= 0:
+                break
+            if self._free.pop(identity, None) is not None:
+                surplus -= each.nbytes

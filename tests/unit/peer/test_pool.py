@@ -1,0 +1,77 @@
+"""Blocks come back once nothing refers to them, and not before."""
+
+import gc
+
+import numpy as np
+import torch
+
+from weft.peer.pool import Pool
+
+
+def address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr()
+
+
+def test_a_block_is_used_again_once_it_is_forgotten():
+    pool = Pool(1 << 20)
+    first = pool.empty(1000)
+    where = address(first)
+    second = pool.empty(1000)
+    assert address(second) != where, "it is still in use"
+    del first
+    gc.collect()
+    assert address(pool.empty(990)) == where
+
+
+def test_every_view_of_a_block_keeps_it_from_others():
+    pool = Pool(1 << 20)
+    block = pool.block(4000)
+    words = np.frombuffer(block, dtype=np.float32)[10:20]
+    tensor = torch.from_numpy(words)[3:5]
+    where = np.frombuffer(block, dtype=np.uint8).ctypes.data
+    tensor.fill_(7.0)
+    del block, words
+    gc.collect()
+    other = pool.empty(1000)
+    assert address(other) != where
+    other.zero_()
+    assert tensor.tolist() == [7.0, 7.0]
+    del tensor
+    gc.collect()
+    assert address(pool.empty(1000)) == where
+
+
+def test_a_slice_of_an_array_over_a_block_keeps_it_too():
+    pool = Pool(1 << 20)
+    array = pool.empty(1000).numpy()
+    part = array[5:6]
+    where = array.ctypes.data
+    del array
+    gc.collect()
+    assert address(pool.empty(1000)) != where
+    part[0] = 1.0  # still its own
+
+
+def test_a_block_much_larger_than_asked_stays_for_those_who_need_it():
+    pool = Pool(1 << 20)
+    where = address(pool.empty(1000))
+    gc.collect()
+    assert address(pool.empty(800)) != where
+    assert address(pool.empty(900)) == where
+
+
+def test_no_more_lies_free_than_is_allowed_and_the_oldest_goes_first():
+    pool = Pool(10_000)
+    tensors = [pool.empty(1000) for _ in range(4)]
+    where = [address(tensor) for tensor in tensors]
+    while tensors:
+        tensors.pop(0)
+        gc.collect()
+    again = [pool.empty(1000) for _ in range(2)]
+    assert sorted(map(address, again)) == sorted(where[2:])
+
+
+def test_a_block_may_be_empty():
+    pool = Pool(100)
+    assert len(pool.block(0)) == 0
+    assert pool.empty(0, torch.float64).dtype == torch.float64
