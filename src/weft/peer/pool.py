@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 _WASTE = 8  # a block may be larger than asked by one part in so many
+_STEP_BITS = 6  # sizes keep so many leading bits, rounded up: parts differ by a little and fit the same blocks
 
 
 class Pool:
@@ -42,7 +43,8 @@ class Pool:
     def _take(self, nbytes: int) -> np.ndarray:
         memory = self._fitting(nbytes)
         if memory is None:
-            memory = np.empty(nbytes, dtype=np.uint8)
+            step = 1 << max(nbytes.bit_length() - _STEP_BITS, 0)
+            memory = np.empty(-(-nbytes // step) * step, dtype=np.uint8)
         # Over a memoryview, not an array: numpy would let views of `lent` refer to `memory` instead, and `lent` die.
         lent = np.frombuffer(memory.data, dtype=np.uint8, count=nbytes)
         weakref.finalize(lent, self._take_back, memory).atexit = False
