@@ -5,9 +5,10 @@ take turns to lead them. Break one of these and the state-space search in the te
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from weft.data.assign import leases
-from weft.ids import Attempt, PeerId
+from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.rng import order_key
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
 from weft.wire import Record
@@ -24,8 +25,13 @@ class Durable(Record, frozen=True, kw_only=True):
 
 def leader(base: Base, attempt: Attempt) -> PeerId:
     """Return who leads `attempt`: members take turns in an order that nobody can choose."""
-    order = sorted(base.electorate, key=lambda peer: order_key(base.run, base.branch, base.round, peer))
+    order = _order(base.run, base.branch, base.round, base.electorate)
     return order[attempt % len(order)]
+
+
+@lru_cache(maxsize=64)  # asked with every message of a round
+def _order(run: RunId, branch: BranchId, round: Round, electorate: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    return tuple(sorted(electorate, key=lambda peer: order_key(run, branch, round, peer)))
 
 
 def is_quorum(base: Base, voters: Iterable[PeerId], left: Iterable[PeerId] = ()) -> bool:
