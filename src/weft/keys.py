@@ -8,6 +8,7 @@ A home holds numbered identities, so several peers on one machine each take the 
 """
 
 import base64
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from filelock import FileLock, Timeout
 
-from weft.errors import KeyFileError, KeyLocked
+from weft.errors import DiskFull, KeyFileError, KeyLocked, WeftError
 from weft.ids import PeerId
 from weft.rng import fresh_secret
 from weft.wire import Record, decode, encode
@@ -92,6 +93,7 @@ def open_identity(path: Path, *, create: bool = False) -> Identity:
     Raises:
         KeyLocked: another process uses it.
         KeyFileError: missing, unreadable, readable by others, or no Ed25519 key.
+        DiskFull: no room for a new one.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -245,7 +247,7 @@ def _write_private(path: Path, content: bytes) -> None:
     except FileExistsError:
         raise KeyFileError(f"{path} exists; weft never overwrites an identity. Move it away first.") from None
     except OSError as error:
-        raise KeyFileError(f"cannot write {path}: {error}.") from error
+        raise _unwritable(path, error) from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -253,4 +255,10 @@ def _write_private(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         path.unlink(missing_ok=True)  # half a key would be found, and refused, for ever after
-        raise KeyFileError(f"cannot write {path}: {error}.") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> WeftError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"no room on the disk of {path.parent} for {path.name}. Free some, then start again.")
+    return KeyFileError(f"cannot write {path}: {error.strerror or error}. Choose another place for it.")

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
 from weft import keys, wire
-from weft.errors import KeyFileError, KeyLocked
+from weft.errors import DiskFull, KeyFileError, KeyLocked
 from weft.ids import PeerId
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="file modes are a POSIX notion")
@@ -247,7 +247,7 @@ def test_half_a_key_is_not_left_behind_when_the_disk_is_full(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(KeyFileError, match="No space left"):
+    with pytest.raises(DiskFull, match="no room on the disk .* Free some"):
         keys.open_identity(tmp_path / "peer.pem", create=True)
     monkeypatch.undo()
     assert not (tmp_path / "peer.pem").exists()

@@ -8,7 +8,6 @@ checkpoint stands. It does not know how anything is shown.
 """
 
 import asyncio
-import os
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
-import msgspec
 from torch import Tensor
 
 from weft import cost
 from weft.clock import SystemClock
-from weft.data import CorpusConfig, DataIndex, ShardStore, Tokenizer, write_atomically
+from weft.data import CorpusConfig, DataIndex, ShardStore, Tokenizer
 from weft.errors import ConfigError, GenesisMismatch, TicketMismatch
 from weft.events import ConnectionDropped, Emit, Event, EventLog, JsonlSink, Sink
 from weft.ids import PeerId, RunId, short
@@ -41,6 +39,7 @@ from weft.peer.config import KeysAdmission, OpenAdmission, PeerConfig, RunConfig
 from weft.peer.device import check_fits, choose, decoder, encoding, needed_nbytes
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.home import Home, PeerFolder
+from weft.peer.kept import keep_addresses, keep_secret, keep_ticket, read_addresses, read_secret
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import initial, pack_private, public, seal
 
@@ -96,8 +95,8 @@ async def found(
         with _log(identity, folder, options.sinks) as emit:
             for event in pending:
                 emit(event)
-            admission = _admission(sealed.config, _kept_secret(folder) or new_secret())
-            _keep_secret(folder, admission)
+            admission = _admission(sealed.config, read_secret(folder) or new_secret())
+            keep_secret(folder, admission)
             async with _node(identity, sealed.config.run, admission, options, folder, emit) as node:
                 node.serve_blobs(public(sealed.config, options.home))
                 vector = initial(sealed.config, options.home)
@@ -149,27 +148,21 @@ async def join(
                     return None
                 admission = _admission(run, ticket.secret)
                 node.admit(admission)
-                _keep_secret(folder, admission)
+                keep_secret(folder, admission)
+                await fetch_initial(node, members, run, num_parameters(run.model), options.home)
+                vector = await asyncio.to_thread(initial, run, options.home)
+                if vector is None:
+                    raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
                 tokenizer = await fetch_files(node, members, run, options.home, emit)
                 store, index = options.home.shards, run.data
                 if run.is_private:
                     store, index = options.home.private, await _own(run, tokenizer, options, own_data)
                 node.serve_blobs(public(run, options.home))
-                await fetch_initial(node, members, run, num_parameters(run.model), options.home)
-                vector = await asyncio.to_thread(initial, run, options.home)
-                if vector is None:
-                    raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
                 place = _place(node, identity, folder, options, tokenizer, store, index, vector, emit)
                 peer = Peer(run, place)
                 with _keep_ticket(node, identity, folder, admission) as fresh:
                     on_started(peer, fresh)
                     return await peer.join()
-
-
-def kept_ticket(folder: PeerFolder) -> str | None:
-    """Return the ticket that a running peer keeps fresh, or its last one."""
-    path = folder.root / "ticket"
-    return path.read_text() if path.exists() else None
 
 
 # --- pieces ---
@@ -208,14 +201,19 @@ async def _node(
     name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
     passport = Passport(identity=identity, run=run, name=name, admission=admission)
     node = Node(passport, [transports[each]() for each in settings.transports], SystemClock(), emit)
-    for peer, addresses in _read_addresses(folder).items():
+    for peer, addresses in read_addresses(folder).items():
         node.remember(peer, addresses)
-    node.on_contact(lambda _: _keep_addresses(folder, node))  # a process that is killed finds its way back, too
+
+    def keep() -> None:
+        known = node.known_addresses().items()
+        keep_addresses(folder, {peer: addresses for peer, addresses in known if peer != node.peer})
+
+    node.on_contact(lambda _: keep())  # a process that is killed finds its way back, too
     await node.start()
     try:
         yield node
     finally:
-        _keep_addresses(folder, node)
+        keep()
         await node.aclose()
 
 
@@ -227,6 +225,23 @@ async def _connect(node: Node, ticket: Ticket, contacts: list[PeerId]) -> PeerId
         raise TicketMismatch(
             f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."
         ) from error
+
+
+@contextmanager
+def _keep_ticket(node: Node, identity: Identity, folder: PeerFolder, admission: Admission) -> Iterator[str]:
+    """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one."""
+    secret = admission.secret if isinstance(admission, ByTicket) else None
+
+    def renew() -> str:
+        text = issue(identity, node.run, node.contacts(), secret)
+        keep_ticket(folder, text)
+        return text
+
+    def on_contact(_contact: Contact) -> None:
+        renew()
+
+    node.on_contact(on_contact)
+    yield renew()
 
 
 def _place(
@@ -309,52 +324,3 @@ def _terms(run: RunConfig, ticket: Ticket, options: Options) -> Terms:
         memory_nbytes=memory,
         gigabytes_per_day=cost.gigabytes_per_day(traffic.sent_nbytes + traffic.received_nbytes, round_s),
     )
-
-
-# --- what is kept between starts, for the owner's eyes only ---
-
-
-def _kept_secret(folder: PeerFolder) -> bytes | None:
-    path = folder.root / "secret"
-    return bytes.fromhex(path.read_text()) if path.exists() else None
-
-
-def _keep_secret(folder: PeerFolder, admission: Admission) -> None:
-    if isinstance(admission, ByTicket):
-        _write_private(folder.root / "secret", admission.secret.hex())
-
-
-@contextmanager
-def _keep_ticket(node: Node, identity: Identity, folder: PeerFolder, admission: Admission) -> Iterator[str]:
-    """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one."""
-    secret = admission.secret if isinstance(admission, ByTicket) else None
-
-    def renew() -> str:
-        text = issue(identity, node.run, node.contacts(), secret)
-        _write_private(folder.root / "ticket", text)
-        return text
-
-    def on_contact(_contact: Contact) -> None:
-        renew()
-
-    node.on_contact(on_contact)
-    yield renew()
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-
-
-def _read_addresses(folder: PeerFolder) -> dict[PeerId, tuple[str, ...]]:
-    try:
-        return msgspec.json.decode(folder.addresses.read_bytes(), type=dict[PeerId, tuple[str, ...]])
-    except (OSError, msgspec.DecodeError):
-        return {}  # only a convenience: tickets hold addresses too
-
-
-def _keep_addresses(folder: PeerFolder, node: Node) -> None:
-    known = {peer: addresses for peer, addresses in node.known_addresses().items() if peer != node.peer}
-    write_atomically(folder.addresses, [msgspec.json.encode(known)])

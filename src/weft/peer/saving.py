@@ -3,6 +3,8 @@
 It does not know the file format (`checkpoint` does), nor whether others have gone further meanwhile.
 """
 
+from contextlib import suppress
+
 import torch
 
 from weft.errors import DiskFull
@@ -28,21 +30,29 @@ class Saver:
     async def save_if_due(self) -> None:
         every_s = self._place.settings.checkpoint_every_s
         if every_s and self._place.clock.now() - self._saved_at >= every_s:
-            await self.save()
+            with suppress(DiskFull):  # an event: the one before stays, and there may be room when the next is due
+                await self.save()
 
     async def save(self) -> None:
-        """Write a checkpoint, where there is a state to keep; a full disk is an event, and the one before stays."""
+        """Write a checkpoint, where there is a state to keep.
+
+        Raises:
+            DiskFull: no room; the one before stays.
+            CheckpointError: the folder cannot be written.
+        """
         path = self._place.folder.checkpoint
         try:
             saved = await self._place.compute.serve(self._save)
         except DiskFull as error:
             self._place.emit(CheckpointFailed(path=str(path), reason=str(error)))
+            raise
         else:
             if saved is not None and saved.head is not None:
                 nbytes = saved.replicated.nbytes + saved.private.nbytes
                 written = digest_of(saved.replicated)
                 self._place.emit(CheckpointSaved(path=str(path), round=saved.head.round, digest=written, nbytes=nbytes))
-        self._saved_at = self._place.clock.now()
+        finally:
+            self._saved_at = self._place.clock.now()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on exactly where the snapshot was taken."""
