@@ -247,7 +247,7 @@ def test_half_a_key_is_not_left_behind_when_the_disk_is_full(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DiskFull, match="no room on the disk .* Free some"):
+    with pytest.raises(DiskFull, match=r"no room on the disk .* Free some"):
         keys.open_identity(tmp_path / "peer.pem", create=True)
     monkeypatch.undo()
     assert not (tmp_path / "peer.pem").exists()

@@ -75,8 +75,11 @@ class Promises:
                     raise OSError(errno.ENOSPC, "a short write")
                 _flush(self._handle)
         except OSError as error:
-            kind = DiskFull if error.errno == errno.ENOSPC else DataError
-            raise kind(f"cannot write {self._path}: {error.strerror or error}. Nothing was promised.") from error
+            if isinstance(error, DiskFull) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(
+                    f"cannot write {self._path}: no room on its disk. Nothing was promised. Free some and start again."
+                ) from error
+            raise DataError(f"cannot write {self._path}: {error.strerror or error}. Nothing was promised.") from error
         self._serial = serial
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """What a member promised is read back as written, whatever a crash left behind."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,20 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: bytes) -> None:
         Promises(path).read()
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    """For the file that is there (write), and for one that is begun anew after a restart (fsync)."""
     promises = Promises(tmp_path / "durable.bin")
     promises.write(promise(1))
+    if call == "fsync":
+        promises.close()
 
-    def refuse(handle: int, data: Any) -> int:
-        raise OSError(28, os.strerror(28))
+    def refuse(*_given: Any) -> int:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "write", refuse)
-    with pytest.raises(DiskFull, match="cannot write"):
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(DiskFull, match=r"cannot write .*durable\.bin: no room .* Free some and start again"):
         promises.write(promise(2))
     monkeypatch.undo()
     assert Promises(tmp_path / "durable.bin").read() == promise(1)
