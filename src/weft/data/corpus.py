@@ -113,17 +113,16 @@ def documents(source: TextualSource, base: Path) -> Iterator[Document]:
 def split(source: TextualSource, base: Path, heldout_fraction: float) -> Iterator[tuple[Split, str]]:
     """Yield every non-empty piece of text with the side it is on.
 
-    The first 1 / heldout_fraction documents are read twice. Of those, the one with the lowest hash is always held
-    out, so that neither side is ever empty.
+    Documents without text count for nothing. The first 1 / heldout_fraction others are read twice. Of those, the one
+    with the lowest hash is always held out, so that neither side is empty.
 
     Raises:
         DataError: as `documents`, or there is no text at all.
     """
     is_few_below = ceil(1 / heldout_fraction)
-    first = [document.name for document in islice(documents(source, base), is_few_below)]
-    surely_heldout = min(first, key=rank, default=None)
-    is_empty = True
-    for document in documents(source, base):
+    first = [document.name for document in islice(_written(source, base), is_few_below)]
+    surely_heldout = min(range(len(first)), key=lambda number: rank(first[number]), default=None)
+    for number, document in enumerate(_written(source, base)):
         if len(first) < is_few_below:
             border = int(len(document.text) * (1 - heldout_fraction))
             pieces: tuple[tuple[Split, str], ...] = (
@@ -131,14 +130,17 @@ def split(source: TextualSource, base: Path, heldout_fraction: float) -> Iterato
                 ("heldout", document.text[border:]),
             )
         else:
-            is_heldout = document.name == surely_heldout or rank(document.name) < heldout_fraction
+            is_heldout = number == surely_heldout or rank(document.name) < heldout_fraction
             pieces = (("heldout" if is_heldout else "train", document.text),)
         for side, text in pieces:
             if text:
-                is_empty = False
                 yield side, text
-    if is_empty:
-        raise DataError(f"the corpus is empty: {len(first)} documents without any text. Name files that hold some.")
+    if not first:
+        raise DataError("the corpus is empty: no document has any text. Name files that hold some.")
+
+
+def _written(source: TextualSource, base: Path) -> Iterator[Document]:
+    return (document for document in documents(source, base) if document.text)
 
 
 def rank(name: str) -> float:

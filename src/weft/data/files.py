@@ -8,6 +8,7 @@ It does not know which documents are held out, nor tokens.
 
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path
@@ -149,7 +150,15 @@ def find(paths: Sequence[str], base: Path, suffix: str) -> list[Found]:
             raise DataError(f"{path}: no {kind} there.")
         for match in matches:
             found.setdefault(match.path.resolve(), match)
-    return sorted(found.values())
+    return list(_told_apart(sorted(found.values())))
+
+
+def _told_apart(files: Sequence[Found]) -> Iterator[Found]:
+    """Yield `files`, those that share a name (text.txt of several folders) as text.txt, text.txt#2, ..."""
+    seen = Counter[str]()
+    for file in files:
+        seen[file.name] += 1
+        yield file if seen[file.name] == 1 else Found(f"{file.name}#{seen[file.name]}", file.path)
 
 
 def _is_hidden(name: str) -> bool:

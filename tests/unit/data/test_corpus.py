@@ -86,6 +86,27 @@ def test_one_document_is_held_out_even_if_no_hash_says_so(tmp_path: Path, count:
     assert len(split["train"]) == count - 1
 
 
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number:02}" / "text.txt" for number in range(60)]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(str(path))
+    for named in (paths, [path.parent for path in paths]):
+        split = sides(TextSource(paths=tuple(map(str, named))), tmp_path)
+        assert 1 <= len(split["heldout"]) <= 12
+        assert len(split["train"]) == 60 - len(split["heldout"])
+
+
+def test_an_empty_document_is_never_the_one_that_is_held_out(tmp_path: Path) -> None:
+    source = write_many(tmp_path / "texts", 25)
+    names = sorted(path.name for path in (tmp_path / "texts").iterdir())
+    lowest = min(names[:20], key=corpus.rank)
+    (tmp_path / "texts" / lowest).write_text("")
+    split = sides(source, tmp_path)
+    assert len(split["heldout"]) >= 1
+    assert len(split["train"]) + len(split["heldout"]) == 24
+
+
 def test_one_document_is_cut_at_its_end_as_nanogpt_does(tmp_path: Path) -> None:
     text = "".join(chr(97 + number % 26) for number in range(1115))
     (tmp_path / "input.txt").write_text(text)
