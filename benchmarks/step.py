@@ -273,7 +273,7 @@ def main() -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     load = report.load()
-    # The demo's step, one of a few milliseconds where overhead weighs most, and a model of millions of parameters.
+    # A small model's step, a shorter one where overhead weighs most, and a model of millions of parameters.
     cases = [("nano", 8, 256, 4), ("nano", 12, 64, 10), ("tiny", 8, 256, 1)]
     if torch.cuda.is_available():
         cases = [("35m", 32, 512, 10), ("150m", 16, 1024, 5)]

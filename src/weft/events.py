@@ -230,11 +230,6 @@ class StateJoined(Event, frozen=True, kw_only=True):
     donors: tuple[PeerId, ...]
 
 
-class StateRepaired(Event, frozen=True, kw_only=True):
-    round: Round
-    num_chunks: int
-
-
 # --- files ---
 
 
@@ -308,19 +303,6 @@ class MemorySink:
 
     def write(self, entry: Entry) -> None:
         self.entries.append(entry)
-
-    def close(self) -> None:
-        pass
-
-
-class CallbackSink:
-    """Hands each entry to a function: the console's plain lines, the live view."""
-
-    def __init__(self, write: Callable[[Entry], None]) -> None:
-        self._write = write
-
-    def write(self, entry: Entry) -> None:
-        self._write(entry)
 
     def close(self) -> None:
         pass

@@ -17,7 +17,7 @@ from invariants import vectors
 from weft import keys, wire
 from weft.clock import VirtualClock
 from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore
-from weft.events import CallbackSink, EventLog, JsonlSink, LinkDown, RoundMissed, read_jsonl
+from weft.events import EventLog, JsonlSink, LinkDown, MemorySink, RoundMissed, read_jsonl
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.model import ModelConfig, initial_vector
 from weft.net import ticket
@@ -74,14 +74,11 @@ def key_file() -> dict[str, str]:
 
 
 def event_line() -> dict[str, str]:
-    lines: list[str] = []
-    log = EventLog(
-        VirtualClock(),
-        PeerId("ab" * 32),
-        [CallbackSink(lambda entry: lines.append(msgspec.json.encode(entry).decode()))],
-    )
+    memory = MemorySink()
+    log = EventLog(VirtualClock(), PeerId("ab" * 32), [memory])
     log.emit(LinkDown(remote=PeerId("cd" * 32), reason="reset"))
     log.emit(RoundMissed(round=Round(3), carried_tokens=Tokens(4096), reason="late"))
+    lines = [msgspec.json.encode(entry).decode() for entry in memory.entries]
     return {f"line {number}": line for number, line in enumerate(lines, start=1)}
 
 

@@ -188,24 +188,6 @@ def test_two_shells_train_part_meet_again_and_survive_a_kill(
         assert "Traceback" not in shell.said.read_text()
 
 
-def test_four_joins_that_share_a_home_hold_four_identities(shells: Callable[..., Shell], run_file: Path) -> None:
-    maker = shells("maker")
-    maker.run("train", str(run_file), "--wait-for", "5", *LOCAL)
-    ticket = maker.ticket()
-    home = maker.folder.parent / "shared"
-    guests = [shells(f"guest-{number}", home) for number in range(4)]
-    for guest in guests:
-        guest.run("join", "-", "--yes", *LOCAL, given=ticket + "\n")
-    all_five = maker.wait(
-        lambda entry: isinstance(entry.event, RoundCommitted) and len(entry.event.contributors) == 5, within_s=START_S
-    )
-    keys = {read_peer(path) for path in (home / "keys").glob("*.pem")}
-    assert isinstance(all_five.event, RoundCommitted)
-    assert keys == set(all_five.event.contributors) - {read(ticket).issuer}
-    assert len(keys) == 4
-    assert {guest.send(signal.SIGTERM) for guest in guests} == {0}
-
-
 def test_a_second_signal_ends_at_once(shells: Callable[..., Shell], run_file: Path) -> None:
     alone = shells("alone")
     alone.run("train", str(run_file), *LOCAL)

@@ -22,7 +22,6 @@ from weft.events import (
     PayloadRejected,
     RoundMissed,
     StateJoined,
-    StateRepaired,
 )
 from weft.ids import PeerId, short
 
@@ -61,8 +60,6 @@ def notable(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{name(entry.peer)} computes {after} samples at a time, not {before}: {reason}"
         case StateJoined(nbytes=nbytes, duration_s=duration_s):
             return f"{name(entry.peer)} has the state: {figures.nbytes(nbytes)} in {duration_s:.1f} s"
-        case StateRepaired(num_chunks=num_chunks):
-            return f"{name(entry.peer)} repaired {num_chunks} chunks of its state"
         case DataReady(fetched_nbytes=fetched) if fetched:
             return f"{name(entry.peer)} fetched {figures.nbytes(fetched)} of data"
         case CheckpointFailed(path=path, reason=reason):

@@ -21,7 +21,6 @@ from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.wire import Record, Signed, digest_of
 
 MAX_MEMBERS = 64  # one group; larger runs need two levels
-MAX_PARTS = MAX_MEMBERS
 
 
 class Contribution(Record, frozen=True, kw_only=True):
