@@ -120,8 +120,8 @@ def _report(options: argparse.Namespace, measured: dict[str, list[dict[str, Any]
     what = (
         f"{options.num:,} fp32 numbers in each of {GROUP} processes; {options.rounds} rounds of each library in turn, "
         f"after {WARM_UP} that warm up. All processes together send {gigabytes:.2f} GB a round, 2 (n - 1) / n of the "
-        "vector each: weft and hivemind encrypted, gloo in the clear. weft checks every payload and result by its digest and "
-        "commits by majority with signed messages; hivemind forms its group before the clock starts."
+        "vector each: weft and hivemind encrypted, gloo in the clear. weft checks every payload and result by its "
+        "digest and commits by majority with signed messages; hivemind forms its group before the clock starts."
     )
     header = (
         "library",
