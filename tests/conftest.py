@@ -3,8 +3,11 @@
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-# Before any weft module is imported: every annotated function of these rooms checks its tensors' shapes.
-install_import_hook(["weft.model", "weft.codec", "weft.sync"], "beartype.beartype")
+# Before any weft module is imported: every annotated function of these rooms checks its tensors' shapes. Elsewhere the
+# checker stumbles over Protocols.
+SHAPED = ["model", "codec", "sync", "data.batch"]
+SHAPED += [f"peer.{name}" for name in ("checkpoint", "contribution", "replica")]
+install_import_hook([f"weft.{room}" for room in SHAPED], "beartype.beartype")
 
 # A slow machine is no fault of the code: hypothesis does not time examples.
 settings.register_profile("weft", deadline=None)

@@ -26,6 +26,7 @@ from weft.ids import Attempt, PeerId, Round
 from weft.net.membership import GONE_S
 from weft.peer.compute import Inline
 from weft.sync.messages import Accept, Certificate, Collect, Holding, Merged, Propose, Ready
+from weft.sync.reduce import EncodedPart, named
 from weft.sync.rules import leader
 from weft.wire import digest_of
 
@@ -156,11 +157,11 @@ def test_a_payload_that_is_not_finite_is_refused_and_the_round_goes_on(make_swar
         await swarm.round(a, 2)
         honest = b.peer._carry.encode
 
-        def lie(ranges: tuple[range, ...]) -> tuple[bytes, ...]:
+        def lie(ranges: tuple[range, ...]) -> tuple[EncodedPart, ...]:
             honest(ranges)
-            return tuple(np.full(len(part), np.nan, "<f4").tobytes() for part in ranges)
+            return tuple(named(np.full(len(part), np.nan, "<f4").tobytes()) for part in ranges)
 
-        b.peer._carry.encode = lie  # type: ignore[method-assign, assignment]
+        b.peer._carry.encode = lie  # type: ignore[method-assign]
         event = await swarm.when(a, RoundCommitted, lambda event: event.round == 3)
         assert event.left_out.keys() == {b.id}
         assert "payload" in event.left_out[b.id]
