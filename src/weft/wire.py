@@ -48,10 +48,15 @@ def decode(data: Buffer, kind: type[R] | Any, *, max_nbytes: int = MAX_RECORD_NB
     try:
         record = msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        raise WireError(f"bytes are no {_kind_name(kind)}: {str(error)[:_MAX_QUOTED]}") from None
+        raise WireError(f"bytes are no {_kind_name(kind)}: {printable(str(error)[:_MAX_QUOTED])}") from None
     if _encoder.encode(record) != bytes(data):
         raise WireError(f"bytes are a {_kind_name(kind)} in a form that is not canonical")
     return record
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return text of somebody else's with "?" for what could steer a terminal; `keep` stays, such as line ends."""
+    return "".join(letter if letter.isprintable() or letter in keep else "?" for letter in text)
 
 
 def digest(data: Buffer) -> Digest:
@@ -98,7 +103,7 @@ def unseal(signed: Signed, kind: type[R], verify: Callable[[PeerId, bytes, bytes
         WireError: another kind, a bad signature, or bytes that are no such record.
     """
     if signed.kind != kind.__name__:
-        raise WireError(f"expected a signed {kind.__name__}, got a {signed.kind[:64]}")
+        raise WireError(f"expected a signed {kind.__name__}, got a {printable(signed.kind[:64])}")
     if not verify(signed.signer, _signed_message(signed.kind, signed.body), signed.signature):
         raise WireError(f"signature of {short(signed.signer)} on a {signed.kind} does not hold")
     record: R = decode(signed.body, kind)

@@ -60,6 +60,17 @@ def test_a_short_demo_ends_with_one_model_and_tells_again_what_it_made(tmp_path:
     assert commits(folder) == num_commits  # it was finished: nothing was trained
 
 
+def test_a_demo_that_is_stopped_before_anything_happened_is_no_failure(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    process = demo(folder, "--peers", "2", "--tokens", "45000")
+    deadline = time.monotonic() + DEADLINE_S
+    while not list(folder.glob("peer-1.log")):  # the first peer's process is there, and has said nothing yet
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert "stopped" in finish(process)
+
+
 def test_a_demo_that_is_stopped_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     process = demo(folder, "--peers", "2", "--tokens", "150000")

@@ -15,7 +15,7 @@ import typer
 
 def demo(
     folder: Annotated[Path, typer.Argument(help="Where everything is kept.")] = Path("weft-demo"),
-    peers: Annotated[int, typer.Option(help="Processes.", min=1, max=16)] = 4,
+    peers: Annotated[int | None, typer.Option(help="Processes.  [default: 4]", min=1, max=16)] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Train for about so long; the speed is measured first.", min=0.1)
     ] = None,

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from weft.cli import figures
+from weft.cli.generate import legible
 from weft.cli.place import command_for
 from weft.cli.running import Report
 from weft.cli.summary import try_next
@@ -44,7 +45,7 @@ def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> in
     exported = export(trained, folder / "export")
     prompt = trained.run.train.sample_prompt if trained.run is not None else ""
     if first.sample:
-        print(f"\nit writes\n\n{prompt}{first.sample.rstrip()}\n")  # noqa: T201
+        print(f"\nit writes\n\n{legible(prompt + first.sample.rstrip())}\n")  # noqa: T201
     print(  # noqa: T201
         f"checkpoint  {first.checkpoint}\nexported    {exported}, for example for transformers:\n"
         f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n{try_next(command_for(swarm.home), short(first.run))}'

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.cli import demo_end, yardstick
 from weft.cli.screen import Screen, make_screen
-from weft.cli.swarm import Swarm
+from weft.cli.swarm import PeerFailed, Swarm
 from weft.cli.view import Facts
 from weft.clock import SystemClock
 from weft.config import dump, from_tree, load_tree
@@ -35,7 +35,7 @@ _INTERRUPTED = 130
 class Wishes:
     """What the command line asks for."""
 
-    num_peers: int
+    num_peers: int | None  # None: as many as the recipe has
     minutes: float | None
     tokens: int | None
     is_fresh: bool
@@ -60,6 +60,9 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
         run = swarm.start(folder / _RUN_FILE) if finished is None else swarm.take_up(finished)
         score: Future[float] = yardstick.start(Home(swarm.home), run)
         follower.follow()
+    except PeerFailed:
+        if not follower.is_stopped:  # else it was stopped before it could say anything
+            raise
     finally:
         screen.close()
         swarm.end()
@@ -90,10 +93,10 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
     if wishes.is_fresh and folder.exists():
         shutil.rmtree(folder)
     if path.exists():
-        if wishes.tokens is not None or wishes.minutes is not None:
+        if (wishes.num_peers, wishes.tokens, wishes.minutes) != (None, None, None):
             raise ConfigError(
-                f"{folder} holds a demo already, and its length is settled. Leave --tokens and --minutes out to go on "
-                f"with it, or add --fresh to begin anew."
+                f"{folder} holds a demo already; its length and its peers are settled. Leave --tokens, --minutes and "
+                f"--peers out to go on with it, or add --fresh to begin anew."
             )
         kept: RunFile = from_tree(load_tree(path), RunFile, where=str(path))
         print(f"going on with the demo in {folder}; --fresh begins anew", file=sys.stderr, flush=True)  # noqa: T201
@@ -108,7 +111,8 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
 
 def _described(wishes: Wishes) -> RunFile:
     tree = _recipe()
-    tree["peers"] = wishes.num_peers
+    if wishes.num_peers is not None:
+        tree["peers"] = wishes.num_peers
     run_file: RunFile = from_tree(tree, RunFile, where=_RUN_FILE)
     tokens = wishes.tokens
     if tokens is None and wishes.minutes is not None:

@@ -28,7 +28,7 @@ def draw(view: View) -> RenderableType:
         parts.append(_curve_panel(view))
     if view.ring_nbytes:
         parts.append(Text(traffic(view)))
-    parts += [Text(f"· {text}", style="dim", overflow="ellipsis", no_wrap=True) for text in view.notables]
+    parts += [Text(f"· {news.text}", style="dim", overflow="ellipsis", no_wrap=True) for news in view.notables]
     return Group(*parts)
 
 

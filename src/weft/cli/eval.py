@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.model import Transformer
 
 _TOKENS_AT_ONCE = 4096  # of one forward pass
+_MAX_WINDOW = 2048  # of a model that says nothing of its training: the logits of its whole context may fill memory
 
 
 def eval(
@@ -128,7 +129,7 @@ def _given(trained: "Trained", paths: Sequence[str]) -> Text:
             parts.append(np.array([end], dtype=np.uint32))
         parts.append(trained.tokenizer.encode(document.text))
         nbytes += len(document.text.encode("utf-8", errors="replace"))
-    seq_len = trained.config.max_seq_len if trained.run is None else trained.run.train.seq_len
+    seq_len = min(trained.config.max_seq_len, _MAX_WINDOW) if trained.run is None else trained.run.train.seq_len
     ids = np.concatenate(parts)
     seq_len = min(seq_len, max(1, len(ids) - 1))
     return Text(", ".join(paths), _enough(ids, seq_len), nbytes, seq_len)

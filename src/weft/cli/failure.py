@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 from weft.errors import DiskFull, OutOfMemory, WeftError
+from weft.wire import printable
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _UNEXPECTED = 1
@@ -50,7 +51,7 @@ def say(message: str) -> None:
     from rich.text import Text
 
     console = Console(stderr=True)
-    text = Text.assemble(("weft: ", "bold red"), " ".join(message.split()))
+    text = Text.assemble(("weft: ", "bold red"), printable(" ".join(message.split())))
     console.print(text, soft_wrap=not console.is_terminal)
 
 

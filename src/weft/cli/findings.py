@@ -21,6 +21,7 @@ import psutil
 
 from weft.cli.finding import Finding
 from weft.clock import SystemClock
+from weft.peer.host import host_free_nbytes
 
 _PYTHONS = ((3, 11), (3, 13))
 _LEAST_MEMORY = 1 << 30  # torch, the data and a nano model
@@ -95,28 +96,17 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Fi
 
 
 def check_memory() -> Iterator[Finding]:
-    free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
-    limit = _cgroup_limit()
-    text = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f} GB"
-    if limit is not None and limit < total:
-        free = min(free, limit)
-        text += f"; this container may use {limit / 1e9:.1f} GB"
+    memory = psutil.virtual_memory()
+    free = host_free_nbytes()
+    text = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
+    if free < memory.available:
+        text += f"; this container may take {free / 1e9:.1f} GB more"
     if free < _LEAST_MEMORY:
         yield Finding(
             "memory", "block", text, f"close programs or raise the limit until {_LEAST_MEMORY / 1e9:.0f} GB are free"
         )
     else:
         yield Finding("memory", "ok", text)
-
-
-def _cgroup_limit() -> int | None:
-    """Return the memory this process's container may use, where there is such a bound."""
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            return int(Path(name).read_text())
-        except (OSError, ValueError):  # no container, or "max"
-            continue
-    return None
 
 
 def check_disk(home: Path) -> Iterator[Finding]:

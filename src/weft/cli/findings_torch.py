@@ -89,7 +89,8 @@ def _largest_model() -> Finding:
     from weft import cost
     from weft.model.config import SIZES, named, num_parameters
     from weft.peer.config import PeerConfig
-    from weft.peer.device import choose, decoder, device_free_nbytes, host_free_nbytes
+    from weft.peer.device import choose, decoder, device_free_nbytes
+    from weft.peer.host import host_free_nbytes
 
     device = choose(PeerConfig())
     free = host_free_nbytes() if device.is_cpu else device_free_nbytes(device)

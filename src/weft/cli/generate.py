@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.place import home_of
+from weft.wire import printable
 
 if TYPE_CHECKING:
     from weft.data import Tokenizer
@@ -40,10 +41,15 @@ def generate(
     ids = [int(token) for token in trained.tokenizer.encode(prompt)] or [0 if end is None else end]
     tokens = generate_tokens(trained.on(device), ids, sampling, rng.stream(seed, "generate"))
     stream = pieces(trained.tokenizer, tokens)
-    typer.echo(prompt + next(stream, ""), nl=False)  # together: a model that is broken prints nothing
+    typer.echo(prompt + legible(next(stream, "")), nl=False)  # together: a model that is broken prints nothing
     for text in stream:
-        typer.echo(text, nl=False)
+        typer.echo(legible(text), nl=False)
     typer.echo()
+
+
+def legible(text: str) -> str:
+    """Return what a model wrote as a terminal may have it: it learnt from texts that nobody read."""
+    return printable(text, keep="\n\t")
 
 
 def pieces(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:

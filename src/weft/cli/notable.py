@@ -24,10 +24,19 @@ from weft.events import (
     StateJoined,
 )
 from weft.ids import PeerId, short
+from weft.wire import printable
 
 
 def notable(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
-    """Return what to say of an entry, or None; `name` knows what peers are called."""
+    """Return what to say of an entry, or None; `name` knows what peers are called.
+
+    Others' names and words are in it, so it is made safe to print.
+    """
+    text = _sentence(entry, name)
+    return None if text is None else printable(text)
+
+
+def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
     match entry.event:
         case Notice(text=text):
             return text

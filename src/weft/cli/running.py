@@ -33,6 +33,8 @@ from weft.peer.launch import Options
 from weft.peer.peer import Outcome, Peer
 
 _PATIENCE_S = 22.0  # to say goodbye and save: the promise is 25 s, and a process takes a moment to end
+_EARLY_PATIENCE_S = 3.0  # before it takes part there is nobody to say goodbye to
+_NOTHING_TO_SAVE = "stopped before it took part: there is nothing to save"
 
 OnStarted = Callable[[Peer, str], None]
 Ask = Callable[[str], bool]
@@ -77,7 +79,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             outcome = runner.run(main())
     except asyncio.CancelledError:
-        print("stopped before it took part: there is nothing to save", file=sys.stderr)  # noqa: T201
+        print(_NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
         return
     finally:
         stopper.remove()
@@ -169,7 +171,11 @@ class _Stopper:
             self._end(0, "not joined")
         if self._num_signals > 1:
             self._end(128 + number, f"{name} again: ended at once, without saving")
-        self._timer = threading.Timer(_PATIENCE_S, self._end, (1, f"not done {_PATIENCE_S:.0f} s after {name}: ended"))
+        if self.peer is None:  # a thread may be packing data or reading weights; both are written whole or not at all
+            self._timer = threading.Timer(_EARLY_PATIENCE_S, self._end, (0, _NOTHING_TO_SAVE))
+        else:
+            why = f"not done {_PATIENCE_S:.0f} s after {name}: ended"
+            self._timer = threading.Timer(_PATIENCE_S, self._end, (1, why))
         self._timer.daemon = True
         self._timer.start()
         if self._loop is not None:

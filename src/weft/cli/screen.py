@@ -13,8 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from weft.cli.draw import draw, progress
-from weft.cli.notable import notable
-from weft.cli.view import Facts, View, update
+from weft.cli.view import Facts, View, news_of, update
 from weft.events import Entry, Evaluated, RoundCommitted
 
 _REDRAWS_PER_S = 4
@@ -101,12 +100,12 @@ class LiveScreen(QuietScreen):
 def plain_line(before: View, after: View, entry: Entry) -> str | None:
     """Return what to print of an entry that turned `before` into `after`, or None.
 
-    A commit that several peers report is printed once, and so is what they say of each other in the same words.
+    A commit that several peers report is printed once, and so is what they say in the same words.
     """
     match entry.event:
         case RoundCommitted() if after.committed_tokens > before.committed_tokens:
             return progress(after)
         case Evaluated(loss=loss, nats_per_byte=nats_per_byte) if after.evaluations != before.evaluations:
             return f"held-out loss {loss:.4f} nats per token, {nats_per_byte:.4f} nats per byte"
-    text = notable(entry, before.name)
-    return text if text is not None and text not in before.notables else None
+    news = news_of(before, entry)
+    return None if news is None else news.text

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from weft.cli import figures
+from weft.cli.generate import legible
 from weft.cli.view import View
 from weft.ids import short
 
@@ -36,7 +37,7 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
             lines.append(f"             with {view.name(peer)}: {line.state}")
     lines.append(f"checkpoint   {outcome.checkpoint}")
     if outcome.sample:
-        lines += ["", outcome.run.train.sample_prompt + outcome.sample.rstrip(), ""]
+        lines += ["", legible(outcome.run.train.sample_prompt + outcome.sample.rstrip()), ""]
     lines.append(try_next(command, short(outcome.run.run)))
     return "\n".join(lines)
 

@@ -34,8 +34,10 @@ from weft.events import (
     StepDone,
 )
 from weft.ids import PeerId, short
+from weft.wire import printable
 
 MAX_NOTABLE = 6  # as many lines as one takes in at a glance
+_SAME_NEWS_S = 20.0  # what several peers say in the same words within so long is one piece of news
 _MAX_POINTS = 4096  # of the curve; then every second one is dropped
 _RECENT_COMMITS = 16  # what the time left is judged by
 _SMOOTHING = 0.2  # weight of the newest step in a peer's speed
@@ -64,6 +66,15 @@ class Line:
     is_heard: bool = False  # it speaks for itself
 
 
+@dataclass(frozen=True)
+class Told:
+    """Something a person should know, who said so first, and when."""
+
+    by: PeerId
+    at: float  # wall seconds
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     facts: Facts | None = None
@@ -83,7 +94,7 @@ class View:
     received_nbytes: int = 0
     ring_nbytes: int = 0  # sent and received, had the same steps been made by ring DDP
     checkpoint: str | None = None
-    notables: tuple[str, ...] = ()
+    notables: tuple[Told, ...] = ()
 
     def name(self, peer: PeerId) -> str:
         line = self.lines.get(peer)
@@ -104,11 +115,20 @@ class View:
 def update(view: View, entry: Entry) -> View:
     """Return the view after one more entry."""
     view = replace(view, began=entry.at if view.began is None else view.began, now=max(view.now, entry.at))
-    text = notable(entry, view.name)
+    news = news_of(view, entry)
     view = _fold(view, entry)
-    if text is not None and text not in view.notables:
-        view = replace(view, notables=(*view.notables, text)[-MAX_NOTABLE:])
+    if news is not None:
+        view = replace(view, notables=(*view.notables, news)[-MAX_NOTABLE:])
     return view
+
+
+def news_of(view: View, entry: Entry) -> Told | None:
+    """Return what an entry tells that nobody else has just told; None where it is routine or known."""
+    text = notable(entry, view.name)
+    if text is None:
+        return None
+    known = (each for each in view.notables if each.text == text and each.by != entry.peer)
+    return None if any(entry.at - each.at < _SAME_NEWS_S for each in known) else Told(entry.peer, entry.at, text)
 
 
 def _fold(view: View, entry: Entry) -> View:
@@ -131,7 +151,7 @@ def _fold(view: View, entry: Entry) -> View:
             point = (int(event.committed_tokens), event.nats_per_byte)
             return view if point in view.evaluations else replace(view, evaluations=(*view.evaluations, point))
         case Sampled():
-            return replace(view, sample=event.prompt + event.text)
+            return replace(view, sample=printable(event.prompt + event.text, keep="\n\t"))
         case CheckpointSaved():
             return replace(view, checkpoint=event.path)
         case PeerStopped():
@@ -156,6 +176,7 @@ def _fold(view: View, entry: Entry) -> View:
 
 
 def _line(view: View, peer: PeerId, **changes: object) -> View:
+    changes = {name: printable(value) if isinstance(value, str) else value for name, value in changes.items()}
     line = replace(view.lines.get(peer, Line()), **changes)  # type: ignore[arg-type]  # checked by the fields' names
     return replace(view, lines={**view.lines, peer: line})
 

@@ -18,10 +18,9 @@ from weft.ids import PeerId, RunId, short
 from weft.net.admission import Admission, objection, prove
 from weft.net.frame import FrameReader, write_frame
 from weft.net.messages import MAX_HANDSHAKE_NBYTES, PROTOCOL, Admitted, Greeting, Hello, Rejected
-from weft.net.rpc import printable
 from weft.net.transport import Stream
 from weft.rng import fresh_secret
-from weft.wire import Signer, decode, encode
+from weft.wire import Signer, decode, encode, printable
 
 HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
 FRAME_S = 30.0  # from a frame's first byte to its last: 1 MiB at 300 kbit/s

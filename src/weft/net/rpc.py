@@ -33,7 +33,7 @@ from weft.net.meter import Meter
 from weft.net.outbox import Outbox
 from weft.net.services import Services, public_reason
 from weft.net.transport import Stream
-from weft.wire import decode, encode
+from weft.wire import decode, encode, printable
 
 MAX_IN_FLIGHT = 64  # calls one peer may have open at another: twice the members of a swarm
 MAX_QUEUED_NOTES = 1024  # about a minute of what 16 busy peers send
@@ -246,11 +246,6 @@ class Session:
                 future.set_exception(PeerError(f"link to {short(self.peer)} went down during a call: {reason}"))
         self._waiting.clear()
         self._outbox.close()
-
-
-def printable(text: str) -> str:
-    """Return `text` from a remote without characters that could command a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _check_body(method: str, body: bytes) -> None:

@@ -14,10 +14,8 @@ It does not know training; the figures are those of `weft.cost`.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, assert_never
 
-import psutil
 import torch
 from torch import dtype
 
@@ -26,6 +24,7 @@ from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.host import host_free_nbytes
 from weft.sync.outer import NesterovConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -156,6 +155,7 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         encoding(choices.reply_codec or choices.codec),
         sends_delta=sends_delta,
         has_momentum=isinstance(choices.apply, NesterovConfig),
+        num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
         activations=cost.activation_nbytes(
             decoder(run.model),
             micro_batch,
@@ -225,28 +225,6 @@ def device_free_nbytes(device: Device) -> int:
         free, _ = torch.cuda.mem_get_info(device.torch)
         return int(free)
     return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
-
-
-def host_free_nbytes() -> int:
-    """Return the bytes this process may still take: what the system has, or what its container allows it."""
-    return min(int(psutil.virtual_memory().available), *_container_free_nbytes(Path("/sys/fs/cgroup")))
-
-
-def _container_free_nbytes(root: Path) -> list[int]:
-    """Return what is left of the memory limits set on this container, for either version of Linux control groups."""
-    left = []
-    for limit, used in (
-        (root / "memory.max", root / "memory.current"),
-        (root / "memory" / "memory.limit_in_bytes", root / "memory" / "memory.usage_in_bytes"),
-    ):
-        try:
-            # Page cache counts as used but is given back on demand; `inactive_file` is the part that surely is.
-            stat = dict(line.split(maxsplit=1) for line in (used.parent / "memory.stat").read_text().splitlines())
-            cache = int(stat.get("inactive_file", "0"))
-            left.append(int(limit.read_text()) - int(used.read_text()) + cache)
-        except (OSError, ValueError):  # no such group, or the limit is the word "max"
-            continue
-    return left
 
 
 # What allocators say: CUDA, MPS, cuBLAS, and the CPU's on Linux, macOS and Windows.

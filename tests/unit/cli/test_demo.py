@@ -35,7 +35,7 @@ REPORT = Report(
 )
 
 
-def wishes(*, tokens: int | None = None, is_fresh: bool = False, num_peers: int = 4) -> Wishes:
+def wishes(*, tokens: int | None = None, is_fresh: bool = False, num_peers: int | None = None) -> Wishes:
     return Wishes(num_peers, None, tokens, is_fresh=is_fresh, is_quiet=True)
 
 
@@ -83,8 +83,9 @@ def test_minutes_become_whole_rounds_of_tokens(tmp_path: Path) -> None:
 def test_a_demo_that_is_there_is_taken_up_as_it_was(tmp_path: Path) -> None:
     first = prepare(tmp_path / "demo", wishes(tokens=50_000))
     assert prepare(tmp_path / "demo", wishes()) == first
-    with pytest.raises(ConfigError, match="--fresh"):
-        prepare(tmp_path / "demo", wishes(tokens=60_000))
+    for other in (wishes(tokens=60_000), wishes(num_peers=2)):
+        with pytest.raises(ConfigError, match="--fresh"):
+            prepare(tmp_path / "demo", other)
 
 
 def test_fresh_removes_an_earlier_demo_and_nothing_else(tmp_path: Path) -> None:

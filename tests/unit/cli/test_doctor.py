@@ -66,7 +66,7 @@ def test_little_memory_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_containers_bound_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 << 30, total=16 << 30))
-    monkeypatch.setattr(findings, "_cgroup_limit", lambda: 1 << 28)
+    monkeypatch.setattr(findings, "host_free_nbytes", lambda: 1 << 28)
     finding = only(list(findings.check_memory()))
     assert finding.level == "block"
     assert "container" in finding.text

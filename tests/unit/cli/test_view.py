@@ -214,7 +214,38 @@ def test_sample_and_checkpoint_are_kept() -> None:
 
 def test_only_the_last_notable_events_stay_each_once() -> None:
     view = fold(*(entry(Notice(text=f"n{n}")) for n in range(20)), entry(Notice(text="n19"), B))
-    assert view.notables == tuple(f"n{n}" for n in range(20 - MAX_NOTABLE, 20))
+    assert tuple(news.text for news in view.notables) == tuple(f"n{n}" for n in range(20 - MAX_NOTABLE, 20))
+
+
+def test_what_happens_again_is_told_again_but_not_by_everybody() -> None:
+    gone = Notice(text="C is gone")
+    said = [entry(gone, at=100), entry(gone, B, at=101), entry(gone, at=110), entry(gone, B, at=112)]
+    assert [news.at for news in fold(*said).notables] == [100, 110]
+    view, lines = View(), []
+    for each in [*said, entry(gone, B, at=200)]:
+        after = update(view, each)
+        lines.append(plain_line(view, after, each))
+        view = after
+    assert lines == ["C is gone", None, "C is gone", None, "C is gone"]
+
+
+def test_no_words_of_others_reach_the_terminal_as_commands() -> None:
+    evil = "a\x1b]0;owned\x07\x1b[2Jb"
+    said = [
+        entry(Notice(text=evil)),
+        entry(MemberJoined(member=B, name=evil)),
+        entry(MemberProgress(member=B, name=evil, round=Round(1), state=evil, loss=None, tokens_per_s=1.0, link=evil)),
+        entry(Sampled(round=Round(1), prompt="", text=evil + "\n\tc")),
+    ]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw(fold(*said)))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    plain = "".join(str(plain_line(View(), View(), each)) for each in said)
+    assert "\x1b]0" not in shown
+    assert "\x1b[2J" not in shown
+    assert "\x07" not in shown
+    assert "\x1b" not in plain
+    assert fold(*said).sample == "a?]0;owned??[2Jb\n\tc"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([A, B, C]), st.integers(0, 900)), max_size=40))
