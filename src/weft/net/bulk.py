@@ -62,7 +62,7 @@ class BulkStreams:
         """Give a stream to `peer` for one exchange; it is kept if the exchange ends well, else closed.
 
         Raises:
-            NetError, PeerError: no stream could be opened.
+            NetError, PeerError, Refused: no stream could be opened.
         """
         async with self._slots.setdefault(peer, asyncio.Semaphore(MAX_OPEN)):
             # One opens at a time: a crowd of handshakes looks like an attack, and meanwhile others may finish.
@@ -103,7 +103,7 @@ class BulkStreams:
         await self._tasks.aclose()
 
     async def _open(self, peer: PeerId) -> Bulk:
-        link = await self._dialler.connect(peer)
+        link = await self._dialler.reach(peer)
         if not link.is_dialler:
             with suppress(PeerError):
                 return await self._ask(link)

@@ -14,7 +14,7 @@ Failure:
 import asyncio
 from collections.abc import Sequence
 
-from weft.errors import DialError, PeerError, Unreachable, WeftError
+from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError
 from weft.ids import PeerId, short
 from weft.net.book import AddressBook
 from weft.net.frame import FrameReader
@@ -65,6 +65,18 @@ class Dialler:
             self._dials[peer] = dial
             dial.add_done_callback(lambda done: self._forget(peer, done))
         return await asyncio.shield(dial)
+
+    async def reach(self, peer: PeerId) -> Link:
+        """Return the link to `peer` as `connect` does, for a call, a note or a blob.
+
+        Raises:
+            PeerError: as for `connect`, and where `peer` trains another run by now, which is no concern of this one.
+            Unreachable, Refused: see `connect`.
+        """
+        try:
+            return await self.connect(peer)
+        except GenesisMismatch as error:
+            raise PeerError(str(error)) from error
 
     async def dial_bulk(self, link: Link) -> Stream:
         """Open a bulk stream the way `link` was dialled, or else at any address of its peer.

@@ -269,15 +269,15 @@ class Node:
         Failure:
         - DeadlineExceeded: no answer within `deadline_s`; the handler there is cancelled.
         - CallFailed: nobody serves this there, or the handler failed.
-        - PeerError: the link went down meanwhile; whether the handler ran is unknown.
+        - PeerError: the link went down meanwhile, and whether the handler ran is unknown; or `peer` trains another run.
         - WireError: the answer is no `response`; the link is closed.
-        - Unreachable, Refused, GenesisMismatch: see `connect`.
+        - Unreachable, Refused: see `connect`.
         """
         method = type(request).__name__
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit:
-                link = await self._dialler.connect(peer)
+                link = await self._dialler.reach(peer)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -291,9 +291,9 @@ class Node:
         """Send `record` one way, dialling first if no link stands. Arrives at most once, in order.
 
         Raises:
-            PeerError, NetError: no link stands or the link went down before it was queued.
+            PeerError, NetError, Refused: no link stands or the link went down before it was queued.
         """
-        link = await self._dialler.connect(peer)
+        link = await self._dialler.reach(peer)
         await link.session.note(type(record).__name__, encode(record))
 
     def post(self, peer: PeerId, record: msgspec.Struct) -> bool:

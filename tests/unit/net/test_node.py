@@ -15,7 +15,7 @@ from weft.errors import (
     WireError,
 )
 from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown, LinkUp
-from weft.ids import RunId
+from weft.ids import Digest, RunId
 from weft.net import ticket
 from weft.net.admission import ByKeys, ByTicket, prove
 from weft.net.frame import FrameReader, write_frame
@@ -459,6 +459,26 @@ def test_member_of_another_run_is_a_genesis_mismatch(world):
             GenesisMismatch, match="run abababab is here, not cdcdcdcd; ask a member for a fresh ticket"
         ):
             await b.connect(a.peer)
+
+    world.run(scenario)
+
+
+def test_member_that_went_to_another_run_is_a_fault_of_that_peer_only(world):
+    async def scenario():
+        a, b = world.node(0), world.node(1, run=RunId("cd" * 32))
+        await a.start()
+        await b.start()
+        digest = Digest("0" * 64)
+        with pytest.raises(PeerError, match="trains another run"):
+            await a.call(b.peer, Double(number=1), Doubled, deadline_s=5)
+        with pytest.raises(PeerError, match="trains another run"):
+            await a.note(b.peer, Told(number=1))
+        with pytest.raises(PeerError, match="trains another run"):
+            await a.fetch(b.peer, digest, bytearray(1))
+        with pytest.raises(PeerError, match="trains another run"):
+            await a.fetch_small(b.peer, digest, 1)
+        with pytest.raises(PeerError, match="came from none of 1 holders: .*trains another run"):
+            await a.fetch_any([b.peer], digest, 1)
 
     world.run(scenario)
 
