@@ -1,7 +1,11 @@
 """Where peers may be reached: what they announce, what others say, what worked.
 
 An address needs no trust: the dial refuses any other key behind it. So the book only keeps entries few and the
-useful ones first.
+useful ones first. What a linked peer says of itself is `announce`d, what others say is `hear`d: hearsay displaces
+nothing but older hearsay, and who reads the book passes on only what was announced. So news travels one hop from
+its source and then rests, whatever two peers say about a third.
+
+A full book forgets the oldest contact to which no link stands, those known by hearsay only before the others.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,61 +22,108 @@ MAX_CONTACTS = 4 * MAX_MEMBERS  # a member that invents contacts fills this and 
 @dataclass
 class _Entry:
     name: str = ""
-    announced: tuple[str, ...] = ()  # by the peer itself or a third party; the newest replaces the older
     kept: tuple[str, ...] = ()  # given by this machine's user, or has worked
+    announced: tuple[str, ...] = ()  # by the peer itself
+    heard: tuple[str, ...] = ()  # from others, since it last announced any; the newest replace the older
+
+    @property
+    def is_hearsay(self) -> bool:
+        return not (self.kept or self.announced)
 
 
 class AddressBook:
-    """Contacts by peer.
+    """Contacts by peer, those longest unheard of first.
 
     Args:
         schemes: names of the transports this machine has, best first.
+        is_linked: says whether a link to a peer stands.
     """
 
-    def __init__(self, me: PeerId, schemes: Sequence[str]) -> None:
+    def __init__(self, me: PeerId, schemes: Sequence[str], is_linked: Callable[[PeerId], bool]) -> None:
         self._me = me
         self._rank = {scheme: rank for rank, scheme in enumerate(schemes)}
+        self._is_linked = is_linked
         self._entries: dict[PeerId, _Entry] = {}
-        self._callbacks: list[OnContact] = []
+        self._on_news: list[OnContact] = []
+        self._on_announced: list[OnContact] = []
+        self._on_forgotten: list[Callable[[PeerId], None]] = []
 
     def on_news(self, callback: OnContact) -> None:
-        """Call `callback(contact)` at once for each contact that tells something new."""
-        self._callbacks.append(callback)
+        """Call `callback(contact)` at once for each contact that tells something new, from whomever."""
+        self._on_news.append(callback)
+
+    def on_announced(self, callback: OnContact) -> None:
+        """Call `callback(contact)` at once for each contact by which a peer itself tells something new."""
+        self._on_announced.append(callback)
+
+    def on_forgotten(self, callback: Callable[[PeerId], None]) -> None:
+        """Call `callback(peer)` at once for each peer that made room for another."""
+        self._on_forgotten.append(callback)
 
     def keep(self, peer: PeerId, addresses: Iterable[str], name: str = "") -> None:
         """Remember addresses that no announcement will displace."""
-        if (entry := self._entry(peer)) is not None:
+        if (entry := self._entry(peer, is_refreshed=True)) is not None:
             entry.name = name or entry.name
             entry.kept = tuple(dict.fromkeys((*addresses, *entry.kept)))[:MAX_ADDRESSES]
 
-    def learn(self, contacts: Iterable[Contact]) -> None:
-        """Take the newest addresses of peers, as they or others announce them."""
+    def announce(self, contact: Contact) -> None:
+        """Take what a peer says of itself."""
+        entry = self._entry(contact.peer, is_refreshed=True)
+        if entry is None or not contact.addresses:
+            return
+        is_news = contact.addresses != (entry.announced or entry.heard)
+        entry.announced, entry.heard, entry.name = contact.addresses, (), contact.name or entry.name
+        if is_news:
+            for callback in [*self._on_announced, *self._on_news]:
+                callback(contact)
+
+    def hear(self, contacts: Iterable[Contact]) -> None:
+        """Take what somebody says of other peers; of linked ones it is older than what those say themselves."""
         for contact in contacts:
-            entry = self._entry(contact.peer)
-            if entry is None or not contact.addresses or entry.announced == contact.addresses:
+            if not contact.addresses or self._is_linked(contact.peer):
                 continue
-            entry.announced, entry.name = contact.addresses, contact.name or entry.name
-            for callback in list(self._callbacks):
+            entry = self._entry(contact.peer)
+            if entry is None or contact.addresses in (entry.announced, entry.heard):
+                continue
+            entry.heard, entry.name = contact.addresses, entry.name or contact.name
+            for callback in list(self._on_news):
                 callback(contact)
 
     def routes(self, peer: PeerId) -> tuple[str, ...]:
         """Return the addresses to dial: the best transport's first, within it those that have worked."""
         entry = self._entries.get(peer, _Entry())
-        usable = [a for a in dict.fromkeys((*entry.kept, *entry.announced)) if _scheme(a) in self._rank]
+        known = dict.fromkeys((*entry.kept, *entry.announced, *entry.heard))
+        usable = [address for address in known if _scheme(address) in self._rank]
         return tuple(sorted(usable, key=lambda address: self._rank[_scheme(address)]))
 
     def contact(self, peer: PeerId) -> Contact:
         entry = self._entries.get(peer, _Entry())
-        addresses = tuple(dict.fromkeys((*entry.announced, *entry.kept)))[:MAX_ADDRESSES]
+        addresses = tuple(dict.fromkeys((*entry.announced, *entry.kept, *entry.heard)))[:MAX_ADDRESSES]
         return Contact(peer=peer, name=entry.name, addresses=addresses)
 
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(self._entries)
 
-    def _entry(self, peer: PeerId) -> _Entry | None:
-        if peer == self._me or (peer not in self._entries and len(self._entries) >= MAX_CONTACTS):
+    def _entry(self, peer: PeerId, is_refreshed: bool = False) -> _Entry | None:
+        """Return what is known of `peer`, in a full book at the cost of another; None for this peer itself."""
+        if peer == self._me:
             return None
-        return self._entries.setdefault(peer, _Entry())
+        entry = self._entries.get(peer)
+        if entry is None:
+            if len(self._entries) >= MAX_CONTACTS:
+                self._make_room()
+            entry = self._entries[peer] = _Entry()
+        elif is_refreshed:
+            self._entries[peer] = self._entries.pop(peer)
+        return entry
+
+    def _make_room(self) -> None:
+        unlinked = [peer for peer in self._entries if not self._is_linked(peer)]  # never none: links are fewer
+        hearsay = [peer for peer in unlinked if self._entries[peer].is_hearsay]
+        victim = (hearsay or unlinked)[0]
+        del self._entries[victim]
+        for callback in list(self._on_forgotten):
+            callback(victim)
 
 
 def _scheme(address: str) -> str:

@@ -167,10 +167,9 @@ class Dialler:
             tried=tried,
         )
         self._book.keep(peer, (address,), welcome.name)
-        self._book.learn([Contact(peer=peer, name=welcome.name, addresses=welcome.addresses)])
+        self._book.announce(Contact(peer=peer, name=welcome.name, addresses=welcome.addresses))
         self._links.install(link)
-        # What a linked peer said of itself is newer than what others say of it.
-        self._book.learn(contact for contact in welcome.contacts if self._links.get(contact.peer) is None)
+        self._book.hear(welcome.contacts)
         return link
 
     async def _await_arrival(self, peer: PeerId, duplicate: Stream) -> Link:

@@ -109,7 +109,7 @@ class Door:
         session = self._links.session(stream, reader)
         session.open_with(encode(welcome))
         link = Link(session=session, transport=transport, address="", link_id=hello.link, instance=hello.instance)
-        self._book.learn([Contact(peer=stream.peer, name=hello.name, addresses=hello.addresses)])
+        self._book.announce(Contact(peer=stream.peer, name=hello.name, addresses=hello.addresses))
         self._links.install(link)
 
     def _drop(self, transport: Transport, peer: PeerId, reason: str) -> None:

@@ -103,7 +103,7 @@ class Rejected(Record, frozen=True, kw_only=True, tag="rejected"):
 
 
 class Acquaint(Record, frozen=True, kw_only=True, tag="Acquaint"):
-    """A note: peers that the receiver may not have met yet."""
+    """A note: peers that the receiver may not have met yet, by what they said of themselves. It is not passed on."""
 
     contacts: Contacts
 

@@ -9,14 +9,14 @@
     await node.fetch(peer, digest, into)
 
 It dials on demand, trying transports in the order given; a link once lost is dialled again by the next call, or at
-once where `keep` asks for it. Members tell each other the contacts they know.
+once where `keep` asks for it. Who links to several tells each of the others where it may be reached.
 
 It does not know who is a member, what a record means, or which transport it runs on: in a simulation the same node
 runs on a virtual clock and the memory transport.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -52,6 +52,8 @@ from weft.wire import Buffer, decode, encode
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
+SETTLE_S = 1.0  # contacts come in crowds, and whoever writes them down syncs a disk
+
 
 class Node:
     """The network as the rooms above see it.
@@ -76,14 +78,18 @@ class Node:
         self._emit = emit
         self._services = Services()
         self._meters = Meters(clock)
-        self._book = AddressBook(passport.peer, [transport.name for transport in transports])
         self._links = Links(self._services, self._meters, emit)
+        self._book = AddressBook(passport.peer, [transport.name for transport in transports], self.is_linked)
         self._dialler = Dialler(passport, transports, self._links, self._book)
         self._blobs = Blobs(self._links, self._dialler, self._services, self._meters, emit, offload)
         self._door = Door(passport, self._links, self._dialler, self._book, emit, self._blobs.accept)
         self._started: list[Transport] = []
         self._services.on_note(Acquaint, self._acquainted)
-        self._book.on_news(self._spread)
+        self._book.on_announced(self._spread)
+        self._book.on_forgotten(self._dialler.release)
+        self._book.on_news(self._on_news)
+        self._on_settled: list[Callable[[], None]] = []
+        self._settling: asyncio.TimerHandle | None = None
 
     # --- life ---
 
@@ -116,6 +122,8 @@ class Node:
 
     async def aclose(self) -> None:
         """Close every link and stop listening. Says no goodbye; `Membership` does."""
+        if self._settling is not None:
+            self._settling.cancel()
         await self._dialler.aclose()
         await self._links.aclose()
         await self._blobs.aclose()
@@ -253,6 +261,10 @@ class Node:
         """Call `callback(contact)` for each peer that connects or that others tell of, when its addresses are new."""
         self._book.on_news(callback)
 
+    def on_contacts_settled(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` a second after contacts have changed, once for all changes meanwhile."""
+        self._on_settled.append(callback)
+
     # --- calls and notes ---
 
     def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
@@ -335,10 +347,18 @@ class Node:
         return answer
 
     async def _acquainted(self, _peer: PeerId, note: Acquaint) -> None:
-        # What a linked peer said of itself is newer than what others say of it.
-        self._book.learn(contact for contact in note.contacts if self._links.get(contact.peer) is None)
+        self._book.hear(note.contacts)
 
     def _spread(self, contact: Contact) -> None:
         for peer in self._links.peers():
             if peer != contact.peer:
                 self.post(peer, Acquaint(contacts=(contact,)))
+
+    def _on_news(self, _contact: Contact) -> None:
+        if self._settling is None and self._on_settled:
+            self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
+
+    def _settle(self) -> None:
+        self._settling = None
+        for callback in list(self._on_settled):
+            callback()

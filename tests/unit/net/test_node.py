@@ -15,7 +15,7 @@ from weft.errors import (
     WireError,
 )
 from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown, LinkUp
-from weft.ids import Digest, RunId
+from weft.ids import Digest, PeerId, RunId
 from weft.net import ticket
 from weft.net.admission import ByKeys, ByTicket, prove
 from weft.net.frame import FrameReader, write_frame
@@ -315,16 +315,16 @@ def test_what_others_say_displaces_nothing_that_a_linked_peer_said_of_itself(wor
         await a.connect(b.peer)
         await c.connect(a.peer)
         await asyncio.sleep(1)
-        a._book.learn([Contact(peer=b.peer, name="b", addresses=("memory://new",))])
+        a._book.announce(Contact(peer=b.peer, name="b", addresses=("memory://new",)))
         stale = Contact(peer=b.peer, name="b", addresses=("memory://old",))
         await c.note(a.peer, Acquaint(contacts=(stale, Contact(peer=world.ids[6], name="", addresses=("memory://x",)))))
         await asyncio.sleep(1)
-        assert a.contact(b.peer).addresses[0] == "memory://new"
+        assert a.contact(b.peer).addresses == ("memory://new", f"memory://{b.peer}")
         assert "memory://x" in a.contact(world.ids[6]).addresses
         a.drop(b.peer, "test")
         await c.note(a.peer, Acquaint(contacts=(stale,)))
         await asyncio.sleep(1)
-        assert a.contact(b.peer).addresses[0] == "memory://old"
+        assert a.contact(b.peer).addresses == ("memory://new", f"memory://{b.peer}", "memory://old")
 
     world.run(scenario)
 
@@ -338,6 +338,72 @@ def test_book_is_bounded_whatever_a_member_invents(world):
             await a.note(b.peer, Acquaint(contacts=contacts))
         await asyncio.sleep(1)
         assert len(b.known_addresses()) == 256
+        assert set(world.ids[2:]) <= set(b.known_addresses())  # hearsay displaces only hearsay
+
+    world.run(scenario)
+
+
+def test_full_book_forgets_the_oldest_that_is_not_linked_and_dials_it_no_more(world):
+    async def scenario():
+        a, b = await world.started(2)
+        await a.connect(b.peer)
+        a.keep(world.ids[2])
+        strangers = [PeerId(f"{number:064x}") for number in range(256)]
+        for peer in strangers:
+            a.remember(peer, ["memory://x"])
+        await asyncio.sleep(1)
+        assert len(a.known_addresses()) == 256
+        assert set(a.known_addresses()) == {b.peer, *strangers[1:]}
+        assert world.ids[2] not in a._dialler._kept
+
+    world.run(scenario)
+
+
+def test_two_stories_about_one_peer_come_to_rest_where_they_were_told(world):
+    async def scenario():
+        nodes = await world.started(4)
+        for one, other in itertools.combinations(nodes, 2):
+            await one.connect(other.peer)
+        await asyncio.sleep(1)
+        notes, writes = [], []
+        for node in nodes[:3]:
+            node.on_contact(notes.append)
+            node.on_contacts_settled(lambda: writes.append(world.clock.now()))
+        liar, invented = nodes[3], PeerId("ab" * 32)
+        for number, victim in enumerate(nodes[:2]):
+            story = Contact(peer=invented, name="", addresses=(f"memory://{number}",))
+            liar.post(victim.peer, Acquaint(contacts=(story,)))
+        await asyncio.sleep(20)
+        assert len(notes) == 2
+        assert invented not in nodes[2].known_addresses()
+        began = world.clock.now()
+        for number in range(100):
+            story = Contact(peer=invented, name="", addresses=(f"memory://{number}",))
+            liar.post(nodes[0].peer, Acquaint(contacts=(story,)))
+        await asyncio.sleep(20)
+        assert [at for at in writes if at > began] == [pytest.approx(began + 1, abs=0.1)]
+        assert all(len(node.peers) == 3 for node in nodes)
+
+    world.run(scenario)
+
+
+def test_who_moved_is_found_at_its_new_address_by_those_it_has_not_told(world):
+    async def scenario():
+        a, b, c = await world.started(3)
+        await a.connect(b.peer)
+        await a.connect(c.peer)
+        for node in (a, b, c):
+            node._book._entries = {peer: entry for peer, entry in node._book._entries.items() if peer != world.ids[3]}
+        moved = world.node(3)
+        await moved.start()
+        for address in ("memory://first", f"memory://{moved.peer}"):
+            moved._dialler.addresses = (address,)
+            await moved.connect(a.peer)
+            await asyncio.sleep(1)
+            moved.drop(a.peer, "moves")
+            await asyncio.sleep(1)
+        assert moved.peer not in b.peers
+        await b.connect(moved.peer)
 
     world.run(scenario)
 
@@ -477,7 +543,7 @@ def test_member_that_went_to_another_run_is_a_fault_of_that_peer_only(world):
             await a.fetch(b.peer, digest, bytearray(1))
         with pytest.raises(PeerError, match="trains another run"):
             await a.fetch_small(b.peer, digest, 1)
-        with pytest.raises(PeerError, match="came from none of 1 holders: .*trains another run"):
+        with pytest.raises(PeerError, match=r"came from none of 1 holders: .*trains another run"):
             await a.fetch_any([b.peer], digest, 1)
 
     world.run(scenario)
