@@ -290,7 +290,7 @@ class Swarm:
         settings: PeerConfig | None = None,
         on_batch: Callable[[Life], None] = lambda life: None,
     ) -> Life:
-        """Start a process of `member`; a founder's goes on from its checkpoint, others' join.
+        """Start a process of `member`, which goes on from its checkpoint: a founder's the run, others' join.
 
         Args:
             wait_for: a founder's.
@@ -344,14 +344,14 @@ class Swarm:
             )
             life.peer = Peer(self.run_config, place)
             _note_samples(life)
+            try:
+                snapshot = load(member.folder.checkpoint)
+            except CheckpointError:
+                snapshot = None
             if member.is_founder:
-                try:
-                    snapshot = load(member.folder.checkpoint)
-                except CheckpointError:
-                    snapshot = None
                 return await life.peer.found(wait_for=wait_for, snapshot=snapshot)
             await node.connect_any([other.id for other in others])
-            return await life.peer.join()
+            return await life.peer.join(snapshot=snapshot)
         finally:
             await node.aclose()
 

@@ -56,7 +56,7 @@ class Donor:
         node.serve_blobs(self._lookup)
 
     async def _offer(self, _peer: PeerId, _request: StateRequest) -> StateOffer:
-        if self._replica.head is None:
+        if self._replica.head is None or self._chain() is None:  # what a restart has read may be long outdated
             return StateOffer(head=None, index=None)
         async with self._pinning:
             now = self._clock.now()

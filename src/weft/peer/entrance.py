@@ -5,8 +5,7 @@
                    be_counted_in: follows the chain from outside and asks to be a member, until a manifest says so
     a straggler    catch_up: finds what was decided without it in another's chain; who is too far behind enters anew,
                    and keeps its carry where it is sure that nobody counted it
-    the maker      resume: back from its checkpoint, enters the run that goes on, or goes on alone
-    once more
+    once more      resume: back from its checkpoint, enters the run that goes on; where nobody has a state, alone
 
 Failure:
 - nobody has the state, or who has it vanishes: the next one is asked, again and again, until the peer is told to stop.
@@ -82,10 +81,17 @@ class Entrance:
     # --- the maker ---
 
     async def gather(self, wait_for: int) -> Manifest:
-        """Wait until enough peers hold the initial state, and return the run's first manifest, for `begin` to tell."""
+        """Wait until enough peers hold the initial state, and return the run's first manifest, for `begin` to tell.
+
+        Where a peer comes that kept a state of this run, which its maker has lost, return the head of that instead.
+        """
         while len(self._beginners()) + 1 < wait_for:
             self._asked.clear()
-            await self._asked.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(JOINING_S):
+                    await self._asked.wait()
+            if any(self._has_state(peer) for peer in self._node.peers):
+                return await self.enter()
         opening = self._first([self._node.peer, *self._beginners()], self._node.peer)
         self._replica.head = opening
         return opening
@@ -96,14 +102,32 @@ class Entrance:
             self._node.post(member, RunBegin(opening=opening))
 
     async def resume(self, head: Manifest, promised: Durable | None) -> Manifest:
-        """Return where to go on from, back from a checkpoint: what others have reached, or `head`."""
+        """Return where to go on from, back from a checkpoint: what others have reached, or `head`.
+
+        Who has said its last word in the round after `head` is no member of it any more. If the others have gone on
+        from elsewhere, such a peer follows them even where `head` counts more: on its own it would split the run.
+        """
         known = [peer for peer in self._node.known_addresses() if peer != self._node.peer]
         with suppress(WeftError):
             await self._node.connect_any(known)
-        offers = [offer.head for _, offer in await self._offers() if offer.head is not None]
-        if any(not self._is_reached(offer) for offer in offers):
-            return await self.enter()
-        return head if offers else self._alone(head, promised)
+        offers = await self._states()
+        if not offers:
+            return self._alone(head, promised)
+        has_left = promised is not None and promised.has_left and promised.base == next_base(head, self._run.quota)
+        if has_left and all(self._is_reached(found) and found != head for _, _, found in offers):
+            for donor, offer, _ in offers:
+                with suppress(PeerError, NetError, Refused):
+                    return await self._take_over(donor, offer)
+        return await self.enter()
+
+    async def _states(self) -> list[tuple[PeerId, StateOffer, Manifest]]:
+        """Return what linked peers offer that have a state; where all are starting just now, wait for them a little."""
+        began = self._place.clock.now()
+        while True:
+            offers = [(peer, offer, offer.head) for peer, offer in await self._offers() if offer.head is not None]
+            if offers or not self._node.peers or self._place.clock.now() - began > JOINING_EXPIRES_S:
+                return offers
+            await asyncio.sleep(JOINING_S)
 
     def _alone(self, head: Manifest, promised: Durable | None) -> Manifest:
         me, base = self._node.peer, next_base(head, self._run.quota)
@@ -113,7 +137,7 @@ class Entrance:
         if head.members == (me,) and not has_gone_on:
             return head
         opening = open_branch(base, [me], me, branch_name(base, [me], me), self._run.quota)
-        why = "the checkpoint is older than what was committed" if has_gone_on else "no other member answers"
+        why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
         self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
         self._replica.head = opening
         return opening
@@ -230,10 +254,19 @@ class Entrance:
                 is_too_far = is_too_far or answer.certificates is None
         return not is_too_far
 
+    def _has_state(self, peer: PeerId) -> bool:
+        beat = self._membership.heartbeat_of(peer)
+        return beat is not None and beat.manifest is not None
+
     def is_ahead(self, peer: PeerId, head: Manifest) -> bool:
         """Return whether `peer` has told of a state that this peer should follow, at `head`, or go over to."""
         beat = self._membership.heartbeat_of(peer)
         return beat is not None and beat.manifest is not None and _is_further(beat, head)
+
+    def is_on_lesser_branch(self, head: Manifest) -> bool:
+        """Return whether a peer tells of another branch than `head` is on, and one to prefer."""
+        beats = [self._membership.heartbeat_of(peer) for peer in self._node.peers if self.is_ahead(peer, head)]
+        return any(beat is not None and beat.branch != head.branch for beat in beats)
 
     # --- what others say ---
 

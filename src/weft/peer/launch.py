@@ -122,6 +122,9 @@ async def join(
 ) -> Outcome | None:
     """Join the run that the ticket names; return None when the person does not agree to the terms.
 
+    A peer that was in the run before brings what its checkpoint holds: its inner optimizer and what it trained and
+    nobody counted. The state itself it fetches where others have gone further.
+
     Args:
         agree: shown what it costs, in a thread of its own.
         own_data: what to train on in a private run, and the folder its paths start from.
@@ -149,6 +152,7 @@ async def join(
                 admission = _admission(run, ticket.secret)
                 node.admit(admission)
                 keep_secret(folder, admission)
+                snapshot = await _snapshot(folder, run, options.settings)
                 await fetch_initial(node, members, run, num_parameters(run.model), options.home)
                 vector = await asyncio.to_thread(initial, run, options.home)
                 if vector is None:
@@ -162,7 +166,7 @@ async def join(
                 peer = Peer(run, place)
                 with _keep_ticket(node, identity, folder, admission) as fresh:
                     on_started(peer, fresh)
-                    return await peer.join()
+                    return await peer.join(snapshot=snapshot)
 
 
 # --- pieces ---

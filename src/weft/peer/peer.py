@@ -99,20 +99,17 @@ class Peer:
             WeftError: something broke that this peer cannot go on with.
         """
 
-        async def come() -> Manifest:
-            head = self._replica.head
-            if head is not None:
-                return await self._entrance.resume(head, Promises(self.place.folder.durable).read())
+        async def begin() -> Manifest:
             self._report.state = "waiting for peers"
             opening = await self._entrance.gather(wait_for)
             await self._saver.save()  # before anybody hears of it: a run is begun once
             self._entrance.begin(opening)
             return opening
 
-        return await self._live(come, snapshot)
+        return await self._live(begin, snapshot)
 
     async def join(self, *, snapshot: Snapshot | None = None) -> Outcome:
-        """Take part in a run that others keep.
+        """Take part in a run that others keep, for the first time or again, with what `snapshot` holds.
 
         Raises:
             WeftError: something broke that this peer cannot go on with.
@@ -124,12 +121,15 @@ class Peer:
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 
-    async def _live(self, come: Callable[[], Coroutine[Any, Any, Manifest]], snapshot: Snapshot | None) -> Outcome:
+    async def _live(self, begin: Callable[[], Coroutine[Any, Any, Manifest]], snapshot: Snapshot | None) -> Outcome:
         try:
             await self._start(snapshot)
             with suppress(_Stopped):
                 self._report.state = "joining"
-                await self._take_part(await self._unless_stopped(come()))
+                head = self._replica.head
+                promised = Promises(self.place.folder.durable).read() if head is not None else None
+                come = begin() if head is None else self._entrance.resume(head, promised)
+                await self._take_part(await self._unless_stopped(come))
             if self._failure is not None:
                 raise self._failure
             return await self._finish()
@@ -262,7 +262,8 @@ class Peer:
             await asyncio.sleep(LAG_S)
             head = rounds.chain.head
             is_behind = any(self._entrance.is_ahead(peer, head) for peer in self.place.node.peers)
-            if is_behind and behind == head and rounds.is_member and not await self._entrance.catch_up(rounds):
+            is_left = behind == head or self._entrance.is_on_lesser_branch(head)
+            if is_behind and is_left and rounds.is_member and not await self._entrance.catch_up(rounds):
                 rounds.give_up()
             behind = head if is_behind else None
 

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from unit.peer.crew import Crew
 from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, Unreachable
-from weft.events import DataReady, RoundCommitted
+from weft.events import DataReady, RoundCommitted, StepDone
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.net.ticket import issue, read
+from weft.peer.checkpoint import Snapshot, load
 from weft.peer.config import KeysAdmission
 from weft.peer.home import Home
 from weft.peer.peer import Peer
@@ -69,6 +71,37 @@ async def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
     parts, reasons = await alone("parts", 3)
     assert reasons == ["asked to", "complete"]
     assert parts == whole
+
+
+async def test_a_joiner_that_comes_again_brings_its_inner_optimizer(tmp_path: Path) -> None:
+    """Its steps are counted on, and its moments are those it left with."""
+    crew = Crew(tmp_path, num_peers=2, num_rounds=10_000)
+    home = Home(tmp_path / "b")
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        b = crew.join("b", home=home)
+        await b.until(RoundCommitted, lambda event: event.round >= 3)
+        b.peer.stop("asked to")
+        await b.task
+        left = load(home.folder(a.peer.run.run, b.id).checkpoint)
+        found: dict[str, Tensor] = {}
+
+        def look(peer: Peer) -> None:
+            restore = peer._saver.restore
+
+            def restored(snapshot: Snapshot) -> None:
+                restore(snapshot)
+                found.update({name: vector.clone() for name, vector in peer._trainer.private_state().items()})
+
+            peer._saver.restore = restored  # type: ignore[method-assign]
+
+        again = crew.join("b", home=home, prepare=look)
+        step = await again.until(StepDone)
+        await again.until(RoundCommitted, lambda event: again.id in event.contributors)
+    assert again.id == b.id
+    assert step.step == left.counters["num_steps"] + 1 > 1
+    assert found["moment1"].equal(left.private["moment1"])
+    assert found["moment1"].count_nonzero()
 
 
 # --- what cannot be done ---

@@ -1,0 +1,120 @@
+"""Members that were in the run before come again, with what their checkpoints hold, and meet what has become of it."""
+
+import asyncio
+import shutil
+
+import pytest
+
+from scenarios.swarm import Member
+from scenarios.test_faults import MakeSwarm, one_replica
+from weft.events import RoundCommitted, StateJoined, StepDone
+
+FAST_S = 0.1  # a lease: rounds follow each other within less than a second
+
+
+async def stop(*members: Member) -> None:
+    for member in members:
+        member.peer.stop("asked to")
+    await asyncio.gather(*(member.life.task for member in members))
+
+
+def num_committed(member: Member, life: int) -> int:
+    return int(member.lives[life].committed[-1].committed_tokens)
+
+
+def test_who_left_and_comes_again_goes_on_with_its_inner_optimizer_and_its_carry(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=9)
+
+    async def scenario() -> None:
+        a, b, *_ = members = await swarm.start("abcd")
+        await swarm.round(a, 2)
+        await stop(b)
+        await swarm.round(a, 5)
+        swarm.launch(b)
+        await swarm.when(b, StateJoined)
+        one_replica(await swarm.done(*members))
+        first, second = ([event.step for event in life.seen(StepDone)] for life in b.lives)
+        assert second[0] == first[-1] + 1
+        assert b.id in a.life.committed[-1].contributors
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_a_killed_member_is_back_in_the_very_round_without_fetching_a_state(make_swarm: MakeSwarm) -> None:
+    """Its checkpoint is that of the round before, so nothing is left to fetch."""
+    swarm = make_swarm(num_rounds=5)
+
+    async def scenario() -> None:
+        a, b, *_ = members = await swarm.start("abcd", train_s=5.0)
+        await swarm.round(b, 2)
+        await b.peer._saver.save()
+        swarm.kill(b)
+        swarm.launch(b)
+        one_replica(await swarm.done(*members))
+        assert b.life.seen(StateJoined) == []
+        assert b.id in a.life.committed[2].contributors
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_a_state_that_the_maker_has_lost_comes_back_with_a_joiner(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=8, num_peers=2)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab")
+        await swarm.round(b, 3)
+        await stop(a)
+        await stop(b)
+        shutil.rmtree(a.folder.root)
+        swarm.launch(a, wait_for=2)
+        swarm.launch(b)
+        await swarm.when(a, StateJoined)
+        one_replica(await swarm.done(a, b))
+        assert min(event.round for event in a.life.committed) > 3
+        assert num_committed(a, 1) > num_committed(b, 0)
+
+    swarm.run(scenario)
+
+
+@pytest.mark.parametrize(("pause_s", "train_s"), [(0.0, FAST_S), (0.0, 5.0), (3.0, 5.0)])
+def test_who_went_on_alone_brings_that_back_to_the_maker(make_swarm: MakeSwarm, pause_s: float, train_s: float) -> None:
+    """The maker, which left first, begins a branch where it stood; the other's counts more, and both go on with it."""
+    swarm = make_swarm(num_rounds=40, num_peers=2)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab", train_s=train_s)
+        await swarm.round(a, 2)
+        await stop(a)
+        await swarm.round(b, 12)
+        await stop(b)
+        swarm.launch(a, train_s=train_s)
+        await asyncio.sleep(pause_s)
+        swarm.launch(b, train_s=train_s)
+        both = await swarm.when(b, RoundCommitted, lambda event: {a.id, b.id} == set(event.contributors))
+        assert both.round > 12
+        assert both.branch == b.lives[0].committed[-1].branch
+        one_replica(await swarm.done(a, b))
+
+    swarm.run(scenario)
+
+
+@pytest.mark.parametrize(("pause_s", "train_s"), [(0.0, FAST_S), (0.5, 5.0), (3.0, 5.0)])
+def test_members_that_all_left_in_one_round_meet_again(make_swarm: MakeSwarm, pause_s: float, train_s: float) -> None:
+    """Nobody may decide that round any more: the maker opens a branch, and the others come to it."""
+    swarm = make_swarm(num_rounds=20, num_peers=3)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc", train_s=train_s)
+        await swarm.round(a, 4)
+        await stop(a, b, c)
+        swarm.launch(a, train_s=train_s)
+        await asyncio.sleep(pause_s)
+        swarm.launch(b, train_s=train_s)
+        swarm.launch(c, train_s=train_s)
+        await swarm.when(b, RoundCommitted, lambda event: len(event.contributors) == 3)
+        one_replica(await swarm.done(a, b, c))
+        assert num_committed(a, 1) > num_committed(a, 0)
+
+    swarm.run(scenario)
