@@ -6,6 +6,7 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.events import (
+    LinkDown,
     LinkUp,
     MemberGone,
     MemberJoined,
@@ -13,15 +14,17 @@ from weft.events import (
     MemberProgress,
     MemberRecovered,
     MemberSuspected,
+    Notice,
 )
 from weft.ids import BranchId, Round, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs import inline
 from weft.net.handshake import Passport
-from weft.net.heartbeat import Membership
+from weft.net.heartbeat import Membership, say_goodbye
+from weft.net.membership import FORGET_S
 from weft.net.memory import MemoryNetwork
-from weft.net.messages import Heartbeat
+from weft.net.messages import Acquaint, Contact, Heartbeat
 from weft.net.node import Node
 
 RUN = RunId("ab" * 32)
@@ -78,7 +81,7 @@ class World:
     def __init__(self):
         self.clock = VirtualClock()
         self.network = MemoryNetwork(delay_s=0.03)
-        self.identities = sorted((Identity.from_seed(bytes([i]) * 32) for i in range(32)), key=lambda one: one.peer)
+        self.identities = sorted((Identity.from_seed(bytes([i]) * 32) for i in range(34)), key=lambda one: one.peer)
         self.peers = []
 
     async def swarm(self, num):
@@ -151,6 +154,106 @@ def test_who_was_linked_before_membership_began_is_a_member(world):
             assert one.membership.alive() == (other.id,)
             assert len(one.seen(MemberProgress)) > 5
             assert one.seen((MemberSuspected, MemberGone)) == []
+
+    world.run(scenario)
+
+
+def test_newcomer_is_nobody_to_miss_until_it_sends_heartbeats(world):
+    async def scenario():
+        a, b = await world.swarm(2)
+        newcomer = Peer(world, 2)
+        world.peers.append(newcomer)
+        await newcomer.node.start()
+        newcomer.node.remember(a.id, [f"memory://{a.id}"])
+        await newcomer.node.connect(a.id)
+        await asyncio.sleep(60)  # its person reads the terms
+        assert [event.member for _, event in a.seen(MemberJoined)] == [b.id]
+        assert a.seen((MemberSuspected, MemberGone)) == []
+        assert a.node.is_linked(newcomer.id)
+        await newcomer.membership.start()
+        await asyncio.sleep(1)
+        for peer in (a, b):
+            assert newcomer.id in peer.membership.alive()
+            assert len(peer.seen(MemberJoined)) == 2
+        assert set(newcomer.membership.alive()) == {a.id, b.id}
+
+    world.run(scenario)
+
+
+def test_member_that_starts_again_and_is_not_ready_is_gone_once(world):
+    async def scenario():
+        a, _, c = await world.swarm(3)
+        c.kill()
+        again = Peer(world, 2, instance=1)
+        world.peers.append(again)
+        await again.node.start()
+        again.node.remember(a.id, [f"memory://{a.id}"])
+        for _ in range(30):
+            await again.node.connect(a.id)
+            await asyncio.sleep(2)
+        assert len(a.seen(MemberGone)) == 1
+        assert a.seen(MemberRecovered) == []
+        assert a.node.is_linked(again.id)  # and was not dropped for the silence of the one before it
+        assert again.seen(LinkDown) == []
+        await again.membership.start()
+        await asyncio.sleep(1)
+        assert [event.member for _, event in a.seen(MemberRecovered)] == [again.id]
+
+    world.run(scenario)
+
+
+def test_newcomer_that_declines_is_dialled_no_more(world):
+    async def scenario():
+        a, b = await world.swarm(2)
+        passport = Passport(
+            identity=world.identities[2], run=RUN, name="reads the terms", admission=ByTicket(secret=bytes(16))
+        )
+        newcomer = Node(passport, [world.network.transport(passport.peer)], world.clock, lambda _: None, offload=inline)
+        await newcomer.start()
+        newcomer.remember(a.id, [f"memory://{a.id}"])
+        await newcomer.connect(a.id)
+        await asyncio.sleep(5)
+        assert newcomer.is_linked(b.id)
+        await say_goodbye(newcomer, "its person declined")
+        assert not newcomer.peers
+        at = world.clock.now()
+        await asyncio.sleep(60)
+        assert [peer.seen(LinkUp, since=at) for peer in (a, b)] == [[], []]
+        await newcomer.aclose()
+        assert a.seen((MemberSuspected, MemberGone, MemberLeft)) == []
+
+    world.run(scenario)
+
+
+def test_who_was_only_told_of_is_sought_for_ten_minutes(world):
+    async def scenario():
+        a, b = await world.swarm(2)
+        invented = world.identities[9].peer
+        a.node.post(b.id, Acquaint(contacts=(Contact(peer=invented, name="", addresses=("memory://x",)),)))
+        await asyncio.sleep(FORGET_S - 10)
+        assert invented in b.node._dialler._kept
+        await asyncio.sleep(20)
+        assert set(b.node._dialler._kept) == {a.id}
+
+    world.run(scenario)
+
+
+def test_one_too_many_is_told_of_and_gets_the_first_free_place(world):
+    async def scenario():
+        peers = await world.swarm(32)
+        late = Peer(world, 32)
+        world.peers.append(late)
+        await late.start(peers[0].id)
+        await asyncio.sleep(30)
+        for peer in peers:
+            ((_, notice),) = peer.seen(Notice)
+            assert notice.text == "peer-32 is no member here: 32 are, the most that can watch each other"
+            assert len(peer.membership.alive()) == 31
+        peers[7].kill()
+        await asyncio.sleep(11)
+        for peer in peers[:7] + peers[8:]:
+            assert late.id in peer.membership.alive()
+            assert peers[7].id not in peer.membership.members()
 
     world.run(scenario)
 

@@ -5,7 +5,8 @@
     membership.on_change(callback)        # every output of the machine that is about a member
     await membership.say_goodbye("done")  # before node.aclose()
 
-Every peer that connects is a member of this view, and every contact is dialled, so that all members know each
+Who sends heartbeats is a member of this view, from the first on: a newcomer that still reads the terms, downloads or
+compiles sends none and is nobody whose silence matters. Every contact is dialled, so that all members know each
 other. `status` returns this peer's own heartbeat; the newest of each other is kept and is an event
 (`MemberProgress`).
 
@@ -27,10 +28,15 @@ from weft.events import (
     MemberProgress,
     MemberRecovered,
     MemberSuspected,
+    Notice,
 )
-from weft.ids import PeerId
+from weft.ids import PeerId, short
 from weft.keys import verify
 from weft.net.membership import (
+    FORGET_S,
+    MAX_MEMBERS,
+    Forgotten,
+    Full,
     Gone,
     Heard,
     Input,
@@ -51,13 +57,13 @@ from weft.net.membership import (
     next_due,
     step,
 )
-from weft.net.messages import Contact, Farewell, Goodbye, Heartbeat
+from weft.net.messages import Contact, Departure, Farewell, Heartbeat
 from weft.net.node import Node
 from weft.net.tasks import Tasks
 from weft.wire import seal, unseal
 
 FAREWELL_S = 2.0  # for the others to close their links after a goodbye
-FORGET_S = 600.0  # a member gone for so long is redialled no more; it still finds its way back by itself
+MAX_DEPARTED = 256  # goodbyes remembered: they only keep a process from coming back by mistake
 
 Change = New | Suspected | Recovered | Gone | Left
 OnChange = Callable[[Change], None]
@@ -77,10 +83,13 @@ class Membership:
         self._status = status
         self._state = State()
         self._heartbeats: dict[PeerId, Heartbeat] = {}
+        self._beating: dict[PeerId, bytes] = {}  # instances that have sent a heartbeat
         self._departed: dict[PeerId, bytes] = {}  # instances that said goodbye
+        self._sought: dict[PeerId, float] = {}  # dialled though no member, and since when no link stands
+        self._turned_away: set[PeerId] = set()
         self._callbacks: list[OnChange] = []
+        self._is_started = False
         self._is_leaving = False
-        self._link_ended = asyncio.Event()
         self._tasks = Tasks()
         node.on_note(Heartbeat, self._on_heartbeat)
         node.on_note(Farewell, self._on_farewell)
@@ -88,9 +97,8 @@ class Membership:
         node.on_contact(self._on_contact)
 
     async def start(self) -> None:
-        """Begin to tick, and dial every known contact. Who is linked already, is a member from now on."""
-        for peer in self._node.peers:
-            self._on_link(peer, True, "")
+        """Begin to send heartbeats and to watch, and dial every known contact."""
+        self._is_started = True
         self._tasks.spawn(self._tick())
         for peer in self._node.known_addresses():
             self._node.keep(peer)
@@ -109,7 +117,7 @@ class Membership:
         return tuple(sorted(peer for peer, member in self._state.members.items() if member.status == "alive"))
 
     def members(self) -> dict[PeerId, Member]:
-        """Return every member ever met and what is believed of it."""
+        """Return every member that is not forgotten and what is believed of it."""
         return dict(self._state.members)
 
     def heartbeat_of(self, peer: PeerId) -> Heartbeat | None:
@@ -117,36 +125,29 @@ class Membership:
         return self._heartbeats.get(peer)
 
     async def say_goodbye(self, reason: str) -> None:
-        """Tell every linked peer that this one leaves for good, and wait up to two seconds until they know.
-
-        The goodbye is signed, so that a member may show it to others.
-        """
+        """Leave; see the function of this name."""
         self._is_leaving = True
-        goodbye = Goodbye(run=self._node.run, instance=self._node.passport.instance, reason=reason[:200])
-        farewell = Farewell(signed=seal(self._node.passport.identity, goodbye))
-        for peer in self._node.known_addresses():
-            self._node.release(peer)
-        told = [peer for peer in self._node.peers if self._node.post(peer, farewell)]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                while any(self._node.is_linked(peer) for peer in told):
-                    self._link_ended.clear()
-                    await self._link_ended.wait()
+        await say_goodbye(self._node, reason)
 
     # --- what happens ---
 
     async def _tick(self) -> None:
         while True:
-            for peer in self._state.members:
+            for peer in list(self._beating):
                 if (at := self._node.last_heard(peer)) is not None:
                     self._feed(Heard(peer, at))
             self._feed(Tick())
             now = self._clock.now()
+            self._seek_no_more(now)
             await asyncio.sleep(max(next_due(self._state, now) - now, 0.001))
 
     async def _on_heartbeat(self, peer: PeerId, heartbeat: Heartbeat) -> None:
+        instance = self._node.instance_of(peer)
+        if not instance or instance == self._departed.get(peer):  # the last words of a link that went down
+            return
         self._heartbeats[peer] = heartbeat
-        self._feed(Heard(peer, self._clock.now()))
+        self._beating[peer] = instance
+        self._feed(Joined(peer))
         self._emit(
             MemberProgress(
                 member=peer,
@@ -161,31 +162,60 @@ class Membership:
 
     async def _on_farewell(self, peer: PeerId, farewell: Farewell) -> None:
         try:
-            goodbye = unseal(farewell.signed, Goodbye, verify)
+            departure = unseal(farewell.signed, Departure, verify)
         except WireError as error:
             self._node.drop(peer, f"a goodbye that does not hold: {error}")
             return
-        if farewell.signed.signer == peer and goodbye.run == self._node.run:
-            self._departed[peer] = goodbye.instance
+        if farewell.signed.signer == peer and departure.run == self._node.run:
+            if len(self._departed) >= MAX_DEPARTED:
+                del self._departed[next(iter(self._departed))]
+            self._departed[peer] = departure.instance
+            self._beating.pop(peer, None)
+            self._sought.pop(peer, None)
             self._node.release(peer)
             self._feed(SaidGoodbye(peer))
             self._node.drop(peer, "it said goodbye")
 
     def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
-        if not is_up:
-            self._link_ended.set()
         if self._is_leaving:
             return
         if not is_up:
+            self._turned_away.discard(peer)
             self._feed(LinkLost(peer, reason))
-        elif self._node.instance_of(peer) != self._departed.get(peer):
-            self._departed.pop(peer, None)
-            self._feed(Joined(peer))
-            self._node.keep(peer)
+            return
+        instance = self._node.instance_of(peer)
+        if instance == self._departed.get(peer):
+            return
+        self._departed.pop(peer, None)
+        if self._beating.get(peer) == instance:
+            self._feed(Heard(peer, self._clock.now()))
+        else:
+            self._beating.pop(peer, None)  # another process: its bytes say nothing of one that sent heartbeats
+        self._seek(peer)
+        if self._is_started:
+            self._node.post(peer, self._status())
 
     def _on_contact(self, contact: Contact) -> None:
         if not self._is_leaving and contact.peer not in self._departed:
-            self._node.keep(contact.peer)
+            self._seek(contact.peer)
+
+    def _seek(self, peer: PeerId) -> None:
+        self._sought[peer] = self._clock.now()
+        self._node.keep(peer)
+
+    def _seek_no_more(self, now: float) -> None:
+        for peer, since in list(self._sought.items()):
+            if peer in self._state.members:
+                del self._sought[peer]  # the machine says when to forget it
+            elif self._node.is_linked(peer):
+                self._sought[peer] = now
+            elif now - since >= FORGET_S:
+                self._forget(peer)
+
+    def _forget(self, peer: PeerId) -> None:
+        self._node.release(peer)
+        for kept in (self._heartbeats, self._beating, self._departed, self._sought):
+            kept.pop(peer, None)
 
     # --- what is done about it ---
 
@@ -196,11 +226,17 @@ class Membership:
 
     def _act(self, output: Output) -> None:
         match output:
-            case SendHeartbeat(peers=peers):
-                self._send(peers)
+            case SendHeartbeat():
+                self._send()
                 return
             case Redial(peer=peer):
                 self._tasks.spawn(self._redial(peer))
+                return
+            case Forgotten(peer=peer):
+                self._forget(peer)
+                return
+            case Full(peer=peer):
+                self._turn_away(peer)
                 return
             case New(peer=peer):
                 self._emit(MemberJoined(member=peer, name=self._node.contact(peer).name))
@@ -210,18 +246,24 @@ class Membership:
                 self._emit(MemberRecovered(member=peer))
             case Gone(peer=peer, silent_s=silent_s):
                 self._emit(MemberGone(member=peer, silent_s=silent_s))
-                self._node.drop(peer, f"silent for {silent_s:.1f} s")
-                self._tasks.spawn(self._forget_later(peer))
+                if peer in self._beating:  # else another process of that peer is linked by now, and not yet ready
+                    self._node.drop(peer, f"silent for {silent_s:.1f} s")
             case Left(peer=peer):
                 self._emit(MemberLeft(member=peer))
         for callback in list(self._callbacks):
             callback(output)
 
-    def _send(self, peers: tuple[PeerId, ...]) -> None:
+    def _send(self) -> None:
         if not self._is_leaving:
             heartbeat = self._status()
-            for peer in peers:
+            for peer in self._node.peers:
                 self._node.post(peer, heartbeat)
+
+    def _turn_away(self, peer: PeerId) -> None:
+        if peer not in self._turned_away:
+            self._turned_away.add(peer)
+            name = self._node.contact(peer).name or short(peer)
+            self._emit(Notice(text=f"{name} is no member here: {MAX_MEMBERS} are, the most that can watch each other"))
 
     async def _redial(self, peer: PeerId) -> None:
         try:
@@ -231,7 +273,21 @@ class Membership:
                 self._feed(Heard(peer, at))  # before the link was lost: at the next tick it would look like a recovery
             self._feed(RedialFailed(peer, str(error)))
 
-    async def _forget_later(self, peer: PeerId) -> None:
-        await asyncio.sleep(FORGET_S)
-        if self._state.members[peer].status == "gone":
-            self._node.release(peer)
+
+async def say_goodbye(node: Node, reason: str) -> None:
+    """Tell every linked peer that this one leaves for good, and wait up to two seconds until they know.
+
+    The goodbye is signed, so that a member may show it to others.
+    """
+    departure = Departure(run=node.run, instance=node.passport.instance, reason=reason[:200])
+    farewell = Farewell(signed=seal(node.passport.identity, departure))
+    link_ended = asyncio.Event()
+    node.on_link(lambda *_: link_ended.set())
+    for peer in node.known_addresses():
+        node.release(peer)
+    told = [peer for peer in node.peers if node.post(peer, farewell)]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FAREWELL_S):
+            while any(node.is_linked(peer) for peer in told):
+                link_ended.clear()
+                await link_ended.wait()

@@ -9,7 +9,8 @@
 
 Silence is measured on the receiver's clock from the last byte heard. When this process itself slept (two ticks lie
 further apart than `OWN_STALL_S`), the time it slept counts as nobody's silence: the others' bytes wait in its
-sockets. A member that is gone and speaks again has recovered; a goodbye is final.
+sockets. A member that is gone and speaks again has recovered; a goodbye is final. Who has been away for `FORGET_S`
+is forgotten, and so is the one longest gone where a newcomer needs its place.
 
 It does not know what the electorate is: views only say who is suspected.
 """
@@ -24,6 +25,7 @@ from weft.ids import PeerId
 HEARTBEAT_S = 2.0
 SUSPECT_S = 6.0  # three heartbeats missed
 GONE_S = 8.0
+FORGET_S = 600.0  # a member away for so long is redialled no more; it still finds its way back by itself
 TICK_S = 0.5
 OWN_STALL_S = 2.0  # between two ticks: no scheduler delays a timer so long, a stopped process or a held lock does
 MAX_MEMBERS = 32  # all-to-all: 31 x 31 heartbeats every 2 s; above that another membership is needed
@@ -54,7 +56,7 @@ class Tick(_Frozen, frozen=True):
 
 
 class Joined(_Frozen, frozen=True):
-    """A link to `peer` stands, from a process that has not said goodbye."""
+    """A heartbeat of `peer` arrived, from a process that has not said goodbye."""
 
     peer: PeerId
 
@@ -87,7 +89,7 @@ Input = Tick | Joined | Heard | LinkLost | RedialFailed | SaidGoodbye
 
 
 class SendHeartbeat(_Frozen, frozen=True):
-    peers: tuple[PeerId, ...]
+    """Send one to every linked peer: it may be what makes this peer a member there, or brings it back."""
 
 
 class Redial(_Frozen, frozen=True):
@@ -119,7 +121,19 @@ class Left(_Frozen, frozen=True):
     peer: PeerId
 
 
-Output = SendHeartbeat | Redial | New | Suspected | Recovered | Gone | Left
+class Forgotten(_Frozen, frozen=True):
+    """Follows on Gone or Left, and is no change for others: if `peer` ever comes back, it is new."""
+
+    peer: PeerId
+
+
+class Full(_Frozen, frozen=True):
+    """`peer` is no member, because `MAX_MEMBERS` are present."""
+
+    peer: PeerId
+
+
+Output = SendHeartbeat | Redial | New | Suspected | Recovered | Gone | Left | Forgotten | Full
 
 
 def step(state: State, event: Input, now: float) -> tuple[State, tuple[Output, ...]]:
@@ -167,11 +181,11 @@ def _tick(state: State, now: float) -> tuple[State, tuple[Output, ...]]:
         if state.members[peer].status == "suspected" and silent_s >= GONE_S:
             state = _with(state, peer, Member(status="gone", heard_at=member.heard_at))
             outputs.append(Gone(peer, silent_s))
+        if state.members[peer].status in ("gone", "left") and silent_s >= FORGET_S:
+            state = _without(state, peer)
+            outputs.append(Forgotten(peer))
     if now >= state.heartbeat_at:
-        # To those that are gone too: hearing it may be what brings them back.
-        listeners = tuple(sorted(peer for peer, member in state.members.items() if member.status != "left"))
-        if listeners:
-            outputs.append(SendHeartbeat(listeners))
+        outputs.append(SendHeartbeat())
         state = msgspec.structs.replace(state, heartbeat_at=now + HEARTBEAT_S)
     return msgspec.structs.replace(state, ticked_at=now), tuple(outputs)
 
@@ -192,9 +206,15 @@ def _join(state: State, peer: PeerId, now: float) -> tuple[State, tuple[Output, 
     if known is not None and known.status != "left":
         return _hear(state, peer, now)
     num_present = sum(member.status != "left" for member in state.members.values())
+    outputs: list[Output] = []
     if num_present >= MAX_MEMBERS - 1:  # and this peer itself
-        return state, ()
-    return _with(state, peer, Member(status="alive", heard_at=now)), (New(peer),)
+        gone = [(member.heard_at, gone) for gone, member in state.members.items() if member.status == "gone"]
+        if not gone:
+            return state, (Full(peer),)
+        longest = min(gone)[1]
+        state = _without(state, longest)
+        outputs.append(Forgotten(longest))
+    return _with(state, peer, Member(status="alive", heard_at=now)), (*outputs, New(peer))
 
 
 def _hear(state: State, peer: PeerId, at: float) -> tuple[State, tuple[Output, ...]]:
@@ -211,6 +231,11 @@ def _suspect(state: State, peer: PeerId, now: float, reason: str) -> tuple[State
         return state, ()
     suspected = Member(status="suspected", heard_at=known.heard_at)
     return _with(state, peer, suspected), (Suspected(peer, now - known.heard_at, reason),)
+
+
+def _without(state: State, peer: PeerId) -> State:
+    members = {other: member for other, member in state.members.items() if other != peer}
+    return msgspec.structs.replace(state, members=members)
 
 
 def _with(state: State, peer: PeerId, member: Member) -> State:

@@ -192,8 +192,8 @@ class Heartbeat(Record, frozen=True, kw_only=True, tag="Heartbeat"):
     tokens_per_s: Annotated[float, Meta(ge=0)]
 
 
-class Goodbye(Record, frozen=True, kw_only=True, tag="Goodbye"):
-    """Final for this process: whoever said it returns as a newcomer."""
+class Departure(Record, frozen=True, kw_only=True, tag="Departure"):
+    """The goodbye of a process, and final: whoever said it returns as a newcomer."""
 
     run: HexRun
     instance: LinkId
@@ -201,6 +201,6 @@ class Goodbye(Record, frozen=True, kw_only=True, tag="Goodbye"):
 
 
 class Farewell(Record, frozen=True, kw_only=True, tag="Farewell"):
-    """A note: a Goodbye under its author's signature, so that it can be shown to others."""
+    """A note: a Departure under its author's signature, so that it can be shown to others."""
 
     signed: Signed

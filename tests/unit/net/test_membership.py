@@ -3,7 +3,10 @@ from hypothesis import strategies as st
 
 from weft.ids import PeerId
 from weft.net.membership import (
+    FORGET_S,
     MAX_MEMBERS,
+    Forgotten,
+    Full,
     Gone,
     Heard,
     Joined,
@@ -62,7 +65,7 @@ class Trial:
 def test_heartbeats_go_to_all_every_two_seconds():
     trial = Trial(B, A)
     trial.until(7.0, heard=(A, B))
-    assert trial.of(SendHeartbeat) == [(at, SendHeartbeat((A, B))) for at in (2.0, 4.0, 6.0)]
+    assert trial.of(SendHeartbeat) == [(at, SendHeartbeat()) for at in (0.0, 2.0, 4.0, 6.0)]
 
 
 def test_silence_is_suspected_at_six_and_gone_at_eight_seconds():
@@ -125,7 +128,7 @@ def test_goodbye_is_final_until_a_newcomer_joins():
     assert trial.feed(LinkLost(A, "closed")) == ()
     assert trial.feed(RedialFailed(A, "closed")) == ()
     trial.until(20.0)
-    assert trial.of(Suspected, Gone, Recovered, SendHeartbeat) == []
+    assert trial.of(Suspected, Gone, Recovered) == []
     assert trial.feed(Joined(A)) == (New(A),)
 
 
@@ -133,7 +136,7 @@ def test_own_stall_makes_nobody_look_dead():
     trial = Trial(A, B)
     trial.until(5.0, heard=(A, B))
     trial.now = 65.0  # this process was stopped for a minute
-    assert trial.feed(Tick()) == (SendHeartbeat((A, B)),)
+    assert trial.feed(Tick()) == (SendHeartbeat(),)
     trial.until(69.0, heard=(B,))
     assert trial.of(Suspected) == []
     trial.until(80.0, heard=(B,))
@@ -153,8 +156,30 @@ def test_short_delays_of_ticks_are_no_stall():
 def test_no_more_members_than_heartbeats_to_all_can_serve():
     trial = Trial(*(PeerId(f"{i:064x}") for i in range(40)))
     assert len(trial.state.members) == MAX_MEMBERS - 1
+    assert trial.feed(Joined(PeerId(f"{39:064x}"))) == (Full(PeerId(f"{39:064x}")),)
     trial.feed(SaidGoodbye(PeerId(f"{0:064x}")))
     assert trial.feed(Joined(PeerId(f"{39:064x}"))) == (New(PeerId(f"{39:064x}")),)
+
+
+def test_newcomer_takes_the_place_of_who_is_longest_gone():
+    crowd = [PeerId(f"{i:064x}") for i in range(MAX_MEMBERS - 1)]
+    trial = Trial(*crowd)
+    trial.until(9.0, heard=crowd[1:])
+    assert trial.of(Gone) == [(8.0, Gone(crowd[0], 8.0))]
+    trial.until(20.0)
+    assert len(trial.of(Gone)) == len(crowd)
+    assert trial.feed(Joined(A)) == (Forgotten(crowd[0]), New(A))
+    assert crowd[0] not in trial.state.members
+
+
+def test_who_was_away_for_ten_minutes_is_forgotten_and_comes_back_as_new():
+    trial = Trial(A, B, C)
+    trial.feed(SaidGoodbye(B))
+    trial.until(700.0, heard=(C,))
+    assert trial.of(Forgotten) == [(FORGET_S, Forgotten(A)), (FORGET_S, Forgotten(B))]
+    assert set(trial.state.members) == {C}
+    assert trial.feed(Heard(A, 699.9)) == ()
+    assert trial.feed(Joined(A)) == (New(A),)
 
 
 EVENTS = st.one_of(
@@ -163,7 +188,7 @@ EVENTS = st.one_of(
     st.builds(RedialFailed, st.sampled_from([A, B, C]), st.just("refused")),
     st.builds(SaidGoodbye, st.sampled_from([A, B, C])),
     st.builds(Heard, st.sampled_from([A, B, C]), st.floats(0, 60)),
-    st.floats(0.001, 5.0),  # let so many seconds pass
+    st.floats(0.001, 700.0),  # let so many seconds pass
 )
 
 
@@ -176,11 +201,12 @@ def test_whatever_happens_each_member_walks_the_drawn_paths(events):
         elif not isinstance(event, Heard) or event.at <= trial.now:
             trial.feed(event)
     following = {
-        New: {None, Left},
+        New: {None, Left, Forgotten},
         Suspected: {New, Recovered},
         Recovered: {Suspected, Gone},
         Gone: {Suspected},
         Left: {New, Suspected, Recovered, Gone},
+        Forgotten: {Gone, Left},
     }
     last = {}
     for _, output in trial.outputs:
