@@ -9,7 +9,9 @@ It does not know what a blob means or who may have it: `offer` takes a function 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from blake3 import blake3
 
@@ -18,7 +20,7 @@ from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
 from weft.net.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
 from weft.net.dial import Dialler
-from weft.net.frame import encode_frame
+from weft.net.frame import FRAME_S, encode_frame
 from weft.net.links import Links
 from weft.net.messages import BlobHeader, BlobRequest, BulkOffer, BulkOpening
 from weft.net.meter import Meters
@@ -26,10 +28,9 @@ from weft.net.services import Services
 from weft.net.transport import Stream
 from weft.wire import Buffer, encode
 
-PIECE_NBYTES = 1 << 20  # received, hashed and sent at a time: large enough for a thread hop, small enough to cancel
+PIECE_NBYTES = 1 << 20  # received, hashed and sent at a time, as long as a frame: worth a thread hop, soon cancelled
 SMALL_NBYTES = 64 << 10  # sent together with its header, and hashed inline
 STALL_S = 15.0  # no byte for so long means that the holder is gone
-SEND_STALL_S = 30.0  # for one piece: 1 MiB at 300 kbit/s
 IDLE_S = 120.0  # a holder keeps a silent stream this long for the next request
 
 Lookup = Callable[[PeerId, Digest], Buffer | None]
@@ -57,8 +58,11 @@ class Blobs:
         self._emit = emit
         self._offload = offload
         self._lookups: list[Lookup] = []
-        self._num_accepted: dict[PeerId, int] = {}
-        self._streams = BulkStreams(links, dialler, services, self._serve)
+        self._links = links
+        self._num_accepted: Counter[PeerId] = Counter()
+        self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
+        self._streams = BulkStreams(links, dialler, services, meters, self._serve)
+        links.on_link(self._on_link)
 
     def offer(self, lookup: Lookup) -> None:
         """Serve what `lookup(peer, digest)` returns; several are asked in turn."""
@@ -72,12 +76,12 @@ class Blobs:
             PeerError: it fell silent or is gone.
         """
         peer = stream.peer
-        if self._num_accepted.get(peer, 0) >= MAX_ACCEPTED:
+        if self._num_accepted[peer] >= MAX_ACCEPTED:
             raise WireError(f"more than {MAX_ACCEPTED} bulk streams are open")
-        self._num_accepted[peer] = self._num_accepted.get(peer, 0) + 1
+        self._num_accepted[peer] += 1
         try:
-            bulk = Bulk(stream)
-            opening = await read_record(bulk, BulkOpening, IDLE_S, "request")
+            bulk = Bulk(stream, self._meters[peer])
+            opening = await self._rest(bulk, BulkOpening)
             match opening:
                 case BulkOffer():
                     self._streams.take_offer(opening, bulk)
@@ -88,6 +92,8 @@ class Blobs:
             await stream.close()
         finally:
             self._num_accepted[peer] -= 1
+            if not self._num_accepted[peer]:
+                del self._num_accepted[peer]
 
     async def fetch(self, peer: PeerId, digest: Digest, into: Buffer, *, stall_s: float = STALL_S) -> None:
         """Fill `into` (writable, of the blob's exact length) with the blob `digest` from `peer`.
@@ -208,7 +214,6 @@ class Blobs:
                 raise DeadlineExceeded(f"{short(bulk.peer)} sent nothing of a blob for {stall_s:g} s") from None
             if num_bytes == 0:
                 raise WireError(f"{short(bulk.peer)} ended the stream in the middle of a blob")
-            self._meters[bulk.peer].received(num_bytes)
             filled += num_bytes
 
     async def _hash(self, hasher: blake3, piece: memoryview) -> None:
@@ -218,8 +223,24 @@ class Blobs:
             await self._offload(lambda: _update(hasher, piece))
 
     async def _serve(self, bulk: Bulk) -> None:
-        while (request := await read_record(bulk, BlobRequest, IDLE_S, "request")) is not None:
+        """Answer requests until the stream ends, or its peer has lost the link that entitles it to one."""
+        while self._links.get(bulk.peer) is not None and (request := await self._rest(bulk, BlobRequest)) is not None:
             await self._answer(bulk, request)
+
+    async def _rest(self, bulk: Bulk, kind: Any) -> Any:
+        resting = self._resting.setdefault(bulk.peer, set())
+        resting.add(bulk)
+        try:
+            return await read_record(bulk, kind, IDLE_S, "request")
+        finally:
+            resting.discard(bulk)
+            if not resting:
+                self._resting.pop(bulk.peer, None)
+
+    def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        if not is_up:
+            for bulk in self._resting.get(peer, ()):
+                self._streams.close_soon(bulk)
 
     async def _answer(self, bulk: Bulk, request: BlobRequest) -> None:
         data = next((data for look in self._lookups if (data := look(bulk.peer, request.digest)) is not None), None)
@@ -236,15 +257,15 @@ class Blobs:
             await self._send(bulk, view[start : start + PIECE_NBYTES])
 
     async def _send(self, bulk: Bulk, data: Buffer) -> None:
-        limit = asyncio.timeout(SEND_STALL_S)
+        limit = asyncio.timeout(FRAME_S)
         try:
             async with limit:
                 await bulk.stream.send(data)
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise DeadlineExceeded(f"{short(bulk.peer)} took nothing of a blob for {SEND_STALL_S:g} s") from None
-        self._meters[bulk.peer].sent(len(data))
+            raise DeadlineExceeded(f"{short(bulk.peer)} took no piece of a blob within {FRAME_S:g} s") from None
+        bulk.meter.sent(len(data))
 
 
 class _StaleStream(PeerError):

@@ -8,6 +8,7 @@ It does not know what travels on the streams.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 from weft.errors import DeadlineExceeded, NetError, PeerError, WireError
 from weft.ids import PeerId, short
 from weft.net.dial import Dialler
-from weft.net.frame import FrameReader, write_frame
-from weft.net.handshake import FRAME_S
+from weft.net.frame import FRAME_S, FrameReader, write_frame
 from weft.net.links import Link, Links
 from weft.net.messages import MAX_BLOB_RECORD_NBYTES, BulkDialled, BulkOffer, BulkPlease
+from weft.net.meter import Meter, Meters
 from weft.net.services import Services
 from weft.net.tasks import Tasks
 from weft.net.transport import Stream
@@ -26,6 +27,7 @@ from weft.rng import fresh_secret
 from weft.wire import decode, encode
 
 MAX_OPEN = 4  # per peer and direction: several connections get past lost packets, more gain nothing on one path
+MAX_DIALLED_BACK = 2 * MAX_OPEN  # for one peer to fetch on, while those it has closed are still noticed
 MAX_ACCEPTED = 4 * MAX_OPEN  # from one peer: both directions, while those it has closed are still noticed
 OFFER_S = 10.0  # for the other side to dial back
 
@@ -35,23 +37,26 @@ Serve = Callable[["Bulk"], Awaitable[None]]
 class Bulk:
     """One bulk stream and the reader that keeps its place."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, meter: Meter) -> None:
         self.peer = stream.peer
         self.stream = stream
-        self.reader = FrameReader(stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S)
+        self.meter = meter
+        self.reader = FrameReader(stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=meter.received)
         self.is_fresh = True  # no blob has passed yet
 
 
 class BulkStreams:
     """The streams this peer fetches on. `serve` runs on those it opens for others to fetch from."""
 
-    def __init__(self, links: Links, dialler: Dialler, services: Services, serve: Serve) -> None:
+    def __init__(self, links: Links, dialler: Dialler, services: Services, meters: Meters, serve: Serve) -> None:
         self._links = links
         self._dialler = dialler
+        self._meters = meters
         self._serve = serve
         self._idle: dict[PeerId, list[Bulk]] = {}
         self._slots: dict[PeerId, asyncio.Semaphore] = {}
         self._opening: dict[PeerId, asyncio.Lock] = {}
+        self._num_dialled_back: Counter[PeerId] = Counter()
         self._offers: dict[bytes, tuple[PeerId, asyncio.Future[Bulk]]] = {}
         self._tasks = Tasks()
         services.serve(BulkPlease, self._dial_back)
@@ -83,7 +88,11 @@ class BulkStreams:
     def discard_idle(self, peer: PeerId) -> None:
         """Close the streams kept for `peer`: they may be dead."""
         for bulk in self._idle.pop(peer, []):
-            self._tasks.spawn(bulk.stream.close())
+            self.close_soon(bulk)
+
+    def close_soon(self, bulk: Bulk) -> None:
+        """Close a stream in the background."""
+        self._tasks.spawn(bulk.stream.close())
 
     def take_offer(self, offer: BulkOffer, bulk: Bulk) -> None:
         """Accept a stream that this peer asked for.
@@ -107,7 +116,7 @@ class BulkStreams:
         if not link.is_dialler:
             with suppress(PeerError):
                 return await self._ask(link)
-        return Bulk(await self._dialler.dial_bulk(link))
+        return Bulk(await self._dialler.dial_bulk(link), self._meters[peer])
 
     async def _ask(self, link: Link) -> Bulk:
         offer = fresh_secret(8)
@@ -130,6 +139,18 @@ class BulkStreams:
         link = self._links.get(peer)
         if link is None or not link.is_dialler:
             raise PeerError("this side did not dial the link, so it cannot dial a bulk stream either")
+        if self._num_dialled_back[peer] >= MAX_DIALLED_BACK:
+            raise PeerError(f"{MAX_DIALLED_BACK} bulk streams were opened to you already")
+        self._num_dialled_back[peer] += 1
+        try:
+            bulk = await self._offer(link, request)
+        except BaseException:
+            self._ended(peer)
+            raise
+        self._tasks.spawn(self._run(bulk))
+        return BulkDialled()
+
+    async def _offer(self, link: Link, request: BulkPlease) -> Bulk:
         try:
             stream = await self._dialler.dial_bulk(link)
         except NetError as error:
@@ -139,14 +160,19 @@ class BulkStreams:
         except BaseException:
             await stream.close()
             raise
-        self._tasks.spawn(self._run(Bulk(stream)))
-        return BulkDialled()
+        return Bulk(stream, self._meters[link.peer])
 
     async def _run(self, bulk: Bulk) -> None:
         try:
             await self._serve(bulk)
         finally:
+            self._ended(bulk.peer)
             await bulk.stream.close()
+
+    def _ended(self, peer: PeerId) -> None:
+        self._num_dialled_back[peer] -= 1
+        if not self._num_dialled_back[peer]:
+            del self._num_dialled_back[peer]
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if not is_up:

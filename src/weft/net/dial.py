@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError
 from weft.ids import PeerId, short
 from weft.net.book import AddressBook
-from weft.net.frame import FrameReader
-from weft.net.handshake import FRAME_S, Passport, greet, handshake_reader
+from weft.net.frame import FRAME_S, FrameReader
+from weft.net.handshake import Passport, greet, handshake_reader
 from weft.net.links import Link, Links
 from weft.net.messages import MAX_ADDRESSES, PROTOCOL, Admitted, Contact, Hello
 from weft.net.tasks import Tasks

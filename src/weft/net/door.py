@@ -1,4 +1,4 @@
-"""Who knocks: the handshake's other side, and bulk streams of peers that were admitted before.
+"""Who knocks: the handshake's other side, and bulk streams of peers to which a link stands.
 
 Strangers are bounded in number, bytes and time. A refused peer learns why; the log does too
 (`AdmissionRefused`, or `ConnectionDropped` when it did not speak the protocol).
@@ -12,8 +12,8 @@ from weft.events import AdmissionRefused, ConnectionDropped, Emit
 from weft.ids import PeerId
 from weft.net.book import AddressBook
 from weft.net.dial import Dialler
-from weft.net.frame import FrameReader
-from weft.net.handshake import FRAME_S, Passport, handshake_reader, hear, judge, turn_away
+from weft.net.frame import FRAME_S, FrameReader
+from weft.net.handshake import Passport, handshake_reader, hear, judge, turn_away
 from weft.net.links import Link, Links
 from weft.net.messages import MAX_ADDRESSES, MAX_MEMBERS, Admitted, Contact, Hello, Rejected
 from weft.net.transport import Accept, Lane, Stream, Transport
@@ -44,10 +44,10 @@ class Door:
         try:
             if lane == "control":
                 await self._knock(transport, stream)
-            elif self._links.has_admitted(stream.peer):
+            elif self._links.may_fetch(stream.peer):
                 await self._accept_bulk(stream)
             else:
-                raise WireError("a bulk stream was opened before admission")
+                raise WireError("a bulk stream was opened before admission, or after its link went down")
         except PeerError as error:
             await stream.close()
             if isinstance(error, WireError):

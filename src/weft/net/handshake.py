@@ -23,7 +23,6 @@ from weft.rng import fresh_secret
 from weft.wire import Signer, decode, encode, printable
 
 HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
-FRAME_S = 30.0  # from a frame's first byte to its last: 1 MiB at 300 kbit/s
 LINGER_S = 2.0  # how long a refused peer may take to read why
 
 

@@ -65,7 +65,6 @@ class Links:
         self._emit = emit
         self._standing: dict[PeerId, Link] = {}
         self._ended: dict[PeerId, deque[bytes]] = {}
-        self._admitted: dict[PeerId, None] = {}
         self._violated_at: dict[PeerId, deque[float]] = {}
         self._arrivals: dict[PeerId, asyncio.Event] = {}
         self._callbacks: list[OnLink] = []
@@ -84,9 +83,9 @@ class Links:
     def is_full_for(self, peer: PeerId) -> bool:
         return peer not in self._standing and len(self._standing) >= MAX_LINKS
 
-    def has_admitted(self, peer: PeerId) -> bool:
-        """Return whether `peer` has passed admission in this process's life."""
-        return peer in self._admitted
+    def may_fetch(self, peer: PeerId) -> bool:
+        """Return whether `peer` may open bulk streams: a link to it stands, and it is not barred."""
+        return peer in self._standing and not self.is_barred(peer)
 
     def is_barred(self, peer: PeerId) -> bool:
         """Return whether `peer` has broken the protocol so often just now that no link to it may stand."""
@@ -116,7 +115,6 @@ class Links:
         """Let `link` stand, in the place of any before it, and run its session."""
         self.drop(link.peer, "replaced by a newer connection")
         self._standing[link.peer] = link
-        self._admitted[link.peer] = None
         self._meters[link.peer].received(0)
         link.task = self._tasks.spawn(self._carry(link))
         self._emit(

@@ -1,7 +1,7 @@
 """What passed between this peer and another, and when the other was last heard.
 
-Control frames and blobs are counted alike, without the transport's own overhead. Any byte received is proof of
-life, judged by this machine's clock.
+Control frames and blobs are counted alike, as their bytes come, without the transport's own overhead. Any byte
+received is proof of life, also one of a frame that is not whole yet, judged by this machine's clock.
 """
 
 from weft.clock import Clock

@@ -11,13 +11,12 @@ from collections import deque
 
 from weft.errors import PeerError
 from weft.ids import short
-from weft.net.frame import encode_frame
+from weft.net.frame import FRAME_S, encode_frame
 from weft.net.meter import Meter
 from weft.net.transport import Stream
 
 MAX_QUEUED_NBYTES = 8 << 20  # eight of the largest frames; a peer that reads so slowly is no use
 MAX_JOINED_NBYTES = 64 << 10  # small frames joined into one send
-SEND_STALL_S = 20.0  # a send that takes longer means nobody reads at the other end
 
 
 class Outbox:
@@ -60,20 +59,20 @@ class Outbox:
         """Send what is queued, for ever.
 
         Raises:
-            PeerError: the other side is gone, or reads nothing for `SEND_STALL_S`.
+            PeerError: the other side is gone, or takes longer than `FRAME_S` for what is sent together.
         """
         while True:
             while not self._frames:
                 await self._change()
             data = self._take()
-            limit = asyncio.timeout(SEND_STALL_S)
+            limit = asyncio.timeout(FRAME_S)
             try:
                 async with limit:
                     await self._stream.send(data)
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise PeerError(f"{short(self._stream.peer)} has read nothing for {SEND_STALL_S:g} s") from None
+                raise PeerError(f"{short(self._stream.peer)} did not take a frame within {FRAME_S:g} s") from None
             self._meter.sent(len(data))
             self._queued_nbytes -= len(data)
             self._changed.set()

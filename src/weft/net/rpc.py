@@ -4,8 +4,9 @@ Each side numbers its calls; answers come in any order. A call carries its deadl
 cancelled when it passes, and when the caller gives up (`Cancel`). Notes are handled one at a time in the order
 they were sent. Nothing waits inside the read loop, so one slow handler delays no other answer.
 
-What a remote can make this peer hold is bounded: `MAX_IN_FLIGHT` calls, `MAX_QUEUED_NOTES` notes, one frame of
-`MAX_FRAME_NBYTES`. Who exceeds a bound breaks the protocol, and `run` raises `WireError`.
+What a remote can make this peer hold is bounded: `MAX_IN_FLIGHT` calls, `MAX_QUEUED_NOTES` notes of together
+`MAX_QUEUED_NOTES_NBYTES`, one frame of `MAX_FRAME_NBYTES`. Who exceeds a bound breaks the protocol, and `run` raises
+`WireError`.
 
 It does not know admission, dialling or what the records mean.
 """
@@ -37,18 +38,18 @@ from weft.wire import decode, encode, printable
 
 MAX_IN_FLIGHT = 64  # calls one peer may have open at another: twice the members of a swarm
 MAX_QUEUED_NOTES = 1024  # about a minute of what 16 busy peers send
+MAX_QUEUED_NOTES_NBYTES = 16 << 20  # sixteen of the largest; nearly all are below 1 KiB
 
 
 class Session:
     """One stream's calls. `run` it; the other methods work while it runs."""
 
     def __init__(self, stream: Stream, reader: FrameReader, services: Services, meter: Meter, emit: Emit) -> None:
-        reader.max_nbytes = MAX_FRAME_NBYTES
+        reader.max_nbytes, reader.on_bytes = MAX_FRAME_NBYTES, meter.received
         self.peer = stream.peer
         self._stream = stream
         self._reader = reader
         self._services = services
-        self._meter = meter
         self._emit = emit
         self._outbox = Outbox(stream, meter)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -56,7 +57,8 @@ class Session:
         self._next_number = 0
         self._serving: dict[int, asyncio.Task[None]] = {}  # their calls
         self._last_number = -1
-        self._notes: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_QUEUED_NOTES)
+        self._notes: asyncio.Queue[tuple[int, Callable[[], Awaitable[None]]]] = asyncio.Queue()
+        self._notes_nbytes = 0  # including the one being handled
         self._stopping = asyncio.Event()
         self._ended: str | None = None
 
@@ -156,7 +158,6 @@ class Session:
             data = await self._reader.read()
             if data is None:
                 raise PeerError(f"{short(self.peer)} closed the connection")
-            self._meter.received(len(data))
             self._dispatch(decode(data, RpcFrame))
 
     def _dispatch(self, frame: RpcFrame) -> None:
@@ -176,12 +177,15 @@ class Session:
             case Note(method=method, body=body):
                 work = self._services.heed(self.peer, method, body)
                 if work is not None:
-                    try:
-                        self._notes.put_nowait(work)
-                    except asyncio.QueueFull:
-                        raise WireError(
-                            f"more than {MAX_QUEUED_NOTES} notes wait here; sent faster than handled"
-                        ) from None
+                    self._queue_note(len(body), work)
+
+    def _queue_note(self, num_bytes: int, work: Callable[[], Awaitable[None]]) -> None:
+        if self._notes.qsize() >= MAX_QUEUED_NOTES:
+            raise WireError(f"more than {MAX_QUEUED_NOTES} notes wait here; sent faster than handled")
+        if self._notes_nbytes + num_bytes > MAX_QUEUED_NOTES_NBYTES:
+            raise WireError(f"notes of more than {MAX_QUEUED_NOTES_NBYTES} bytes wait here; sent faster than handled")
+        self._notes_nbytes += num_bytes
+        self._notes.put_nowait((num_bytes, work))
 
     def _answered(self, number: int) -> "asyncio.Future[bytes] | None":
         """Return who waits for this answer; None when nobody does any more."""
@@ -229,11 +233,12 @@ class Session:
 
     async def _handle_notes(self) -> None:
         while True:
-            work = await self._notes.get()
+            num_bytes, work = await self._notes.get()
             try:
                 await work()
             except Exception as error:  # as for calls: one note's failure ends nothing else
                 self._emit(Notice(text=f"handler of a note failed: {type(error).__name__}: {error}"))
+            self._notes_nbytes -= num_bytes
 
     def _check_open(self, method: str) -> None:
         if self._ended is not None:

@@ -38,6 +38,10 @@ class Answer(Record, frozen=True, kw_only=True):
     text: str
 
 
+class Large(Record, frozen=True, kw_only=True):
+    body: bytes
+
+
 class Item(Record, frozen=True, kw_only=True):
     number: int
 
@@ -233,8 +237,8 @@ def test_peer_that_reads_nothing_is_given_up_and_holds_nobody_else_back(world):
             num_queued += 1
         assert 8 <= num_queued <= 10
         assert (await ask(a, c)).text == "yes"
-        await asyncio.sleep(25)
-        assert "read nothing for 20 s" in world.seen(0, LinkDown)[0].reason
+        await asyncio.sleep(31)
+        assert "did not take a frame within 30 s" in world.seen(0, LinkDown)[0].reason
 
     world.run(scenario)
 
@@ -287,6 +291,11 @@ def note(number):
     return encode_frame(encode(Note(method="Item", body=encode(Item(number=number)))))
 
 
+def large_note():
+    body = encode(Large(body=bytes(MAX_BODY_NBYTES - 100)))
+    return encode_frame(encode(Note(method="Large", body=body)))
+
+
 OFFENCES = {
     "garbage": (encode_frame(b"\xff\xfe\xfd"), "bytes are no"),
     "other record": (encode_frame(encode(Item(number=1))), "bytes are no"),
@@ -303,6 +312,7 @@ OFFENCES = {
     "deadline not a number": (call(0, deadline_s=math.nan), "deadline"),
     "call flood": (b"".join(call(i) for i in range(MAX_IN_FLIGHT + 1)), "more than 64 calls in flight"),
     "note flood": (b"".join(note(i) for i in range(MAX_QUEUED_NOTES + 3)), "more than 1024 notes"),
+    "flood of large notes": (b"".join(large_note() for _ in range(17)), "notes of more than 16777216 bytes"),
     "unfinished frame": (call(0)[:-1], "not finished within 30 s"),
     "method of a thousand letters": (call(0, method="x" * 1000), "bytes are no"),
 }
@@ -324,6 +334,7 @@ def test_offender_is_dropped_with_its_reason_and_others_are_served(world, offenc
 
         a.serve(Ask, handler)
         a.on_note(Item, slow)
+        a.on_note(Large, slow)
         honest = asyncio.create_task(ask(b, a))
         stream, reader = await intruder(world)
         assert world.ids[7] in a.peers
