@@ -88,7 +88,7 @@ class Node:
         self._book.on_announced(self._spread)
         self._book.on_forgotten(self._dialler.release)
         self._book.on_news(self._on_news)
-        self._on_settled: list[Callable[[], None]] = []
+        self._on_settled: list[Callable[[], object]] = []
         self._settling: asyncio.TimerHandle | None = None
 
     # --- life ---
@@ -261,7 +261,7 @@ class Node:
         """Call `callback(contact)` for each peer that connects or that others tell of, when its addresses are new."""
         self._book.on_news(callback)
 
-    def on_contacts_settled(self, callback: Callable[[], None]) -> None:
+    def on_contacts_settled(self, callback: Callable[[], object]) -> None:
         """Call `callback()` a second after contacts have changed, once for all changes meanwhile."""
         self._on_settled.append(callback)
 

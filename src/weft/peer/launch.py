@@ -27,6 +27,7 @@ from weft.keys import Identity, open_free_identity, open_identity
 from weft.model.config import num_parameters
 from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
 from weft.net.handshake import Passport
+from weft.net.heartbeat import say_goodbye
 from weft.net.iroh import IrohTransport
 from weft.net.messages import Contact
 from weft.net.node import Node
@@ -148,6 +149,7 @@ async def join(
                 run = await fetch_run(node, members, options.home, options.settings.max_parameters)
                 await asyncio.to_thread(check_fits, run, options.settings, choose(options.settings))
                 if not await asyncio.to_thread(agree, _terms(run, ticket, options)):
+                    await say_goodbye(node, "did not agree to the terms")
                     return None
                 admission = _admission(run, ticket.secret)
                 node.admit(admission)
@@ -212,7 +214,7 @@ async def _node(
         known = node.known_addresses().items()
         keep_addresses(folder, {peer: addresses for peer, addresses in known if peer != node.peer})
 
-    node.on_contact(lambda _: keep())  # a process that is killed finds its way back, too
+    node.on_contacts_settled(keep)  # a process that is killed finds its way back, too
     await node.start()
     try:
         yield node
@@ -241,10 +243,7 @@ def _keep_ticket(node: Node, identity: Identity, folder: PeerFolder, admission: 
         keep_ticket(folder, text)
         return text
 
-    def on_contact(_contact: Contact) -> None:
-        renew()
-
-    node.on_contact(on_contact)
+    node.on_contacts_settled(renew)
     yield renew()
 
 
