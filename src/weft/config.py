@@ -28,6 +28,10 @@ _MAX_SHOWN = 80  # characters of a wrong value that are worth reading
 _INT64 = 1 << 63  # TOML's integers, and what the canonical bytes of a config can hold
 
 
+# In a field's `Meta(extra=...)`: infinity is a value that means something there.
+UNBOUNDED = {"is_unbounded": True}
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every component's settings."""
 
@@ -61,9 +65,11 @@ def from_tree(tree: dict[str, Any], kind: type[C], *, where: str) -> C:
     """Turn parsed TOML into a `kind`; `where` names its origin in errors.
 
     Raises:
-        ConfigError: a field is unknown, missing, ill-typed, out of range or not finite.
+        ConfigError: a field is unknown, missing, ill-typed, out of range, or not finite where it is not `UNBOUNDED`.
     """
     for place, number in _numbers(tree, ""):
+        if number == math.inf and place in set(_unbounded(inspect.type_info(kind), "")):
+            continue
         if not math.isfinite(number) or not -_INT64 <= number < _INT64:
             raise ConfigError(f"{where}: {place} is {number}. Allowed: a finite number of at most 64 bits.")
     try:
@@ -279,6 +285,16 @@ def _numbers(tree: Any, place: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(value, f"{place}[{number}]")
     elif isinstance(tree, int | float):
         yield place, tree
+
+
+def _unbounded(kind: inspect.Type, place: str) -> Iterator[str]:
+    """Yield the fields, as a file names them, that may be infinite."""
+    if isinstance(kind, inspect.Metadata) and (kind.extra or {}).items() >= UNBOUNDED.items():
+        yield place
+    for member in map(_bare, _members(_bare(kind))):
+        if isinstance(member, inspect.StructType):
+            for field in member.fields:
+                yield from _unbounded(field.type, _join(place, field.encode_name))
 
 
 def _first(faults: Iterator[str | None]) -> str | None:

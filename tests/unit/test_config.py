@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config import Config, dump, from_tree, load, load_tree, replace_field
+from weft.config import UNBOUNDED, Config, dump, from_tree, load, load_tree, replace_field
 from weft.errors import ConfigError
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=10, description="step size of the outer update")]
@@ -138,6 +138,38 @@ def test_a_mistake_is_named_with_what_is_allowed(method: dict[str, Any], said: s
     assert said in found
     assert "\n" not in found
     assert found.endswith(".")
+
+
+class Clipped(Config, frozen=True, kw_only=True, tag_field="kind", tag="clipped"):
+    clip: Annotated[float, msgspec.Meta(gt=0, extra=UNBOUNDED)] = 1.0
+    rate: float = 1.0
+
+
+class Step(Config, frozen=True, kw_only=True):
+    apply: Sgd | Clipped
+    clip: float = 1.0
+
+
+def test_infinity_is_a_value_where_a_field_says_so() -> None:
+    tree = {"apply": {"kind": "clipped", "clip": float("inf")}}
+    step: Step = from_tree(tree, Step, where="run.toml")
+    assert isinstance(step.apply, Clipped)
+    assert step.apply.clip == float("inf")
+    assert from_tree(tomllib.loads(dump(step)), Step, where="run.toml") == step
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"apply": {"kind": "clipped", "clip": float("-inf")}}, "apply.clip is -inf"),
+        ({"apply": {"kind": "clipped", "clip": float("nan")}}, "apply.clip is nan"),
+        ({"apply": {"kind": "clipped", "rate": float("inf")}}, "apply.rate is inf"),
+        ({"apply": {"kind": "clipped"}, "clip": float("inf")}, "clip is inf"),
+    ],
+)
+def test_it_is_none_anywhere_else(tree: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^run.toml: {words}"):
+        from_tree(tree, Step, where="run.toml")
 
 
 def test_a_missing_field_is_named() -> None:

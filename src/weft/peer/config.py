@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from weft.config import Config
+from weft.config import UNBOUNDED, Config
 from weft.data import CorpusConfig, DataIndex, TokenizerConfig
 from weft.data.packing import BytesConfig
 from weft.errors import ConfigError
@@ -38,7 +38,9 @@ class TrainConfig(Config, frozen=True, kw_only=True):
     tokens: Annotated[int, msgspec.Meta(ge=1, description="committed tokens at which the run is complete")]
     schedule: ScheduleConfig
     optimizer: AdamWConfig = AdamWConfig()
-    clip: Annotated[float, msgspec.Meta(gt=0, description="largest gradient norm; inf does not clip")] = 1.0
+    clip: Annotated[
+        float, msgspec.Meta(gt=0, description="largest gradient norm; inf does not clip", extra=UNBOUNDED)
+    ] = 1.0
     evaluate_every: Annotated[int, msgspec.Meta(ge=0, description="rounds between evaluations; 0: at the end only")] = 5
     evaluate_windows: Annotated[int, msgspec.Meta(ge=1, description="held-out samples per evaluation")] = 128
     sample_every: Annotated[int, msgspec.Meta(ge=0, description="rounds between samples; 0: at the end only")] = 0

@@ -67,6 +67,20 @@ def test_spaces_between_tokens_are_kept() -> None:
     assert "".join(pieces(_Spaced(), [1, 2, 3])) == "w1 w2 w3"  # type: ignore[arg-type]
 
 
+# --- training ---
+
+
+@pytest.mark.parametrize("method", ["{type='fedavg', every=2}", "{type='ddp'}"])
+def test_a_clip_that_does_not_clip_may_be_written_in_the_file(
+    weft: Weft, run_path: Path, home: Path, method: str
+) -> None:
+    run_path.write_text(run_path.read_text().replace("batch_size = 2", "batch_size = 2\nclip = inf"))
+    options = ("--host", "127.0.0.1", "--transports", "tls", "--device", "cpu", "--threads", 1, "--quiet")
+    answer = weft("train", run_path, "--set", f"method={method}", *options)
+    assert answer.code == 0, answer.err
+    assert load(find_checkpoint("last", home)).config.train.clip == math.inf
+
+
 # --- loss ---
 
 
