@@ -5,6 +5,7 @@ all. It does not know training.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from weft.data.batch import Batches
@@ -21,12 +22,25 @@ SAMPLE_TOKENS = 300
 WAIT_S = 10.0  # for the last leader's evaluation, before another makes it
 
 
+class _Stopped(Exception):
+    """This peer is to end."""
+
+
 class Evaluator:
-    def __init__(self, run: RunConfig, place: Place, trainer: Trainer, replica: Replica) -> None:
+    """Evaluates and samples for one peer, and keeps the newest figures it made or heard.
+
+    Args:
+        is_stopping: says, from any thread, that this peer is to end: what goes on breaks off.
+    """
+
+    def __init__(
+        self, run: RunConfig, place: Place, trainer: Trainer, replica: Replica, is_stopping: Callable[[], bool]
+    ) -> None:
         self._run = run
         self._place = place
         self._trainer = trainer
         self._replica = replica
+        self._is_stopping = is_stopping
         self._heldout = Batches(place.shards, place.index, "heldout", run.train.seq_len, run.seed)
         self._evaluated_at: Round | None = None
         self._news = asyncio.Event()
@@ -36,12 +50,13 @@ class Evaluator:
         place.node.on_note(Evaluation, self._on_evaluation)
 
     async def maybe(self, manifest: Manifest) -> None:
-        """Evaluate and sample where the run asks for it after this round."""
+        """Evaluate and sample where the run asks for it after this round; break off when this peer is to end."""
         train = self._run.train
-        if train.evaluate_every and manifest.round % train.evaluate_every == 0:
-            await self._evaluate(manifest)
-        if train.sample_every and manifest.round % train.sample_every == 0:
-            await self._sample(manifest.round)
+        with suppress(_Stopped):
+            if train.evaluate_every and manifest.round % train.evaluate_every == 0:
+                await self._evaluate(manifest)
+            if train.sample_every and manifest.round % train.sample_every == 0:
+                await self._sample(manifest.round)
 
     async def finish(self) -> None:
         """Make sure that the final state is evaluated, and sample it."""
@@ -54,14 +69,19 @@ class Evaluator:
                     while self._evaluated_at != head.round:
                         self._news.clear()
                         await self._news.wait()
-        if self._evaluated_at != head.round:
-            await self._evaluate(head)
-        await self._sample(head.round)
+        with suppress(_Stopped):
+            if self._evaluated_at != head.round:
+                await self._evaluate(head)
+            await self._sample(head.round)
+
+    def _between(self) -> None:
+        if self._is_stopping():
+            raise _Stopped
 
     async def _evaluate(self, head: Manifest) -> None:
         outer, windows = self._replica.outer, self._run.train.evaluate_windows
         loss, num_tokens = await self._place.compute.train(
-            lambda: self._trainer.evaluate(outer, self._heldout, windows)
+            lambda: self._trainer.evaluate(outer, self._heldout, windows, self._between)
         )
         evaluation = Evaluation(
             round=head.round,
@@ -75,9 +95,10 @@ class Evaluator:
             self._place.node.post(peer, evaluation)
 
     async def _sample(self, round: Round) -> None:
-        outer, prompt = self._replica.outer, self._run.train.sample_prompt
+        outer, tokenizer = self._replica.outer, self._place.tokenizer
+        prompt, seed = self._run.train.sample_prompt, self._run.seed
         self.text = await self._place.compute.train(
-            lambda: self._trainer.sample(outer, self._place.tokenizer, prompt, SAMPLE_TOKENS, self._run.seed)
+            lambda: self._trainer.sample(outer, tokenizer, prompt, SAMPLE_TOKENS, seed, self._between)
         )
         self._place.emit(Sampled(round=round, prompt=prompt, text=self.text))
 

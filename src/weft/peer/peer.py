@@ -78,10 +78,10 @@ class Peer:
         self._membership.on_change(self._on_member)
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
         self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
-        self._evaluator = Evaluator(run, place, self._trainer, self._replica)
+        self._stopping = asyncio.Event()
+        self._evaluator = Evaluator(run, place, self._trainer, self._replica, self._stopping.is_set)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
         self._rounds: Rounds | None = None
-        self._stopping = asyncio.Event()
         self._stop_reason = ""
         self._failure: Exception | None = None
         self._tasks = Tasks(self._fail)

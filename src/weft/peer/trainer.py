@@ -36,6 +36,10 @@ from weft.peer.inner import InnerOptimizer, State
 from weft.sync.schedule import lr
 
 
+def nothing() -> None:
+    """Do nothing between two steps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What a call of the trainer did."""
@@ -189,8 +193,17 @@ class Trainer:
 
     # --- the outer parameters ---
 
-    def evaluate(self, vector: Float32[Tensor, " num"], batches: Batches, num_windows: int) -> tuple[float, int]:
+    def evaluate(
+        self,
+        vector: Float32[Tensor, " num"],
+        batches: Batches,
+        num_windows: int,
+        between: Callable[[], None] = nothing,
+    ) -> tuple[float, int]:
         """Return the mean loss of the outer parameters `vector` on held-out windows (nats per token), and their tokens.
+
+        Args:
+            between: called after each batch; what it raises ends the evaluation.
 
         Raises:
             NotFinite: the loss is NaN or infinite.
@@ -201,6 +214,7 @@ class Trainer:
         for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
             total += self._backward.summed_loss(module, batch)
             num_tokens += batch[0].numel()
+            between()
         if not math.isfinite(total):
             raise NotFinite(
                 "the held-out loss of the outer parameters is NaN or infinite: the run has diverged. Resume from an "
@@ -209,11 +223,20 @@ class Trainer:
         return total / num_tokens, num_tokens
 
     def sample(
-        self, vector: Float32[Tensor, " num"], tokenizer: Tokenizer, prompt: str, num_tokens: int, seed: int
+        self,
+        vector: Float32[Tensor, " num"],
+        tokenizer: Tokenizer,
+        prompt: str,
+        num_tokens: int,
+        seed: int,
+        between: Callable[[], None] = nothing,
     ) -> str:
         """Return the text that the outer parameters `vector` write after `prompt`, of at most `num_tokens` tokens.
 
         An empty prompt stands for the end of the text before; where the tokenizer has none, for its first token.
+
+        Args:
+            between: called after each token; what it raises ends the text.
 
         Raises:
             DataError: the prompt has a character that the tokenizer does not know.
@@ -225,7 +248,12 @@ class Trainer:
         sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
         module = self._outer_model(vector)
         with allocating("a text of this length", self.device):
-            return tokenizer.decode(list(generate(module, ids, sampling, rng.stream(seed, "sample"))))
+            tokens = generate(module, ids, sampling, rng.stream(seed, "sample"))
+            written = []
+            for token in tokens:
+                written.append(token)
+                between()
+            return tokenizer.decode(written)
 
     def _outer_model(self, vector: Tensor) -> Transformer:
         self.device.release_cache()

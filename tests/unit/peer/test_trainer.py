@@ -19,7 +19,7 @@ from weft.clock import VirtualClock
 from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, NotFinite, OutOfMemory, TooLarge
 from weft.events import Event, FellBack, MicroBatchChanged, StepDone
-from weft.model import Transformer, assemble, flatten, initial_vector
+from weft.model import Transformer, assemble, flatten, initial_vector, named
 from weft.peer import device as device_module
 from weft.peer import trainer as trainer_module
 from weft.peer.config import PeerConfig, RunConfig
@@ -312,6 +312,24 @@ def test_evaluation_halves_the_micro_batch_too(stage: Stage, tmp_path: Path, mon
     assert trainer.micro_batch == 2
     assert loss == pytest.approx(expected[0], rel=1e-6)
     assert num_tokens == expected[1] == 10 * SEQ_LEN
+
+
+def test_an_evaluation_and_a_text_break_off_where_they_are_told_to(stage: Stage, tmp_path: Path) -> None:
+    trainer, _ = stage(run_config(model=named("tiny", 257, SEQ_LEN)))
+    calls: list[None] = []
+
+    class Enough(Exception):
+        pass
+
+    def between() -> None:
+        calls.append(None)
+        raise Enough
+
+    with pytest.raises(Enough):
+        trainer.evaluate(trainer.local(), batches(tmp_path, "heldout"), 10, between)
+    with pytest.raises(Enough):
+        trainer.sample(trainer.local(), ByteTokenizer(), "ab", 50, 0, between)
+    assert len(calls) == 2
 
 
 def test_one_sample_that_does_not_fit_is_out_of_memory(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
