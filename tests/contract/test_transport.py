@@ -177,6 +177,8 @@ async def test_both_ends_know_each_other(pair: Pair, lane: Lane) -> None:
     near, far = await pair.connect(lane)
     assert near.peer == pair.far_peer
     assert far.peer == pair.near_peer
+    assert near.source == ""
+    assert far.source == (pair.near_peer if pair.kind == "memory" else "127.0.0.1")
 
 
 async def test_another_key_at_the_address_is_refused(pair: Pair) -> None:

@@ -1,7 +1,8 @@
 """Who knocks: the handshake's other side, and bulk streams of peers to which a link stands.
 
-Strangers are bounded in number, bytes and time. A refused peer learns why; the log does too
-(`AdmissionRefused`, or `ConnectionDropped` when it did not speak the protocol).
+Strangers are bounded in number, bytes and time: a key proves nothing but itself, so until it is admitted a connection
+is under a `Gate` as before its key was proven, and a crowd turns out its own oldest, not newcomers. A refused peer
+learns why; the log does too (`AdmissionRefused`, or `ConnectionDropped` when it did not speak the protocol).
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from weft.ids import PeerId
 from weft.net.book import AddressBook
 from weft.net.dial import Dialler
 from weft.net.frame import FRAME_S, FrameReader
+from weft.net.gate import Gate
 from weft.net.handshake import Passport, handshake_reader, hear, judge, turn_away
 from weft.net.links import Link, Links
 from weft.net.messages import MAX_ADDRESSES, MAX_MEMBERS, Admitted, Contact, Hello, Rejected
@@ -20,6 +22,7 @@ from weft.net.transport import Accept, Lane, Stream, Transport
 from weft.wire import encode
 
 MAX_STRANGERS = 64  # control connections that have not been admitted yet, over all transports
+MAX_STRANGERS_PER_IP = 16  # of them from one address; half a swarm behind one router that returns at once
 
 AcceptBulk = Callable[[Stream], Awaitable[None]]
 
@@ -34,7 +37,7 @@ class Door:
         self._book = book
         self._emit = emit
         self._accept_bulk = accept_bulk
-        self._num_strangers = 0
+        self._strangers: Gate[tuple[Transport, Stream]] = Gate(MAX_STRANGERS, MAX_STRANGERS_PER_IP, "are not admitted")
 
     def accept(self, transport: Transport) -> Accept:
         """Return what `transport` calls with each incoming stream."""
@@ -54,15 +57,15 @@ class Door:
                 self._drop(transport, stream.peer, str(error))
 
     async def _knock(self, transport: Transport, stream: Stream) -> None:
-        if self._num_strangers >= MAX_STRANGERS:
-            self._drop(transport, stream.peer, f"{MAX_STRANGERS} connections already wait for admission")
-            await turn_away(stream, Rejected(code="busy", reason="too many connections at once; try again in a minute"))
-            return
-        self._num_strangers += 1
+        evicted = self._strangers.enter((transport, stream), stream.source)
         try:
+            if evicted is not None:
+                (its_transport, victim), reason = evicted
+                self._drop(its_transport, victim.peer, reason)
+                await victim.close()
             await self._judge(transport, stream)
         finally:
-            self._num_strangers -= 1
+            self._strangers.leave((transport, stream))
 
     async def _judge(self, transport: Transport, stream: Stream) -> None:
         reader = handshake_reader(stream)
@@ -76,6 +79,8 @@ class Door:
             await turn_away(stream, verdict)
             return
         await self._dialler.settled(stream.peer)
+        if (transport, stream) not in self._strangers:  # turned out meanwhile
+            return
         if self._is_duplicate(stream.peer, verdict):
             await turn_away(stream, Rejected(code="duplicate", reason="a link to you stands"))
             return

@@ -1,9 +1,9 @@
-"""Connections at the door: those that have proven no key yet.
+"""Connections at the door: those that have proven no key yet, and those that have and were not admitted yet.
 
-An attacker can open connections and say nothing. Each costs a socket until its deadline, so their number is
-bounded, over all and per source address. When a newcomer exceeds a bound, the oldest one in the way is turned
-out: an honest peer needs milliseconds, so the oldest is the least likely to be one. The victim for the bound over
-all comes from the address that holds most, so one crowd cannot push out everybody else.
+An attacker can open connections and say nothing, with as many keys as it likes. Each costs a socket until its
+deadline, so their number is bounded, over all and per source address. When a newcomer exceeds a bound, the oldest
+one in the way is turned out: an honest peer needs milliseconds, so the oldest is the least likely to be one. The
+victim for the bound over all comes from the address that holds most, so one crowd cannot push out everybody else.
 
 `Gate` is the bookkeeping, pure. `Handshakes` runs the handshakes under it. Neither knows sockets.
 """
@@ -27,12 +27,17 @@ class Gate(Generic[K]):
     Args:
         max_total: bound over all addresses.
         max_per_ip: bound for one address. Loopback has only the bound over all: many peers may share a machine.
+        state: what the connections are, for people.
     """
 
-    def __init__(self, max_total: int, max_per_ip: int) -> None:
+    def __init__(self, max_total: int, max_per_ip: int, state: str = "have proven no key") -> None:
         self._max_total = max_total
         self._max_per_ip = max_per_ip
+        self._state = state
         self._waiting: dict[K, str] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._waiting
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -50,16 +55,16 @@ class Gate(Generic[K]):
         return victim
 
     def leave(self, key: K) -> None:
-        """Forget a connection that proved its key, or failed to."""
+        """Forget a connection that has come through, or failed to."""
         self._waiting.pop(key, None)
 
     def _victim(self, ip: str) -> tuple[K, str] | None:
         held = Counter(self._waiting.values())
         if not _is_loopback(ip) and held[ip] >= self._max_per_ip:
-            return self._oldest_of(ip), f"{held[ip]} connections from {ip} have proven no key; the oldest is dropped"
+            return self._oldest_of(ip), f"{held[ip]} connections from {ip} {self._state}; the oldest is dropped"
         if len(self._waiting) >= self._max_total:
             worst = held.most_common(1)[0][0]
-            return self._oldest_of(worst), f"{len(self._waiting)} connections have proven no key; the oldest is dropped"
+            return self._oldest_of(worst), f"{len(self._waiting)} connections {self._state}; the oldest is dropped"
         return None
 
     def _oldest_of(self, ip: str) -> K:

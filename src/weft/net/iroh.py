@@ -222,17 +222,19 @@ class IrohTransport:
             source = await incoming.remote_addr()
             ip = source.addr.rpartition(":")[0].strip("[]") if source.is_ip() else "relay"
             address = f"{SCHEME}://{getattr(source, 'addr', 'relay')}"
-            self._handshakes.begin(address, ip, partial(self._verified, incoming), accept)
+            self._handshakes.begin(address, ip, partial(self._verified, incoming, ip), accept)
 
-    async def _verified(self, incoming: Any) -> tuple[IrohStream, Lane]:
+    async def _verified(self, incoming: Any, ip: str) -> tuple[IrohStream, Lane]:
         """Finish the handshake of an incoming connection; wait for its stream."""
         try:
             connection = await (await incoming.accept()).connect()
             try:
-                return await self._first_stream(connection)
+                stream, lane = await self._first_stream(connection)
             except BaseException:
                 connection.close(1, b"handshake")
                 raise
+            stream.source = ip
+            return stream, lane
         except self._iroh.IrohError as error:
             raise PeerError(f"its handshake failed: {explain(error)}") from None
 

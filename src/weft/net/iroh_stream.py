@@ -32,6 +32,7 @@ class IrohStream:
         tasks: Tasks,
         open_streams: "dict[IrohStream, None]",
     ) -> None:
+        self.source = ""
         self._peer = peer
         self._connection = connection
         self._writer, self._reader = ends

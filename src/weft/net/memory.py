@@ -110,7 +110,7 @@ class MemoryTransport:
         if target != peer:
             raise DialError(f"{address} is {short(target)}, not {short(peer)}")
         there, back = Pipe(outward), Pipe(homeward)
-        listener._take(MemoryStream(self.peer, back, there, listener), lane)
+        listener._take(MemoryStream(self.peer, back, there, listener, source=self.peer), lane)
         mine = MemoryStream(target, there, back, self)
         self._streams[mine] = None
         return mine
@@ -138,7 +138,8 @@ class MemoryTransport:
 class MemoryStream:
     """One end of a stream: writes to `outgoing`, reads from `incoming`."""
 
-    def __init__(self, peer: PeerId, outgoing: Pipe, incoming: Pipe, owner: MemoryTransport) -> None:
+    def __init__(self, peer: PeerId, outgoing: Pipe, incoming: Pipe, owner: MemoryTransport, source: str = "") -> None:
+        self.source = source
         self._peer = peer
         self._outgoing = outgoing
         self._incoming = incoming

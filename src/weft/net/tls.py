@@ -178,16 +178,17 @@ class TlsTransport:
                 self._handshakes.begin(
                     join_address(SCHEME, ip, port),
                     ip,
-                    partial(self._verified, connection, door),
+                    partial(self._verified, connection, ip, door),
                     door.accept,
                     connection.close,  # does nothing once TLS has taken the socket over
                 )
 
-    async def _verified(self, connection: socket.socket, door: "_Door") -> tuple[TlsStream, Lane]:
+    async def _verified(self, connection: socket.socket, ip: str, door: "_Door") -> tuple[TlsStream, Lane]:
         """Do the server's half of the handshake on a fresh TCP connection."""
         try:
             lane = await self._read_preamble(connection)
             stream = self._wrap(connection, door.context, is_server=True)
+            stream.source = ip
             try:
                 await stream.handshake()
                 stream.peer = await verify_client(stream, door.certificate, lane)

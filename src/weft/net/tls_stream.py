@@ -104,6 +104,7 @@ class TlsStream:
         self, tls: ssl.SSLSocket, runner: Runner, tasks: Tasks, on_close: "Callable[[TlsStream], None]"
     ) -> None:
         self.peer = PeerId("")
+        self.source = ""
         self._tls = tls
         self._runner = runner
         self._tasks = tasks

@@ -29,6 +29,11 @@ class Stream(Protocol):
         """Return the verified key at the other end."""
         ...
 
+    @property
+    def source(self) -> str:
+        """Return the IP address that an incoming stream comes from, or another name of where; '' if dialled."""
+        ...
+
     async def send(self, data: Buffer) -> None:
         """Send all of `data`; returns once the transport has taken it (not once it arrived).
 

@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+from contextlib import suppress
 
 import pytest
 
@@ -635,19 +636,46 @@ def test_stranger_that_says_nothing_is_dropped_in_time(world):
     world.run(scenario)
 
 
-def test_strangers_beyond_the_bound_are_turned_away(world):
+def test_crowd_of_strangers_turns_out_its_own_oldest_and_no_newcomer(world):
+    async def scenario():
+        (a,) = await world.started(1)
+        b = world.node(1)
+        await b.start()
+        strangers = [world.network.transport(PeerId(f"{number:064x}")) for number in range(70)]
+
+        async def stranger(transport):  # says nothing, and comes again when it is turned out
+            while True:
+                stream = await transport.dial(a.peer, f"memory://{a.peer}", "control")
+                with suppress(PeerError):
+                    await stream.recv_into(memoryview(bytearray(1)))
+                await stream.close()
+
+        crowd = [asyncio.create_task(stranger(transport)) for transport in strangers]
+        await asyncio.sleep(1)
+        await b.connect(a.peer)
+        assert world.clock.now() < 1.1
+        dropped = world.seen(0, ConnectionDropped)
+        assert {event.remote for event in dropped} <= {transport.peer for transport in strangers}
+        assert "64 connections are not admitted; the oldest is dropped" in dropped[0].reason
+        assert len(a._door._strangers) <= 64
+        for task in crowd:
+            task.cancel()
+        await asyncio.sleep(6)
+        assert len(a._door._strangers) == 0
+
+    world.run(scenario)
+
+
+def test_strangers_from_one_place_are_bounded_by_themselves(world):
     async def scenario():
         (a,) = await world.started(1)
         transport = world.network.transport(world.ids[7])
-        silent = [await transport.dial(a.peer, f"memory://{a.peer}", "control") for _ in range(64)]
-        assert decode(await knock(world, encode(hello_of(world))), Rejected).code == "busy"
-        assert "64 connections" in world.seen(0, ConnectionDropped)[0].reason
-        for stream in silent:
-            await stream.close()
-        await asyncio.sleep(1)
-        b = world.node(1)
-        await b.start()
-        await b.connect(a.peer)
+        silent = [await transport.dial(a.peer, f"memory://{a.peer}", "control") for _ in range(17)]
+        await asyncio.sleep(0.1)
+        (dropped,) = world.seen(0, ConnectionDropped)
+        assert f"16 connections from {world.ids[7]} are not admitted" in dropped.reason
+        assert await silent[0].recv_into(memoryview(bytearray(1))) == 0
+        assert len(a._door._strangers) == 16
 
     world.run(scenario)
 
