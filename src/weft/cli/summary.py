@@ -1,4 +1,7 @@
-"""How a run ended, as a person reads it: held-out loss, sample, bytes, digest, checkpoint, what to try next."""
+"""How a run ended, as a person reads it: held-out loss, sample, bytes, digest, checkpoint, what to try next.
+
+It knows the digest of this peer's replica alone: no message tells that of another, only the round it has reached.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -32,9 +35,12 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         bytes_line += f"; bf16 ring DDP: {ring}"
     lines.append(bytes_line)
     lines.append(f"replica      {outcome.replica}")
-    for peer, line in sorted(view.lines.items()):
-        if peer != outcome.peer:
-            lines.append(f"             with {view.name(peer)}: {line.state}")
+    others = sorted((view.name(peer), line) for peer, line in view.lines.items() if peer != outcome.peer)
+    if others:
+        lines.append("             this peer's; each of the others prints its own, the same one after the same round")
+    for name, line in others:
+        told = "" if line.round is None else f", last heard of at round {line.round}"
+        lines.append(f"             {name}: {line.state or 'silent'}{told}")
     lines.append(f"checkpoint   {outcome.checkpoint}")
     if outcome.sample:
         lines += ["", legible(outcome.run.train.sample_prompt + outcome.sample.rstrip()), ""]
