@@ -78,13 +78,14 @@ def describe(terms: "Terms") -> str:
     """Return what joining means, line by line."""
     run = terms.run
     issuer = next((contact.name for contact in terms.contacts if contact.peer == terms.issuer), "")
-    where = "your own files, which stay here" if run.is_private else f"{figures.nbytes(terms.data_nbytes)} to fetch"
+    where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
     return "\n".join(
         (
             f"run       {run.name}  {run.run[:16]}",
             f"issued by {issuer}  {terms.issuer[:16]}",
             f"model     {figures.amount(terms.num_parameters)} parameters",
             f"data      {where}",
+            f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    {figures.nbytes(terms.memory_nbytes)}",
             f"network   about {terms.gigabytes_per_day:.3g} GB per day",

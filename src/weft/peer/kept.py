@@ -46,6 +46,12 @@ def keep_ticket(folder: PeerFolder, text: str) -> None:
         _write_private(folder.root / "ticket", text)
 
 
+def drop_ticket(folder: PeerFolder) -> None:
+    """Remove the ticket of a member that takes part no more."""
+    with suppress(OSError):
+        (folder.root / "ticket").unlink()
+
+
 def read_addresses(folder: PeerFolder) -> dict[PeerId, tuple[str, ...]]:
     try:
         return msgspec.json.decode(folder.addresses.read_bytes(), type=dict[PeerId, tuple[str, ...]])

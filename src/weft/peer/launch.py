@@ -10,7 +10,7 @@ checkpoint stands. It does not know how anything is shown.
 import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -20,10 +20,10 @@ from torch import Tensor
 from weft import cost
 from weft.clock import SystemClock
 from weft.data import CorpusConfig, DataIndex, ShardStore, Tokenizer
-from weft.errors import ConfigError, GenesisMismatch, TicketMismatch
+from weft.errors import ConfigError, GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
 from weft.events import ConnectionDropped, Emit, Event, EventLog, JsonlSink, Sink
 from weft.ids import PeerId, RunId, short
-from weft.keys import Identity, open_free_identity, open_identity
+from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.model.config import num_parameters
 from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
 from weft.net.handshake import Passport
@@ -40,9 +40,10 @@ from weft.peer.config import KeysAdmission, OpenAdmission, PeerConfig, RunConfig
 from weft.peer.device import check_fits, choose, decoder, encoding, needed_nbytes
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.home import Home, PeerFolder
-from weft.peer.kept import keep_addresses, keep_secret, keep_ticket, read_addresses, read_secret
+from weft.peer.kept import drop_ticket, keep_addresses, keep_secret, keep_ticket, read_addresses, read_secret
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import initial, pack_private, public, seal
+from weft.sync.outer import NesterovConfig
 
 _GUESSED_FLOPS = 100e9  # of a machine nobody has measured: two CPU cores
 _CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
@@ -66,7 +67,7 @@ class Terms:
     issuer: PeerId
     contacts: tuple[Contact, ...]
     num_parameters: int
-    data_nbytes: int  # still to fetch
+    fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
     memory_nbytes: int
     gigabytes_per_day: float
@@ -87,11 +88,12 @@ async def found(
         wait_for: begin once so many peers are here, this one included.
         on_started: told the peer and a fresh ticket once others can join.
     """
-    with _identity(options) as identity:
-        pending: list[Event] = []
-        sealed = await asyncio.to_thread(
-            seal, run_file, base, options.home, pending.append, max_parameters=options.settings.max_parameters
-        )
+    pending: list[Event] = []
+    sealed = await asyncio.to_thread(
+        seal, run_file, base, options.home, pending.append, max_parameters=options.settings.max_parameters
+    )
+    await asyncio.to_thread(check_fits, sealed.config, options.settings, choose(options.settings))
+    with _identity(options, sealed.config.run, is_maker=True) as identity:
         folder = options.home.folder(sealed.config.run, identity.peer)
         with _log(identity, folder, options.sinks) as emit:
             for event in pending:
@@ -137,7 +139,7 @@ async def join(
         WeftError: as `Peer.join`, and what this machine cannot do.
     """
     ticket = read(ticket_text)
-    with _identity(options) as identity:
+    with _identity(options, ticket.run, is_maker=False) as identity:
         folder = options.home.folder(ticket.run, identity.peer)
         with _log(identity, folder, options.sinks) as emit:
             async with _node(identity, ticket.run, ticket.admission(), options, folder, emit) as node:
@@ -175,11 +177,40 @@ async def join(
 
 
 @contextmanager
-def _identity(options: Options) -> Iterator[Identity]:
-    keys = options.home.keys
-    identity = open_free_identity(keys) if options.key is None else open_identity(options.key, create=True)
-    with identity:
+def _identity(options: Options, run: RunId, *, is_maker: bool) -> Iterator[Identity]:
+    with _open_identity(options, run, is_maker=is_maker) as identity:
         yield identity
+
+
+def _open_identity(options: Options, run: RunId, *, is_maker: bool) -> Identity:
+    """Return the identity asked for; else one of this home that keeps a checkpoint of `run`; else any that is free.
+
+    Raises:
+        KeyLocked: the maker's home has checkpoints of the run, and all of them are in use: to begin the same run again
+            beside it, under another identity, is nobody's wish.
+    """
+    if options.key is not None:
+        return open_identity(options.key, create=True)
+    kept = _who_keep(run, options.home)
+    for path in kept:
+        with suppress(KeyLocked):
+            return open_identity(path)
+    if kept and is_maker:
+        raise KeyLocked(
+            f"this run is being trained from {options.home.root} already (run {short(run)}). Take part in it with "
+            f"another identity: weft join $(weft ticket {short(run)}). Or name one with --key to begin anew beside it."
+        )
+    return open_free_identity(options.home.keys)
+
+
+def _who_keep(run: RunId, home: Home) -> list[Path]:
+    """Return the identities of a home that have a checkpoint of `run`."""
+    found = []
+    for path in sorted(home.keys.glob("peer-*.pem")):
+        with suppress(KeyFileError):  # whoever opens it says what is wrong
+            if (home.folder(run, read_peer(path)).checkpoint / NAME).exists():
+                found.append(path)
+    return found
 
 
 @contextmanager
@@ -244,7 +275,10 @@ def _keep_ticket(node: Node, identity: Identity, folder: PeerFolder, admission: 
         return text
 
     node.on_contacts_settled(renew)
-    yield renew()
+    try:
+        yield renew()
+    finally:
+        drop_ticket(folder)
 
 
 def _place(
@@ -309,7 +343,10 @@ def _terms(run: RunConfig, ticket: Ticket, options: Options) -> Terms:
     num = num_parameters(run.model)
     choices = run.method
     codec, reply = encoding(choices.codec), encoding(choices.reply_codec or choices.codec)
-    data_nbytes = sum(info.nbytes for info in options.home.shards.missing(run.data))
+    vectors = 1 + int(isinstance(choices.apply, NesterovConfig))  # of the state: parameters, momentum
+    fetch_nbytes = sum(info.nbytes for info in options.home.shards.missing(run.data)) + vectors * 4 * num
+    if not run.is_seeded and options.home.blobs.open(run.initial) is None:
+        fetch_nbytes += 4 * num
     device = choose(options.settings)
     memory = sum(needed_nbytes(run, options.settings, device, 1).values())
     num_peers = max(2, len(ticket.contacts) + 1)
@@ -322,8 +359,8 @@ def _terms(run: RunConfig, ticket: Ticket, options: Options) -> Terms:
         issuer=ticket.issuer,
         contacts=ticket.contacts,
         num_parameters=num,
-        data_nbytes=data_nbytes,
-        disk_nbytes=data_nbytes + 4 * num * _CHECKPOINT_VECTORS,
+        fetch_nbytes=fetch_nbytes,
+        disk_nbytes=fetch_nbytes + 4 * num * _CHECKPOINT_VECTORS,
         memory_nbytes=memory,
         gigabytes_per_day=cost.gigabytes_per_day(traffic.sent_nbytes + traffic.received_nbytes, round_s),
     )

@@ -9,11 +9,12 @@ import pytest
 from torch import Tensor
 
 from unit.peer.crew import Crew
-from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, Unreachable
+from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, TooLarge, Unreachable
 from weft.events import DataReady, RoundCommitted, StepDone
 from weft.ids import RunId
-from weft.keys import Identity
+from weft.keys import Identity, open_identity, read_peer
 from weft.net.ticket import issue, read
+from weft.peer import device
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.config import KeysAdmission
 from weft.peer.home import Home
@@ -151,6 +152,34 @@ async def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
         await a.task
         with pytest.raises(Unreachable, match="nobody answered"):
             await crew.join("b", a.ticket).task
+
+
+async def test_a_run_goes_on_under_the_identity_that_keeps_it_or_not_at_all(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=1, num_rounds=3)
+    async with crew.deadline():
+        with open_identity(tmp_path / "a" / "keys" / "peer-0.pem", create=True):  # another run's, at that time
+            first = crew.found("a")
+            await first.task
+        assert read_peer(first.home.keys / "peer-1.pem") == first.id
+        again = crew.found("a")
+        outcome = await again.task
+        assert outcome is not None
+        assert (again.id, outcome.round) == (first.id, 3), "peer-0 is free now, but peer-1 keeps the run"
+        with open_identity(first.home.keys / "peer-1.pem"), pytest.raises(KeyLocked, match="already"):
+            await crew.found("a").task
+
+
+async def test_a_model_that_does_not_fit_is_refused_before_anybody_is_invited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = Crew(tmp_path, num_peers=1)
+    num = 32 * 257 * 4  # about the embedding: room for two vectors of it, which is too little to train
+    monkeypatch.setattr(device, "host_free_nbytes", lambda: 4 * num)
+    async with crew.deadline():
+        member = crew.found("a")
+        with pytest.raises(TooLarge):
+            await member.task
+    assert not member.started.is_set()
 
 
 async def test_a_key_in_use_is_refused_with_the_fix(tmp_path: Path) -> None:
