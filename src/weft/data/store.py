@@ -39,6 +39,9 @@ MAX_SHARDS = 1 << 15  # of one split; their infos take about 3 MiB of the 4 MiB 
 
 _HEX = r"\A[0-9a-f]{64}\Z"
 _ITEM_NBYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4}
+REPLACEABLE = 0o644
+# Where permissions are not POSIX's, a read-only file can be neither replaced nor removed.
+READ_ONLY = 0o444 if os.name == "posix" else REPLACEABLE
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: a limit on the size of files
 
 
@@ -108,7 +111,7 @@ class ShardStore:
         name = wire.digest(data)
         path = self._path(name)
         if not _holds(path, name):
-            write_atomically(path, [data])
+            write_atomically(path, [data], mode=READ_ONLY)
         return name
 
     def add(self, index: DataIndex, digest: Digest, data: wire.Buffer) -> None:
@@ -189,8 +192,11 @@ class ShardStore:
         )
 
 
-def write_atomically(path: Path, chunks: Iterable[wire.Buffer]) -> None:
-    """Write a read-only file that appears under its name complete and synced, or not at all.
+def write_atomically(path: Path, chunks: Iterable[wire.Buffer], *, mode: int = REPLACEABLE) -> None:
+    """Write a file that appears under its name complete and synced, in the place of any before it, or not at all.
+
+    Args:
+        mode: its permissions; `READ_ONLY` for bytes that their name fixes for ever.
 
     Raises:
         DiskFull: no room; nothing is left behind.
@@ -205,7 +211,7 @@ def write_atomically(path: Path, chunks: Iterable[wire.Buffer]) -> None:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o444)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from weft import wire
-from weft.data import ShardStore, write_atomically
+from weft.data import READ_ONLY, ShardStore, write_atomically
 from weft.errors import ConfigError, DataError
 from weft.ids import Digest, PeerId, RunId
 
@@ -49,7 +49,7 @@ class BlobStore:
         with suppress(DataError):  # a corrupt blob is removed, and written again
             if self.open(digest) is not None:
                 return digest
-        write_atomically(self._path(digest), [data])
+        write_atomically(self._path(digest), [data], mode=READ_ONLY)
         self._mapped[digest] = _map(self._path(digest))  # what was written need not be hashed again
         return digest
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from weft import wire
 from weft.data import store as store_module
-from weft.data.store import DataIndex, ShardInfo, ShardStore, dtype_for
+from weft.data.store import DataIndex, ShardInfo, ShardStore, dtype_for, write_atomically
 from weft.errors import DataError, DiskFull, PayloadError, WireError
 from weft.ids import Digest
 
@@ -54,6 +54,14 @@ def test_a_shard_is_a_read_only_file_named_by_its_digest(tmp_path: Path) -> None
     assert np.array_equal(opened, TOKENS)
     with pytest.raises(ValueError, match="read-only"):
         opened[0] = 1
+
+
+def test_a_file_that_will_be_replaced_is_writable_by_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "addresses"
+    for text in (b"one", b"two"):
+        write_atomically(path, [text])
+        assert path.read_bytes() == text
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 def test_missing_shards_are_listed_once(tmp_path: Path) -> None:
