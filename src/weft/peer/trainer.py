@@ -267,8 +267,9 @@ class Trainer:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NotFinite(
                 f"step {self._num_steps + 1} at learning rate {rate:.3g}: the loss is {loss}, the gradient's norm "
-                f"{norm}. The parameters are those before it. Lower train.schedule's lr or lengthen its warm-up, "
-                "lower train.clip, or train in fp32 or bf16; then resume from the last checkpoint."
+                f"{norm}. The parameters are those before it. Lower train.schedule's lr, lengthen its warm-up or lower "
+                "train.clip: that makes another run, which may begin from the last checkpoint's weights (weft export). "
+                "In half precision, try to resume in fp32 first."
             )
         return loss, norm
 

@@ -218,8 +218,9 @@ def breaks_after(home: Path, serial: int, break_: Callable[[Tensor], Tensor]) ->
 def test_a_loss_that_is_not_finite_is_43_and_leaves_the_last_checkpoint(
     weft: Weft, run_path: Path, machine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Transformer, "loss", breaks_after(home, 3, lambda loss: loss * float("nan")))
-    last = ended(weft, 43, "at learning rate", "train", run_path, *FIVE_ROUNDS, "--machine", machine, *LOCAL)
+    with monkeypatch.context() as diverging:
+        diverging.setattr(Transformer, "loss", breaks_after(home, 3, lambda loss: loss * float("nan")))
+        last = ended(weft, 43, "at learning rate", "train", run_path, *FIVE_ROUNDS, "--machine", machine, *LOCAL)
     assert "the loss is nan" in last
     assert "Lower train.schedule's lr" in last
     kept = load(the(home, "runs/*/*/checkpoint"))
@@ -227,6 +228,13 @@ def test_a_loss_that_is_not_finite_is_43_and_leaves_the_last_checkpoint(
     assert kept.head.round == 2
     assert all(bool(vector.isfinite().all()) for vector in (*kept.replicated.values(), *kept.private.values()))
     assert said(home, CheckpointSaved)[-1].digest == digest_of(state_index(kept.replicated))
+
+    # What the message says to do can be done.
+    assert weft("export", "last", run_path.parent / "start").code == 0
+    start = ("model={type='folder', path='start'}", "tokenizer={type='json', path='start'}", "train.schedule.lr=1e-4")
+    changes = [word for change in start for word in ("--set", change)]
+    answer = weft("train", run_path, *FIVE_ROUNDS, *changes, *LOCAL)
+    assert answer.code == 0, answer.err
 
 
 def test_memory_that_runs_out_is_42_and_the_run_goes_on_from_its_checkpoint(
