@@ -21,12 +21,13 @@ from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, StateOffer, State
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.replica import Replica
 from weft.peer.state import chunks, state_index
-from weft.sync.messages import Manifest
+from weft.sync.messages import Certificate, Manifest
 from weft.wire import Buffer, digest, encode
 
 PIN_S = 600.0  # after the last request for it: a newcomer on a slow link comes back for more
 FRESH_S = 30.0  # askers within this share a pin
 MAX_PINS = 2
+ANSWER_NBYTES = 900_000  # of certificates: below what a call's body may have
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Donor:
         self._compute = compute
         self._clock = clock
         self._pins: list[_Pin] = []
-        self._pinning = asyncio.Lock()
+        self._pinning: asyncio.Future[_Pin] | None = None  # goes on when who asked has stopped waiting
         self._chain = chain
         node.serve(StateRequest, self._offer)
         node.serve(ChainRequest, self._continue)
@@ -58,15 +59,21 @@ class Donor:
     async def _offer(self, _peer: PeerId, _request: StateRequest) -> StateOffer:
         if self._replica.head is None or self._chain() is None:  # what a restart has read may be long outdated
             return StateOffer(head=None, index=None)
-        async with self._pinning:
-            now = self._clock.now()
-            self._pins = [pin for pin in self._pins if now - pin.used_at < PIN_S]
-            if not self._pins or now - self._pins[-1].made_at > FRESH_S or not self._is_replayable(self._pins[-1]):
-                pin = await self._compute.serve(self._pin)
-                self._pins = [*self._pins, pin][-MAX_PINS:]
-            pin = self._pins[-1]
-        pin.used_at = now
-        return StateOffer(head=pin.head, index=pin.index)
+        now = self._clock.now()
+        self._pins = [pin for pin in self._pins if now - pin.used_at < PIN_S]
+        newest = self._pins[-1] if self._pins else None
+        if newest is None or now - newest.made_at > FRESH_S or not self._is_replayable(newest):
+            if self._pinning is None:
+                self._pinning = asyncio.ensure_future(self._compute.serve(self._pin))
+                self._pinning.add_done_callback(self._pinned)
+            newest = await asyncio.shield(self._pinning)
+        newest.used_at = self._clock.now()
+        return StateOffer(head=newest.head, index=newest.index)
+
+    def _pinned(self, pinning: "asyncio.Future[_Pin]") -> None:
+        self._pinning = None
+        if not pinning.cancelled() and pinning.exception() is None:
+            self._pins = [*self._pins, pinning.result()][-MAX_PINS:]
 
     def _is_replayable(self, pin: _Pin) -> bool:
         """Return whether this peer holds every result that leads from the pin to its own state."""
@@ -95,7 +102,8 @@ class Donor:
         chain = self._chain()
         if chain is None or chain.head.branch != request.branch:
             return ChainAnswer(certificates=None)
-        return ChainAnswer(certificates=chain.after(request.after, MAX_CERTIFICATES))
+        found = chain.after(request.after, MAX_CERTIFICATES)
+        return ChainAnswer(certificates=None if found is None else _as_many_as_fit(found))
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         for pin in self._pins:
@@ -103,3 +111,11 @@ class Donor:
                 pin.used_at = self._clock.now()
                 return found
         return None
+
+
+def _as_many_as_fit(certificates: tuple[Certificate, ...]) -> tuple[Certificate, ...]:
+    """Return the first certificates that an answer holds, one at least: those of many members are large."""
+    taken, nbytes = 0, 0
+    while taken < len(certificates) and (nbytes := nbytes + len(encode(certificates[taken]))) < ANSWER_NBYTES:
+        taken += 1
+    return certificates[: max(taken, 1)]

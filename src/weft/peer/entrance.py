@@ -66,7 +66,7 @@ class Entrance:
         self._rounds = rounds
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
-        self._opening: asyncio.Queue[Manifest] = asyncio.Queue()
+        self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
         self._node.on_note(Joining, self._on_joining)
         self._node.on_note(RunBegin, self._on_opening)
 
@@ -279,7 +279,8 @@ class Entrance:
             rounds.notice(peer, "joining")
 
     async def _on_opening(self, peer: PeerId, begin: RunBegin) -> None:
-        if begin.opening == self._first(list(begin.opening.members), peer):
+        is_wanted = self._replica.head is None and self._node.peer in begin.opening.members and self._opening.empty()
+        if is_wanted and begin.opening == self._first(list(begin.opening.members), peer):
             self._opening.put_nowait(begin.opening)
 
     # --- small things ---
