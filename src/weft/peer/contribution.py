@@ -79,7 +79,7 @@ class Carry:
         self.num_done = 0
         if self.sends_gradient:
             apply()
-            self._num_missed += 1
+            self._num_missed += self._gradient is not None
             if is_counted or self._num_missed > 1:
                 self.drop()
             self._trainer.set_local(self._replica.outer)

@@ -70,6 +70,18 @@ def test_a_gradient_is_carried_through_one_miss_and_averaged(tmp_path: Path) -> 
     assert carry.tokens == 0  # it belongs to parameters too long ago
 
 
+def test_commits_that_found_nothing_to_carry_are_no_misses(tmp_path: Path) -> None:
+    """As a newcomer replays them: its first gradient is carried through its first miss all the same."""
+    carry, _, trainer = carry_of(tiny.run_config(DDP), tmp_path)
+    for _ in range(3):
+        carry.settle(lambda: None, is_counted=False)
+    carry.add_gradient(*trainer.gradient(LEASE, 0, 1))
+    carry.settle(lambda: None, is_counted=False)
+    assert carry.tokens == 8 * tiny.SEQ_LEN
+    carry.settle(lambda: None, is_counted=False)
+    assert carry.tokens == 0
+
+
 @pytest.mark.parametrize("method", [tiny.FEDAVG, DDP], ids=["delta", "gradient"])
 def test_a_carry_comes_back_from_a_checkpoint_whole(tmp_path: Path, method: tiny.MethodConfig) -> None:
     payloads = []
