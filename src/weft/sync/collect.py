@@ -6,6 +6,7 @@ A manifest is proposed only once a majority holds every result byte, so whatever
 
 from weft.data.assign import leases
 from weft.ids import PeerId, Tokens
+from weft.net.membership import MAX_MEMBERS
 from weft.sync.decide import propose
 from weft.sync.machine import (
     Broadcast,
@@ -135,13 +136,18 @@ def count_holder(state: State, sender: PeerId, holding: Holding) -> Result:
 
 
 def propose_if_held(state: State) -> Result:
-    """Leader: propose once a majority holds every result byte, so that no single loss can take a committed one away."""
+    """Leader: propose once a majority holds every result byte, so that no single loss can take a committed one away.
+
+    It holds them itself: proposing is its own vote.
+    """
     if not is_leading(state) or state.plan is None or state.proposal is not None:
         return state, ()
     results = results_of(state)
     if len(results) < state.base.num_parts:
         return state, ()
     holders = [peer for peer, held in state.holders.items() if held == results]
+    if state.me not in holders:
+        return state, ()
     if not is_quorum(state.base, holders, spent_farewells(state.farewells, state.attempt)):
         return state, ()
     return propose(state, new_manifest(state, state.plan))
@@ -150,7 +156,8 @@ def propose_if_held(state: State) -> Result:
 def new_manifest(state: State, plan: Collect) -> Manifest:
     base = state.base
     left = tuple(peer for peer in base.electorate if peer in state.gone or peer in state.farewells)
-    joined = tuple(sorted(state.joiners - set(base.electorate)))
+    room = MAX_MEMBERS - (len(base.electorate) - len(left))
+    joined = tuple(sorted(state.joiners - set(base.electorate))[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
     leased, cursor = leases(base.cursor, dict.fromkeys(members, base.quota))
     return Manifest(

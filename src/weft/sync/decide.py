@@ -6,7 +6,7 @@ manifest in the same attempt. Every `Persist` stands before the messages that de
 
 import msgspec
 
-from weft.ids import PeerId
+from weft.ids import Attempt, PeerId
 from weft.sync.machine import (
     Broadcast,
     Commit,
@@ -41,7 +41,7 @@ def accept(state: State, sender: PeerId, propose: Propose) -> Result:
     if sender != leader(state.base, propose.attempt) or not is_successor(state.base, propose.manifest):
         return state, ()
     if not may_accept(state.durable, propose.attempt, propose.manifest):
-        return state, refuse(state, sender) if propose.attempt < state.durable.promised else ()
+        return state, refuse(state, sender, propose.attempt) if propose.attempt < state.durable.promised else ()
     vote = Vote(attempt=propose.attempt, manifest=propose.manifest)
     durable = msgspec.structs.replace(state.durable, promised=propose.attempt, accepted=vote)
     outputs: tuple[Output, ...] = () if durable == state.durable else (Persist(durable=durable),)
@@ -79,7 +79,7 @@ def promise(state: State, sender: PeerId, prepare: Prepare) -> Result:
     if sender != leader(state.base, prepare.attempt):
         return state, ()
     if prepare.attempt < state.durable.promised:
-        return state, refuse(state, sender)
+        return state, refuse(state, sender, prepare.attempt)
     outputs: list[Output] = []
     if may_promise(state.durable, prepare.attempt):
         durable = msgspec.structs.replace(state.durable, promised=prepare.attempt)
@@ -92,6 +92,6 @@ def promise(state: State, sender: PeerId, prepare: Prepare) -> Result:
     return state, (*outputs, Send(to=sender, message=promise))
 
 
-def refuse(state: State, to: PeerId) -> tuple[Output, ...]:
-    """Tell a leader that a later attempt is promised, so that it stops waiting for this one."""
-    return (Send(to=to, message=Refuse(promised=state.durable.promised)),)
+def refuse(state: State, to: PeerId, attempt: Attempt) -> tuple[Output, ...]:
+    """Tell the leader of `attempt` that a later one is promised, so that it stops waiting for this one."""
+    return (Send(to=to, message=Refuse(attempt=attempt, promised=state.durable.promised)),)

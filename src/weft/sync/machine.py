@@ -31,6 +31,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     held: frozenset[int] = frozenset()  # parts whose result bytes are here
     holders: dict[PeerId, tuple[Digest, ...]] = {}  # leader: who holds which results of the plan
     promises: dict[PeerId, Vote | None] = {}  # leader of an attempt > 0
+    refusals: dict[PeerId, Attempt] = {}  # leader: who has promised which later attempt
     proposal: Manifest | None = None  # leader: the one manifest of this attempt
     votes: frozenset[PeerId] = frozenset()  # leader: who accepted it
     is_grace_over: bool = False
@@ -156,7 +157,8 @@ def at_attempt(state: State, attempt: Attempt) -> State:
     """Return the state once it follows `attempt`; what belonged to an earlier one is dropped."""
     if attempt <= state.attempt:
         return state
-    return replace(without_plan(state), attempt=attempt, revision=0, promises={}, proposal=None, votes=frozenset())
+    state = replace(without_plan(state), attempt=attempt, revision=0, promises={}, refusals={})
+    return replace(state, proposal=None, votes=frozenset())
 
 
 def without_plan(state: State) -> State:

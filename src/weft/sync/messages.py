@@ -13,46 +13,67 @@ One round on one branch, in order of appearance (leader of attempt 0 on the left
 A later leader first sends Prepare and hears Promise (with what was accepted). Refuse tells a leader that a
 later attempt exists. Stuck tells it that a contribution cannot be had. Goodbye is a member's last word.
 
-Each travels in a signed `RoundNote` that names branch and round.
+Each travels in a signed `RoundNote` that names branch and round. Every number and every list is bounded where it is
+read: what is counted up from it must still fit into a record.
 """
+
+from typing import Annotated
+
+from msgspec import Meta
 
 from weft.data.assign import Lease
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
+from weft.net.membership import MAX_MEMBERS
+from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.wire import Record, Signed, digest_of
 
-MAX_MEMBERS = 64  # one group; larger runs need two levels
+# Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
+MAX_COUNT = 1 << 53
+MAX_TOTAL = 1 << 62  # samples or tokens of a whole run
+
+_Attempt = Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)]
+_Round = Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
+_Revision = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+_Tokens = Annotated[Tokens, Meta(ge=0, le=MAX_TOTAL)]
+_Cursor = Annotated[int, Meta(ge=0, le=MAX_TOTAL)]
+_Part = Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]  # each member owns one
+_Peers = Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]
+_Digests = Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_MEMBERS)]  # one per part
 
 
 class Contribution(Record, frozen=True, kw_only=True):
     """What one peer brings to a round."""
 
-    peer: PeerId
-    tokens: Tokens  # trained since it was last counted: its weight in the mean
-    parts: tuple[Digest, ...]  # of the encoded bytes of each part
+    peer: HexPeer
+    tokens: _Tokens  # trained since it was last counted: its weight in the mean
+    parts: _Digests  # of the encoded bytes of each part
 
 
 class PartResult(Record, frozen=True, kw_only=True):
-    owner: PeerId
-    result: Digest  # of the encoded merged part
+    owner: HexPeer
+    result: HexDigest  # of the encoded merged part
+
+
+_Contributions = Annotated[tuple[Contribution, ...], Meta(max_length=MAX_MEMBERS)]
 
 
 class Manifest(Record, frozen=True, kw_only=True):
     """What a round counted, and what holds for the next. Manifests form a chain; its head is the state's identity."""
 
-    run: RunId
-    branch: BranchId
-    round: Round
-    attempt: Attempt  # the attempt it was first proposed in
-    leader: PeerId  # who proposed it: the keeper, whose half of an electorate counts as a majority
-    previous: Digest  # of the manifest before, or of the record that opened the branch
-    contributions: tuple[Contribution, ...]  # ascending by peer: the order of the merge
-    parts: tuple[PartResult, ...]
-    members: tuple[PeerId, ...]  # ascending: the electorate of the next round
-    joined: tuple[PeerId, ...]
-    left: tuple[PeerId, ...]
-    leases: tuple[Lease, ...]  # who trains on which samples in the next round
-    cursor: int  # first sample that no lease covers yet
-    committed_tokens: Tokens  # counted on this branch since the run began, this round included
+    run: HexRun
+    branch: HexBranch
+    round: _Round
+    attempt: _Attempt  # the attempt it was first proposed in
+    leader: HexPeer  # who proposed it: the keeper, whose half of an electorate counts as a majority
+    previous: HexDigest  # of the manifest before, or of the record that opened the branch
+    contributions: _Contributions  # ascending by peer: the order of the merge
+    parts: Annotated[tuple[PartResult, ...], Meta(max_length=MAX_MEMBERS)]
+    members: _Peers  # ascending: the electorate of the next round
+    joined: _Peers
+    left: _Peers
+    leases: Annotated[tuple[Lease, ...], Meta(max_length=MAX_MEMBERS)]  # who trains on which samples in the next round
+    cursor: _Cursor  # first sample that no lease covers yet
+    committed_tokens: _Tokens  # counted on this branch since the run began, this round included
 
 
 class Base(Record, frozen=True, kw_only=True):
@@ -75,76 +96,77 @@ class RoundMessage(Record, frozen=True, kw_only=True, tag=True, tag_field="type"
 
 
 class Ready(RoundMessage, frozen=True, kw_only=True):
-    tokens: Tokens
-    parts: tuple[Digest, ...]
+    tokens: _Tokens
+    parts: _Digests
 
 
 class Collect(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
-    revision: int  # a leader may plan anew until it proposes
-    contributions: tuple[Contribution, ...]
-    owners: tuple[PeerId, ...]  # of each part
+    attempt: _Attempt
+    revision: _Revision  # a leader may plan anew until it proposes
+    contributions: _Contributions
+    owners: _Peers  # of each part
 
 
 class Stuck(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
-    revision: int
-    part: int
-    missing: tuple[PeerId, ...]  # whose contribution to the part cannot be fetched or decoded
+    attempt: _Attempt
+    revision: _Revision
+    part: _Part
+    missing: _Peers  # whose contribution to the part cannot be fetched or decoded
 
 
 class Merged(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
-    revision: int
-    part: int
-    result: Digest
+    attempt: _Attempt
+    revision: _Revision
+    part: _Part
+    result: HexDigest
 
 
 class Holding(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
-    revision: int
-    results: tuple[Digest, ...]
+    attempt: _Attempt
+    revision: _Revision
+    results: _Digests
 
 
 class Prepare(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
+    attempt: _Attempt
 
 
 class Vote(Record, frozen=True, kw_only=True):
     """A manifest, and the attempt in which it was accepted."""
 
-    attempt: Attempt
+    attempt: _Attempt
     manifest: Manifest
 
 
 class Promise(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
+    attempt: _Attempt
     accepted: Vote | None
 
 
 class Propose(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
+    attempt: _Attempt
     manifest: Manifest
 
 
 class Accept(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
-    manifest: Digest
+    attempt: _Attempt
+    manifest: HexDigest
 
 
 class Refuse(RoundMessage, frozen=True, kw_only=True):
-    promised: Attempt
+    attempt: _Attempt  # the one whose leader is answered
+    promised: _Attempt
 
 
 class Committed(RoundMessage, frozen=True, kw_only=True):
-    attempt: Attempt
+    attempt: _Attempt
     manifest: Manifest
 
 
 class Goodbye(RoundMessage, frozen=True, kw_only=True):
     """A member's final acceptor state: it will never promise or accept again."""
 
-    promised: Attempt
+    promised: _Attempt
     accepted: Vote | None
 
 
@@ -156,8 +178,8 @@ AnyRoundMessage = (
 class RoundNote(Record, frozen=True, kw_only=True):
     """A message with its place: what is signed and sent."""
 
-    branch: BranchId
-    round: Round
+    branch: HexBranch
+    round: _Round
     message: AnyRoundMessage
 
 
@@ -167,10 +189,10 @@ class Certificate(Record, frozen=True, kw_only=True):
     Who checks it takes the base from the manifest before, which it holds.
     """
 
-    attempt: Attempt
+    attempt: _Attempt
     manifest: Manifest
-    votes: tuple[Signed, ...]
-    farewells: tuple[Signed, ...]
+    votes: Annotated[tuple[Signed, ...], Meta(max_length=MAX_MEMBERS)]
+    farewells: Annotated[tuple[Signed, ...], Meta(max_length=MAX_MEMBERS)]
 
 
 def next_base(manifest: Manifest, quota: int) -> Base:
@@ -187,3 +209,14 @@ def next_base(manifest: Manifest, quota: int) -> Base:
         quota=quota,
         committed_tokens=manifest.committed_tokens,
     )
+
+
+def manifest_in(message: AnyRoundMessage) -> Manifest | None:
+    """Return the manifest that its reader may have to accept, or to propose in its turn."""
+    match message:
+        case Propose(manifest=manifest):
+            return manifest
+        case Promise(accepted=vote) | Goodbye(accepted=vote):
+            return None if vote is None else vote.manifest
+        case _:
+            return None

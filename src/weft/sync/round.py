@@ -64,8 +64,13 @@ from weft.sync.messages import (
     Ready,
     Refuse,
     Stuck,
+    Vote,
 )
-from weft.sync.rules import Durable, is_successor, leader, may_promise, newest
+from weft.sync.rules import Durable, is_quorum, is_successor, leader, may_promise, newest, spent_farewells
+
+# Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
+# (see peer.timers) that is three months. Who leaps on purpose never comes near MAX_COUNT within a round.
+MAX_ATTEMPTS_AHEAD = 1 << 16
 
 
 def begin(me: PeerId, base: Base) -> State:
@@ -117,7 +122,7 @@ def _react(state: State, event: Input) -> Result:
 
 
 def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
-    if sender not in state.base.electorate:
+    if sender not in state.base.electorate or _reaches_too_far(state, message):
         return state, ()
     if state.committed is not None:
         return state, _tell_the_outcome(state, sender, message)
@@ -148,11 +153,21 @@ def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
         case Accept():
             return count_vote(state, sender, message)
         case Refuse():
-            return _step_back(state, message)
+            return _step_back(state, sender, message)
         case Goodbye():
             return _farewell(state, sender, message)
         case _:
             assert_never(message)
+
+
+def _reaches_too_far(state: State, message: AnyRoundMessage) -> bool:
+    match message:
+        case Prepare() | Propose() | Collect():
+            return message.attempt > state.attempt + MAX_ATTEMPTS_AHEAD
+        case Refuse():
+            return message.promised > state.attempt + MAX_ATTEMPTS_AHEAD
+        case _:  # counted only within the present attempt
+            return False
 
 
 def _advance(state: State) -> Result:
@@ -173,9 +188,16 @@ def _advance(state: State) -> Result:
 
 
 def _count_promise(state: State, sender: PeerId, promise: Promise) -> Result:
-    if promise.attempt != state.attempt or state.me not in state.promises or sender not in state.base.electorate:
+    if promise.attempt != state.attempt or state.me not in state.promises:
+        return state, ()
+    if not _may_have_accepted(state, promise.attempt, promise.accepted):
         return state, ()
     return _lead_if_promised(replace(state, promises={**state.promises, sender: promise.accepted}))
+
+
+def _may_have_accepted(state: State, promised: Attempt, accepted: Vote | None) -> bool:
+    """Return whether a member that promised so much could have accepted that: a leader must re-propose it."""
+    return accepted is None or (accepted.attempt <= promised and is_successor(state.base, accepted.manifest))
 
 
 def _lead_if_promised(state: State) -> Result:
@@ -187,10 +209,20 @@ def _lead_if_promised(state: State) -> Result:
     return propose(state, chosen) if chosen is not None else make_plan(state)
 
 
-def _step_back(state: State, refuse: Refuse) -> Result:
+def _step_back(state: State, sender: PeerId, refuse: Refuse) -> Result:
+    """Leader: follow a later attempt once too many have promised it for this one to succeed; one's word is not enough.
+
+    Only a leader asks for what can be refused: to anybody else, or of another attempt, a refusal is a rumour.
+    """
+    if refuse.attempt != state.attempt or leader(state.base, state.attempt) != state.me:
+        return state, ()
     if refuse.promised <= state.attempt:
         return state, ()
-    state = at_attempt(state, refuse.promised)
+    state = replace(state, refusals={**state.refusals, sender: refuse.promised})
+    others = set(state.base.electorate) - state.refusals.keys()
+    if is_quorum(state.base, others, spent_farewells(state.farewells, state.attempt)):
+        return state, ()
+    state = at_attempt(state, min(state.refusals.values()))
     return state, (SetTimer(timer="progress", attempt=state.attempt),)
 
 
@@ -219,7 +251,7 @@ def _notice(state: State, notice: Noticed) -> Result:
 
 
 def _farewell(state: State, sender: PeerId, goodbye: Goodbye) -> Result:
-    if sender in state.farewells:
+    if sender in state.farewells or not _may_have_accepted(state, goodbye.promised, goodbye.accepted):
         return state, ()
     state = replace(state, farewells={**state.farewells, sender: goodbye}, joiners=state.joiners - {sender})
     return _without(state, sender)

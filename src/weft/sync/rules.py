@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from weft.data.assign import leases
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
+from weft.net.membership import MAX_MEMBERS
 from weft.rng import order_key
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
 from weft.wire import Record
@@ -95,7 +96,8 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
 def _has_right_members(base: Base, manifest: Manifest) -> bool:
     left, joined, before = set(manifest.left), set(manifest.joined), set(base.electorate)
     is_change = left <= before and not joined & before
-    return is_change and list(manifest.members) == sorted((before - left) | joined) and bool(manifest.members)
+    is_right_number = 0 < len(manifest.members) <= MAX_MEMBERS
+    return is_change and is_right_number and list(manifest.members) == sorted((before - left) | joined)
 
 
 def is_sound(base: Base, plan: Collect) -> bool:

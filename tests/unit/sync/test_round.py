@@ -1,0 +1,172 @@
+"""The round machine against what members of bad will say; tests/model searches what the others can do."""
+
+import msgspec
+import pytest
+
+from model.world import first_base, payload
+from weft.data.assign import leases
+from weft.errors import WireError
+from weft.ids import Attempt, PeerId, Tokens
+from weft.net.membership import MAX_MEMBERS
+from weft.sync import round
+from weft.sync.collect import new_manifest, new_plan
+from weft.sync.machine import Noticed, Received, State, Trained
+from weft.sync.messages import (
+    MAX_COUNT,
+    AnyRoundMessage,
+    Collect,
+    Goodbye,
+    Holding,
+    Manifest,
+    Merged,
+    Prepare,
+    Promise,
+    Propose,
+    Ready,
+    Refuse,
+    RoundNote,
+    Vote,
+)
+from weft.sync.rules import is_successor, leader
+from weft.wire import decode, digest, encode
+
+BASE = msgspec.structs.replace(first_base(4), keeper=None)
+ORDER = [leader(BASE, Attempt(attempt)) for attempt in range(4)]
+
+
+def hear(state: State, sender: PeerId, message: AnyRoundMessage) -> State:
+    return round.step(state, Received(sender=sender, message=message))[0]
+
+
+def planned() -> State:
+    """Return the first leader's state once it has planned."""
+    state = round.begin(ORDER[0], BASE)
+    for peer in BASE.electorate:
+        if peer == ORDER[0]:
+            trained = Trained(tokens=Tokens(4), parts=(payload(peer, 0, 0),))
+            state = round.step(state, trained)[0]
+        else:
+            state = hear(state, peer, Ready(tokens=Tokens(4), parts=(payload(peer, 0, 0),)))
+    assert state.plan is not None
+    return state
+
+
+def manifest_of(state: State) -> Manifest:
+    assert state.plan is not None
+    results = {part: digest(b"merged") for part in range(BASE.num_parts)}
+    return new_manifest(msgspec.structs.replace(state, results=results), state.plan)
+
+
+def test_a_leader_gives_an_attempt_up_when_it_can_no_longer_succeed() -> None:
+    state = planned()
+    once = hear(state, ORDER[1], Refuse(attempt=Attempt(0), promised=Attempt(9)))
+    assert once.attempt == 0
+    assert hear(once, ORDER[1], Refuse(attempt=Attempt(0), promised=Attempt(7))).attempt == 0
+    assert hear(once, ORDER[2], Refuse(attempt=Attempt(0), promised=Attempt(5))).attempt == 5
+
+
+@pytest.mark.parametrize("me", ORDER[1:])
+def test_a_refusal_means_nothing_to_who_does_not_lead(me: PeerId) -> None:
+    state = round.begin(me, BASE)
+    for sender in set(ORDER) - {me}:
+        state = hear(state, sender, Refuse(attempt=Attempt(0), promised=Attempt(5)))
+    assert state.attempt == 0
+
+
+def test_a_refusal_of_another_attempt_means_nothing() -> None:
+    state = planned()
+    for sender in ORDER[1:]:
+        state = hear(state, sender, Refuse(attempt=Attempt(4), promised=Attempt(5)))
+    assert state.attempt == 0
+
+
+@pytest.mark.parametrize("kind", [Prepare, Collect, Propose])
+def test_nobody_is_followed_to_an_attempt_out_of_all_measure(kind: type[AnyRoundMessage]) -> None:
+    plan, manifest = planned().plan, manifest_of(planned())
+    assert plan is not None
+    state = round.begin(ORDER[1], BASE)
+    for attempt in (round.MAX_ATTEMPTS_AHEAD - round.MAX_ATTEMPTS_AHEAD % 4, MAX_COUNT - MAX_COUNT % 4):
+        far = Attempt(attempt + (4 if attempt < MAX_COUNT - 4 else 0))
+        message = {
+            Prepare: Prepare(attempt=far),
+            Collect: msgspec.structs.replace(plan, attempt=far),
+            Propose: Propose(attempt=far, manifest=manifest),
+        }[kind]  # type: ignore[index]
+        assert leader(BASE, far) == ORDER[0]
+        assert hear(state, ORDER[0], message) == state
+    near = Attempt(round.MAX_ATTEMPTS_AHEAD - round.MAX_ATTEMPTS_AHEAD % 4)
+    assert hear(state, ORDER[0], Prepare(attempt=near)).durable.promised == near
+
+
+@pytest.mark.parametrize("is_goodbye", [True, False])
+def test_what_nobody_could_have_accepted_is_not_proposed_again(is_goodbye: bool) -> None:
+    manifest = manifest_of(planned())
+    state = round.begin(ORDER[1], BASE)
+    state = round.step(state, Noticed(peer=ORDER[0], status="suspected"))[0]
+    assert state.attempt == 1
+    impossible = [
+        Vote(attempt=Attempt(0), manifest=msgspec.structs.replace(manifest, committed_tokens=Tokens(1 << 40))),
+        Vote(attempt=Attempt(2), manifest=manifest),
+    ]
+    for vote in impossible:
+        if is_goodbye:
+            heard = hear(state, ORDER[2], Goodbye(promised=Attempt(1), accepted=vote))
+            assert heard.farewells == {}
+        else:
+            heard = hear(state, ORDER[2], Promise(attempt=Attempt(1), accepted=vote))
+            assert ORDER[2] not in heard.promises
+    possible = Vote(attempt=Attempt(0), manifest=manifest)
+    assert ORDER[2] in hear(state, ORDER[2], Promise(attempt=Attempt(1), accepted=possible)).promises
+
+
+def test_a_leader_proposes_only_what_it_holds() -> None:
+    base = first_base(4)
+    state = planned()
+    plan = state.plan
+    assert plan is not None
+    owner, result = plan.owners[0], digest(b"merged")
+    if owner == state.me:  # another revision gives the part to another
+        plan = new_plan(msgspec.structs.replace(state, revision=1), set(base.electorate), list(base.electorate))
+        state = msgspec.structs.replace(state, plan=plan)
+        owner = plan.owners[0]
+    state = hear(state, owner, Merged(attempt=plan.attempt, revision=plan.revision, part=0, result=result))
+    holding = Holding(attempt=plan.attempt, revision=plan.revision, results=(result,))
+    for peer in ORDER[1:]:
+        state = hear(state, peer, holding)
+    assert state.proposal is None
+    assert hear(state, state.me, holding).proposal is not None
+
+
+def test_an_electorate_grows_no_larger_than_membership() -> None:
+    state = planned()
+    joiners = frozenset(PeerId(f"{number:064x}") for number in range(100))
+    manifest = manifest_of(msgspec.structs.replace(state, joiners=joiners))
+    assert len(manifest.members) == MAX_MEMBERS
+    assert is_successor(BASE, manifest)
+    one_more = manifest_of(msgspec.structs.replace(state, joiners=frozenset(manifest.joined)))
+    assert one_more.members == manifest.members
+    members = tuple(sorted((*manifest.members, PeerId("ff" * 32))))
+    joined = tuple(sorted((*manifest.joined, PeerId("ff" * 32))))
+    leased, cursor = leases(BASE.cursor, dict.fromkeys(members, BASE.quota))
+    too_many = msgspec.structs.replace(manifest, members=members, joined=joined, leases=leased, cursor=cursor)
+    assert not is_successor(BASE, too_many)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Refuse(attempt=Attempt(0), promised=Attempt(MAX_COUNT + 1)),
+        Prepare(attempt=Attempt(-1)),
+        Ready(tokens=Tokens(-1), parts=()),
+        Ready(tokens=Tokens((1 << 63) - 1), parts=()),
+        Ready(tokens=Tokens(1), parts=(digest(b""),) * (MAX_MEMBERS + 1)),
+        Ready(tokens=Tokens(1), parts=("no digest",)),  # type: ignore[arg-type]
+        Merged(attempt=Attempt(0), revision=0, part=MAX_MEMBERS, result=digest(b"")),
+        Merged(attempt=Attempt(0), revision=-1, part=0, result=digest(b"")),
+    ],
+    ids=str,
+)
+def test_what_is_out_of_bounds_is_not_read(message: AnyRoundMessage) -> None:
+    note = RoundNote(branch=BASE.branch, round=BASE.round, message=message)
+    with pytest.raises(WireError):
+        decode(encode(note), RoundNote)
