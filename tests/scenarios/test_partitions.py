@@ -6,8 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from scenarios.swarm import TRAIN_S, Member, Swarm
-from weft.events import BranchOpened, MajorityLost, MemberGone, Notice, RoundCommitted, StateJoined
-from weft.peer.branches import CHECK_S, ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
+from weft.events import BranchOpened, CheckpointSaved, MajorityLost, MemberGone, Notice, RoundCommitted, StateJoined
+from weft.peer.branches import CHECK_S, ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S
+from weft.peer.chain import branch_name, open_branch
+from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal
 
 MakeSwarm = Callable[..., Swarm]
 ROUND_S = 1.0  # of virtual time, beside the inner steps
@@ -147,3 +149,60 @@ def test_a_member_given_up_for_gone_comes_back_with_its_carry(make_swarm: MakeSw
 
     swarm.run(scenario)
     swarm.check()
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_who_is_back_from_an_older_checkpoint_votes_in_no_round_again(make_swarm: MakeSwarm, returns: bool) -> None:
+    """Rounds that a and c decided, b has not seen. Without c, a and b are a majority that must not decide them anew."""
+    swarm = make_swarm(num_rounds=120, num_peers=3)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc")
+        saved = await swarm.when(a, CheckpointSaved, lambda event: event.round > 5)
+        swarm.cut([b], [a, c])
+        await swarm.round(a, saved.round + 4)
+        swarm.kill(a)
+        swarm.cut([c], [a, b])
+        swarm.heal([a], [b])
+        await asyncio.sleep(0.5)
+        at = swarm.clock.now()
+        swarm.launch(a)
+        if returns:
+            await asyncio.sleep(ORPHAN_AFTER_S / 2)
+            assert a.life.committed == []
+            swarm.heal([c], [a, b])
+        outcomes = await swarm.done(a, b)
+        assert len({outcome.replica for outcome in outcomes}) == 1
+        opened = [member.life.seen(BranchOpened) for member in (a, b)]
+        if returns:
+            assert opened == [[], []]
+            assert {event.branch for event in a.life.committed} == {swarm.run_config.run}
+        else:
+            assert [event.members for events in opened for event in events] == 2 * [tuple(sorted((a.id, b.id)))]
+            assert a.life.times(BranchOpened)[0] - at < ORPHAN_AFTER_S + UNREACHED_S + 20
+
+    swarm.run(scenario)
+
+
+def test_an_opening_that_comes_after_the_decision_is_not_followed(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=8, num_peers=3)
+
+    async def scenario() -> None:
+        a, _, c = members = await swarm.start("abc")
+        await swarm.round(c, 2)
+        base = c.peer._rounds.chain.base  # type: ignore[union-attr]
+        pair = (a.id, c.id)
+        opening = open_branch(base, pair, a.id, branch_name(base, pair, a.id), swarm.run_config.quota)
+        c.peer._rounds.has_majority = lambda: False  # type: ignore[method-assign, union-attr]
+        consent = await a.peer.place.node.call(
+            c.id, BranchProposal(opening=opening, opener=a.id), BranchConsent, deadline_s=1.0
+        )
+        del c.peer._rounds.has_majority  # type: ignore[union-attr]
+        assert consent.is_given
+        await swarm.round(c, base.round)
+        a.peer.place.node.post(c.id, BranchBegin(opening=opening))
+        outcomes = await swarm.done(*members)
+        assert len({outcome.replica for outcome in outcomes}) == 1
+        assert c.life.seen(BranchOpened) == []
+
+    swarm.run(scenario)

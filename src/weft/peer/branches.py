@@ -8,6 +8,9 @@ waits for its majority.
 
 Failure:
 - one of those named does not answer or disagrees: nothing is opened; it is tried again with who is alive then.
+- enough are alive, but some have no vote, because they came back from states older than their promises: they say so,
+  and the majority is lost until those return that hold what was decided.
+- the opener's word comes when the round was decided after all: it is not followed.
 - the majority comes back first: the wait is over.
 - the opener vanishes after consent: its followers find no majority there either, and open the next branch.
 
@@ -24,7 +27,7 @@ from weft.net.membership import GONE_S
 from weft.net.node import Node
 from weft.peer.chain import branch_name, open_branch
 from weft.peer.config import RunConfig
-from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal
+from weft.peer.messages import Abstaining, BranchBegin, BranchConsent, BranchProposal
 from weft.peer.rounds import Rounds
 from weft.sync.messages import Manifest
 
@@ -32,6 +35,7 @@ ORPHAN_AFTER_S = 60.0
 ORPHAN_AFTER_PAIR_S = 15.0  # of two peers, one is all that is left to wait for
 CHECK_S = 0.5
 CONSENT_S = 5.0
+UNREACHED_S = 30.0  # a member that this process never reached: a first link may take so long, through relays
 
 
 class Branches:
@@ -45,17 +49,22 @@ class Branches:
         self._emit = emit
         self._lost_at: float | None = None
         self._consented: Manifest | None = None
+        self._missed_at: dict[PeerId, float] = {}  # members without a link, since when
         node.serve(BranchProposal, self._consider)
         node.on_note(BranchBegin, self._begin)
+        node.on_note(Abstaining, self._note_abstaining)
 
     async def watch(self) -> None:
         """Run until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
+            now = self._clock.now()
+            self._miss(now)
+            if self._rounds.abstains:
+                self._abstain()
             if self._rounds.has_majority():
                 self._lost_at = None
                 continue
-            now = self._clock.now()
             if self._lost_at is None:
                 self._lost_at = now - GONE_S  # for so long nothing was heard of those that are gone
                 self._tell()
@@ -67,6 +76,23 @@ class Branches:
             return None
         default = ORPHAN_AFTER_PAIR_S if len(self._rounds.chain.base.electorate) <= 2 else ORPHAN_AFTER_S
         return default if self._run.orphan_after_s is None else self._run.orphan_after_s
+
+    def _miss(self, now: float) -> None:
+        """Give up who was never heard in this process's life, of whom membership therefore says nothing."""
+        missed = [peer for peer in self._rounds.present() if peer != self._node.peer and not self._node.is_linked(peer)]
+        self._missed_at = {peer: self._missed_at.get(peer, now) for peer in missed}
+        for peer, at in self._missed_at.items():
+            if now - at >= UNREACHED_S:
+                self._rounds.notice(peer, "gone")
+
+    def _abstain(self) -> None:
+        base = self._rounds.chain.base
+        for member in base.electorate:
+            if member != self._node.peer:
+                self._node.post(member, Abstaining(branch=base.branch, round=base.round))
+
+    async def _note_abstaining(self, peer: PeerId, said: Abstaining) -> None:
+        self._rounds.note_abstaining(peer, said.branch, said.round)
 
     def _is_due(self, now: float) -> bool:
         wait_s = self.orphan_after_s()
@@ -122,8 +148,10 @@ class Branches:
         return BranchConsent(is_given=True)
 
     async def _begin(self, peer: PeerId, begin: BranchBegin) -> None:
-        if begin.opening == self._consented and begin.opening.leader == peer:
-            self._go(begin.opening)
+        opening, base = begin.opening, self._rounds.chain.base
+        is_undecided = (opening.previous, opening.round) == (base.previous, base.round)
+        if opening == self._consented and opening.leader == peer and is_undecided:
+            self._go(opening)
 
     def _go(self, opening: Manifest) -> None:
         self._lost_at, self._consented = None, None

@@ -18,7 +18,7 @@ from weft.net.messages import HexDigest, HexPeer
 from weft.sync.messages import Certificate, Manifest
 from weft.wire import Record, Signed
 
-MAX_CERTIFICATES = 16  # per answer: 64 members' votes each fit a call's body
+MAX_CERTIFICATES = 16  # per answer, and no more than fit a call's body
 
 
 class Letter(Record, frozen=True, kw_only=True, tag="Letter"):
@@ -76,6 +76,16 @@ class Evaluation(Record, frozen=True, kw_only=True, tag="Evaluation"):
     nats_per_byte: float
     num_tokens: Annotated[int, Meta(ge=0)]
     committed_tokens: Annotated[int, Meta(ge=0)]
+
+
+class Abstaining(Record, frozen=True, kw_only=True, tag="Abstaining"):
+    """A note: its sender is of the electorate of this round and has no vote in it.
+
+    It has voted in later rounds and comes back from an older state, or it has left. The others must not wait for it.
+    """
+
+    branch: BranchId
+    round: Round
 
 
 class BranchProposal(Record, frozen=True, kw_only=True, tag="BranchProposal"):

@@ -2,27 +2,28 @@
 
     member's payload, part i --fetch--> owner of part i: merge --result--> everybody fetches, checks, keeps
 
-Payload parts and results are blobs under their digests. A result counts as held once it is known to decode, so no
-quorum commits what its members could not apply.
+Payload parts and results are blobs under their digests. A result is kept and counts as held once it is known to decode,
+so no quorum commits what its members could not apply.
 
 Failure:
-- a contributor that cannot deliver, or delivers what is no payload: `MergeFailed` names it.
+- a contributor that cannot deliver, delivers what is no payload, or delivers too slowly: `MergeFailed` names it, and
+  what it trained stays in its carry.
 - an owner whose result is no payload: it is not held, and the next attempt gives the part to another.
+- a holder that delivers a result too slowly: the next one is asked.
 
 It does not know the round's decisions.
 """
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from weakref import WeakValueDictionary
 
-from weft.errors import NetError, PayloadError, PeerError, Refused
-from weft.events import Emit, PayloadRejected
-from weft.ids import Digest, PeerId, Round
-from weft.net.node import Node
+from weft.codec import Codec
+from weft.errors import DeadlineExceeded, PayloadError, PeerError
+from weft.events import PayloadRejected
+from weft.ids import Digest, PeerId, Round, short
 from weft.peer.chain import Chain
-from weft.peer.compute import Compute
+from weft.peer.place import Place
 from weft.peer.pool import Pool
 from weft.sync.machine import MergeDone, MergeFailed, ResultHeld
 from weft.sync.messages import Collect, Contribution, Manifest
@@ -33,6 +34,11 @@ from weft.wire import Buffer
 # Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
 POOL_VECTORS = 3
 
+# How long a blob may take, whole: its holder's uplink carries the vector's other parts at the same time. A byte now and
+# then keeps a stream alive for ever; who has less than 1 Mbit/s makes all others wait longer than its work is worth.
+FETCH_FLOOR_S = 10.0  # a first connection and a slow answer
+MIN_UPLINK_BPS = 1e6
+
 
 class Parts:
     """Payload and results of one peer; results go into `chain`.
@@ -41,17 +47,19 @@ class Parts:
         num: elements of the vector that is synchronised.
     """
 
-    def __init__(self, node: Node, chain: Chain, method: Method, num: int, compute: Compute, emit: Emit) -> None:
-        self._node = node
+    def __init__(self, place: Place, chain: Chain, method: Method, num: int) -> None:
+        self._node = place.node
+        self._clock = place.clock
+        self._compute = place.compute
+        self._emit = place.emit
         self._chain = chain
         self._method = method
         self._num = num
-        self._compute = compute
-        self._emit = emit
         self._payload: dict[Digest, Buffer] = {}
         self._pool = Pool(POOL_VECTORS * 4 * num)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
-        node.serve_blobs(self._lookup)
+        self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
+        self._node.serve_blobs(self._lookup)
 
     def cut(self, num_parts: int) -> tuple[range, ...]:
         """Return where the parts of the vector lie."""
@@ -65,11 +73,9 @@ class Parts:
     async def merge(self, plan: Collect, part: int, round: Round) -> MergeDone | MergeFailed:
         """Collect the contributions to a part, merge them in ascending peer order, and serve the result."""
         num = len(self.cut(len(plan.owners))[part])
-        nbytes = self._method.codec.nbytes(num)
-        fetched = await asyncio.gather(*(self._contribution(each, part, nbytes) for each in plan.contributions))
-        if not any(
-            each.tokens for each in plan.contributions
-        ):  # there is no mean; the leader waits for somebody's work
+        self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
+        fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
+        if not any(each.tokens for each in plan.contributions):  # no mean; the leader waits for somebody's work
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
         merger = Merger(num, self._method.codec, self._method.reply_codec, self._pool.empty)
         missing = []
@@ -86,8 +92,7 @@ class Parts:
         """Fetch a result, from its owner or whoever contributes; None where it cannot be had or applied."""
         num, owner = len(self.cut(len(plan.owners))[part]), plan.owners[part]
         try:
-            data = await self._result(result, num, [owner, *(each.peer for each in plan.contributions)])
-            await self._compute.serve(lambda: self._check(data, num))
+            await self._result(result, num, [owner, *(each.peer for each in plan.contributions)])
         except PayloadError as error:
             self._emit(PayloadRejected(round=round, member=owner, reason=f"its merged part {part}: {error}"))
             return None
@@ -95,11 +100,17 @@ class Parts:
             return None  # the leader hears of no holder here, and the next attempt tries again
         return ResultHeld(plan=plan, part=part)
 
+    def has_results(self, manifest: Manifest) -> bool:
+        """Return whether all results that a manifest names are here: what is here can be applied."""
+        parts = self.cut(len(manifest.parts))
+        return all(self._known(part.result, len(here)) for here, part in zip(parts, manifest.parts, strict=True))
+
     async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
-        """Return the results of a committed round, fetched from whoever holds them.
+        """Return the results that a manifest names, fetched from whoever holds them, once they are known to decode.
 
         Raises:
-            PeerError: nobody that can be reached has one of them any more.
+            PeerError: nobody that can be reached has one of them.
+            PayloadError: one of them is no part of a vector.
         """
         parts = self.cut(len(manifest.parts))
         others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
@@ -119,30 +130,66 @@ class Parts:
     def _check(self, result: Buffer, num: int) -> None:
         decode_parts(self._method.reply_codec, [result], [range(num)], self._pool.empty(num))
 
-    async def _contribution(self, contribution: Contribution, part: int, nbytes: int) -> Buffer | None:
-        wanted = contribution.parts[part]
+    async def _contribution(self, contribution: Contribution, part: int, num: int, round: Round) -> Buffer | None:
+        wanted, peer = contribution.parts[part], contribution.peer
         mine = self._payload.get(wanted)
         if mine is not None:
             return mine
-        with suppress(PeerError, NetError, Refused):
-            return await self._node.fetch_any([contribution.peer], wanted, nbytes, self._pool.block)
-        return None
+        # Planned in again, by another leader or in another revision, it has what is left of its time, and no more.
+        asked = (round, peer, wanted)
+        waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
+        try:
+            nbytes = self._method.codec.nbytes(num)
+            data = await self._fetch(peer, wanted, nbytes, self._limit_s(self._method.codec) - waited_s)
+        except DeadlineExceeded as error:
+            self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
+            return None
+        except PeerError:
+            data = None
+        self._asked_at.pop(asked, None)
+        return data
+
+    def _known(self, wanted: Digest, num: int) -> Buffer | None:
+        known = self._chain.result(wanted)
+        is_whole = known is not None and memoryview(known).nbytes == self._method.reply_codec.nbytes(num)
+        return known if is_whole else None
 
     async def _result(self, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
-        known = self._chain.result(wanted)
+        known = self._known(wanted, num)
         if known is not None:
             return known
         # Where a quorum commits before this member holds the result, its round and its outer step both want it.
         async with self._fetching.setdefault(wanted, asyncio.Lock()):
-            known = self._chain.result(wanted)
+            known = self._known(wanted, num)
             if known is not None:
                 return known
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
             others = [peer for peer in dict.fromkeys(holders) if self._node.is_linked(peer)]
-            nbytes = self._method.reply_codec.nbytes(num)
-            data = await self._node.fetch_any(others, wanted, nbytes, self._pool.block)
+            data = await self._from_any(others, wanted, self._method.reply_codec.nbytes(num))
+            await self._compute.serve(lambda: self._check(data, num))
             self._chain.keep(wanted, data)
             return data
+
+    async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int) -> Buffer:
+        failures = []
+        for holder in holders:
+            try:
+                return await self._fetch(holder, wanted, nbytes, self._limit_s(self._method.reply_codec))
+            except PeerError as error:
+                failures.append(str(error))
+        raise PeerError(f"no holder delivered blob {short(wanted)}: {'; '.join(failures) or 'nobody is linked'}")
+
+    async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._node.fetch_any([holder], wanted, nbytes, self._pool.block)
+        except PeerError:
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded(f"{short(holder)} did not deliver blob {short(wanted)} in time") from None
+
+    def _limit_s(self, codec: Codec) -> float:
+        return FETCH_FLOOR_S + 8 * codec.nbytes(self._num) / MIN_UPLINK_BPS
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is

@@ -23,21 +23,24 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import assert_never
 
 import msgspec
 
 from weft.errors import DataError, DiskFull, PeerError, WireError
-from weft.events import AttemptStarted, Notice
-from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
+from weft.events import AttemptStarted, Notice, PayloadRejected
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
+from weft.net.membership import MAX_MEMBERS
 from weft.net.tasks import Tasks
+from weft.peer.absence import Status, left_out
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts
 from weft.peer.place import Place
 from weft.peer.promises import Promises
+from weft.peer.proofs import Proofs
 from weft.peer.timers import Timers
 from weft.sync import round as machine
 from weft.sync.machine import (
@@ -59,23 +62,20 @@ from weft.sync.machine import (
     Trained,
 )
 from weft.sync.messages import (
-    Accept,
     AnyRoundMessage,
     Certificate,
     Collect,
     Committed,
-    Goodbye,
     Manifest,
     Propose,
     Ready,
     RoundNote,
+    manifest_in,
 )
 from weft.sync.method import Method
 from weft.sync.reduce import EncodedPart
-from weft.sync.rules import Durable, is_quorum, leader
-from weft.wire import Signed, digest_of, seal, unseal
-
-Status = Literal["alive", "suspected", "gone", "joining"]
+from weft.sync.rules import Durable, is_quorum, is_successor, leader
+from weft.wire import Signed, unseal
 
 
 @dataclass(frozen=True)
@@ -109,17 +109,17 @@ class Rounds:
     ) -> None:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
-        self.parts = Parts(place.node, chain, method, num, place.compute, place.emit)
+        self.parts = Parts(place, chain, method, num)
         self._node = place.node
-        self._identity = place.identity
         self._emit = place.emit
         self._on_failure = on_failure
         self._promises = Promises(place.folder.durable)
-        self._remembered: Durable | None = None  # what was promised last, also by a process before this one
-        self._state: State | None = None  # None: not a member of the round
+        self._state: State | None = None  # None: takes no part in the round
         self._is_closed = False
-        self._votes: dict[PeerId, Signed] = {}  # signed Accepts, to prove a commit
-        self._farewells: dict[PeerId, Signed] = {}
+        self._proofs = Proofs(place.identity, chain)
+        self._abstaining: dict[PeerId, tuple[BranchId, Round]] = {}  # the last round in which each says it has no vote
+        self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
+        self._turned_away: set[PeerId] = set()  # who asked to be a member when there was no room, and was told of
         self._statuses: dict[PeerId, Status] = {}
         self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
@@ -143,22 +143,21 @@ class Rounds:
         Raises:
             CheckpointError: the file is damaged.
         """
-        self._remembered = self._promises.read()
-        return self._remembered
+        return self._promises.read()
 
     def begin(self) -> None:
-        """Enter the round after the chain's head, where this peer is in its electorate."""
+        """Enter the round after the chain's head, where this peer is in its electorate and may vote."""
         self._timers.begin()
         base = self.chain.base
         self._state = None
-        self._votes, self._farewells = {}, {}
-        if self._node.peer not in base.electorate or self._is_closed:
+        self._proofs.begin()
+        self._weighing.clear()
+        if self._node.peer not in base.electorate or self._is_closed or self.abstains:
             return
         outputs: tuple[Output, ...] = ()
-        if self._remembered is not None and self._remembered.base == base:
-            if self._remembered.has_left:
-                return  # it had said its last word in this round
-            self._state, outputs = machine.resume(self._node.peer, self._remembered)
+        last = self._promises.last
+        if last is not None and last.base == base:
+            self._state, outputs = machine.resume(self._node.peer, last)
         else:
             self._state = machine.begin(self._node.peer, base)
         self._carry_out(outputs)
@@ -179,8 +178,12 @@ class Rounds:
 
     def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says of a peer, for this round and the next."""
-        if status == "joining" and peer in self.chain.base.electorate:
+        electorate = self.chain.base.electorate
+        if status == "joining" and peer in electorate:
             return
+        if status == "joining" and len(electorate) >= MAX_MEMBERS and peer not in self._turned_away:
+            self._turned_away.add(peer)
+            self._emit(Notice(text=f"{short(peer)} is not counted in: a run has at most {MAX_MEMBERS} members"))
         self._statuses[peer] = status
         self._feed(Noticed(peer=peer, status=status))
 
@@ -195,9 +198,40 @@ class Rounds:
             away |= self._state.farewells.keys()
         return tuple(peer for peer in self.chain.base.electorate if peer not in away)
 
+    @property
+    def _has_left(self) -> bool:
+        last = self._promises.last
+        return last is not None and last.base == self.chain.base and last.has_left
+
+    @property
+    def abstains(self) -> bool:
+        """Whether this peer is of the electorate and has no vote: it has left, or voted here and forgotten how.
+
+        It forgets where it comes back from a checkpoint that is older than its promises. It follows what the others
+        decide, until the chain has reached the last round that it voted in; where they cannot, they branch off.
+        """
+        base, last = self.chain.base, self._promises.last
+        if self._node.peer not in base.electorate:
+            return False
+        is_remembered = last is not None and last.base == base
+        return self._has_left or not (is_remembered or self._promises.may_begin(base))
+
+    def note_abstaining(self, peer: PeerId, branch: BranchId, round: Round) -> None:
+        """A member says that it has no vote in a round."""
+        self._abstaining[peer] = branch, round
+
     def has_majority(self) -> bool:
         """Return whether those not gone could commit."""
-        return self._state is None or is_quorum(self.chain.base, self.present(), self._state.farewells)
+        base = self.chain.base
+        if self._state is None and not self.abstains:
+            return True  # no member: the others' majority is theirs to judge
+        left = set() if self._state is None else set(self._state.farewells)
+        voters = {peer for peer in self.present() if self._abstaining.get(peer) != (base.branch, base.round)}
+        if self.abstains:
+            voters -= {self._node.peer}
+        if self._has_left:
+            left |= {self._node.peer}
+        return is_quorum(base, voters, left)
 
     def follow(self, certificate: Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head."""
@@ -266,25 +300,52 @@ class Rounds:
 
     def _read(self, sender: PeerId, signed: Signed, note: RoundNote) -> None:
         message = note.message
-        if isinstance(message, Committed):  # only a certificate is believed
+        if self._state is None or sender not in self._state.base.electorate:
             return
-        if isinstance(message, Accept):
-            self._votes[sender] = signed
-        elif isinstance(message, Goodbye):
-            self._farewells[sender] = signed
-        elif isinstance(message, Ready):
-            self._timers.note_ready()
+        # A bare Committed is not believed. A certificate comes as a Decision and goes to `follow`, which ends the round
+        # as the machine does when it hears Committed: the manifest is the head, nothing of this round is listened to
+        # any more, and whoever still asks is told (`_tell_decision`).
+        if isinstance(message, Committed):
+            return
+        if isinstance(message, Collect | Propose) and not self._is_possible(sender, message):
+            return
+        if isinstance(message, Ready):
             message = self._believed(sender, message)
-        elif isinstance(message, Collect | Propose) and not self._is_possible(sender, message):
+        named = manifest_in(message)
+        if named is None or not is_successor(self._state.base, named) or self.parts.has_results(named):
+            self._take(sender, signed, message)
             return
+        # A vote says that its voter can make the outer step. What cannot be fetched or is no vector is never voted for,
+        # so nobody can make a majority decide it. To the machine the letter is late, or lost.
+        if sender in self._weighing:
+            self._weighing[sender].cancel()
+        self._weighing[sender] = self._tasks.spawn(self._weigh(sender, signed, message, named))
+
+    async def _weigh(self, sender: PeerId, signed: Signed, message: AnyRoundMessage, named: Manifest) -> None:
+        try:
+            await self.parts.results(named)
+        except PeerError as error:
+            reason = f"it names results that cannot be applied: {error}"
+            self._emit(PayloadRejected(round=named.round, member=sender, reason=reason))
+            if isinstance(message, Propose) and named.attempt == message.attempt:  # its own, not one it must repeat
+                self._feed(Noticed(peer=sender, status="suspected"))
+            return
+        if self._state is not None and is_successor(self._state.base, named):  # the round still lasts
+            self._take(sender, signed, message)
+
+    def _take(self, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:
+        if self._state is None:
+            return
+        self._proofs.keep(self._state, sender, signed, message)
+        if isinstance(message, Ready) and sender not in self._state.ready:  # it may be said again, to a later leader
+            self._timers.note_ready()
         self._feed(Received(sender=sender, message=message))
 
     def _believed(self, sender: PeerId, ready: Ready) -> Ready:
         tokens = self._claims.cut(self.chain.base, sender, ready.tokens)
-        if tokens == ready.tokens:
-            return ready
-        text = f"{short(sender)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
-        self._emit(Notice(text=text))
+        if tokens != ready.tokens:
+            text = f"{short(sender)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
+            self._emit(Notice(text=text))
         return msgspec.structs.replace(ready, tokens=tokens)
 
     def _is_possible(self, sender: PeerId, message: Collect | Propose) -> bool:
@@ -296,11 +357,16 @@ class Rounds:
         return False
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:
-        known = self.chain.after(Round(round - 1), 1)
-        if known:
-            self._node.post(peer, Decision(certificate=known[0]))
+        for certificate in self.chain.after(Round(round - 1), 1) or ():
+            self._node.post(peer, Decision(certificate=certificate))
 
     # --- what the machine wants done ---
+
+    @property
+    def _member(self) -> State:
+        if self._state is None:
+            raise RuntimeError("who takes no part in a round decides nothing")
+        return self._state
 
     def _feed(self, event: Input) -> None:
         if self._state is None:
@@ -336,7 +402,8 @@ class Rounds:
                 case SetTimer(timer=timer, attempt=attempt):
                     self._timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
-                    self._decide(self._certify(Committed(attempt=attempt, manifest=manifest)))
+                    committed = Committed(attempt=attempt, manifest=manifest)
+                    self._decide(self._proofs.certify(self._member, committed))
                     return  # the round is over; nothing stands behind a commit
                 case _:
                     assert_never(output)
@@ -344,10 +411,10 @@ class Rounds:
     def _send(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
         letter: Letter | Decision
         if isinstance(message, Committed):
-            letter = Decision(certificate=self._certify(message))
+            letter = Decision(certificate=self._proofs.certify(self._member, message))
             to = (*to, *message.manifest.joined)  # who was counted in follows from outside
         else:
-            letter = Letter(signed=self._seal(message))
+            letter = Letter(signed=self._proofs.seal(message))
         for peer in to:
             if peer != self._node.peer:
                 self._node.post(peer, letter)
@@ -359,51 +426,20 @@ class Rounds:
             self.close()
             self._on_failure(error)
             return False
-        self._remembered = durable
         return True
-
-    def _seal(self, message: AnyRoundMessage) -> Signed:
-        base = self.chain.base
-        return seal(self._identity, RoundNote(branch=base.branch, round=base.round, message=message))
-
-    def _certify(self, committed: Committed) -> Certificate:
-        mine = self._seal(Accept(attempt=committed.attempt, manifest=digest_of(committed.manifest)))
-        votes = {**self._votes, self._node.peer: mine}
-        return Certificate(
-            attempt=committed.attempt,
-            manifest=committed.manifest,
-            votes=tuple(votes[peer] for peer in sorted(votes)),
-            farewells=tuple(self._farewells[peer] for peer in sorted(self._farewells)),
-        )
 
     def _decide(self, certificate: Certificate) -> None:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
         self._timers.note_decided()
-        left_out = self._left_out(manifest)
+        absent = left_out(self.chain.base, manifest, self._state, self._statuses)
         self.chain.append(certificate)
         self._claims.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self._statuses.pop(peer, None)
-        self.decided.put_nowait(Decided(manifest, left_out))
+        self.decided.put_nowait(Decided(manifest, absent))
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()
-
-    def _left_out(self, manifest: Manifest) -> dict[PeerId, str]:
-        counted = {each.peer for each in manifest.contributions}
-        return {peer: self._why(peer) for peer in self.chain.base.electorate if peer not in counted}
-
-    def _why(self, peer: PeerId) -> str:
-        state, status = self._state, self._statuses.get(peer)
-        if state is not None and peer in state.farewells:
-            return "it said goodbye"
-        if status in ("gone", "suspected"):
-            return f"it was {status}"
-        if state is not None and peer in state.unusable:
-            return "its payload could not be had or was no payload"
-        if state is not None and peer in state.ready:
-            return "it was ready when others were planned already, or its payload could not be had"
-        return "it was not ready in time"
 
     async def _merge(self, plan: Collect, part: int) -> None:
         self._feed(await self.parts.merge(plan, part, self.chain.base.round))

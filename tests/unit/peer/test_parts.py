@@ -1,12 +1,14 @@
 """What is merged and fetched in a round: each byte once."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from weft.clock import VirtualClock
 from weft.codec import Fp32Config
-from weft.errors import PeerError
+from weft.errors import PayloadError, PeerError
 from weft.ids import BranchId, PeerId, RunId
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
@@ -29,6 +31,7 @@ class FakeNode:
         self.peer, self.peers = A, (B,)
         self.data, self.failures = data, failures
         self.num_fetched = 0
+        self.events = []
 
     def serve_blobs(self, lookup):
         self.lookup = lookup
@@ -54,7 +57,8 @@ def parts_and_manifest(node):
         **{name: getattr(opening, name) for name in opening.__struct_fields__ if name != "parts"},
         parts=(PartResult(owner=B, result=digest(node.data)),),
     )
-    return Parts(node, Chain(opening, 1), method, NUM, Inline(), lambda event: None), manifest
+    place = SimpleNamespace(node=node, clock=VirtualClock(), compute=Inline(), emit=node.events.append)
+    return Parts(place, Chain(opening, 1), method, NUM), manifest
 
 
 @pytest.fixture
@@ -96,3 +100,19 @@ def test_no_result_of_the_last_two_rounds_is_given_up_however_large(monkeypatch)
     for data in results:
         kept.keep(digest(data), data)
     assert [kept.result(digest(data)) for data in results] == [None, None, *results[2:]]
+
+
+async def test_a_result_that_is_no_vector_is_not_kept(data):
+    node = FakeNode(torch.full((NUM,), float("nan")).numpy().tobytes())
+    parts, manifest = parts_and_manifest(node)
+    with pytest.raises(PayloadError):
+        await parts.results(manifest)
+    assert not parts.has_results(manifest)
+    assert node.lookup(B, digest(node.data)) is None
+
+
+async def test_a_result_is_known_once_it_was_fetched(data):
+    parts, manifest = parts_and_manifest(FakeNode(data))
+    assert not parts.has_results(manifest)
+    await parts.results(manifest)
+    assert parts.has_results(manifest)

@@ -10,8 +10,8 @@ import pytest
 
 from model.world import first_base
 from weft.errors import CheckpointError, DiskFull
-from weft.ids import Attempt
-from weft.peer.promises import SLOT_NBYTES, Promises
+from weft.ids import Attempt, BranchId, Round
+from weft.peer.promises import MAX_LEFT, SLOT_NBYTES, Promises
 from weft.sync.rules import Durable
 
 
@@ -37,6 +37,38 @@ def test_a_later_process_goes_on_where_the_earlier_ended(tmp_path: Path) -> None
         promises.write(promise(attempt))
         promises.close()
         assert Promises(path).read() == promise(attempt)
+
+
+def of(branch: str, round: int) -> Durable:
+    base = msgspec.structs.replace(first_base(3), branch=BranchId(branch * 64), round=Round(round))
+    return Durable(base=base)
+
+
+def test_a_round_voted_in_is_never_begun_again_on_any_branch(tmp_path: Path) -> None:
+    path = tmp_path / "durable.bin"
+    promises = Promises(path)
+    assert promises.may_begin(of("a", 0).base)
+    for branch, round in [("a", 4), ("a", 7), ("b", 8), ("c", 9), ("b", 12)]:
+        assert promises.may_begin(of(branch, round).base)
+        promises.write(of(branch, round))
+    promises.close()
+    again = Promises(path)
+    again.read()
+    for kept in (promises, again):
+        for branch, last in [("a", 7), ("b", 12), ("c", 9), ("d", -1)]:
+            allowed = [round for round in range(15) if kept.may_begin(of(branch, round).base)]
+            assert allowed == list(range(last + 1, 15))
+
+
+def test_branches_left_long_ago_are_forgotten(tmp_path: Path) -> None:
+    promises = Promises(tmp_path / "durable.bin")
+    names = [f"{number:064x}" for number in range(MAX_LEFT + 2)]
+    for name in names:
+        base = msgspec.structs.replace(first_base(3), branch=BranchId(name), round=Round(5))
+        promises.write(Durable(base=base))
+    promises.close()
+    bases = [msgspec.structs.replace(first_base(3), branch=BranchId(name), round=Round(5)) for name in names]
+    assert [promises.may_begin(base) for base in bases] == [True] + [False] * (MAX_LEFT + 1)
 
 
 @pytest.mark.parametrize("num_written", range(0, 400, 7))

@@ -1,0 +1,38 @@
+"""Why a manifest does not count a member, as far as this peer knows.
+
+It does not know what the leader knew, which decided.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from weft.ids import PeerId
+from weft.sync.machine import State
+from weft.sync.messages import Base, Manifest
+
+Status = Literal["alive", "suspected", "gone", "joining"]  # what membership says of a peer
+
+
+def left_out(
+    base: Base, manifest: Manifest, state: State | None, statuses: Mapping[PeerId, Status]
+) -> dict[PeerId, str]:
+    """Return the members of the electorate that `manifest` does not count, and why.
+
+    Args:
+        state: of this peer's machine in the round that the manifest decides; None where it took no part.
+    """
+    counted = {each.peer for each in manifest.contributions}
+    return {peer: _why(peer, state, statuses) for peer in base.electorate if peer not in counted}
+
+
+def _why(peer: PeerId, state: State | None, statuses: Mapping[PeerId, Status]) -> str:
+    status = statuses.get(peer)
+    if state is not None and peer in state.farewells:
+        return "it said goodbye"
+    if status in ("gone", "suspected"):
+        return f"it was {status}"
+    if state is not None and peer in state.unusable:
+        return "its payload could not be had or was no payload"
+    if state is not None and peer in state.ready:
+        return "it was ready when others were planned already, or its payload could not be had"
+    return "it was not ready in time"

@@ -1,0 +1,210 @@
+"""Members with a valid key that lie in a round: what they can cost the others is bounded, and nobody ends for it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from scenarios.swarm import Life, Member, Swarm
+from weft.events import AttemptStarted, PayloadRejected, RoundCommitted
+from weft.ids import Attempt
+from weft.net.frame import encode_frame
+from weft.net.messages import BlobHeader
+from weft.net.node import Node
+from weft.peer.messages import Decision, Letter
+from weft.peer.parts import FETCH_FLOOR_S
+from weft.sync.messages import (
+    MAX_COUNT,
+    Accept,
+    Certificate,
+    Goodbye,
+    Manifest,
+    Promise,
+    Propose,
+    Ready,
+    Refuse,
+    RoundNote,
+    Vote,
+)
+from weft.sync.rules import leader
+from weft.wire import digest, digest_of, encode, seal
+
+MakeSwarm = Callable[..., Swarm]
+DEADLINE_S = 30.0  # of virtual time, for a round whose first leader dies
+
+
+def say(liar: Member, to: list[Member], message: Any) -> None:
+    base = liar.peer._rounds.chain.base  # type: ignore[union-attr]
+    note = RoundNote(branch=base.branch, round=base.round, message=message)
+    for member in to:
+        Node.post(liar.peer.place.node, member.id, Letter(signed=seal(liar.identity, note)))  # past the watchers
+
+
+def with_other_results(liar: Member, manifest: Manifest, *, is_served: bool) -> Manifest:
+    """Return the manifest with results that decode to no number, which the liar serves, or which nobody has."""
+    rounds = liar.peer._rounds
+    assert rounds is not None
+    parts = []
+    for here, part in zip(rounds.parts.cut(len(manifest.parts)), manifest.parts, strict=True):
+        data = np.full(len(here), np.nan, "<f4").tobytes()
+        if is_served:
+            rounds.chain.keep(digest(data), data)
+        parts.append(msgspec.structs.replace(part, result=digest(data)))
+    return msgspec.structs.replace(manifest, parts=tuple(parts))
+
+
+@pytest.mark.parametrize("is_served", [True, False], ids=["not-finite", "absent"])
+def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm, is_served: bool) -> None:
+    """The liar proposes other results than were merged, and makes a decision of whatever votes it is given."""
+    swarm = make_swarm(num_rounds=8)
+
+    async def scenario() -> None:
+        *honest, liar = await swarm.start("abcd")
+        await swarm.round(liar, 2)
+        rounds = liar.peer._rounds
+        assert rounds is not None
+        send, read = rounds._send, rounds._read
+        lies: dict[str, tuple[Manifest, Attempt]] = {}
+        votes: list[Any] = []
+
+        def lie(to: Any, message: Any) -> None:
+            if isinstance(message, Propose):
+                manifest = with_other_results(liar, message.manifest, is_served=is_served)
+                lies[digest_of(manifest)] = manifest, message.attempt
+                message = Propose(attempt=message.attempt, manifest=manifest)
+            send(to, message)
+
+        def collect(sender: Any, signed: Any, note: RoundNote) -> None:
+            if isinstance(note.message, Accept) and note.message.manifest in lies:
+                votes.append(signed)
+                manifest, attempt = lies[note.message.manifest]
+                certificate = Certificate(attempt=attempt, manifest=manifest, votes=tuple(votes), farewells=())
+                for member in honest:
+                    liar.peer.place.node.post(member.id, Decision(certificate=certificate))
+                return
+            read(sender, signed, note)
+
+        rounds._send, rounds._read = lie, collect  # type: ignore[method-assign]
+        outcomes = await swarm.done(*honest)
+        assert {outcome.reason for outcome in outcomes} == {"complete"}
+        assert len({outcome.replica for outcome in outcomes}) == 1
+        assert lies
+        assert votes == []
+        for member in honest:
+            rejected = member.life.seen(PayloadRejected)
+            assert {event.member for event in rejected} == {liar.id}
+            assert "cannot be applied" in rejected[0].reason
+
+    swarm.run(scenario)
+
+
+@pytest.mark.parametrize("kind", [Promise, Goodbye])
+def test_nobody_must_propose_what_a_liar_says_it_accepted(make_swarm: MakeSwarm, kind: type[Any]) -> None:
+    """A later leader repeats what was accepted last: a manifest that nobody can apply would be repeated for ever."""
+    swarm = make_swarm(num_rounds=8, num_peers=5)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcde")
+        await swarm.round(members[0], 2)
+        base = members[0].peer._rounds.chain.base  # type: ignore[union-attr]
+        first, liar = (next(m for m in members if m.id == leader(base, Attempt(turn))) for turn in (0, 4))
+        honest = [member for member in members if member not in (first, liar)]
+        told: list[Manifest] = []
+
+        def act(life: Life, _to: Any, message: Any) -> bool:
+            if life is first.life and isinstance(message, Propose) and not life.is_dead:
+                told.append(with_other_results(liar, message.manifest, is_served=False))
+                swarm.kill(first)
+                if kind is Goodbye:
+                    say(liar, honest, Goodbye(promised=Attempt(0), accepted=Vote(attempt=Attempt(0), manifest=told[0])))
+            if life is liar.life and isinstance(message, Promise) and told and kind is Promise:
+                vote = Vote(attempt=Attempt(0), manifest=told[0])
+                say(liar, honest, Promise(attempt=message.attempt, accepted=vote))
+                return False
+            return not (life is liar.life and isinstance(message, Promise | Accept) and told)
+
+        swarm.watchers.append(act)
+        at = swarm.clock.now()
+        event = await swarm.round(honest[0], base.round)
+        assert told
+        assert event.manifest != digest_of(told[0])
+        assert swarm.clock.now() - at < DEADLINE_S
+
+    swarm.run(scenario)
+
+
+def test_a_contributor_that_drips_its_payload_is_left_out(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=10)
+
+    async def scenario() -> None:
+        *honest, liar = await swarm.start("abcd")
+        await swarm.round(honest[0], 2)
+        blobs = liar.peer.place.node._blobs
+
+        async def drip(bulk: Any, request: Any) -> None:
+            found = (look(bulk.peer, request.digest) for look in blobs._lookups)
+            view = memoryview(next(data for data in found if data is not None)).cast("B")
+            await blobs._send(bulk, encode_frame(encode(BlobHeader(nbytes=len(view)))))
+            for index in range(len(view)):
+                await asyncio.sleep(5)
+                await blobs._send(bulk, view[index : index + 1])
+
+        blobs._answer = drip  # type: ignore[method-assign]
+        at = swarm.clock.now()
+        event = await swarm.when(honest[0], RoundCommitted, lambda event: liar.id in event.left_out)
+        assert swarm.clock.now() - at < 3 * FETCH_FLOOR_S
+        assert event.round <= 4
+        rejected = [each for member in honest for each in member.life.seen(PayloadRejected)]
+        assert {each.member for each in rejected} == {liar.id}
+        assert "in time" in rejected[0].reason
+
+    swarm.run(scenario)
+
+
+@pytest.mark.parametrize("promised", [5, 1 << 40, MAX_COUNT])
+def test_one_refusal_moves_nobody_to_another_attempt(make_swarm: MakeSwarm, promised: int) -> None:
+    swarm = make_swarm(num_rounds=5)
+
+    async def scenario() -> None:
+        *honest, liar = members = await swarm.start("abcd")
+        await swarm.round(liar, 2)
+        await asyncio.sleep(0.5)
+        for attempt in range(3):
+            say(liar, honest, Refuse(attempt=Attempt(attempt), promised=Attempt(promised)))
+        outcomes = await swarm.done(*members)
+        assert {outcome.reason for outcome in outcomes} == {"complete"}
+        assert all(member.life.seen(AttemptStarted) == [] for member in honest)
+
+    swarm.run(scenario)
+
+
+def test_announcing_again_and_again_makes_nobody_wait_longer(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=6)
+
+    async def scenario() -> None:
+        a, b, c, d = await swarm.start("abcd", train_s=3.0)
+        await swarm.round(a, 1)
+        timers = a.peer._rounds._timers  # type: ignore[union-attr]
+        counted: list[int] = []
+        decided = timers.note_decided
+
+        def note() -> None:
+            counted.append(len(timers._ready_at))
+            decided()
+
+        timers.note_decided = note  # type: ignore[method-assign]
+
+        def repeat(life: Any, to: Any, message: Any) -> bool:
+            if life is d.life and isinstance(message, Ready) and to == a.id:
+                for _ in range(3):
+                    say(d, [a], message)
+            return True
+
+        swarm.watchers.append(repeat)
+        await swarm.done(a, b, c, d)
+        assert max(counted) == 4
+
+    swarm.run(scenario)
