@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from weft.cli.running import Ask, OnStarted
-    from weft.peer.launch import Options, Terms
+    from weft.peer.launch import Options
     from weft.peer.peer import Outcome
+    from weft.peer.terms import Terms
 
 
 def join(
@@ -88,6 +89,9 @@ def describe(terms: "Terms") -> str:
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    {figures.nbytes(terms.memory_nbytes)}",
-            f"network   about {terms.gigabytes_per_day:.3g} GB per day",
+            f"network   {figures.nbytes(terms.round_nbytes)} a round among {terms.num_peers} peers, "
+            f"at most {figures.nbytes(1e9 * terms.gigabytes_per_day)} a day",
+            f"          (a round takes at least {terms.round_s:.2g} s: {run.method.every} inner steps at "
+            f"{terms.flops_per_s / 1e9:.3g} GFLOP/s, as fast as this machine multiplies)",
         )
     )

@@ -17,7 +17,6 @@ from typing import assert_never
 
 from torch import Tensor
 
-from weft import cost
 from weft.clock import SystemClock
 from weft.data import CorpusConfig, DataIndex, ShardStore, Tokenizer
 from weft.errors import ConfigError, GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
@@ -29,7 +28,6 @@ from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
 from weft.net.handshake import Passport
 from weft.net.heartbeat import say_goodbye
 from weft.net.iroh import IrohTransport
-from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.ticket import Ticket, issue, read
 from weft.net.tls import TlsTransport
@@ -37,16 +35,13 @@ from weft.net.transport import Transport
 from weft.peer.checkpoint import NAME, Snapshot, load
 from weft.peer.compute import Threads
 from weft.peer.config import KeysAdmission, OpenAdmission, PeerConfig, RunConfig, RunFile, TicketAdmission
-from weft.peer.device import check_fits, choose, decoder, encoding, needed_nbytes
+from weft.peer.device import check_fits, choose
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.home import Home, PeerFolder
 from weft.peer.kept import drop_ticket, keep_addresses, keep_secret, keep_ticket, read_addresses, read_secret
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import initial, pack_private, public, seal
-from weft.sync.outer import NesterovConfig
-
-_GUESSED_FLOPS = 100e9  # of a machine nobody has measured: two CPU cores
-_CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
+from weft.peer.terms import Terms, terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +52,6 @@ class Options:
     key: Path | None  # None: the first identity of the home that is free
     settings: PeerConfig
     sinks: Sequence[Sink] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What joining costs this machine."""
-
-    run: RunConfig
-    issuer: PeerId
-    contacts: tuple[Contact, ...]
-    num_parameters: int
-    fetch_nbytes: int  # data, first weights and state, as far as they are not here
-    disk_nbytes: int  # data and checkpoint
-    memory_nbytes: int
-    gigabytes_per_day: float
 
 
 async def found(
@@ -150,7 +131,8 @@ async def join(
                 members = [first, *(peer for peer in node.peers if peer != first)]
                 run = await fetch_run(node, members, options.home, options.settings.max_parameters)
                 await asyncio.to_thread(check_fits, run, options.settings, choose(options.settings))
-                if not await asyncio.to_thread(agree, _terms(run, ticket, options)):
+                asked = await asyncio.to_thread(terms, run, ticket, options.home, options.settings, SystemClock())
+                if not await asyncio.to_thread(agree, asked):
                     await say_goodbye(node, "did not agree to the terms")
                     return None
                 admission = _admission(run, ticket.secret)
@@ -337,30 +319,3 @@ async def _snapshot(folder: PeerFolder, run: RunConfig, settings: PeerConfig) ->
         return None
     snapshot = await asyncio.to_thread(load, folder.checkpoint, max_parameters=settings.max_parameters)
     return snapshot if snapshot.config == run else None
-
-
-def _terms(run: RunConfig, ticket: Ticket, options: Options) -> Terms:
-    num = num_parameters(run.model)
-    choices = run.method
-    codec, reply = encoding(choices.codec), encoding(choices.reply_codec or choices.codec)
-    vectors = 1 + int(isinstance(choices.apply, NesterovConfig))  # of the state: parameters, momentum
-    fetch_nbytes = sum(info.nbytes for info in options.home.shards.missing(run.data)) + vectors * 4 * num
-    if not run.is_seeded and options.home.blobs.open(run.initial) is None:
-        fetch_nbytes += 4 * num
-    device = choose(options.settings)
-    memory = sum(needed_nbytes(run, options.settings, device, 1).values())
-    num_peers = max(2, len(ticket.contacts) + 1)
-    traffic = cost.reduce_traffic(num, cost.part_size(num, num_peers), num_peers, codec, reply)
-    round_s = cost.work_s(
-        choices.every, run.tokens_per_step, cost.flops_per_token(decoder(run.model), run.train.seq_len), _GUESSED_FLOPS
-    )
-    return Terms(
-        run=run,
-        issuer=ticket.issuer,
-        contacts=ticket.contacts,
-        num_parameters=num,
-        fetch_nbytes=fetch_nbytes,
-        disk_nbytes=fetch_nbytes + 4 * num * _CHECKPOINT_VECTORS,
-        memory_nbytes=memory,
-        gigabytes_per_day=cost.gigabytes_per_day(traffic.sent_nbytes + traffic.received_nbytes, round_s),
-    )
