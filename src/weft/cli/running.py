@@ -85,10 +85,9 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         stopper.remove()
         screen.close()
     if outcome is not None:
+        print(summary(outcome, screen.view, command_for(options.home.root)), flush=True)  # noqa: T201
         if manner.report is not None:
-            manner.report.unlink(missing_ok=True)
             write_atomically(manner.report, [msgspec.json.encode(report_of(outcome))])
-        print(summary(outcome, screen.view, command_for(options.home.root)))  # noqa: T201
 
 
 def facts_of(run: RunConfig) -> Facts:

@@ -219,7 +219,9 @@ def write_atomically(path: Path, chunks: Iterable[wire.Buffer], *, mode: int = R
             raise DiskFull(
                 f"no room on the disk of {path.parent} for {path.name}. Free some, then start again."
             ) from error
-        raise DataError(f"cannot write {path}: {error.strerror or error}.") from error
+        raise DataError(
+            f"cannot write {path}: {error.strerror or error}. Choose another place; --home names the one for all else."
+        ) from error
     finally:
         if temporary is not None:
             with suppress(OSError):  # gone where it was renamed

@@ -163,6 +163,17 @@ def test_a_tokenizer_of_another_vocabulary_is_12(weft: Weft, run_path: Path, kep
     refused(weft, 12, "320", "train", run_path, *changes, *LOCAL)
 
 
+def test_a_home_that_is_no_folder_is_11(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+    refused(weft, 11, "Not a directory. Choose another place", "--home", run_path, "train", run_path)
+
+
+def test_a_report_that_cannot_be_written_takes_no_summary_away(weft: Weft, run_path: Path) -> None:
+    answer = weft("train", run_path, *LOCAL, "--report", run_path / "report.json")
+    assert answer.code == 11
+    assert "run small: complete after" in answer.out
+    assert "Choose another place" in answer.err.splitlines()[-1]
+
+
 # --- checkpoints, keys, ports ---
 
 
