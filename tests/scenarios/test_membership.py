@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from weft.clock import VirtualClock
+from weft.errors import CallFailed
 from weft.events import (
     LinkDown,
     LinkUp,
@@ -16,7 +17,7 @@ from weft.events import (
     MemberSuspected,
     Notice,
 )
-from weft.ids import BranchId, Round, RunId
+from weft.ids import BranchId, Digest, Round, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs import inline
@@ -198,6 +199,21 @@ def test_member_that_starts_again_and_is_not_ready_is_gone_once(world):
         await again.membership.start()
         await asyncio.sleep(1)
         assert [event.member for _, event in a.seen(MemberRecovered)] == [again.id]
+
+    world.run(scenario)
+
+
+def test_request_for_a_blob_is_as_good_as_a_heartbeat(world):
+    async def scenario():
+        a, b = await world.swarm(2)
+        b.membership._tasks.cancel()  # its heartbeats are stuck behind something large
+        for _ in range(15):
+            with pytest.raises(CallFailed):
+                await b.node.fetch_small(a.id, Digest("0" * 64), 1)
+            await asyncio.sleep(2)
+        assert a.seen((MemberSuspected, MemberGone)) == []
+        await asyncio.sleep(9)
+        assert a.seen(MemberGone)
 
     world.run(scenario)
 

@@ -7,6 +7,7 @@ from weft.events import ConnectionDropped
 from weft.ids import Digest
 from weft.net.bulk import MAX_DIALLED_BACK
 from weft.net.frame import FrameReader, encode_frame, write_frame
+from weft.net.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease
 from weft.rng import integers64, stream
 from weft.wire import digest, encode
@@ -331,6 +332,24 @@ def test_bulk_streams_need_a_link_and_end_with_it(world):
         opened = await b._transports[0].dial(a.peer, f"memory://{a.peer}", "bulk")
         assert await FrameReader(opened).read() is None
         assert "before admission, or after its link" in world.seen(0, ConnectionDropped)[0].reason
+
+    world.run(scenario)
+
+
+def test_who_is_barred_opens_no_bulk_stream_though_a_link_stands(world):
+    async def scenario():
+        a, b = await world.started(2)
+        await b.connect(a.peer)
+        old = a._links.get(b.peer)
+        a.drop(b.peer, "test")
+        await asyncio.sleep(1)
+        await b.connect(a.peer)
+        for _ in range(MAX_VIOLATIONS):
+            a._links.violation(old, "what the link before brought")
+        assert a.is_linked(b.peer)
+        opened = await b._transports[0].dial(a.peer, f"memory://{a.peer}", "bulk")
+        assert await FrameReader(opened).read() is None
+        assert world.clock.now() < 5
 
     world.run(scenario)
 

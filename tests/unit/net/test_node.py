@@ -675,6 +675,7 @@ def test_strangers_from_one_place_are_bounded_by_themselves(world):
         (dropped,) = world.seen(0, ConnectionDropped)
         assert f"16 connections from {world.ids[7]} are not admitted" in dropped.reason
         assert await silent[0].recv_into(memoryview(bytearray(1))) == 0
+        assert world.clock.now() < 1
         assert len(a._door._strangers) == 16
 
     world.run(scenario)
