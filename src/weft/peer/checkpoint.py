@@ -30,7 +30,7 @@ from torch import Tensor
 
 import weft
 from weft import wire
-from weft.data import write_atomically
+from weft.data import READ_ONLY, write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull
 from weft.ids import Digest, short
 from weft.model import num_parameters
@@ -97,7 +97,7 @@ def save(folder: Path, snapshot: Snapshot) -> Contents:
         for kind, data in (("run", run), ("tokenizer", tokenizer)):
             path = folder / _blob_name(kind, wire.digest(data))
             if not _holds(path, data):
-                write_atomically(path, [data])
+                write_atomically(path, [data], mode=READ_ONLY)
         contents = Contents(
             software=weft.__version__,
             serial=serial,
@@ -199,7 +199,7 @@ def _write(path: Path, vectors: Mapping[str, Tensor]) -> StateIndex:
                 digests[name].append(wire.digest(view))
                 yield view
 
-    write_atomically(path, pieces())
+    write_atomically(path, pieces(), mode=READ_ONLY)
     return StateIndex(
         vectors=tuple(
             VectorIndex(name=name, num=vectors[name].numel(), chunks=tuple(digests[name])) for name in sorted(vectors)
