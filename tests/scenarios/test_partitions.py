@@ -67,6 +67,31 @@ def test_of_two_the_keeper_goes_on_as_the_majority(make_swarm: MakeSwarm) -> Non
     swarm.check()
 
 
+def test_a_strict_run_that_fell_silent_waits_for_a_majority_to_come_back(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=6, is_strict=True)
+
+    async def scenario() -> None:
+        members = await swarm.start("abc")
+        for member in members:
+            await swarm.round(member, 3)
+            await member.peer._saver.save()
+        for member in members:
+            swarm.kill(member)
+        a, *others = members
+        swarm.launch(a)
+        await asyncio.sleep(ORPHAN_AFTER_S + 20)
+        assert a.life.committed == []
+        for member in others:
+            swarm.launch(member)
+        outcomes = await swarm.done(*members)
+        assert len({outcome.replica for outcome in outcomes}) == 1
+        assert all(member.life.seen(BranchOpened) == [] for member in members)
+        assert len({event.branch for member in members for life in member.lives for event in life.committed}) == 1
+
+    swarm.run(scenario)
+    swarm.check()
+
+
 def test_a_strict_minority_says_so_and_waits_and_its_work_is_counted_later(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=10, num_peers=5, is_strict=True)
 

@@ -134,8 +134,9 @@ class Entrance:
         has_gone_on = promised is not None and (
             promised.base.round > base.round or (promised.base == base and promised.accepted is not None)
         )
-        if head.members == (me,) and not has_gone_on:
-            return head
+        has_left = promised is not None and promised.has_left
+        if (self._run.is_strict and not has_left) or (head.members == (me,) and not has_gone_on):
+            return head  # strict: nothing is decided until enough have come back
         opening = open_branch(base, [me], me, branch_name(base, [me], me), self._run.quota)
         why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
         self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
