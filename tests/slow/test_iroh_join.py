@@ -33,7 +33,8 @@ ip link set lo up
 unshare --net sh -c 'while ! test -s ticket; do sleep 0.1; done; exec "$0" -m weft --home joiner join - \\
     --yes --name joiner --transports tls,iroh --threads 1 --quiet --report joiner.json <ticket 2>joiner.err' "$PYTHON" &
 joiner=$!
-until ip link add cable type veth peer name cable2 netns $joiner 2>/dev/null; do sleep 0.1; done
+until [ "$(readlink /proc/$joiner/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.1; done
+ip link add cable type veth peer name cable2 netns $joiner
 ip addr add 10.77.0.1/24 dev cable
 ip link set cable up
 nsenter --target $joiner --net sh -ec "ip link set lo up; ip addr add 10.77.0.2/24 dev cable2; \\
