@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LEAST_NBYTES = 1 << 18  # smaller blocks come from the process's heap, which is used again anyhow
 _WASTE = 8  # a block may be larger than asked by one part in so many
 _STEP_BITS = 6  # sizes keep so many leading bits, rounded up: parts differ by a little and fit the same blocks
 
@@ -41,6 +42,8 @@ class Pool:
         return self._take(max(nbytes, 1)).data[:nbytes]
 
     def _take(self, nbytes: int) -> np.ndarray:
+        if nbytes < LEAST_NBYTES:
+            return np.empty(nbytes, dtype=np.uint8)
         memory = self._fitting(nbytes)
         if memory is None:
             step = 1 << max(nbytes.bit_length() - _STEP_BITS, 0)

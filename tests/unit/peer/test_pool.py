@@ -3,9 +3,16 @@
 import gc
 
 import numpy as np
+import pytest
 import torch
 
+from weft.peer import pool as module
 from weft.peer.pool import Pool
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_NBYTES", 0)
 
 
 def address(tensor: torch.Tensor) -> int:
