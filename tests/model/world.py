@@ -1,28 +1,35 @@
 """Explicit-state search of the round machine: every interleaving, within bounds, of a small electorate.
 
-A world is the members' states and the set of all messages ever sent. A message stays in the set:
-delivering it at any time, again, or never is reordering, duplication and loss. A partition is a set of
-deliveries that never happen, so the search covers each of them too.
+A world is the members' states and the set of all messages ever sent. A message stays in the set: delivering it at any
+time, again, or never is reordering, duplication and loss. A partition is a set of deliveries that never happen, and of
+payloads that cannot be had, so the search covers each of them too.
 
-Merging and fetching take no time here: they succeed when somebody has the bytes, and fail otherwise.
+Merging and fetching take no time here. A merge fails for any of the other contributors, who may be out of reach, and
+always for those who lost their payload in a restart. A fetch succeeds: one that fails is a Holding that is lost.
+
+It does not know what membership says of peers (`Noticed`). `reduced` searches the same with fewer worlds.
 """
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from itertools import combinations
 from typing import Any, NamedTuple
 
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
+from msgspec.structs import astuple
+
+from weft.ids import BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.rng import stream
-from weft.sync import decide, round
+from weft.sync import round
 from weft.sync.machine import (
     Broadcast,
     Commit,
     Fetch,
+    Input,
     Leave,
     Merge,
     MergeDone,
     MergeFailed,
+    Output,
     Persist,
     Received,
     ResultHeld,
@@ -33,43 +40,26 @@ from weft.sync.machine import (
     Trained,
     is_leading,
 )
-from weft.sync.messages import (
-    Accept,
-    Base,
-    Collect,
-    Committed,
-    Goodbye,
-    Holding,
-    Manifest,
-    Merged,
-    Prepare,
-    Promise,
-    Propose,
-    Ready,
-    Refuse,
-    Stuck,
-    Vote,
-)
-from weft.sync.rules import Durable, leader
+from weft.sync.messages import Accept, Base, Contribution, Goodbye, Manifest, Prepare, Promise, Propose
+from weft.sync.rules import Durable
 from weft.wire import digest
+
+NONE = -1
 
 
 def peer(number: int) -> PeerId:
     return PeerId(f"{number:02d}" * 32)
 
 
-def payload(owner: PeerId, part: int, life: int) -> Digest:
-    return digest(f"payload {owner} {part} {life}".encode())
-
-
-def first_base(num_members: int, num_parts: int = 1) -> Base:
+def first_base(num_members: int, num_parts: int = 1, run: str = "00") -> Base:
+    """Return what a round follows on; `run`, two digits, decides in which order the members lead."""
     members = tuple(peer(number) for number in range(num_members))
-    run = RunId("00" * 32)
+    run_id = RunId(run * 32)
     return Base(
-        run=run,
-        branch=BranchId(run),
+        run=run_id,
+        branch=BranchId(run_id),
         round=Round(0),
-        previous=Digest(run),
+        previous=Digest(run_id),
         electorate=members,
         keeper=members[0],
         num_parts=num_parts,
@@ -79,36 +69,42 @@ def first_base(num_members: int, num_parts: int = 1) -> Base:
     )
 
 
+def contribution(base: Base, number: int, life: int) -> Contribution:
+    """Return what a member offers in one of its lives: a restart loses its payload, and it trains another."""
+    owner = base.electorate[number]
+    parts = tuple(digest(f"payload {owner} {part} {life}".encode()) for part in range(base.num_parts))
+    return Contribution(peer=owner, tokens=Tokens(1 + number + 10 * life), parts=parts)
+
+
+def merged(contributions: Iterable[Contribution], part: int) -> Digest:
+    return digest("".join(each.parts[part] for each in contributions).encode())
+
+
 class World(NamedTuple):
     states: tuple[int, ...]  # interned
-    lives: tuple[int, ...]  # a restart loses the payload, so a new life serves another
+    lives: tuple[int, ...]  # how often each member was restarted
     sent: int  # bit set of interned (sender, receiver, message)
     num_kills: int
     num_leaves: int
     chosen: int  # interned manifest that some member has committed, or NONE
 
 
-NONE = -1
-
-
 class Bounds(NamedTuple):
     num_attempts: int = 3
     num_kills: int = 1
     num_leaves: int = 0
-    is_announced: bool = False  # every member has heard every announcement before the search begins
-    is_carried: bool = False  # what is planned is at once merged and held by a majority; plans travel to nobody
+
+
+class Taken(NamedTuple):
+    """What one step of one member comes to."""
+
+    after: int
+    sent: int = 0
+    effects: tuple[Merge | Fetch, ...] = ()
+    chosen: int = NONE
 
 
 UNWRITTEN = "a message left before what it promises was on disk"
-
-
-@dataclass
-class _Mailbox:
-    """What a member in one state makes of the mail to it, as bit sets."""
-
-    seen: int = 0
-    dead: int = 0
-    useful: int = 0
 
 
 def is_on_disk(message: Any, disk: Durable) -> bool:
@@ -129,42 +125,48 @@ class TwoManifests(AssertionError):
 
 
 class Search:
-    """Explores all worlds breadth first, and stops at one that breaks the rule."""
+    """Explores all worlds breadth first, and stops at one in which two manifests are committed."""
 
     def __init__(self, base: Base, bounds: Bounds) -> None:
         self.base = base
         self.bounds = bounds
         self.num_commits = 0
         self.num_worlds = 0
+        self._seen: set[World] = set()
         self._states: list[State] = []
         self._state_ids: dict[tuple[Any, ...], int] = {}
         self._mail: list[tuple[int, int, Any]] = []  # sender, receiver, message
         self._mail_ids: dict[tuple[int, int, Any], int] = {}
         self._inbox: list[int] = [0] * len(base.electorate)  # mail bits by receiver
-        self._boxes: dict[int, _Mailbox] = {}
         self._manifest_ids: dict[Manifest, int] = {}
-        self._steps: dict[tuple[int, Any], tuple[int, int, tuple[Any, ...], int]] = {}
+        self._proposed: set[Manifest] = set()
+        self._steps: dict[tuple[int, Any], Taken] = {}
+        lives = range(bounds.num_kills + 1)
+        self._offers = [[contribution(base, number, life) for life in lives] for number in range(len(base.electorate))]
 
     def run(self, limit: int) -> bool:
-        """Explore at most `limit` worlds; return whether all were."""
-        start = self.start()
-        seen = {start}
-        queue = deque([start])
-        while queue:
-            if len(seen) > limit:
-                self.num_worlds = len(seen)
-                return False
+        """Explore about `limit` worlds; return whether that was all."""
+        queue = deque([self.start()])
+        while queue and self.num_worlds <= limit:
             for world in self.successors(queue.popleft()):
-                world = self._without_dead_mail(world)
-                if world not in seen:
-                    seen.add(world)
+                if self._is_new(world):
+                    self.num_worlds += 1
                     queue.append(world)
-        self.num_worlds = len(seen)
+        return not queue
+
+    def _is_new(self, world: World) -> bool:
+        if world in self._seen:
+            return False
+        self._seen.add(world)
         return True
 
-    def manifests(self) -> list[Manifest]:
+    def committed(self) -> set[Manifest]:
         """Return every manifest that was committed in some world."""
-        return list(self._manifest_ids)
+        return {manifest for manifest in self._manifest_ids if manifest.attempt < self.bounds.num_attempts}
+
+    def proposed(self) -> set[Manifest]:
+        """Return every manifest that was proposed in some world."""
+        return {manifest for manifest in self._proposed if manifest.attempt < self.bounds.num_attempts}
 
     def some_worlds(self, num: int) -> list[World]:
         """Return worlds from all depths: walks that take a pseudo-random turn at each step, the same every time."""
@@ -173,10 +175,10 @@ class Search:
         while len(worlds) < num:
             world = self.start()
             for _ in range(int(generator.integers(1, 40))):
-                following = list(self.successors(world))
+                following = [after for after in self.successors(world) if after != world]
                 if not following:
                     break
-                world = self._without_dead_mail(following[int(generator.integers(len(following)))])
+                world = following[int(generator.integers(len(following)))]
             worlds.append(world)
         return worlds
 
@@ -184,38 +186,36 @@ class Search:
         """Return whether some live member commits once nothing is lost any more and timers run out as they should.
 
         Args:
-            dead: a member that does nothing ever again.
+            dead: a member that does nothing ever again, and whose payload nobody can fetch.
             num_attempts: how many more leaders may be tried.
         """
         live = [number for number in range(len(self.base.electorate)) if number != dead]
-        for number in live:  # a restarted member has trained again
-            state = self._states[world.states[number]]
-            if state.committed is None and state.me not in state.ready:
-                world = self.train(world, number)
+        if dead is not None:
+            world = world._replace(lives=_put(world.lives, dead, NONE))
+        for number in live:  # by now all have trained, restarted ones again
+            world = self._train(world, number)[0]
         for _ in range(num_attempts):
             world = self._deliver_all(world, live)
             for number in live:
-                state = self._states[world.states[number]]
-                world = self.apply(world, number, TimedOut(timer="grace", attempt=state.attempt))
+                attempt = self._state(world, number).attempt
+                world = self._apply(world, number, TimedOut(timer="grace", attempt=attempt))[0]
             world = self._deliver_all(world, live)
-            if any(self._states[world.states[number]].committed is not None for number in live):
+            if any(self._state(world, number).committed is not None for number in live):
                 return True
             for number in live:
-                state = self._states[world.states[number]]
-                world = self.apply(world, number, TimedOut(timer="progress", attempt=state.attempt))
+                attempt = self._state(world, number).attempt
+                world = self._apply(world, number, TimedOut(timer="progress", attempt=attempt))[0]
         return False
 
     def _deliver_all(self, world: World, live: list[int]) -> World:
         """Deliver to the living whatever there is, once each, until nothing new is said."""
         delivered = 0
-        while True:
-            fresh = world.sent & ~delivered
-            if not fresh:
-                return world
-            mail = (fresh & -fresh).bit_length() - 1
+        while fresh := world.sent & ~delivered:
+            mail = next(ones(fresh))
             delivered |= 1 << mail
             if self._mail[mail][1] in live:
-                world = self._deliver(world, self._mail[mail][1], mail)
+                world = self._deliver(world, mail)[0]
+        return world
 
     def describe(self, world: World) -> str:
         return "; ".join(str(self._states[state]) for state in world.states)
@@ -223,89 +223,81 @@ class Search:
     def start(self) -> World:
         num = len(self.base.electorate)
         states = tuple(self._intern(round.begin(member, self.base)) for member in self.base.electorate)
-        world = World(states, (0,) * num, 0, 0, 0, NONE)
-        for number in range(num):
-            world = self.train(world, number)
-        if self.bounds.is_announced:
-            for mail in range(len(self._mail)):
-                world = self._deliver(world, self._mail[mail][1], mail)
-        return world
-
-    def train(self, world: World, number: int) -> World:
-        me = self.base.electorate[number]
-        parts = tuple(payload(me, part, world.lives[number]) for part in range(self.base.num_parts))
-        return self.apply(world, number, Trained(tokens=Tokens(1), parts=parts))
+        return World(states, lives=(0,) * num, sent=0, num_kills=0, num_leaves=0, chosen=NONE)
 
     def successors(self, world: World) -> Iterator[World]:
+        """Yield the worlds one step on, within the bounds."""
+        for after in self._moves(world):
+            if all(self._states[state].attempt < self.bounds.num_attempts for state in after.states):
+                yield after
+
+    def _moves(self, world: World) -> Iterator[World]:
+        for mail in ones(world.sent):
+            yield from self._deliver(world, mail)
         for number in range(len(world.states)):
-            state = self._states[world.states[number]]
-            for mail in self._useful_mail(world, number):
-                yield self._deliver(world, number, mail)
-            next_led = self._next_led(state)
-            if state.committed is None and next_led < self.bounds.num_attempts:
-                yield self._time_out_until(world, number, next_led)
-            if not state.is_grace_over and state.plan is None and is_leading(state):
-                yield self.apply(world, number, TimedOut(timer="grace", attempt=state.attempt))
+            state = self._state(world, number)
+            yield from self._train(world, number)
+            yield from self._time_out(world, number)
+            if has_grace(state):
+                yield from self._apply(world, number, TimedOut(timer="grace", attempt=state.attempt))
             if world.num_kills < self.bounds.num_kills:
                 yield self._kill(world, number)
             if world.num_leaves < self.bounds.num_leaves and not state.durable.has_left:
-                yield self.apply(world, number, Leave())._replace(num_leaves=world.num_leaves + 1)
+                yield from self._leave(world, number)
 
-    def _useful_mail(self, world: World, number: int) -> Iterator[int]:
-        """Yield the mail whose delivery can matter now."""
-        bits = world.sent & self._look_at(world.states[number], number, world.sent).useful
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
-            yield bit.bit_length() - 1
+    def _state(self, world: World, number: int) -> State:
+        return self._states[world.states[number]]
 
-    def _without_dead_mail(self, world: World) -> World:
-        """Drop the mail that no delivery, now or later, could make matter: worlds that differ in it are one."""
-        sent = world.sent
-        for number, state in enumerate(world.states):
-            sent &= ~self._look_at(state, number, world.sent).dead
-        return world._replace(sent=sent)
+    def _train(self, world: World, number: int) -> list[World]:
+        mine = self._offers[number][world.lives[number]]
+        return self._apply(world, number, Trained(tokens=mine.tokens, parts=mine.parts))
 
-    def _look_at(self, state_id: int, number: int, sent: int) -> "_Mailbox":
-        """Sort the mail that the member in this state may find into dead, useful, and neither."""
-        box = self._boxes.setdefault(state_id, _Mailbox())
-        bits = sent & self._inbox[number] & ~box.seen
-        box.seen |= bits
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
-            sender, _, message = self._mail[bit.bit_length() - 1]
-            state = self._states[state_id]
-            if _is_spent(self.base.electorate[sender], message, state):
-                box.dead |= bit
-            elif not isinstance(message, Ready) or (state.proposal is None and is_leading(state)):
-                # An announcement can wait until its reader could plan: it stays in the set.
-                box.useful |= bit
-        return box
+    def _time_out(self, world: World, number: int) -> list[World]:
+        """Let a member give up its attempt for the next."""
+        attempt = self._state(world, number).attempt
+        if attempt + 1 >= self.bounds.num_attempts:
+            return []
+        return self._apply(world, number, TimedOut(timer="progress", attempt=attempt))
 
-    def apply(self, world: World, number: int, event: Any) -> World:
-        """Let a member take one step, and carry out at once what needs no message."""
-        before = world.states[number]
-        known = self._steps.get((before, event))
-        if known is None:
-            known = self._steps[before, event] = self._step(before, event)
-        return self._settle(world, number, known)
+    def _kill(self, world: World, number: int) -> World:
+        """Kill a member and start it again from its disk. One that stays dead is one that nothing more reaches."""
+        state, _ = round.resume(self.base.electorate[number], self._state(world, number).durable)
+        states = _put(world.states, number, self._intern(state))
+        lives = _put(world.lives, number, world.lives[number] + 1)
+        return world._replace(states=states, lives=lives, num_kills=world.num_kills + 1)
 
-    def _deliver(self, world: World, number: int, mail: int) -> World:
-        before = world.states[number]
-        known = self._steps.get((before, mail))
-        if known is None:
-            sender, _, message = self._mail[mail]
+    def _leave(self, world: World, number: int) -> list[World]:
+        return [each._replace(num_leaves=world.num_leaves + 1) for each in self._apply(world, number, Leave())]
+
+    def _deliver(self, world: World, mail: int) -> list[World]:
+        sender, receiver, message = self._mail[mail]
+        before = world.states[receiver]
+        taken = self._steps.get((before, mail))
+        if taken is None:
             event = Received(sender=self.base.electorate[sender], message=message)
-            known = self._steps[before, mail] = self._step(before, event)
-        return self._settle(world, number, known)
+            taken = self._steps[before, mail] = self._step(before, event)
+        return self._settle(world, receiver, taken)
 
-    def _step(self, before: int, event: Any) -> tuple[int, int, tuple[Any, ...], int]:
-        state = self._states[before]
-        number = self.base.electorate.index(state.me)
-        after, outputs = round.step(state, event)
-        sent, effects, chosen = 0, [], NONE
-        disk = state.durable
+    def _apply(self, world: World, number: int, event: Input) -> list[World]:
+        """Let a member take one step, and carry out at once what needs no message.
+
+        Returns the worlds that it may lead to, the one in which everything succeeds first.
+        """
+        before = world.states[number]
+        taken = self._steps.get((before, event))
+        if taken is None:
+            taken = self._steps[before, event] = self._step(before, event)
+        return self._settle(world, number, taken)
+
+    def _step(self, before: int, event: Input) -> Taken:
+        after, outputs = round.step(self._states[before], event)
+        return self._read(self._states[before], after, outputs)._replace(after=self._intern(after))
+
+    def _read(self, before: State, after: State, outputs: Iterable[Output]) -> Taken:
+        """Return what a step sends, wants carried out and commits; `after` is not interned."""
+        number = self.base.electorate.index(before.me)
+        sent, effects, chosen = 0, list[Merge | Fetch](), NONE
+        disk = before.durable
         for output in outputs:
             match output:
                 case Persist(durable=durable):
@@ -313,15 +305,12 @@ class Search:
                 case Send(to=to, message=message):
                     assert is_on_disk(message, disk), UNWRITTEN
                     sent |= self._post(number, self.base.electorate.index(to), message)
-                case Broadcast(message=Collect() as plan) if self.bounds.is_carried:
-                    effects.append(plan)
-                case Merge() if self.bounds.is_carried:
-                    pass
                 case Broadcast(message=message):
                     assert is_on_disk(message, disk), UNWRITTEN
+                    if isinstance(message, Propose):
+                        self._proposed.add(message.manifest)
                     for other in range(len(self.base.electorate)):
-                        if other != number:
-                            sent |= self._post(number, other, message)
+                        sent |= self._post(number, other, message) if other != number else 0
                 case Merge() | Fetch():
                     effects.append(output)
                 case Commit(manifest=manifest):
@@ -329,71 +318,40 @@ class Search:
                 case SetTimer():
                     pass
         assert disk == after.durable, "what a member must remember never reached its disk"
-        return self._intern(after), sent, tuple(effects), chosen
+        return Taken(NONE, sent, tuple(effects), chosen)
 
-    def _settle(self, world: World, number: int, taken: tuple[int, int, tuple[Any, ...], int]) -> World:
-        after, sent, effects, chosen = taken
-        states = (*world.states[:number], after, *world.states[number + 1 :])
-        if chosen != NONE:
+    def _settle(self, world: World, number: int, taken: Taken) -> list[World]:
+        chosen = world.chosen
+        if taken.chosen != NONE:
             self.num_commits += 1
-            if world.chosen not in (NONE, chosen):
-                raise TwoManifests(world)
-        chosen = world.chosen if chosen == NONE else chosen
-        world = World(states, world.lives, world.sent | sent, world.num_kills, world.num_leaves, chosen)
-        for effect in effects:
-            for event in self._outcome(world, effect):
-                world = self.apply(world, number, event)
-        return world
+            if chosen not in (NONE, taken.chosen):
+                raise TwoManifests(self.describe(world))
+            chosen = taken.chosen
+        states = _put(world.states, number, taken.after)
+        worlds = [world._replace(states=states, sent=world.sent | taken.sent, chosen=chosen)]
+        for effect in taken.effects:
+            ends = self._ends(effect, world.lives)
+            worlds = [after for each in worlds for end in ends for after in self._apply(each, number, end)]
+        return worlds
 
-    def _outcome(self, world: World, effect: Merge | Fetch | Collect) -> list[Any]:
-        if isinstance(effect, Collect):
-            return self._carry_out(effect)
+    def _ends(self, effect: Merge | Fetch, lives: tuple[int, ...]) -> list[Input]:
+        """Return the ways in which a merge or fetch may end, success first."""
         plan, part = effect.plan, effect.part
         if isinstance(effect, Fetch):
-            is_held = any(s.plan == plan and part in s.held for s in map(self._states.__getitem__, world.states))
-            return [ResultHeld(plan=plan, part=part)] if is_held else []
-        missing = []
-        for contribution in plan.contributions:
-            giver = self.base.electorate.index(contribution.peer)
-            if contribution.parts[part] != payload(contribution.peer, part, world.lives[giver]):
-                missing.append(contribution.peer)
-        if missing:
-            return [MergeFailed(plan=plan, part=part, missing=tuple(missing))]
-        return [MergeDone(plan=plan, part=part, result=_merged(plan, part))]
-
-    def _carry_out(self, plan: Collect) -> list[Any]:
-        """What the leader hears when everybody does its part of the plan."""
-        results = tuple(_merged(plan, part) for part in range(self.base.num_parts))
-        holding = Holding(attempt=plan.attempt, revision=plan.revision, results=results)
-        merged = [
-            Merged(attempt=plan.attempt, revision=plan.revision, part=part, result=result)
-            for part, result in enumerate(results)
-        ]
-        return [
-            *(Received(sender=plan.owners[each.part], message=each) for each in merged),
-            *(Received(sender=member, message=holding) for member in self.base.electorate),
-        ]
-
-    def _kill(self, world: World, number: int) -> World:
-        """Kill a member and start it again from its disk. One that stays dead is one that nothing more reaches."""
-        disk, _ = round.resume(self.base.electorate[number], self._states[world.states[number]].durable)
-        states = (*world.states[:number], self._intern(disk), *world.states[number + 1 :])
-        lives = (*world.lives[:number], world.lives[number] + 1, *world.lives[number + 1 :])
-        return world._replace(states=states, lives=lives, num_kills=world.num_kills + 1)
-
-    def _next_led(self, state: State) -> int:
-        """Return the next attempt that this member leads. It times out until then in one go: in between it could
-        only stop listening to older plans, which losing their messages does too."""
-        turns = range(state.attempt + 1, state.attempt + 1 + len(self.base.electorate))
-        return next(a for a in turns if leader(self.base, Attempt(a)) == state.me)
-
-    def _time_out_until(self, world: World, number: int, attempt: int) -> World:
-        while (at := self._states[world.states[number]].attempt) < attempt:
-            world = self.apply(world, number, TimedOut(timer="progress", attempt=at))
-        return world
+            return [ResultHeld(plan=plan, part=part)]
+        lost, others = set[PeerId](), []
+        for each in plan.contributions:
+            number = self.base.electorate.index(each.peer)
+            if lives[number] == NONE or each != self._offers[number][lives[number]]:
+                lost.add(each.peer)
+            elif each.peer != plan.owners[part]:
+                others.append(each.peer)
+        missing = [lost.union(some) for num in range(len(others) + 1) for some in combinations(others, num)]
+        failed = [MergeFailed(plan=plan, part=part, missing=tuple(sorted(each))) for each in missing if each]
+        return failed if lost else [MergeDone(plan=plan, part=part, result=merged(plan.contributions, part)), *failed]
 
     def _intern(self, state: State) -> int:
-        key = _hashable(state)
+        key = hashable(state)
         known = self._state_ids.get(key)
         if known is None:
             known = self._state_ids[key] = len(self._states)
@@ -405,47 +363,26 @@ class Search:
         known = self._mail_ids.get(key)
         if known is None:
             known = self._mail_ids[key] = len(self._mail)
-            self._mail.append((sender, receiver, message))
+            self._mail.append(key)
             self._inbox[receiver] |= 1 << known
         return 1 << known
 
 
-def _is_spent(sender: PeerId, message: Any, receiver: State) -> bool:
-    """Return whether no delivery of `message` to `receiver`, now or later, could make a difference.
-
-    An outcome counts as spent: who hears it stops, and a member that stops later can do all that it could.
-    """
-    if receiver.committed is not None or receiver.durable.has_left or isinstance(message, Committed):
-        return True
-    match message:
-        case Ready():
-            return sender in receiver.ready
-        case Refuse(promised=promised):
-            return promised <= receiver.attempt
-        case Collect(attempt=attempt, revision=revision):
-            if receiver.plan is not None and (attempt, revision) <= (receiver.plan.attempt, receiver.plan.revision):
-                return True
-            return attempt < receiver.attempt
-        case Merged() | Holding() | Stuck() | Promise() | Accept():
-            return message.attempt < receiver.attempt
-        case Prepare(attempt=attempt):
-            return attempt < receiver.durable.promised
-        case Propose(attempt=attempt):
-            if receiver.durable.accepted == Vote(attempt=attempt, manifest=message.manifest):
-                return True
-            return not decide.may_accept(receiver.durable, attempt, message.manifest)
-        case _:
-            return False
+def ones(bits: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set, ascending."""
+    while bits:
+        bit = bits & -bits
+        bits ^= bit
+        yield bit.bit_length() - 1
 
 
-def _merged(plan: Collect, part: int) -> Digest:
-    return digest("".join(contribution.parts[part] for contribution in plan.contributions).encode())
+def hashable(state: State) -> tuple[Any, ...]:
+    return tuple(frozenset(value.items()) if isinstance(value, dict) else value for value in astuple(state))
 
 
-def _first(item: tuple[Any, Any]) -> Any:
-    return item[0]
+def has_grace(state: State) -> bool:
+    return not state.is_grace_over and state.plan is None and is_leading(state)
 
 
-def _hashable(state: State) -> tuple[Any, ...]:
-    values = (getattr(state, field) for field in state.__struct_fields__)
-    return tuple(tuple(sorted(value.items(), key=_first)) if isinstance(value, dict) else value for value in values)
+def _put(values: tuple[int, ...], number: int, value: int) -> tuple[int, ...]:
+    return (*values[:number], value, *values[number + 1 :])

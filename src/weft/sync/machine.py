@@ -41,6 +41,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     farewells: dict[PeerId, Goodbye] = {}
     joiners: frozenset[PeerId] = frozenset()
     committed: Vote | None = None
+    is_back: bool = False  # from its disk, in the middle of the round
 
     @property
     def base(self) -> Base:
@@ -176,6 +177,8 @@ def is_leading(state: State) -> bool:
     if state.attempt < state.durable.promised:
         return False
     accepted = state.durable.accepted
+    if state.attempt == 0 and state.is_back and len(state.base.electorate) > 1:
+        return False  # what is still said about a plan of before would be taken for one about a new plan
     if state.attempt == 0:
         return accepted is None or state.proposal is not None
     return is_quorum(state.base, state.promises, spent_farewells(state.farewells, state.attempt))

@@ -80,7 +80,7 @@ def begin(me: PeerId, base: Base) -> State:
 
 def resume(me: PeerId, durable: Durable) -> Result:
     """Return the state of a member that comes back from its disk in the middle of a round."""
-    state = State(me=me, durable=durable, attempt=durable.promised)
+    state = State(me=me, durable=durable, attempt=durable.promised, is_back=True)
     return state, (SetTimer(timer="progress", attempt=state.attempt),)
 
 
