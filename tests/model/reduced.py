@@ -5,8 +5,8 @@ Such a world may do more than a real one. What holds of it holds of them; what g
     who commits stops   A leader goes on as if the last vote had not come, and what it would commit is noted: one that
                         has stopped can do nothing that it cannot.
     plans bind nobody   To follow a plan touches no disk; it only makes a member deaf to other plans. So everybody
-                        merges and holds for each plan at once, in passing, and forgets it; who owns a part says both that it
-                        is merged and that it is stuck. Whether the leader hears of it, and when, stays open.
+                        merges and holds for each plan at once, in passing, and forgets it; who owns a part says both
+                        that it is merged and that it is stuck. Whether the leader hears of it, and when, stays open.
     leading in one go   Until it proposes, a leader binds nobody, and others see nothing of it but plans. What it reads
                         stays in the set. So its steps can wait for its last plan, and are then taken at once. Only in
                         the first attempt, which needs no promises, could a leader plan anew after a restart: then all

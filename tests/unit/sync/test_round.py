@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from model.world import first_base, payload
+from model.world import contribution, first_base
 from weft.data.assign import leases
 from weft.errors import WireError
 from weft.ids import Attempt, PeerId, Tokens
@@ -43,10 +43,10 @@ def planned() -> State:
     state = round.begin(ORDER[0], BASE)
     for peer in BASE.electorate:
         if peer == ORDER[0]:
-            trained = Trained(tokens=Tokens(4), parts=(payload(peer, 0, 0),))
+            trained = Trained(tokens=Tokens(4), parts=contribution(state.base, state.base.electorate.index(peer), 0).parts)
             state = round.step(state, trained)[0]
         else:
-            state = hear(state, peer, Ready(tokens=Tokens(4), parts=(payload(peer, 0, 0),)))
+            state = hear(state, peer, Ready(tokens=Tokens(4), parts=contribution(state.base, state.base.electorate.index(peer), 0).parts))
     assert state.plan is not None
     return state
 
