@@ -41,12 +41,12 @@ def hear(state: State, sender: PeerId, message: AnyRoundMessage) -> State:
 def planned() -> State:
     """Return the first leader's state once it has planned."""
     state = round.begin(ORDER[0], BASE)
-    for peer in BASE.electorate:
+    for number, peer in enumerate(BASE.electorate):
+        parts = contribution(BASE, number, 0).parts
         if peer == ORDER[0]:
-            trained = Trained(tokens=Tokens(4), parts=contribution(state.base, state.base.electorate.index(peer), 0).parts)
-            state = round.step(state, trained)[0]
+            state = round.step(state, Trained(tokens=Tokens(4), parts=parts))[0]
         else:
-            state = hear(state, peer, Ready(tokens=Tokens(4), parts=contribution(state.base, state.base.electorate.index(peer), 0).parts))
+            state = hear(state, peer, Ready(tokens=Tokens(4), parts=parts))
     assert state.plan is not None
     return state
 
