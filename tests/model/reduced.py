@@ -6,7 +6,7 @@ Such a world may do more than a real one. What holds of it holds of them; what g
                         has stopped can do nothing that it cannot.
     plans bind nobody   To follow a plan touches no disk; it only makes a member deaf to other plans. So everybody
                         merges and holds for each plan at once, in passing, and forgets it; who owns a part says both
-                        that it is merged and that it is stuck. Whether the leader hears of it, and when, stays open.
+                        that it is merged and that it is stuck. Whether and when the leader hears of it stays open.
     leading in one go   Until it proposes, a leader binds nobody, and others see nothing of it but plans. What it reads
                         stays in the set. So its steps can wait for its last plan, and are then taken at once. Only in
                         the first attempt, which needs no promises, could a leader plan anew after a restart: then all
@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from model.world import NONE, Bounds, Search, Taken, World, has_grace, hashable, ones
-from weft.ids import Attempt
+from model.world import NONE, Bounds, Search, Taken, World, hashable, ones
+from weft.ids import Attempt, PeerId
 from weft.sync import decide, round
 from weft.sync.machine import (
     Broadcast,
@@ -64,6 +64,16 @@ from weft.wire import digest_of
 AboutPlans = Collect | Merged | Holding | Stuck
 
 
+class Standing(NamedTuple):
+    """What a member may do as a leader, now and within the bounds."""
+
+    is_at_the_head: bool  # of its attempt: leads it, or waits for the promises that let it
+    is_before_proposal: bool
+    is_leading: bool
+    leads_later: bool
+    may_begin_anew: bool  # after a restart: as if it had never led
+
+
 @dataclass
 class Mailbox:
     """What a member in one state makes of the mail that it has looked at, as bit sets."""
@@ -92,7 +102,10 @@ class ReducedSearch(Search):
         super().__init__(base, bounds)
         if bounds.num_attempts > len(base.electorate):
             raise ValueError("some member would lead twice: only the whole search covers that")
-        self._first = base.electorate.index(leader(base, Attempt(0)))
+        self._leaders = [leader(base, Attempt(attempt)) for attempt in range(len(base.electorate))]
+        self._first = base.electorate.index(self._leaders[0])
+        self._canonical_ids: dict[int, int] = {}
+        self._standings: dict[int, Standing] = {}
         self._boxes: dict[tuple[int, bool], Mailbox] = {}
         self._promises = 0  # mail bits by kind
         self._about_plans = 0
@@ -126,7 +139,7 @@ class ReducedSearch(Search):
     def _moves_of(self, world: World, number: int) -> Iterator[World]:
         for mail in ones(world.sent & self._look_at(world, number).voting):
             yield from self._deliver(world, mail)
-        if is_before_proposal(self._state(world, number)):
+        if self._standing(world, number).is_before_proposal:
             for proposal in self._lead(world, number).proposals:
                 yield from self._settle(world, number, proposal)
         yield from self._time_out(world, number)
@@ -137,20 +150,21 @@ class ReducedSearch(Search):
 
     def _time_out(self, world: World, number: int) -> list[World]:
         """Let a member give up attempts until it leads."""
-        if not self._leads_later(self._state(world, number)):
+        if not self._standing(world, number).leads_later:
             return []
         while True:
             expired = TimedOut(timer="progress", attempt=self._state(world, number).attempt)
             (world,) = self._apply(world, number, expired)
-            if leader(self.base, self._state(world, number).attempt) == self.base.electorate[number]:
+            if self._leads(self.base.electorate[number], self._state(world, number).attempt):
                 return [world]
 
     def _kill(self, world: World, number: int) -> World:
         after = super()._kill(world, number)
-        first = self._state(world, self._first)
+        after = after._replace(states=tuple(map(self._canonical_id, after.states)))
+        first = self._standing(world, self._first)
         # Where a later kill may hit the leader, what its plans would have merged from this life must be there by then.
         is_last = after.num_kills == self.bounds.num_kills
-        if (number == self._first or not is_last) and is_before_proposal(first) and may_begin_anew(first):
+        if (number == self._first or not is_last) and first.is_before_proposal and first.may_begin_anew:
             after = after._replace(sent=after.sent | self._lead(world, self._first).about_plans)
         return self._announce(after, number)
 
@@ -179,14 +193,21 @@ class ReducedSearch(Search):
 
     def _step(self, before: int, event: Input) -> Taken:
         taken = super()._step(before, event)
-        return taken._replace(after=self._intern(self._canonical(self._states[taken.after])))
+        return taken._replace(after=self._canonical_id(taken.after))
+
+    def _canonical_id(self, state: int) -> int:
+        known = self._canonical_ids.get(state)
+        if known is None:
+            known = self._canonical_ids[state] = self._intern(self._canonical(self._states[state]))
+        return known
 
     def _canonical(self, state: State) -> State:
         """Return the state without what can no longer matter, and as if it had not committed."""
         if state.committed is not None:
             state = replace(state, committed=None, votes=frozenset(self.base.electorate))
-        bare = State(me=state.me, durable=state.durable, attempt=state.attempt)
-        if not is_at_the_head(state):
+        is_back = state.is_back and state.attempt == 0 and self._leads(state.me, state.attempt)
+        bare = State(me=state.me, durable=state.durable, attempt=state.attempt, is_back=is_back)
+        if not self._is_at_the_head(state):
             return bare
         # A majority that has promised stays one: of whom it was made no longer matters.
         promises = dict.fromkeys(self.base.electorate) if state.attempt else {}
@@ -194,6 +215,32 @@ class ReducedSearch(Search):
             bare = replace(bare, proposal=state.proposal, votes=state.votes, farewells=state.farewells)
             return replace(bare, promises=promises)
         return replace(state, promises=promises) if is_leading(state) and not self.bounds.num_leaves else state
+
+    # --- who leads ---
+
+    def _leads(self, member: PeerId, attempt: int) -> bool:
+        return self._leaders[attempt % len(self._leaders)] == member
+
+    def _is_at_the_head(self, state: State) -> bool:
+        if not self._leads(state.me, state.attempt) or state.durable.has_left:
+            return False
+        return state.me in state.promises if state.attempt > 0 else is_leading(state)
+
+    def _standing(self, world: World, number: int) -> Standing:
+        key = world.states[number]
+        known = self._standings.get(key)
+        if known is None:
+            state = self._states[key]
+            resumed, _ = round.resume(state.me, state.durable)
+            is_at_the_head = self._is_at_the_head(state)
+            known = self._standings[key] = Standing(
+                is_at_the_head=is_at_the_head,
+                is_before_proposal=is_at_the_head and state.proposal is None,
+                is_leading=is_leading(state),
+                leads_later=any(self._leads(state.me, a) for a in range(state.attempt + 1, self.bounds.num_attempts)),
+                may_begin_anew=not state.durable.has_left and is_leading(resumed),
+            )
+        return known
 
     # --- a leader before it proposes ---
 
@@ -210,13 +257,13 @@ class ReducedSearch(Search):
         seen, stack = {start}, [start]
         while stack:
             world = stack.pop()
-            if self._gathers_promises(world) and is_leading(self._state(world, number)):
+            if self._gathers_promises(world) and self._standing(world, number).is_leading:
                 # Any that come later can only make it propose again what was accepted.
                 led = self._lead(world._replace(sent=world.sent & ~self._promises), number)
                 proposals, about_plans = proposals | led.proposals, about_plans | led.about_plans
             for after in self._moves_to_proposal(world, number):
                 about_plans |= after.sent & self._about_plans
-                if not is_before_proposal(self._state(after, number)):
+                if not self._standing(after, number).is_before_proposal:
                     sent = after.sent & ~start.sent & ~self._about_plans
                     proposals.add(Taken(after.states[number], sent, (), after.chosen))
                     continue
@@ -237,10 +284,9 @@ class ReducedSearch(Search):
         for mail in ones(due):
             yield from map(self._helped_by_all, self._deliver(world, mail))
         if not self._gathers_promises(world):
-            state = self._state(world, number)
             yield from map(self._helped_by_all, self._train(world, number))
-            if has_grace(state):
-                expired = TimedOut(timer="grace", attempt=state.attempt)
+            if self._may_stop_waiting(world, number):
+                expired = TimedOut(timer="grace", attempt=self._state(world, number).attempt)
                 yield from map(self._helped_by_all, self._apply(world, number, expired))
 
     def _helped_by_all(self, world: World) -> World:
@@ -291,17 +337,12 @@ class ReducedSearch(Search):
             self._promises |= bit
         elif isinstance(message, AboutPlans):
             self._about_plans |= bit
-            is_to_leader = leader(self.base, message.attempt) == self.base.electorate[receiver]
-            self._to_helpers |= 0 if is_to_leader else bit
+            self._to_helpers |= 0 if self._leads(self.base.electorate[receiver], message.attempt) else bit
         return bit
 
     def _received(self, mail: int) -> Received:
         sender, _, message = self._mail[mail]
         return Received(sender=self.base.electorate[sender], message=message)
-
-    def _leads_later(self, state: State) -> bool:
-        coming = range(state.attempt + 1, self.bounds.num_attempts)
-        return any(leader(self.base, Attempt(attempt)) == state.me for attempt in coming)
 
     def _look_at(self, world: World, number: int) -> Mailbox:
         """Sort the mail as a member in this state sees it, which is the same in all worlds."""
@@ -313,30 +354,33 @@ class ReducedSearch(Search):
         fresh = world.sent & ~box.seen
         if fresh:
             box.seen |= fresh
-            state = self._state(world, number)
-            will_lead = self._leads_later(state) or (can_restart and may_begin_anew(state))
+            standing = self._standing(world, number)
+            will_lead = standing.leads_later or (can_restart and standing.may_begin_anew)
             for mail in ones(fresh):
-                self._sort(mail, state, will_lead, box)
+                self._sort(mail, world.states[number], standing, will_lead, box)
         return box
 
-    def _sort(self, mail: int, state: State, will_lead: bool, box: Mailbox) -> None:
+    def _sort(self, mail: int, member: int, standing: Standing, will_lead: bool, box: Mailbox) -> None:
         """Put one piece of mail where it belongs; what is for others, or for later, belongs nowhere.
 
         Args:
-            will_lead: whether the member may come to lead later or, after a restart, again.
+            member: its state.
+            will_lead: whether it may come to lead later or, after a restart, again.
         """
-        bit, event = 1 << mail, self._received(mail)
-        is_mine = bool(self._inbox[self.base.electorate.index(state.me)] & bit)
-        if is_use_to_leader(event, state) and (is_mine or isinstance(event.message, AboutPlans)):
+        state, event, bit = self._states[member], self._received(mail), 1 << mail
+        is_about_plans = isinstance(event.message, AboutPlans)
+        is_mine = self.base.electorate[self._mail[mail][1]] == state.me
+        if (is_mine or is_about_plans) and standing.is_before_proposal and is_use_to_leader(event, state):
             box.leading |= bit
             box.due |= bit if is_due(event, state) else 0
-        elif isinstance(event.message, AboutPlans):
-            is_for_me = leader(self.base, event.message.attempt) == state.me
+        elif is_about_plans:
+            is_for_me = self._leads(state.me, event.message.attempt)
             box.dead |= bit if is_for_me and (event.message.attempt > 0 or not will_lead) else 0
         elif is_mine and is_use_to_voter(event, state):
             box.voting |= bit
-        elif is_mine and is_vote_to_count(event, state):
-            box.counting |= bit
+        elif is_mine and standing.is_at_the_head and is_use_to_proposer(event, state):
+            box.counting |= bit if isinstance(event.message, Accept) else 0
+            box.voting |= bit if isinstance(event.message, Goodbye) else 0
         elif is_mine and not (will_lead and isinstance(event.message, Ready | Goodbye)):
             self._check_dead(event, state)
             box.dead |= bit
@@ -352,26 +396,6 @@ class ReducedSearch(Search):
             raise NotDead(f"{event} at {state}")
 
 
-def is_at_the_head(state: State) -> bool:
-    """Return whether a member leads its attempt, or waits for the promises that let it."""
-    if leader(state.base, state.attempt) != state.me or state.durable.has_left:
-        return False
-    if state.attempt > 0:
-        return state.me in state.promises
-    return state.durable.accepted is None or state.proposal is not None
-
-
-def is_before_proposal(state: State) -> bool:
-    return is_at_the_head(state) and state.proposal is None
-
-
-def may_begin_anew(state: State) -> bool:
-    """Return whether a restart lets a member lead as if it never had."""
-    durable = state.durable
-    has_voted = durable.promised > 0 or durable.accepted is not None or durable.has_left
-    return leader(state.base, Attempt(0)) == state.me and not has_voted
-
-
 def is_use_to_voter(event: Received, state: State) -> bool:
     match event.message:
         case Prepare(attempt=attempt):
@@ -379,24 +403,24 @@ def is_use_to_voter(event: Received, state: State) -> bool:
         case Propose(attempt=attempt, manifest=manifest):
             is_accepted = state.durable.accepted == Vote(attempt=attempt, manifest=manifest)
             return not is_accepted and decide.may_accept(state.durable, attempt, manifest)
-        case Goodbye():  # fewer votes may then be enough
-            return is_at_the_head(state) and state.proposal is not None and event.sender not in state.farewells
         case _:
             return False
 
 
-def is_vote_to_count(event: Received, state: State) -> bool:
+def is_use_to_proposer(event: Received, state: State) -> bool:
+    """Return whether a leader that has proposed has something still to count."""
     match event.message:
-        case Accept(attempt=attempt, manifest=manifest) if is_at_the_head(state) and state.proposal is not None:
+        case Accept(attempt=attempt, manifest=manifest) if state.proposal is not None:
             is_for_it = attempt == state.attempt and manifest == digest_of(state.proposal)
             return is_for_it and event.sender not in state.votes
+        case Goodbye() if state.proposal is not None:  # fewer votes may then be enough, or those it has too few
+            return event.sender not in state.farewells
         case _:
             return False
 
 
 def is_use_to_leader(event: Received, state: State) -> bool:
-    if not is_before_proposal(state):
-        return False
+    """Return whether a leader that has not proposed may do something about mail, now or when it is further on."""
     match event.message:
         case Ready():
             return event.sender not in state.ready
@@ -413,7 +437,7 @@ def is_use_to_leader(event: Received, state: State) -> bool:
 
 
 def is_due(event: Received, state: State) -> bool:
-    """Return whether mail of use to a leader moves it now, not only when it is further on."""
+    """Return whether it may do so now."""
     is_of_plan = state.plan is not None
     match event.message:
         case Merged(revision=revision, part=part):

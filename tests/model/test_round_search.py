@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from model.reduced import NotDead, ReducedSearch
-from model.world import Bounds, Search, TwoManifests, contribution, first_base, merged
+from model.world import Bounds, Search, TwoManifests, World, contribution, first_base, merged
 from weft.ids import Attempt, PeerId
 from weft.sync import decide, round, rules
 from weft.sync.machine import Result, State, replace
@@ -38,18 +38,22 @@ def test_no_interleaving_commits_two_manifests(bounds: Bounds, run: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bounds", "run"),
+    "bounds",
     [
-        (Bounds(num_attempts=3, num_kills=1), OTHER_ORDER),
-        (Bounds(num_attempts=2, num_kills=0, num_leaves=1), "00"),
-        (Bounds(num_attempts=3, num_kills=2), "00"),  # 390 thousand worlds
-        (Bounds(num_attempts=2, num_kills=1, num_leaves=1), "00"),
-        (Bounds(num_attempts=3, num_kills=1, num_leaves=1), "00"),  # 560 thousand, 4 minutes and 4.5 GB
+        Bounds(num_attempts=3, num_kills=2),
+        Bounds(num_attempts=3, num_kills=0, num_leaves=1),
+        Bounds(num_attempts=2, num_kills=1, num_leaves=1),
+        Bounds(num_attempts=3, num_kills=1, num_leaves=1),  # half a million worlds: minutes, and 5 GB
     ],
     ids=str,
 )
-def test_no_interleaving_commits_two_manifests_in_depth(bounds: Bounds, run: str) -> None:
-    explored(ReducedSearch(first_base(3, run=run), bounds))
+def test_no_interleaving_commits_two_manifests_in_depth(bounds: Bounds) -> None:
+    explored(ReducedSearch(first_base(3), bounds))
+
+
+@pytest.mark.slow
+def test_no_interleaving_of_four_members_commits_two_manifests() -> None:
+    explored(ReducedSearch(first_base(4), Bounds(num_attempts=2, num_kills=1)))
 
 
 def find_the_same(num_members: int, bounds: Bounds, run: str) -> None:
@@ -83,15 +87,20 @@ def test_the_reduced_search_finds_what_the_whole_one_finds_in_depth(num_members:
     find_the_same(num_members, bounds, run)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("run", ["00", OTHER_ORDER])
-def test_the_reduced_search_finds_what_walks_at_random_come_upon(run: str) -> None:
-    bounds = Bounds(num_attempts=3, num_kills=1)
-    walks, reduced = Search(first_base(3, run=run), bounds), explored(ReducedSearch(first_base(3, run=run), bounds))
-    walks.some_worlds(1000)
-    assert walks.committed()
-    assert walks.proposed() <= reduced.proposed()
-    assert walks.committed() <= reduced.committed()
+@pytest.fixture(scope="module")
+def walks() -> tuple[Search, list[World]]:
+    search = Search(first_base(3, run=OTHER_ORDER), Bounds(num_attempts=3, num_kills=1))
+    return search, search.some_worlds(1000)
+
+
+def test_no_interleaving_commits_two_manifests_and_walks_at_random_come_upon_no_others(
+    walks: tuple[Search, list[World]],
+) -> None:
+    whole, _ = walks
+    reduced = explored(ReducedSearch(whole.base, whole.bounds))
+    assert whole.committed()
+    assert whole.proposed() <= reduced.proposed()
+    assert whole.committed() <= reduced.committed()
 
 
 @pytest.mark.parametrize("run", ["00", OTHER_ORDER])
@@ -104,28 +113,34 @@ def test_every_manifest_counts_each_payload_once_and_only_what_was_announced(run
         assert manifest.committed_tokens == sum(each.tokens for each in manifest.contributions)
 
 
-@pytest.mark.parametrize("num_kills", [0, 1])
-@pytest.mark.parametrize("run", ["00", OTHER_ORDER])
-def test_what_a_manifest_counts_is_what_its_results_were_merged_from(run: str, num_kills: int) -> None:
-    search = explored(ReducedSearch(first_base(3, run=run), Bounds(num_attempts=2, num_kills=num_kills)))
-    for manifest in search.proposed():  # more would be counted twice, by its owner's next payload; less would be lost
-        assert [made.result for made in manifest.parts] == [merged(manifest.contributions, part) for part in range(1)]
+def miscounted(search: Search) -> list[Manifest]:
+    """Return what was proposed with a result that was merged from other contributions than are counted.
+
+    More in the result is counted twice, because it stays in its owner's carry; less is lost.
+    """
+    return [
+        manifest
+        for manifest in search.proposed()
+        if any(made.result != merged(manifest.contributions, part) for part, made in enumerate(manifest.parts))
+    ]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("run", "num_parts"), [("00", 1), (OTHER_ORDER, 1), (OTHER_ORDER, 2)])
+def test_a_result_is_merged_from_what_its_manifest_counts_and_nothing_else(run: str, num_parts: int) -> None:
+    base = first_base(3, num_parts, run)
+    assert not miscounted(explored(ReducedSearch(base, Bounds(num_attempts=2, num_kills=1))))
+
+
 def test_a_leader_that_plans_anew_after_a_crash_counts_what_was_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resume(me: PeerId, durable: Durable) -> Result:
-        return replace(State(me=me, durable=durable), attempt=durable.promised), ()
-
-    monkeypatch.setattr(round, "resume", resume)
-    with pytest.raises(AssertionError):
-        test_what_a_manifest_counts_is_what_its_results_were_merged_from(OTHER_ORDER, 1)
+    monkeypatch.setattr(round, "resume", forget_plan)
+    assert miscounted(explored(Search(first_base(2, run="01"), Bounds(num_attempts=1, num_kills=1))))
 
 
 @pytest.mark.parametrize("dead", [None, 0, 1, 2])
-def test_whatever_happened_a_majority_that_lives_and_talks_commits(dead: int | None) -> None:
-    search = Search(first_base(3), Bounds(num_attempts=3, num_kills=1))
-    worlds = search.some_worlds(1000)
+def test_whatever_happened_a_majority_that_lives_and_talks_commits(
+    walks: tuple[Search, list[World]], dead: int | None
+) -> None:
+    search, worlds = walks
     stuck = [world for world in worlds if not search.commits_when_calm(world, dead, num_attempts=8)]
     assert not stuck, f"{len(stuck)} of {len(worlds)} worlds never commit, the first: {search.describe(stuck[0])}"
 
@@ -142,6 +157,10 @@ def always(*_: Any) -> bool:
 
 def accept_whatever_was_promised(durable: Durable, attempt: Attempt, manifest: Manifest) -> bool:
     return durable.accepted is None or durable.accepted.attempt < attempt or durable.accepted.manifest == manifest
+
+
+def forget_plan(me: PeerId, durable: Durable) -> Result:
+    return State(me=me, durable=durable, attempt=durable.promised), ()
 
 
 def forget(me: PeerId, durable: Durable) -> Result:

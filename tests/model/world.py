@@ -7,7 +7,8 @@ payloads that cannot be had, so the search covers each of them too.
 Merging and fetching take no time here. A merge fails for any of the other contributors, who may be out of reach, and
 always for those who lost their payload in a restart. A fetch succeeds: one that fails is a Holding that is lost.
 
-It does not know what membership says of peers (`Noticed`). `reduced` searches the same with fewer worlds.
+It does not know what membership says of peers (`Noticed`), but where all is calm. `reduced` searches the same with
+fewer worlds.
 """
 
 from collections import deque
@@ -29,6 +30,7 @@ from weft.sync.machine import (
     Merge,
     MergeDone,
     MergeFailed,
+    Noticed,
     Output,
     Persist,
     Received,
@@ -141,6 +143,8 @@ class Search:
         self._manifest_ids: dict[Manifest, int] = {}
         self._proposed: set[Manifest] = set()
         self._steps: dict[tuple[int, Any], Taken] = {}
+        self._restarts: dict[int, int] = {}
+        self._waiting: dict[int, bool] = {}
         lives = range(bounds.num_kills + 1)
         self._offers = [[contribution(base, number, life) for life in lives] for number in range(len(base.electorate))]
 
@@ -186,12 +190,15 @@ class Search:
         """Return whether some live member commits once nothing is lost any more and timers run out as they should.
 
         Args:
-            dead: a member that does nothing ever again, and whose payload nobody can fetch.
+            dead: a member that does nothing ever again, as the others have noticed; nobody can fetch its payload.
             num_attempts: how many more leaders may be tried.
         """
         live = [number for number in range(len(self.base.electorate)) if number != dead]
         if dead is not None:
             world = world._replace(lives=_put(world.lives, dead, NONE))
+            silence = Noticed(peer=self.base.electorate[dead], status="suspected")
+            for number in live:
+                world = self._apply(world, number, silence)[0]
         for number in live:  # by now all have trained, restarted ones again
             world = self._train(world, number)[0]
         for _ in range(num_attempts):
@@ -238,7 +245,7 @@ class Search:
             state = self._state(world, number)
             yield from self._train(world, number)
             yield from self._time_out(world, number)
-            if has_grace(state):
+            if self._may_stop_waiting(world, number):
                 yield from self._apply(world, number, TimedOut(timer="grace", attempt=state.attempt))
             if world.num_kills < self.bounds.num_kills:
                 yield self._kill(world, number)
@@ -247,6 +254,14 @@ class Search:
 
     def _state(self, world: World, number: int) -> State:
         return self._states[world.states[number]]
+
+    def _may_stop_waiting(self, world: World, number: int) -> bool:
+        """Return whether a member waits for more announcements, to plan."""
+        key = world.states[number]
+        if key not in self._waiting:
+            state = self._states[key]
+            self._waiting[key] = not state.is_grace_over and state.plan is None and is_leading(state)
+        return self._waiting[key]
 
     def _train(self, world: World, number: int) -> list[World]:
         mine = self._offers[number][world.lives[number]]
@@ -260,10 +275,16 @@ class Search:
         return self._apply(world, number, TimedOut(timer="progress", attempt=attempt))
 
     def _kill(self, world: World, number: int) -> World:
-        """Kill a member and start it again from its disk. One that stays dead is one that nothing more reaches."""
-        state, _ = round.resume(self.base.electorate[number], self._state(world, number).durable)
-        states = _put(world.states, number, self._intern(state))
+        """Kill a member and start it again from its disk. One that stays dead is one that nothing more reaches.
+
+        It resumes the round even where it has nothing of it on its disk: a driver has to know that it was there before.
+        """
+        before = world.states[number]
+        if before not in self._restarts:
+            resumed, _ = round.resume(self.base.electorate[number], self._states[before].durable)
+            self._restarts[before] = self._intern(resumed)
         lives = _put(world.lives, number, world.lives[number] + 1)
+        states = _put(world.states, number, self._restarts[before])
         return world._replace(states=states, lives=lives, num_kills=world.num_kills + 1)
 
     def _leave(self, world: World, number: int) -> list[World]:
@@ -378,10 +399,6 @@ def ones(bits: int) -> Iterator[int]:
 
 def hashable(state: State) -> tuple[Any, ...]:
     return tuple(frozenset(value.items()) if isinstance(value, dict) else value for value in astuple(state))
-
-
-def has_grace(state: State) -> bool:
-    return not state.is_grace_over and state.plan is None and is_leading(state)
 
 
 def _put(values: tuple[int, ...], number: int, value: int) -> tuple[int, ...]:
