@@ -15,7 +15,7 @@ It does not know the round's decisions.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 from weft.codec import Codec
@@ -33,6 +33,7 @@ from weft.wire import Buffer
 
 # Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
 POOL_VECTORS = 3
+FETCH_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # after a result could not be had; then the next attempt tries
 
 # How long a blob may take, whole: its holder's uplink carries the vector's other parts at the same time. A byte now and
 # then keeps a stream alive for ever; who has less than 1 Mbit/s makes all others wait longer than its work is worth.
@@ -88,17 +89,27 @@ class Parts:
         self._chain.keep(merged.digest, merged.encoded)
         return MergeDone(plan=plan, part=part, result=merged.digest)
 
-    async def fetch(self, plan: Collect, part: int, result: Digest, round: Round) -> ResultHeld | None:
-        """Fetch a result, from its owner or whoever contributes; None where it cannot be had or applied."""
+    async def fetch(
+        self, plan: Collect, part: int, result: Digest, round: Round, is_wanted: Callable[[], bool] = lambda: True
+    ) -> ResultHeld | None:
+        """Fetch a result, from its owner or whoever contributes; None where it cannot be had.
+
+        Raises:
+            PayloadError: it is no part of a vector.
+        """
         num, owner = len(self.cut(len(plan.owners))[part]), plan.owners[part]
-        try:
-            await self._result(result, num, [owner, *(each.peer for each in plan.contributions)])
-        except PayloadError as error:
-            self._emit(PayloadRejected(round=round, member=owner, reason=f"its merged part {part}: {error}"))
-            return None
-        except PeerError:
-            return None  # the leader hears of no holder here, and the next attempt tries again
-        return ResultHeld(plan=plan, part=part)
+        for wait_s in FETCH_AGAIN_S:  # whoever had it may be gone, and another have it in a moment
+            try:
+                await self._result(result, num, [owner, *(each.peer for each in plan.contributions)])
+                return ResultHeld(plan=plan, part=part)
+            except PayloadError as error:
+                self._emit(PayloadRejected(round=round, member=owner, reason=f"its merged part {part}: {error}"))
+                raise
+            except PeerError:
+                await asyncio.sleep(wait_s)
+            if not is_wanted():
+                break
+        return None
 
     def has_results(self, manifest: Manifest) -> bool:
         """Return whether all results that a manifest names are here: what is here can be applied."""

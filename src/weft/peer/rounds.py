@@ -445,8 +445,8 @@ class Rounds:
         self._feed(await self.parts.merge(plan, part, self.chain.base.round))
 
     async def _fetch(self, plan: Collect, part: int, result: Digest) -> None:
-        held = await self.parts.fetch(plan, part, result, self.chain.base.round)
-        if held is not None:
+        number, is_wanted = self.chain.base.round, lambda: getattr(self._state, "plan", None) == plan
+        if held := await self.parts.fetch(plan, part, result, number, is_wanted):
             self._feed(held)
 
     async def _prefetch(self, manifest: Manifest) -> None:

@@ -263,8 +263,8 @@ def _without(state: State, peer: PeerId) -> Result:
         return _advance(state)
     plan = state.plan
     if plan is not None and peer in plan.owners and state.proposal is None and is_leading(state):
-        is_merged = all(part in state.results for part, owner in enumerate(plan.owners) if owner == peer)
-        if not is_merged:  # its parts need other owners
+        is_merged = all(part in state.held for part, owner in enumerate(plan.owners) if owner == peer)
+        if not is_merged:  # its parts need other owners; of what is held here, others can fetch the bytes
             return make_plan(replace(without_plan(state), revision=state.revision + 1))
     result = _lead_if_promised(state) if state.attempt else make_plan(state)
     return then(then(result, propose_if_held), commit_if_chosen)
