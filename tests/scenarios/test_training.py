@@ -136,7 +136,7 @@ def test_gradients_averaged_over_three_peers_are_one_step_of_sgd(make_swarm: Mak
     swarm.run(scenario)
 
 
-def test_late_joiner_receives_the_state_and_counts_from_the_next_manifest_on(make_swarm: MakeSwarm) -> None:
+def test_late_joiner_receives_the_state_and_stops_nobody(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=8)
 
     async def scenario() -> None:
@@ -151,8 +151,12 @@ def test_late_joiner_receives_the_state_and_counts_from_the_next_manifest_on(mak
         first = min(round for (_, round), manifest in swarm.chains.items() if d.id in manifest.joined)
         assert first <= joined.round + 2
         for event in a.life.committed:
-            assert (d.id in event.contributors) == (event.round > first)
-        assert d.life.seen(RoundMissed) == []
+            assert (d.id in event.contributors) == (event.round > first + 1)
+            assert event.duration_s < 1
+        (missed,) = d.life.seen(RoundMissed)
+        assert missed.round == first + 1
+        assert missed.carried_tokens == LEASE_TOKENS
+        assert "newcomer" in missed.reason
 
     swarm.run(scenario)
     swarm.check()

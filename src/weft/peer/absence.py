@@ -22,10 +22,10 @@ def left_out(
         state: of this peer's machine in the round that the manifest decides; None where it took no part.
     """
     counted = {each.peer for each in manifest.contributions}
-    return {peer: _why(peer, state, statuses) for peer in base.electorate if peer not in counted}
+    return {peer: _why(base, peer, state, statuses) for peer in base.electorate if peer not in counted}
 
 
-def _why(peer: PeerId, state: State | None, statuses: Mapping[PeerId, Status]) -> str:
+def _why(base: Base, peer: PeerId, state: State | None, statuses: Mapping[PeerId, Status]) -> str:
     status = statuses.get(peer)
     if state is not None and peer in state.farewells:
         return "it said goodbye"
@@ -33,6 +33,8 @@ def _why(peer: PeerId, state: State | None, statuses: Mapping[PeerId, Status]) -
         return f"it was {status}"
     if state is not None and peer in state.unusable:
         return "its payload could not be had or was no payload"
+    if peer in base.newcomers:
+        return "nobody waits for a newcomer in its first round"
     if state is not None and peer in state.ready:
         return "it was ready when others were planned already, or its payload could not be had"
     return "it was not ready in time"

@@ -38,14 +38,18 @@ def announce(state: State, mine: Contribution) -> Result:
 
 
 def make_plan(state: State) -> Result:
-    """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over."""
+    """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over.
+
+    Nobody waits for a newcomer: it may still be fetching what was decided before it was counted in. What it announces
+    in time counts like anybody's, and what comes later stays in its carry.
+    """
     if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
         return state, ()
     absent = state.suspected | state.gone | state.farewells.keys()
     usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable
     if not usable:
         return state, ()
-    waiting_for = set(state.base.electorate) - usable - absent - state.unusable
+    waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
     if waiting_for and not state.is_grace_over:
         is_grace_due = is_quorum(state.base, usable, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()

@@ -84,6 +84,7 @@ class Base(Record, frozen=True, kw_only=True):
     round: Round
     previous: Digest
     electorate: tuple[PeerId, ...]  # ascending
+    newcomers: tuple[PeerId, ...] = ()  # those of them that the manifest before counted in
     keeper: PeerId | None  # the leader recorded in the manifest before
     num_parts: int
     cursor: int
@@ -203,6 +204,7 @@ def next_base(manifest: Manifest, quota: int) -> Base:
         round=Round(manifest.round + 1),
         previous=digest_of(manifest),
         electorate=manifest.members,
+        newcomers=manifest.joined,
         keeper=manifest.leader,
         num_parts=len(manifest.members),
         cursor=manifest.cursor,

@@ -25,14 +25,19 @@ class Durable(Record, frozen=True, kw_only=True):
 
 
 def leader(base: Base, attempt: Attempt) -> PeerId:
-    """Return who leads `attempt`: members take turns in an order that nobody can choose."""
-    order = _order(base.run, base.branch, base.round, base.electorate)
+    """Return who leads `attempt`: members take turns in an order that nobody can choose.
+
+    Newcomers come last: they may still be fetching what was decided before they were counted in.
+    """
+    settled = tuple(peer for peer in base.electorate if peer not in base.newcomers)
+    order = _order(base.run, base.branch, base.round, settled)
+    order += _order(base.run, base.branch, base.round, base.newcomers)
     return order[attempt % len(order)]
 
 
 @lru_cache(maxsize=64)  # asked with every message of a round
-def _order(run: RunId, branch: BranchId, round: Round, electorate: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-    return tuple(sorted(electorate, key=lambda peer: order_key(run, branch, round, peer)))
+def _order(run: RunId, branch: BranchId, round: Round, peers: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    return tuple(sorted(peers, key=lambda peer: order_key(run, branch, round, peer)))
 
 
 def is_quorum(base: Base, voters: Iterable[PeerId], left: Iterable[PeerId] = ()) -> bool:

@@ -155,7 +155,8 @@ async def test_garbage_in_the_place_of_a_letter_ends_the_link(tmp_path: Path) ->
 
     a, b, liar = await meet(tmp_path, each_round(act))
     dropped = [*a.seen(ConnectionDropped), *b.seen(ConnectionDropped)]
-    assert {event.remote for event in dropped} == {liar.id}
+    unproven = {None}  # who dials again while the other end dials too may lose a connection before it has a name
+    assert {event.remote for event in dropped} - unproven == {liar.id}
     assert "Letter" in said(ConnectionDropped, a, b)
 
 

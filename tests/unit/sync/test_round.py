@@ -137,6 +137,27 @@ def test_a_leader_proposes_only_what_it_holds() -> None:
     assert hear(state, state.me, holding).proposal is not None
 
 
+def test_nobody_waits_for_a_newcomer_in_its_first_round() -> None:
+    leading, newcomer = ORDER[0], ORDER[3]
+
+    def planned_of(newcomers: tuple[PeerId, ...], speakers: list[PeerId]) -> set[PeerId]:
+        base = msgspec.structs.replace(BASE, newcomers=newcomers)
+        state = round.begin(leading, base)
+        for peer in speakers:
+            state = hear(state, peer, Ready(tokens=Tokens(4), parts=(digest(peer.encode()),)))
+        plan = round.step(state, Trained(tokens=Tokens(4), parts=(digest(b"mine"),)))[0].plan
+        return set() if plan is None else {each.peer for each in plan.contributions}
+
+    assert planned_of((), ORDER[1:3]) == set()
+    assert planned_of((newcomer,), ORDER[1:3]) == set(ORDER) - {newcomer}
+    assert planned_of((newcomer,), ORDER[1:]) == set(ORDER)
+
+
+def test_newcomers_lead_after_all_others() -> None:
+    base = msgspec.structs.replace(BASE, newcomers=tuple(sorted(ORDER[:2])))
+    assert [leader(base, Attempt(turn)) for turn in range(5)] == [*ORDER[2:], *ORDER[:2], ORDER[2]]
+
+
 def test_an_electorate_grows_no_larger_than_membership() -> None:
     state = planned()
     joiners = frozenset(PeerId(f"{number:064x}") for number in range(100))
