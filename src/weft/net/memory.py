@@ -11,9 +11,10 @@ It does not know encryption: a peer is who its transport says, and only this pro
 
 import asyncio
 
+from weft import rng
 from weft.errors import DialError
 from weft.ids import PeerId, short
-from weft.net.memory_link import CHUNK_NBYTES, Link, Pipe
+from weft.net.memory_link import CHUNK_NBYTES, Line, Link, Pipe
 from weft.net.tasks import Tasks
 from weft.net.transport import Accept, Lane
 from weft.wire import Buffer
@@ -28,11 +29,14 @@ class MemoryNetwork:
     Args:
         delay_s: seconds from one peer to another, for every link not set otherwise.
         bandwidth_bps: bits per second of such a link in each direction; None: instantaneous.
+        seed: of jitter and loss.
     """
 
-    def __init__(self, *, delay_s: float = 0.0, bandwidth_bps: float | None = None) -> None:
+    def __init__(self, *, delay_s: float = 0.0, bandwidth_bps: float | None = None, seed: int = 0) -> None:
         self._delay_s = delay_s
         self._bandwidth_bps = bandwidth_bps
+        self._seed = seed
+        self._lines: dict[PeerId, tuple[Line, Line]] = {}  # up, down
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self._listening: dict[PeerId, MemoryTransport] = {}
 
@@ -40,15 +44,43 @@ class MemoryNetwork:
         """Return a transport through which `peer` takes part, at first or after it was killed."""
         return MemoryTransport(self, peer)
 
+    def lines(self, peer: PeerId) -> tuple[Line, Line]:
+        """Return what all that `peer` sends passes, and all that it receives."""
+        return self._lines.setdefault(peer, (Line(), Line()))
+
     def link(self, source: PeerId, target: PeerId) -> Link:
         """Return the link in that direction."""
-        made = Link(self._delay_s, self._bandwidth_bps)
-        return self._links.setdefault((source, target), made)
+        if (source, target) not in self._links:
+            up, down = self.lines(source)[0], self.lines(target)[1]
+            made = Link(up, down, rng.stream(self._seed, "link", source, target))
+            made.delay_s, made.own.bandwidth_bps = self._delay_s, self._bandwidth_bps
+            self._links[source, target] = made
+        return self._links[source, target]
 
-    def set_link(self, a: PeerId, b: PeerId, *, delay_s: float = 0.0, bandwidth_bps: float | None = None) -> None:
-        """Change the link between `a` and `b` in both directions, for what is sent from now on."""
+    def set_line(self, peer: PeerId, *, up_bps: float | None, down_bps: float | None) -> None:
+        """Change how many bits per second `peer` can send, and receive; None: any."""
+        up, down = self.lines(peer)
+        up.bandwidth_bps, down.bandwidth_bps = up_bps, down_bps
+
+    def set_link(
+        self,
+        a: PeerId,
+        b: PeerId,
+        *,
+        delay_s: float = 0.0,
+        bandwidth_bps: float | None = None,
+        jitter_s: float = 0.0,
+        loss: float = 0.0,
+    ) -> None:
+        """Change the link between `a` and `b` in both directions, for what is sent from now on.
+
+        Args:
+            jitter_s: what is sent is late by up to so much.
+            loss: share of the packets, 0 to 1, that have to be sent again.
+        """
         for one_way in (self.link(a, b), self.link(b, a)):
-            one_way.delay_s, one_way.bandwidth_bps = delay_s, bandwidth_bps
+            one_way.delay_s, one_way.own.bandwidth_bps = delay_s, bandwidth_bps
+            one_way.jitter_s, one_way.loss = jitter_s, loss
 
     def partition(self, a: PeerId, b: PeerId) -> None:
         """Let nothing pass between `a` and `b`: streams fall silent, dials time out."""

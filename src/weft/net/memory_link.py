@@ -1,41 +1,102 @@
-"""What a link of the memory network does with bytes.
+"""What the links of the memory network do with bytes.
 
-A `Link` is one direction between two peers. It sends one chunk at a time, taking turns among the streams that have
-something to send; a chunk occupies it for its size over the bandwidth and arrives a delay later. A `Pipe` is one
-direction of one stream: what it has queued, what is under way, what has arrived, and how it ended. Bytes sent and not
-yet read are bounded, so a slow reader holds its sender back. A chunk of None is the orderly end.
+    sender's line up -> the link's own line -> delay, jitter, loss -> receiver's line down
+
+A `Line` is a bottleneck: it passes one chunk at a time, which occupies it for its size over the bandwidth, and the
+streams that have something to send take turns. Where two peers' streams share a line, they share its bandwidth. A
+`Link` is one direction between two peers; a `Pipe` is one direction of one stream over it. Bytes sent and not yet read
+are bounded, so a slow reader holds its sender back. A chunk of None is the orderly end.
+
+Streams lose nothing, as over TCP: a lost packet costs time. It is sent again after a round trip, or after RTO_S where
+too few follow it to show the gap, and everything behind it in its stream waits. A stream over a lossy link is no faster
+than MSS / RTT * sqrt(3 / (2 p)) (Mathis et al., "The macroscopic behavior of the TCP congestion avoidance algorithm",
+1997, equation 3); another stream beside it is as fast again.
 
 It does not know who the peers are.
 """
 
 import asyncio
+import math
 from collections import deque
+from collections.abc import Callable
+
+import numpy as np
 
 from weft.errors import PeerError
 
 WINDOW_NBYTES = 1 << 20  # sent and not yet read, besides what the link itself holds
-CHUNK_NBYTES = 64 << 10  # how much one stream sends before another on the same link gets its turn
+CHUNK_NBYTES = 64 << 10  # how much one stream sends before another on the same line gets its turn
+MSS_NBYTES = 1448  # of a packet over Ethernet
+RTO_S = 0.2  # Linux's least retransmission timeout
+NUM_REPEATS = 3  # acknowledgements that show a gap at once
+
+Chunk = bytes | None
+Onward = Callable[[Chunk], None]
+
+
+class Line:
+    """A bottleneck that streams share.
+
+    Args:
+        bandwidth_bps: bits per second; None: instantaneous.
+    """
+
+    def __init__(self, bandwidth_bps: float | None = None) -> None:
+        self.bandwidth_bps = bandwidth_bps
+        self._waiting: dict[Pipe, deque[tuple[Chunk, Onward]]] = {}  # in the order of their turns
+        self._is_busy = False
+
+    def carry(self, pipe: "Pipe", chunk: Chunk, onward: Onward) -> None:
+        """Pass `chunk` on when it is the pipe's turn."""
+        if self.bandwidth_bps is None and not self._is_busy:
+            onward(chunk)
+            return
+        self._waiting.setdefault(pipe, deque()).append((chunk, onward))
+        if not self._is_busy:
+            self._pass_next()
+
+    def drop(self, pipe: "Pipe") -> None:
+        """Forget what waits of a pipe."""
+        self._waiting.pop(pipe, None)
+
+    def _pass_next(self) -> None:
+        self._is_busy = bool(self._waiting)
+        if self._is_busy:
+            pipe = next(iter(self._waiting))
+            queue = self._waiting.pop(pipe)
+            chunk, onward = queue.popleft()
+            if queue:
+                self._waiting[pipe] = queue
+            takes_s = 8 * len(chunk or b"") / self.bandwidth_bps if self.bandwidth_bps is not None else 0.0
+            asyncio.get_running_loop().call_later(takes_s, self._passed, chunk, onward)
+
+    def _passed(self, chunk: Chunk, onward: Onward) -> None:
+        onward(chunk)
+        self._pass_next()
 
 
 class Link:
     """One direction between two peers.
 
     Args:
-        delay_s: seconds from leaving the sender to arriving.
-        bandwidth_bps: bits per second; None: instantaneous.
+        up: what leaves the sender to anybody passes it.
+        down: what reaches the receiver from anybody passes it.
+        luck: decides jitter and loss.
     """
 
-    def __init__(self, delay_s: float = 0.0, bandwidth_bps: float | None = None) -> None:
-        self.delay_s = delay_s
-        self.bandwidth_bps = bandwidth_bps
+    def __init__(self, up: Line, down: Line, luck: np.random.Generator) -> None:
+        self.up, self.own, self.down = up, Line(), down
+        self.delay_s = 0.0  # from leaving the sender to arriving
+        self.jitter_s = 0.0  # at most so much more, by chance
+        self.loss = 0.0  # share of the packets that are lost
         self.is_cut = False
         self.pipes: dict[Pipe, None] = {}
-        self._rotation: deque[Pipe] = deque()
-        self._is_busy = False
+        self._luck = luck
 
     @property
     def window_nbytes(self) -> int:
-        return WINDOW_NBYTES + int((self.bandwidth_bps or 0.0) * self.delay_s / 8)
+        bounds = [line.bandwidth_bps for line in (self.up, self.own, self.down) if line.bandwidth_bps is not None]
+        return WINDOW_NBYTES + int(min(bounds, default=0.0) * self.delay_s / 8)
 
     def heal(self) -> None:
         """Let pass again, first what the cut has held."""
@@ -43,32 +104,20 @@ class Link:
         for pipe in list(self.pipes):
             pipe.release()
 
-    def carry(self, pipe: "Pipe", chunk: bytes | None) -> None:
-        """Send `chunk` when it is the pipe's turn."""
-        if self.bandwidth_bps is None and not self._is_busy:
-            pipe.travel(chunk)
-            return
-        if not pipe.queued:
-            self._rotation.append(pipe)
-        pipe.queued.append(chunk)
-        if not self._is_busy:
-            self._send_next()
+    def stream_s(self, chunk: Chunk) -> float:
+        """Return how long one stream takes to send `chunk`, however fast the lines are."""
+        if not self.loss or not chunk:
+            return 0.0
+        return len(chunk) / MSS_NBYTES * 2 * self.delay_s / math.sqrt(1.5 / self.loss)
 
-    def _send_next(self) -> None:
-        while self._rotation and not self._rotation[0].queued:  # those that died in the queue
-            self._rotation.popleft()
-        self._is_busy = bool(self._rotation)
-        if self._is_busy:
-            pipe = self._rotation.popleft()
-            chunk = pipe.queued.popleft()
-            if pipe.queued:
-                self._rotation.append(pipe)
-            takes_s = 8 * len(chunk or b"") / self.bandwidth_bps if self.bandwidth_bps is not None else 0.0
-            asyncio.get_running_loop().call_later(takes_s, self._sent, pipe, chunk)
-
-    def _sent(self, pipe: "Pipe", chunk: bytes | None) -> None:
-        pipe.travel(chunk)
-        self._send_next()
+    def travel_s(self, chunk: Chunk) -> float:
+        """Return how long `chunk` is under way once it has left."""
+        late_s = self.jitter_s * self._luck.random() if self.jitter_s else 0.0
+        if self.loss:
+            num_packets = math.ceil(len(chunk or b"") / MSS_NBYTES) or 1
+            if self._luck.random() < 1 - (1 - self.loss) ** num_packets:
+                late_s += 2 * self.delay_s if num_packets > NUM_REPEATS else max(RTO_S, 2 * self.delay_s)
+        return self.delay_s + late_s
 
 
 class Pipe:
@@ -77,9 +126,9 @@ class Pipe:
     def __init__(self, link: Link) -> None:
         self._link = link
         link.pipes[self] = None
-        self.queued: deque[bytes | None] = deque()  # not yet on the link
-        self._under_way: deque[bytes | None] = deque()
+        self._under_way: deque[Chunk] = deque()
         self._num_held = 0  # due, but the link is cut
+        self._sent_s = 0.0  # when the stream itself has sent what it was given
         self._due_s = 0.0
         self._arrived: deque[memoryview] = deque()
         self._num_bytes = 0
@@ -96,7 +145,7 @@ class Pipe:
         if self._send_error is not None:
             raise PeerError(self._send_error)
         self._num_bytes += len(chunk)
-        self._link.carry(self, chunk)
+        self._leave(chunk)
 
     async def take_into(self, buffer: memoryview) -> int:
         """Receive what has arrived; wait while nothing has."""
@@ -120,7 +169,7 @@ class Pipe:
         """Close in order from the sending side: the reader gets 0 after the bytes under way."""
         if self._send_error is None:
             self._send_error = reason
-            self._link.carry(self, None)
+            self._leave(None)
         self._changed.set()
 
     def abandon(self, reason: str, farewell: str) -> None:
@@ -132,13 +181,14 @@ class Pipe:
     def reset(self, reason: str, farewell: str) -> None:
         """Die from the sending side. The reader fails at once, or once a cut link heals."""
         self._send_error = self._send_error or reason
-        self.queued.clear()
+        for line in (self._link.up, self._link.own):
+            line.drop(self)
         self._tell(farewell)
 
     def release(self) -> None:
         """Let arrive what the link's cut has held."""
         for _ in range(self._num_held):
-            self._arrive()
+            self._reach()
         self._num_held = 0
         if self._farewell is not None:
             self._tell(self._farewell)
@@ -151,11 +201,18 @@ class Pipe:
             self._link.pipes.pop(self, None)
         self._changed.set()
 
-    def travel(self, chunk: bytes | None) -> None:
-        """Let `chunk`, which has left the sender, arrive after the link's delay."""
+    # --- on the way ---
+
+    def _leave(self, chunk: Chunk) -> None:
+        link = self._link
+        link.up.carry(self, chunk, lambda chunk: link.own.carry(self, chunk, self._travel))
+
+    def _travel(self, chunk: Chunk) -> None:
+        """The sender's side is passed: be there after the link's delay, in order."""
         loop = asyncio.get_running_loop()
         self._under_way.append(chunk)
-        self._due_s = max(self._due_s, loop.time() + self._link.delay_s)  # order holds when a link becomes faster
+        self._sent_s = max(self._sent_s, loop.time()) + self._link.stream_s(chunk)
+        self._due_s = max(self._due_s, self._sent_s + self._link.travel_s(chunk))
         if self._due_s <= loop.time():
             self._due()
         else:
@@ -165,11 +222,13 @@ class Pipe:
         if self._link.is_cut:
             self._num_held += 1
         else:
-            self._arrive()
+            self._reach()
 
-    def _arrive(self) -> None:
+    def _reach(self) -> None:
         # Timers of equal time may fire in any order, so each lets the first chunk arrive, not its own.
-        chunk = self._under_way.popleft()
+        self._link.down.carry(self, self._under_way.popleft(), self._arrive)
+
+    def _arrive(self, chunk: Chunk) -> None:
         if chunk is None:
             self._is_ended = True
             self._link.pipes.pop(self, None)

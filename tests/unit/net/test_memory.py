@@ -128,6 +128,96 @@ def test_a_link_can_be_set_by_itself() -> None:
     assert on_virtual_time(scenario, network)[1] == pytest.approx(2.0)
 
 
+async def bring(town: Town, source: PeerId, target: PeerId, num_bytes: int) -> float:
+    """Send so many bytes over a stream of its own; return when all have arrived."""
+    near, far = await town.connect(source, target)
+    sending = asyncio.ensure_future(near.send(bytes(num_bytes)))
+    assert len(await receive(far, num_bytes)) == num_bytes
+    await sending
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize(("up_bps", "down_bps"), [(8e6, None), (None, 8e6), (8e6, 16e6)])
+def test_what_a_peer_sends_to_two_shares_its_line_up(up_bps: float | None, down_bps: float | None) -> None:
+    network = MemoryNetwork(delay_s=0.1)
+    for peer in (A, B, C):
+        network.set_line(peer, up_bps=up_bps, down_bps=down_bps)
+
+    async def scenario(town: Town) -> list[float]:
+        return await asyncio.gather(bring(town, A, B, 1_000_000), bring(town, A, C, 1_000_000))
+
+    arrived_s, _ = on_virtual_time(scenario, network)
+    is_shared = up_bps is not None
+    last = 8 * CHUNK_NBYTES / 16e6 if down_bps == 16e6 else 0.0  # the last chunk passes the line down as well
+    assert max(arrived_s) == pytest.approx(0.3 + (2.0 if is_shared else 1.0) + last, rel=0.02)
+
+
+def test_what_two_send_to_a_peer_shares_its_line_down() -> None:
+    network = MemoryNetwork(delay_s=0.1)
+    network.set_line(C, up_bps=1e6, down_bps=8e6)
+
+    async def scenario(town: Town) -> list[float]:
+        return await asyncio.gather(bring(town, A, C, 1_000_000), bring(town, B, C, 1_000_000))
+
+    assert max(on_virtual_time(scenario, network)[0]) == pytest.approx(2.3, rel=0.01)
+
+
+def test_jitter_delays_and_keeps_order() -> None:
+    network = MemoryNetwork()
+    network.set_link(A, B, delay_s=0.1, jitter_s=0.3)
+
+    async def scenario(town: Town) -> list[float]:
+        near, far = await town.connect(A, B)
+        loop, waits_s = asyncio.get_running_loop(), []
+        for number in range(200):
+            sent_s = loop.time()
+            await near.send(bytes([number]))
+            assert await receive(far, 1) == bytes([number])
+            waits_s.append(loop.time() - sent_s)
+        for number in range(200):
+            await near.send(bytes([number]))
+        assert await receive(far, 200) == bytes(range(200))
+        return waits_s
+
+    waits_s, _ = on_virtual_time(scenario, network)
+    assert 0.1 <= min(waits_s) < 0.12
+    assert 0.38 < max(waits_s) <= 0.4
+
+
+def test_a_lost_packet_is_late_by_a_timeout() -> None:
+    network = MemoryNetwork()
+    network.set_link(A, B, delay_s=0.01, loss=0.05)
+
+    async def scenario(town: Town) -> list[float]:
+        near, far = await town.connect(A, B)
+        loop, waits_s = asyncio.get_running_loop(), []
+        for _ in range(1000):
+            sent_s = loop.time()
+            await near.send(b"?")
+            await receive(far, 1)
+            waits_s.append(round(loop.time() - sent_s, 3))
+        return waits_s
+
+    waits_s, _ = on_virtual_time(scenario, network)
+    assert set(waits_s) == {0.01, 0.21}
+    assert 30 < waits_s.count(0.21) < 70
+
+
+def test_a_stream_over_a_lossy_link_is_slow_and_two_are_twice_as_fast() -> None:
+    def took_s(num_streams: int) -> float:
+        network = MemoryNetwork()
+        network.set_link(A, B, delay_s=0.05, bandwidth_bps=1e8, loss=0.01)
+
+        async def scenario(town: Town) -> list[float]:
+            return await asyncio.gather(*(bring(town, A, B, 4_000_000 // num_streams) for _ in range(num_streams)))
+
+        return max(on_virtual_time(scenario, network)[0])
+
+    # MSS / RTT sqrt(3 / (2 p)) = 1448 / 0.1 * 12.25 = 177 kB/s
+    assert took_s(1) == pytest.approx(4_000_000 / 177_000, rel=0.05)
+    assert took_s(1) / took_s(2) == pytest.approx(2, rel=0.05)
+
+
 def test_order_holds_when_a_link_becomes_faster() -> None:
     network = MemoryNetwork(delay_s=1.0)
 
@@ -303,6 +393,12 @@ def test_two_runs_are_the_same() -> None:
         await asyncio.gather(*(talk(*pair, 200_000 + 7 * number) for number, pair in enumerate(pairs)))
         return log
 
-    logs = [on_virtual_time(scenario, MemoryNetwork(delay_s=0.01, bandwidth_bps=1e7))[0] for _ in range(2)]
-    assert logs[0] == logs[1]
-    assert len(logs[0]) > 20
+    def log(seed: int) -> list[tuple[float, str, int]]:
+        network = MemoryNetwork(delay_s=0.01, bandwidth_bps=1e7, seed=seed)
+        network.set_link(A, C, delay_s=0.02, bandwidth_bps=1e7, jitter_s=0.01, loss=0.001)
+        log: list[tuple[float, str, int]] = on_virtual_time(scenario, network)[0]
+        return log
+
+    assert log(1) == log(1)
+    assert log(1) != log(2)
+    assert len(log(1)) > 20
