@@ -226,6 +226,7 @@ class Blobs:
         """Answer requests until the stream ends, or its peer has lost the link that entitles it to one."""
         while self._links.get(bulk.peer) is not None and (request := await self._rest(bulk, BlobRequest)) is not None:
             await self._answer(bulk, request)
+            await asyncio.sleep(0)  # who asks ahead for what is small would never let others have a turn
 
     async def _rest(self, bulk: Bulk, kind: Any) -> Any:
         resting = self._resting.setdefault(bulk.peer, set())

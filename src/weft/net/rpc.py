@@ -2,7 +2,8 @@
 
 Each side numbers its calls; answers come in any order. A call carries its deadline: the callee's handler is
 cancelled when it passes, and when the caller gives up (`Cancel`). Notes are handled one at a time in the order
-they were sent. Nothing waits inside the read loop, so one slow handler delays no other answer.
+they were sent. The read loop waits for nothing but bytes, so one slow handler delays no other answer; nor does a peer
+whose bytes never cease delay other peers.
 
 What a remote can make this peer hold is bounded: `MAX_IN_FLIGHT` calls, `MAX_QUEUED_NOTES` notes of together
 `MAX_QUEUED_NOTES_NBYTES`, one frame of `MAX_FRAME_NBYTES`. Who exceeds a bound breaks the protocol, and `run` raises
@@ -39,6 +40,10 @@ from weft.wire import decode, encode, printable
 MAX_IN_FLIGHT = 64  # calls one peer may have open at another: twice the members of a swarm
 MAX_QUEUED_NOTES = 1024  # about a minute of what 16 busy peers send
 MAX_QUEUED_NOTES_NBYTES = 16 << 20  # sixteen of the largest; nearly all are below 1 KiB
+# What has come already is read without waiting. After so much of it all others get a turn, the notes' handlers too.
+TURN_FRAMES = 32  # of the smallest, about a millisecond
+TURN_NBYTES = 1 << 20  # one of the largest
+TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though more of it is read
 
 
 class Session:
@@ -155,10 +160,16 @@ class Session:
 
     async def _read(self) -> None:
         while True:
-            data = await self._reader.read()
-            if data is None:
-                raise PeerError(f"{short(self.peer)} closed the connection")
-            self._dispatch(decode(data, RpcFrame))
+            num_bytes = 0
+            for _ in range(TURN_FRAMES):
+                data = await self._reader.read()
+                if data is None:
+                    raise PeerError(f"{short(self.peer)} closed the connection")
+                self._dispatch(decode(data, RpcFrame))
+                num_bytes += len(data)
+                if num_bytes >= TURN_NBYTES:
+                    break
+            await asyncio.sleep(0)
 
     def _dispatch(self, frame: RpcFrame) -> None:
         match frame:
@@ -233,12 +244,14 @@ class Session:
 
     async def _handle_notes(self) -> None:
         while True:
-            num_bytes, work = await self._notes.get()
-            try:
-                await work()
-            except Exception as error:  # as for calls: one note's failure ends nothing else
-                self._emit(Notice(text=f"handler of a note failed: {type(error).__name__}: {error}"))
-            self._notes_nbytes -= num_bytes
+            for _ in range(TURN_NOTES):
+                num_bytes, work = await self._notes.get()
+                try:
+                    await work()
+                except Exception as error:  # as for calls: one note's failure ends nothing else
+                    self._emit(Notice(text=f"handler of a note failed: {type(error).__name__}: {error}"))
+                self._notes_nbytes -= num_bytes
+            await asyncio.sleep(0)
 
     def _check_open(self, method: str) -> None:
         if self._ended is not None:

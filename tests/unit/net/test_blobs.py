@@ -10,7 +10,7 @@ from weft.net.frame import FrameReader, encode_frame, write_frame
 from weft.net.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease
 from weft.rng import integers64, stream
-from weft.wire import digest, encode
+from weft.wire import decode, digest, encode
 
 MIB = 1 << 20
 
@@ -281,6 +281,28 @@ def test_offender_on_a_bulk_stream_is_dropped_with_its_reason(world, sent, reaso
         assert dropped.remote == b.peer
         assert reason in dropped.reason
         assert await c.fetch_small(a.peer, digest(blob), 100) == blob
+
+    world.run(scenario)
+
+
+def test_requests_sent_ahead_are_answered_one_in_a_turn(world):
+    async def scenario():
+        a, _ = await world.started(2)
+        turn, answered_in, begun = 0, [], asyncio.Event()
+
+        def lookup(peer, name):
+            answered_in.append(turn)
+            begun.set()
+            return b"small"
+
+        a.serve_blobs(lookup)
+        raw, reader = await bulk_to(a, world)
+        await raw.send(100 * encode_frame(encode(BlobRequest(digest=digest(b"small")))))
+        await begun.wait()
+        for turn in range(1, 200):  # noqa: B007  the lookup reads it
+            await asyncio.sleep(0)
+        assert len(set(answered_in)) > 90
+        assert decode(await reader.read(), BlobHeader).nbytes == 5
 
     world.run(scenario)
 

@@ -25,7 +25,7 @@ from weft.net.messages import (
     RpcFrame,
 )
 from weft.net.meter import Meter
-from weft.net.rpc import MAX_IN_FLIGHT, MAX_QUEUED_NOTES, Session
+from weft.net.rpc import MAX_IN_FLIGHT, MAX_QUEUED_NOTES, TURN_FRAMES, TURN_NBYTES, TURN_NOTES, Session
 from weft.net.services import Services
 from weft.wire import Record, decode, encode
 
@@ -350,6 +350,25 @@ def test_offender_is_dropped_with_its_reason_and_others_are_served(world, offenc
     world.run(scenario)
 
 
+def test_more_notes_than_may_wait_are_no_offence_where_each_is_handled_at_once(world):
+    async def scenario():
+        (a,) = await world.started(1)
+        got = []
+
+        async def take(peer, item):
+            got.append(item.number)
+
+        a.on_note(Item, take)
+        stream, _ = await intruder(world)
+        num = 4 * MAX_QUEUED_NOTES
+        await stream.send(b"".join(note(number) for number in range(num)))
+        await asyncio.sleep(1)
+        assert got == list(range(num))
+        assert a.peers == (world.ids[7],)
+
+    world.run(scenario)
+
+
 def test_terminal_commands_in_a_reason_are_made_harmless(world):
     async def scenario():
         (a,) = await world.started(1)
@@ -403,6 +422,65 @@ class Silent:
 
     async def close(self):
         pass
+
+
+class Turns:
+    """Counts the turns that a task gets which always wants one. Virtual time stands still while it does."""
+
+    def __init__(self):
+        self.num = 0
+        self._task = asyncio.ensure_future(self._take())
+
+    async def _take(self):
+        while True:
+            self.num += 1
+            await asyncio.sleep(0)
+
+    def end(self):
+        self._task.cancel()
+        return self.num
+
+
+@pytest.mark.parametrize(
+    ("frame", "num_frames", "num_turns"),
+    [
+        (encode_frame(encode(Cancel(number=5))), 100 * TURN_FRAMES, 100),
+        (encode_frame(encode(Note(method="Nobody", body=bytes(TURN_NBYTES // 2)))), 16, 8),
+    ],
+    ids=["small", "large"],
+)
+def test_a_stream_of_frames_without_end_leaves_others_their_turns(frame, num_frames, num_turns):
+    async def scenario():
+        stream = Silent(frame * num_frames)
+        session = Session(stream, FrameReader(stream), Services(), Meter(VirtualClock()), lambda event: None)
+        turns = Turns()
+        with pytest.raises(PeerError, match="closed the connection"):
+            await session.run()
+        assert turns.end() >= num_turns
+
+    VirtualClock().run(scenario())
+
+
+def test_a_backlog_of_notes_leaves_others_their_turns(world):
+    async def scenario():
+        a, b = await world.started(2)
+        may_go, done = asyncio.Event(), asyncio.Event()
+
+        async def take(peer, item):
+            await may_go.wait()
+            if item.number == 999:
+                done.set()
+
+        b.on_note(Item, take)
+        for number in range(1000):
+            await a.note(b.peer, Item(number=number))
+        await asyncio.sleep(1)
+        turns = Turns()
+        may_go.set()
+        await done.wait()
+        assert turns.end() >= 1000 // TURN_NOTES
+
+    world.run(scenario)
 
 
 FRAMES = st.one_of(
