@@ -5,8 +5,9 @@ import pytest
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped
 from weft.ids import Digest
+from weft.net.blobs import SLICE_NBYTES, SLOWEST_STREAM_BPS
 from weft.net.bulk import MAX_DIALLED_BACK
-from weft.net.frame import FrameReader, encode_frame, write_frame
+from weft.net.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.net.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease
 from weft.rng import integers64, stream
@@ -199,6 +200,18 @@ def test_slow_holder_is_waited_for(world):
         world.network.set_link(a.peer, b.peer, delay_s=0.1, bandwidth_bps=1e6)
         await a.fetch(b.peer, digest(blob), bytearray(len(blob)), stall_s=3.0)
         assert world.clock.now() > 40
+
+    world.run(scenario)
+
+
+def test_one_of_many_streams_over_a_slow_uplink_is_not_cut(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(5 * MIB // 2)
+        b.serve_blobs(shelf(blob))
+        world.network.set_link(b.peer, a.peer, delay_s=0.02, bandwidth_bps=SLOWEST_STREAM_BPS)
+        await a.fetch(b.peer, digest(blob), bytearray(len(blob)), stall_s=60.0)  # for the memory network's chunks
+        assert world.clock.now() > 8 * len(blob) / SLOWEST_STREAM_BPS
 
     world.run(scenario)
 
@@ -401,7 +414,9 @@ def test_reader_that_takes_nothing_is_given_up(world):
         a.serve_blobs(shelf(blob))
         raw, _ = await bulk_to(a, world)
         await write_frame(raw, encode(BlobRequest(digest=digest(blob))))
-        await asyncio.sleep(31)
+        await asyncio.sleep(FRAME_S + 8 * SLICE_NBYTES / SLOWEST_STREAM_BPS - 1)
+        assert a._blobs._num_accepted[world.ids[1]] == 1
+        await asyncio.sleep(2)
         assert a._blobs._num_accepted[world.ids[1]] == 0
 
     world.run(scenario)
