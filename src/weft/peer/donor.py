@@ -9,6 +9,7 @@ It does not know who joins when.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from weft.sync.messages import Certificate, Manifest
 from weft.wire import Buffer, digest, encode
 
 PIN_S = 600.0  # after the last request for it: a newcomer on a slow link comes back for more
+DROP_AGAIN_S = 1.0  # at least between two looks for pins that are due
 FRESH_S = 30.0  # askers within this share a pin
 MAX_PINS = 2
 ANSWER_NBYTES = 900_000  # of certificates: below what a call's body may have
@@ -51,6 +53,7 @@ class Donor:
         self._clock = clock
         self._pins: list[_Pin] = []
         self._pinning: asyncio.Future[_Pin] | None = None  # goes on when who asked has stopped waiting
+        self._has_timer = False
         self._chain = chain
         node.serve(StateRequest, self._offer)
         node.serve(ChainRequest, self._continue)
@@ -59,10 +62,8 @@ class Donor:
     async def _offer(self, _peer: PeerId, _request: StateRequest) -> StateOffer:
         if self._replica.head is None or self._chain() is None:  # what a restart has read may be long outdated
             return StateOffer(head=None, index=None)
-        now = self._clock.now()
-        self._pins = [pin for pin in self._pins if now - pin.used_at < PIN_S]
         newest = self._pins[-1] if self._pins else None
-        if newest is None or now - newest.made_at > FRESH_S or not self._is_replayable(newest):
+        if newest is None or self._clock.now() - newest.made_at > FRESH_S or not self._is_replayable(newest):
             if self._pinning is None:
                 self._pinning = asyncio.ensure_future(self._compute.serve(self._pin))
                 self._pinning.add_done_callback(self._pinned)
@@ -74,6 +75,20 @@ class Donor:
         self._pinning = None
         if not pinning.cancelled() and pinning.exception() is None:
             self._pins = [*self._pins, pinning.result()][-MAX_PINS:]
+            self._drop_when_due()
+
+    def _drop_when_due(self) -> None:
+        """Look for pins that nobody wants any more when the first may be due. The timer keeps no donor alive."""
+        if self._pins and not self._has_timer:
+            wait_s = min(pin.used_at for pin in self._pins) + PIN_S - self._clock.now()
+            asyncio.get_running_loop().call_later(max(wait_s, DROP_AGAIN_S), _call_if_alive, WeakMethod(self._drop_due))
+            self._has_timer = True
+
+    def _drop_due(self) -> None:
+        self._has_timer = False
+        now = self._clock.now()
+        self._pins = [pin for pin in self._pins if now - pin.used_at < PIN_S]
+        self._drop_when_due()
 
     def _is_replayable(self, pin: _Pin) -> bool:
         """Return whether this peer holds every result that leads from the pin to its own state."""
@@ -111,6 +126,11 @@ class Donor:
                 pin.used_at = self._clock.now()
                 return found
         return None
+
+
+def _call_if_alive(method: WeakMethod[Callable[[], None]]) -> None:
+    if (bound := method()) is not None:
+        bound()
 
 
 def _as_many_as_fit(certificates: tuple[Certificate, ...]) -> tuple[Certificate, ...]:

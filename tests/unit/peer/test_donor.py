@@ -1,6 +1,8 @@
-"""What a donor gives: a pin that is made once, whoever stops waiting; answers that fit a call."""
+"""What a donor gives: a pin made once, whoever stops waiting, and kept while it is used; answers that fit a call."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,8 @@ from weft.clock import VirtualClock
 from weft.ids import BranchId, PeerId, Round, RunId
 from weft.peer import donor as module
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.donor import Donor
+from weft.peer.compute import Inline
+from weft.peer.donor import PIN_S, Donor
 from weft.peer.messages import ChainRequest, StateRequest
 from weft.sync.messages import Certificate
 
@@ -48,9 +51,10 @@ def node() -> Node:
     return Node()
 
 
-def donor(node: Node, compute: Slow, chain: Any = None) -> Donor:
+def donor(node: Node, compute: Any, chain: Any = None, clock: VirtualClock | None = None) -> Donor:
     replica = SimpleNamespace(head=OPENING, vectors=lambda: {"outer": torch.arange(5.0)})
-    return Donor(node, replica, lambda: chain or Chain(OPENING, 1), compute, VirtualClock())  # type: ignore[arg-type]
+    clock = clock or VirtualClock()
+    return Donor(node, replica, lambda: chain or Chain(OPENING, 1), compute, clock)  # type: ignore[arg-type]
 
 
 async def test_a_pin_is_made_once_though_who_asked_first_stopped_waiting(node: Node) -> None:
@@ -65,6 +69,49 @@ async def test_a_pin_is_made_once_though_who_asked_first_stopped_waiting(node: N
     offer = await ask(B, StateRequest(run=RUN))
     assert (offer.head, compute.num_served) == (OPENING, 1)
     assert node.lookup(B, offer.index) is not None
+
+
+def test_a_pin_is_dropped_ten_minutes_after_its_last_use_though_nobody_asks(node: Node) -> None:
+    clock = VirtualClock()
+
+    async def scenario() -> None:
+        giver = donor(node, Inline(), clock=clock)
+        ask = node.served[StateRequest]
+        offer = await ask(B, StateRequest(run=RUN))
+        await asyncio.sleep(500)
+        assert node.lookup(B, offer.index) is not None
+        await ask(B, StateRequest(run=RUN))  # too late to share the first: another
+        assert len(giver._pins) == 2
+        await asyncio.sleep(PIN_S - 1)
+        assert len(giver._pins) == 2
+        assert node.lookup(B, offer.index) is not None  # both are of one state: the first has it
+        await asyncio.sleep(2)
+        assert len(giver._pins) == 1
+        await asyncio.sleep(PIN_S)
+        assert not giver._pins
+        await ask(B, StateRequest(run=RUN))
+        assert len(giver._pins) == 1
+        await asyncio.sleep(PIN_S + 1)
+        assert not giver._pins
+
+    clock.run(scenario())
+
+
+def test_what_waits_for_a_pin_to_be_due_keeps_no_donor_alive() -> None:
+    clock, node = VirtualClock(), Node()
+
+    async def scenario() -> None:
+        alive = weakref.ref(donor(node, Inline(), clock=clock))
+        await node.served[StateRequest](B, StateRequest(run=RUN))
+        assert alive() is not None
+        node.served.clear()
+        del node.lookup
+        await asyncio.sleep(0)
+        gc.collect()
+        assert alive() is None
+        await asyncio.sleep(PIN_S + 1)
+
+    clock.run(scenario())
 
 
 async def test_an_answer_holds_as_many_certificates_as_fit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
