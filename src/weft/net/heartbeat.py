@@ -90,7 +90,7 @@ class Membership:
         self._callbacks: list[OnChange] = []
         self._is_started = False
         self._is_leaving = False
-        self._tasks = Tasks()
+        self._tasks = Tasks(self._tell_failure)
         node.on_note(Heartbeat, self._on_heartbeat)
         node.on_note(Farewell, self._on_farewell)
         node.on_link(self._on_link)
@@ -222,7 +222,10 @@ class Membership:
     def _feed(self, event: Input) -> None:
         self._state, outputs = step(self._state, event, self._clock.now())
         for output in outputs:
-            self._act(output)
+            try:
+                self._act(output)
+            except Exception as error:  # one that cannot be done is told, and the others are done
+                self._tell_failure(error)
 
     def _act(self, output: Output) -> None:
         match output:
@@ -257,7 +260,10 @@ class Membership:
         if not self._is_leaving:
             heartbeat = self._status()
             for peer in self._node.peers:
-                self._node.post(peer, heartbeat)
+                try:
+                    self._node.post(peer, heartbeat)
+                except Exception as error:  # others must hear from this peer all the same
+                    self._tell_failure(error)
 
     def _turn_away(self, peer: PeerId) -> None:
         if peer not in self._turned_away:
@@ -272,6 +278,9 @@ class Membership:
             if (at := self._node.last_heard(peer)) is not None:
                 self._feed(Heard(peer, at))  # before the link was lost: at the next tick it would look like a recovery
             self._feed(RedialFailed(peer, str(error)))
+
+    def _tell_failure(self, error: Exception) -> None:
+        self._emit(Notice(text=f"membership goes on after a failure of its own: {type(error).__name__}: {error}"))
 
 
 async def say_goodbye(node: Node, reason: str) -> None:
