@@ -144,11 +144,6 @@ class Method:
         self._optimizer = optimizers.build(inner if isinstance(choices.apply, InnerConfig) else choices.apply)
 
     @property
-    def has_private_optimizer(self) -> bool:
-        """Whether each peer keeps an inner optimizer of its own, which a newcomer starts anew."""
-        return not isinstance(self.choices.apply, InnerConfig)
-
-    @property
     def replicated(self) -> tuple[str, ...]:
         """Names of the flat vectors that are equal on all members after a commit."""
         return ("outer", *self.init(0))

@@ -82,13 +82,12 @@ def test_a_mix_that_cannot_work_is_refused(tree: dict[str, object], message: str
 
 
 def test_state_is_named_by_row() -> None:
-    def names(config: MethodConfig) -> tuple[tuple[str, ...], bool]:
-        method = Method(spell_out(config, 4), AdamWConfig())
-        return method.replicated, method.has_private_optimizer
+    def names(config: MethodConfig) -> tuple[str, ...]:
+        return Method(spell_out(config, 4), AdamWConfig()).replicated
 
-    assert names(DdpConfig()) == (("outer", "moment1", "moment2"), False)
-    assert names(FedAvgConfig()) == (("outer",), True)
-    assert names(DiLoCoConfig()) == (("outer", "momentum"), True)
+    assert names(DdpConfig()) == ("outer", "moment1", "moment2")
+    assert names(FedAvgConfig()) == ("outer",)
+    assert names(DiLoCoConfig()) == ("outer", "momentum")
 
 
 def test_reply_codec_is_the_codec_unless_named() -> None:
