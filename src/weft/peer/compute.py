@@ -22,7 +22,7 @@ class Compute(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Wait for what runs."""
+        """Begin nothing more, and wait for what runs."""
         ...
 
 
@@ -38,8 +38,8 @@ class Threads:
         return await asyncio.get_running_loop().run_in_executor(self._serving, work)
 
     async def aclose(self) -> None:
-        for pool in (self._training, self._serving):
-            await asyncio.to_thread(pool.shutdown)
+        pools = (self._training, self._serving)
+        await asyncio.gather(*(asyncio.to_thread(pool.shutdown, cancel_futures=True) for pool in pools))
 
 
 class Inline:

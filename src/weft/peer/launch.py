@@ -10,7 +10,7 @@ checkpoint stands. It does not know how anything is shown.
 import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -33,7 +33,7 @@ from weft.net.ticket import Ticket, issue, read
 from weft.net.tls import TlsTransport
 from weft.net.transport import Transport
 from weft.peer.checkpoint import NAME, Snapshot, load
-from weft.peer.compute import Threads
+from weft.peer.compute import Compute, Threads
 from weft.peer.config import KeysAdmission, OpenAdmission, PeerConfig, RunConfig, RunFile, TicketAdmission
 from weft.peer.device import check_fits, choose
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
@@ -81,17 +81,20 @@ async def found(
                 emit(event)
             admission = _admission(sealed.config, read_secret(folder) or new_secret())
             keep_secret(folder, admission)
-            async with _node(identity, sealed.config.run, admission, options, folder, emit) as node:
+            async with (
+                aclosing(Threads()) as compute,
+                _node(identity, sealed.config.run, admission, options, folder, emit) as node,
+            ):
                 node.serve_blobs(public(sealed.config, options.home))
-                vector = initial(sealed.config, options.home)
+                vector = await asyncio.to_thread(initial, sealed.config, options.home)
                 if vector is None:
                     raise ConfigError("the run's initial weights are not on this machine; start it anew.")
                 snapshot = await _snapshot(folder, sealed.config, options.settings)
                 place = _place(
-                    node, identity, folder, options, sealed.tokenizer, sealed.store, sealed.index, vector, emit
+                    node, identity, folder, options, sealed.tokenizer, sealed.store, sealed.index, vector, compute, emit
                 )
                 peer = Peer(sealed.config, place)
-                with _keep_ticket(node, identity, folder, admission) as ticket:
+                with _keep_ticket(node, identity, folder, admission) as ticket, _stopped(peer):
                     on_started(peer, ticket)
                     return await peer.found(wait_for=wait_for, snapshot=snapshot)
 
@@ -123,7 +126,10 @@ async def join(
     with _identity(options, ticket.run, is_maker=False) as identity:
         folder = options.home.folder(ticket.run, identity.peer)
         with _log(identity, folder, options.sinks) as emit:
-            async with _node(identity, ticket.run, ticket.admission(), options, folder, emit) as node:
+            async with (
+                aclosing(Threads()) as compute,
+                _node(identity, ticket.run, ticket.admission(), options, folder, emit) as node,
+            ):
                 contacts = [contact for contact in ticket.contacts if contact.peer != identity.peer]
                 for contact in contacts:
                     node.remember(contact.peer, contact.addresses, contact.name)
@@ -148,9 +154,9 @@ async def join(
                 if run.is_private:
                     store, index = options.home.private, await _own(run, tokenizer, options, own_data)
                 node.serve_blobs(public(run, options.home))
-                place = _place(node, identity, folder, options, tokenizer, store, index, vector, emit)
+                place = _place(node, identity, folder, options, tokenizer, store, index, vector, compute, emit)
                 peer = Peer(run, place)
-                with _keep_ticket(node, identity, folder, admission) as fresh:
+                with _keep_ticket(node, identity, folder, admission) as fresh, _stopped(peer):
                     on_started(peer, fresh)
                     return await peer.join(snapshot=snapshot)
 
@@ -263,6 +269,15 @@ def _keep_ticket(node: Node, identity: Identity, folder: PeerFolder, admission: 
         drop_ticket(folder)
 
 
+@contextmanager
+def _stopped(peer: Peer) -> Iterator[None]:
+    """Tell the peer to stop however it ends: where it was cancelled, its thread ends with the step under way."""
+    try:
+        yield
+    finally:
+        peer.stop("it has ended")
+
+
 def _place(
     node: Node,
     identity: Identity,
@@ -272,6 +287,7 @@ def _place(
     store: ShardStore,
     index: DataIndex,
     vector: Tensor,
+    compute: Compute,
     emit: Emit,
 ) -> Place:
     return Place(
@@ -284,7 +300,7 @@ def _place(
         index=index,
         initial=vector,
         clock=SystemClock(),
-        compute=Threads(),
+        compute=compute,
         emit=emit,
     )
 
