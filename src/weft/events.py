@@ -206,6 +206,7 @@ class MajorityLost(Event, frozen=True, kw_only=True):
     alive: int
     electorate: int
     opens_branch_in_s: float | None
+    reason: str
 
 
 class BranchOpened(Event, frozen=True, kw_only=True):

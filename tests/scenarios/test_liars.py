@@ -51,7 +51,7 @@ def with_other_results(liar: Member, manifest: Manifest, *, is_served: bool) -> 
     for here, part in zip(rounds.parts.cut(len(manifest.parts)), manifest.parts, strict=True):
         data = np.full(len(here), np.nan, "<f4").tobytes()
         if is_served:
-            rounds.chain.keep(digest(data), data)
+            rounds.chain.keep(rounds.chain.base.round, digest(data), data)
         parts.append(msgspec.structs.replace(part, result=digest(data)))
     return msgspec.structs.replace(manifest, parts=tuple(parts))
 

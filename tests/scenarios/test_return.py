@@ -118,3 +118,19 @@ def test_members_that_all_left_in_one_round_meet_again(make_swarm: MakeSwarm, pa
         assert num_committed(a, 1) > num_committed(a, 0)
 
     swarm.run(scenario)
+
+
+def test_who_comes_again_after_the_end_adds_nothing(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=3)
+
+    async def scenario() -> None:
+        members = await swarm.start("ab")
+        before, _ = await swarm.done(*members)
+        swarm.launch(members[0])
+        (outcome,) = await swarm.done(members[0])
+        assert (outcome.reason, outcome.replica) == ("complete", before.replica)
+        assert outcome.loss is not None
+        assert members[0].life.committed == []
+        assert members[0].life.seen(StepDone) == []
+
+    swarm.run(scenario)

@@ -52,9 +52,9 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{name(member)} is gone"
         case MemberLeft(member=member):
             return f"{name(member)} left with a goodbye"
-        case MajorityLost(alive=alive, electorate=electorate, opens_branch_in_s=wait_s):
+        case MajorityLost(alive=alive, electorate=electorate, opens_branch_in_s=wait_s, reason=reason):
             waits = "waits for the others" if wait_s is None else f"goes on alone in {wait_s:.0f} s"
-            return f"{name(entry.peer)} reaches {alive} of {electorate} members and {waits}"
+            return f"{name(entry.peer)} reaches {alive} of {electorate} members and {waits}: {reason}"
         case BranchOpened(members=members, reason=reason):
             return f"{len(members)} peers go on in a branch: {reason}"
         case RoundMissed(round=number, reason=reason):

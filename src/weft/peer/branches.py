@@ -27,7 +27,7 @@ from weft.net.membership import GONE_S
 from weft.net.node import Node
 from weft.peer.chain import branch_name, open_branch
 from weft.peer.config import RunConfig
-from weft.peer.messages import Abstaining, BranchBegin, BranchConsent, BranchProposal
+from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal, StandingNote
 from weft.peer.rounds import Rounds
 from weft.sync.messages import Manifest
 
@@ -52,7 +52,7 @@ class Branches:
         self._missed_at: dict[PeerId, float] = {}  # members without a link, since when
         node.serve(BranchProposal, self._consider)
         node.on_note(BranchBegin, self._begin)
-        node.on_note(Abstaining, self._note_abstaining)
+        node.on_note(StandingNote, self._take_standing)
 
     async def watch(self) -> None:
         """Run until cancelled."""
@@ -60,9 +60,9 @@ class Branches:
             await asyncio.sleep(CHECK_S)
             now = self._clock.now()
             self._miss(now)
-            if self._rounds.abstains:
-                self._abstain()
-            if self._rounds.has_majority():
+            self._tell_standing()
+            self._rounds.keep_up()
+            if self._rounds.standing.has_majority():
                 self._lost_at = None
                 continue
             if self._lost_at is None:
@@ -72,27 +72,31 @@ class Branches:
                 await self._open()
 
     def orphan_after_s(self) -> float | None:
-        if self._run.is_strict:
+        """Return how long to wait; None: for ever. All together may leave even a strict run's branch: nobody is left
+        who could go on with it."""
+        electorate = self._rounds.chain.base.electorate
+        if self._run.is_strict and self._rounds.standing.present() != electorate:
             return None
-        default = ORPHAN_AFTER_PAIR_S if len(self._rounds.chain.base.electorate) <= 2 else ORPHAN_AFTER_S
+        default = ORPHAN_AFTER_PAIR_S if len(electorate) <= 2 else ORPHAN_AFTER_S
         return default if self._run.orphan_after_s is None else self._run.orphan_after_s
 
     def _miss(self, now: float) -> None:
         """Give up who was never heard in this process's life, of whom membership therefore says nothing."""
-        missed = [peer for peer in self._rounds.present() if peer != self._node.peer and not self._node.is_linked(peer)]
+        others = [peer for peer in self._rounds.standing.present() if peer != self._node.peer]
+        missed = [peer for peer in others if not self._node.is_linked(peer)]
         self._missed_at = {peer: self._missed_at.get(peer, now) for peer in missed}
         for peer, at in self._missed_at.items():
             if now - at >= UNREACHED_S:
                 self._rounds.notice(peer, "gone")
 
-    def _abstain(self) -> None:
-        base = self._rounds.chain.base
-        for member in base.electorate:
-            if member != self._node.peer:
-                self._node.post(member, Abstaining(branch=base.branch, round=base.round))
+    def _tell_standing(self) -> None:
+        note = self._rounds.standing.note()
+        for member in () if note is None else self._rounds.chain.base.electorate:
+            if note is not None and member != self._node.peer:
+                self._node.post(member, note)
 
-    async def _note_abstaining(self, peer: PeerId, said: Abstaining) -> None:
-        self._rounds.note_abstaining(peer, said.branch, said.round)
+    async def _take_standing(self, peer: PeerId, note: StandingNote) -> None:
+        self._rounds.standing.take(peer, note)
 
     def _is_due(self, now: float) -> bool:
         wait_s = self.orphan_after_s()
@@ -104,15 +108,16 @@ class Branches:
             MajorityLost(
                 branch=base.branch,
                 round=base.round,
-                alive=len(self._rounds.present()),
+                alive=len(self._rounds.standing.present()),
                 electorate=len(base.electorate),
                 opens_branch_in_s=self.orphan_after_s(),
+                reason=self._rounds.standing.why_undecidable(),
             )
         )
 
     async def _open(self) -> None:
-        members = self._rounds.present()
-        me = self._node.peer
+        me, reason = self._node.peer, self._rounds.standing.why_undecidable()
+        members = self._rounds.standing.present() or (me,)  # nobody is left but who was about to be counted in
         if members[0] != me:
             return  # the lowest key proposes
         base = self._rounds.chain.base
@@ -134,14 +139,15 @@ class Branches:
         for member in members:
             if member != me:
                 self._node.post(member, BranchBegin(opening=opening))
-        self._go(opening)
+        self._go(opening, reason)
 
     async def _consider(self, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
         opening, base = proposal.opening, self._rounds.chain.base
         expected = open_branch(base, opening.members, peer, branch_name(base, opening.members, peer), self._run.quota)
         if opening != expected or self._node.peer not in opening.members or peer not in base.electorate:
             return BranchConsent(is_given=False, reason="it does not follow on what is committed here")
-        if self._rounds.has_majority() or self._run.is_strict:
+        is_everybody = opening.members == base.electorate
+        if self._rounds.standing.has_majority() or (self._run.is_strict and not is_everybody):
             return BranchConsent(is_given=False, reason="the majority is not lost here")
         self._rounds.leave()
         self._consented = opening
@@ -151,13 +157,9 @@ class Branches:
         opening, base = begin.opening, self._rounds.chain.base
         is_undecided = (opening.previous, opening.round) == (base.previous, base.round)
         if opening == self._consented and opening.leader == peer and is_undecided:
-            self._go(opening)
+            self._go(opening, self._rounds.standing.why_undecidable())
 
-    def _go(self, opening: Manifest) -> None:
+    def _go(self, opening: Manifest, reason: str) -> None:
         self._lost_at, self._consented = None, None
-        self._emit(
-            BranchOpened(
-                branch=opening.branch, round=opening.round, members=opening.members, reason="the majority was lost"
-            )
-        )
+        self._emit(BranchOpened(branch=opening.branch, round=opening.round, members=opening.members, reason=reason))
         self._rounds.branch_off(opening)

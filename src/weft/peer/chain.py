@@ -39,13 +39,19 @@ class Chain:
         self._quota = quota
         self._set_head(head)
         self._certificates: dict[Round, Certificate] = {}
-        self._results: dict[Digest, Buffer] = {}  # oldest first
+        self._results: dict[Digest, tuple[Round, Buffer]] = {}
+        self._named: dict[Round, set[Digest]] = {}  # the results of each round, oldest first
+        self._nbytes = 0
 
     def append(self, certificate: Certificate) -> None:
         """Make the certificate's manifest the head. `proven` must have held, or the machine have decided."""
         manifest = certificate.manifest
         self._certificates[manifest.round] = certificate
-        self._certificates.pop(Round(manifest.round - MAX_REMEMBERED), None)
+        forgotten = Round(manifest.round - MAX_REMEMBERED)
+        self._certificates.pop(forgotten, None)
+        self._drop(self._named.pop(forgotten, ()), forgotten)
+        unused = self._named.get(manifest.round, set()) - {part.result for part in manifest.parts}
+        self._drop(unused, manifest.round)
         self._set_head(manifest)
 
     def restart(self, head: Manifest) -> None:
@@ -64,16 +70,24 @@ class Chain:
             return None
         return tuple(self._certificates[Round(number)] for number in wanted)
 
-    def keep(self, result: Digest, data: Buffer) -> None:
-        """Keep a result's bytes for others; the oldest give way, but never the last two rounds' ones."""
-        self._results[result] = data
-        kept = sum(len(memoryview(each).cast("B")) for each in self._results.values())
-        while kept > RESULTS_NBYTES and len(self._results) > 2 * self.base.num_parts:
-            oldest = next(iter(self._results))
-            kept -= len(memoryview(self._results.pop(oldest)).cast("B"))
+    def keep(self, round: Round, result: Digest, data: Buffer) -> None:
+        """Keep the bytes of a round's result for others; whole rounds give way, the first kept first, never two."""
+        if result in self._results:
+            self._drop([result], self._results[result][0])
+        self._results[result] = round, data
+        self._named.setdefault(round, set()).add(result)
+        self._nbytes += memoryview(data).nbytes
+        while self._nbytes > RESULTS_NBYTES and len(self._named) > 2:
+            oldest = next(iter(self._named))
+            self._drop(self._named.pop(oldest), oldest)
+
+    def _drop(self, results: Iterable[Digest], round: Round) -> None:
+        for result in results:
+            if result in self._results and self._results[result][0] == round:
+                self._nbytes -= memoryview(self._results.pop(result)[1]).nbytes
 
     def result(self, digest: Digest) -> Buffer | None:
-        return self._results.get(digest)
+        return self._results[digest][1] if digest in self._results else None
 
     def proven(self, certificate: Certificate) -> bool:
         """Return whether a quorum of the present electorate accepted the manifest."""

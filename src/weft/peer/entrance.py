@@ -17,6 +17,7 @@ It does not know rounds' decisions, nor how to end.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Literal
 
 from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.events import Notice
@@ -39,6 +40,10 @@ from weft.wire import digest_of
 JOINING_S = 1.0  # between two requests to be counted in
 JOINING_EXPIRES_S = 5.0  # who has not asked for so long is not counted in
 CALL_S = 10.0
+PATIENCE_S = 30.0  # with peers that tell of a later state and do not deliver it
+Found = Literal["nobody", "reached", "failed"]  # nobody has a state, has a later one, delivers it
+OWN_AFTER_S: dict[Found, float] = {"nobody": JOINING_EXPIRES_S, "reached": 0.0, "failed": PATIENCE_S}
+FAILED_S = 60.0  # who failed to deliver is asked after all others for so long
 
 
 class Entrance:
@@ -66,6 +71,7 @@ class Entrance:
         self._rounds = rounds
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
+        self._failed_at: dict[PeerId, float] = {}  # to deliver a state
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
         self._node.on_note(Joining, self._on_joining)
         self._node.on_note(RunBegin, self._on_opening)
@@ -134,9 +140,10 @@ class Entrance:
         has_gone_on = promised is not None and (
             promised.base.round > base.round or (promised.base == base and promised.accepted is not None)
         )
-        has_left = promised is not None and promised.has_left
-        if (self._run.is_strict and not has_left) or (head.members == (me,) and not has_gone_on):
-            return head  # strict: nothing is decided until enough have come back
+        if head.members == (me,) and not has_gone_on:
+            return head
+        if self._run.is_strict and head.members != (me,):
+            return head  # nothing is decided until enough have come back
         opening = open_branch(base, [me], me, branch_name(base, [me], me), self._run.quota)
         why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
         self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
@@ -153,16 +160,25 @@ class Entrance:
     # --- a newcomer ---
 
     async def enter(self) -> Manifest:
-        """Return the head to go on from: the run's first manifest, or that of a state fetched from a member."""
+        """Return the head to go on from.
+
+        That is the run's first manifest, that of a state fetched from a member, or this peer's own, where nobody has a
+        later one or nobody delivers it.
+        """
+        began = self._place.clock.now()
+        is_told = False
         while True:
-            offers = [(donor, offer) for donor, offer in await self._offers() if offer.head is not None]
-            for donor, offer in offers:
-                if offer.head is not None and not self._is_reached(offer.head):
-                    with suppress(PeerError, NetError, Refused):
-                        return await self._take_over(donor, offer)
-                elif self._replica.head is not None:
-                    return self._replica.head  # nobody is further any more
-            if not offers:
+            found = await self._from_others()
+            waited_s = self._place.clock.now() - began
+            own = self._replica.head
+            if isinstance(found, Manifest):
+                return found
+            if own is not None and waited_s >= OWN_AFTER_S[found]:
+                return own
+            if waited_s >= PATIENCE_S and not is_told:
+                is_told = True
+                self._place.emit(Notice(text="no linked peer has delivered a state of this run yet; asking on"))
+            if found == "nobody":
                 self._ask(BranchId(self._run.run), GENESIS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOINING_S):
@@ -170,6 +186,22 @@ class Entrance:
                     if self._replica.head is None and self._node.peer in opening.members:
                         self._replica.head = opening
                         return opening
+
+    async def _from_others(self) -> Manifest | Found:
+        """Take over the first later state that a peer delivers, or tell why there is none."""
+        outcome: Found = "nobody"
+        for peer in self._furthest_first():
+            try:
+                offer = await self._offer_of(peer)
+                if offer.head is not None and not self._is_reached(offer.head):
+                    outcome = "failed"
+                    return await self._take_over(peer, offer)
+            except (PeerError, NetError, Refused):
+                self._failed_at[peer] = self._place.clock.now()
+            else:
+                if offer.head is not None and outcome == "nobody":
+                    outcome = "reached"
+        return outcome
 
     async def be_counted_in(self, rounds: Rounds) -> None:
         """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it."""
@@ -185,13 +217,15 @@ class Entrance:
         mine = self._replica.head
         return mine is not None and not _is_further(head, mine)
 
+    async def _offer_of(self, peer: PeerId) -> StateOffer:
+        return await self._node.call(peer, StateRequest(run=self._run.run), StateOffer, deadline_s=CALL_S)
+
     async def _offers(self) -> list[tuple[PeerId, StateOffer]]:
-        """Return what the first member offers that has a state; where nobody has, what everybody says."""
+        """Return what the first peer offers that has a later state; where nobody has, what everybody says."""
         offers = list[tuple[PeerId, StateOffer]]()
         for peer in self._furthest_first():
             with suppress(PeerError, NetError, Refused):
-                request = StateRequest(run=self._run.run)
-                offer = await self._node.call(peer, request, StateOffer, deadline_s=CALL_S)
+                offer = await self._offer_of(peer)
                 offers.append((peer, offer))
                 if offer.head is not None and not self._is_reached(offer.head):
                     return [offers[-1]]
@@ -291,19 +325,24 @@ class Entrance:
             self._node.post(peer, Joining(branch=branch, manifest=manifest))
 
     def _furthest_first(self) -> list[PeerId]:
-        """Return the linked peers, those first that tell of the latest round."""
+        """Return the linked peers, those first that tell of the latest round, and last who just failed to deliver."""
+        now = self._place.clock.now()
+        self._failed_at = {peer: at for peer, at in self._failed_at.items() if now - at < FAILED_S}
 
-        def progress(peer: PeerId) -> tuple[int, PeerId]:
+        def progress(peer: PeerId) -> tuple[bool, int, PeerId]:
             beat = self._membership.heartbeat_of(peer)
-            return (0 if beat is None or beat.manifest is None else -beat.round - 1), peer
+            return peer in self._failed_at, (0 if beat is None or beat.manifest is None else -beat.round - 1), peer
 
         return sorted(self._node.peers, key=progress)
 
 
 def _is_further(one: Manifest | Heartbeat, other: Manifest) -> bool:
-    """Return whether `one` is later than `other` on its branch, or on one to prefer: more tokens, or a lower name."""
+    """Return whether `one` is later than `other` on its branch, or on one to prefer.
+
+    That is one of more tokens, of a later round (just opened, and not the one it leaves), or of a lower name.
+    """
     if one.branch == other.branch:
         return one.round > other.round
-    if one.committed_tokens == other.committed_tokens:
+    if (one.committed_tokens, one.round) == (other.committed_tokens, other.round):
         return one.branch < other.branch
-    return one.committed_tokens > other.committed_tokens
+    return (one.committed_tokens, one.round) > (other.committed_tokens, other.round)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from weft.clock import Clock
 from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
-from weft.errors import GenesisMismatch, NetError, PeerError, Refused, WeftError, WireError
+from weft.errors import DeadlineExceeded, GenesisMismatch, NetError, PeerError, Refused, WeftError, WireError
 from weft.events import DataReady, Emit, StateJoined
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, short
 from weft.net.node import Node
 from weft.peer.config import RunConfig
 from weft.peer.home import Home
@@ -30,7 +30,7 @@ from weft.wire import decode
 
 MAX_INDEX_NBYTES = 64 << 20  # of a state's digests: 64 hex digits per MiB of state
 PARALLEL = 4  # blobs on their way at a time, over several donors
-CALL_S = 10.0
+CHUNK_S = 120.0  # for 1 MiB beside three more: who is slower than 300 kbit/s never catches up
 
 
 async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_parameters: int) -> RunConfig:
@@ -105,7 +105,11 @@ async def fetch_state(
 
     async def chunk(digest: Digest, place: memoryview) -> None:
         async with gate:
-            await node.fetch(donor, digest, place)
+            try:
+                async with asyncio.timeout(CHUNK_S):
+                    await node.fetch(donor, digest, place)
+            except TimeoutError:
+                raise DeadlineExceeded(f"{short(donor)} did not deliver a chunk within {CHUNK_S:g} s") from None
 
     await _all(
         chunk(digest, place)

@@ -13,9 +13,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from weft.ids import BranchId, Round, RunId
+from weft.ids import Attempt, BranchId, Round, RunId
 from weft.net.messages import HexDigest, HexPeer
-from weft.sync.messages import Certificate, Manifest
+from weft.sync.messages import MAX_COUNT, Certificate, Manifest
 from weft.wire import Record, Signed
 
 MAX_CERTIFICATES = 16  # per answer, and no more than fit a call's body
@@ -78,14 +78,13 @@ class Evaluation(Record, frozen=True, kw_only=True, tag="Evaluation"):
     committed_tokens: Annotated[int, Meta(ge=0)]
 
 
-class Abstaining(Record, frozen=True, kw_only=True, tag="Abstaining"):
-    """A note: its sender is of the electorate of this round and has no vote in it.
-
-    It has voted in later rounds and comes back from an older state, or it has left. The others must not wait for it.
-    """
+class StandingNote(Record, frozen=True, kw_only=True, tag="StandingNote"):
+    """A note: how its sender, of this round's electorate, stands in it. Told again while the round takes long."""
 
     branch: BranchId
     round: Round
+    attempt: Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)]  # that it follows
+    has_vote: bool  # False: it has left, comes back from an older state, or cannot apply what it accepted
 
 
 class BranchProposal(Record, frozen=True, kw_only=True, tag="BranchProposal"):

@@ -86,7 +86,7 @@ class Parts:
         if missing:
             return MergeFailed(plan=plan, part=part, missing=tuple(missing))
         merged: EncodedPart = await self._compute.serve(merger.result)
-        self._chain.keep(merged.digest, merged.encoded)
+        self._chain.keep(round, merged.digest, merged.encoded)
         return MergeDone(plan=plan, part=part, result=merged.digest)
 
     async def fetch(
@@ -100,7 +100,7 @@ class Parts:
         num, owner = len(self.cut(len(plan.owners))[part]), plan.owners[part]
         for wait_s in FETCH_AGAIN_S:  # whoever had it may be gone, and another have it in a moment
             try:
-                await self._result(result, num, [owner, *(each.peer for each in plan.contributions)])
+                await self._result(round, result, num, [owner, *(each.peer for each in plan.contributions)])
                 return ResultHeld(plan=plan, part=part)
             except PayloadError as error:
                 self._emit(PayloadRejected(round=round, member=owner, reason=f"its merged part {part}: {error}"))
@@ -127,7 +127,7 @@ class Parts:
         others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
         found = []
         for here, part in zip(parts, manifest.parts, strict=True):
-            found.append(await self._result(part.result, len(here), [part.owner, *others]))
+            found.append(await self._result(manifest.round, part.result, len(here), [part.owner, *others]))
         return tuple(found)
 
     async def _add(self, merger: Merger, contribution: Contribution, data: Buffer, round: Round) -> bool:
@@ -165,7 +165,7 @@ class Parts:
         is_whole = known is not None and memoryview(known).nbytes == self._method.reply_codec.nbytes(num)
         return known if is_whole else None
 
-    async def _result(self, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
+    async def _result(self, round: Round, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
         known = self._known(wanted, num)
         if known is not None:
             return known
@@ -178,7 +178,7 @@ class Parts:
             others = [peer for peer in dict.fromkeys(holders) if self._node.is_linked(peer)]
             data = await self._from_any(others, wanted, self._method.reply_codec.nbytes(num))
             await self._compute.serve(lambda: self._check(data, num))
-            self._chain.keep(wanted, data)
+            self._chain.keep(round, wanted, data)
             return data
 
     async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int) -> Buffer:

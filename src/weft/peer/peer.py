@@ -57,7 +57,7 @@ from weft.sync.method import Method
 __all__ = ["Outcome", "Peer", "Place"]
 
 LAG_S = 1.0  # between two looks whether others are further
-LINGER_S = 5.0  # of a complete run, for who has not yet made the last outer step
+LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last outer step: it may need the results
 MAX_EARLY = 256  # letters kept while this peer still fetches the state
 
 T = TypeVar("T")
@@ -126,10 +126,10 @@ class Peer:
             await self._start(snapshot)
             with suppress(_Stopped):
                 self._report.state = "joining"
-                head = self._replica.head
-                promised = Promises(self.place.folder.durable).read() if head is not None else None
-                come = begin() if head is None else self._entrance.resume(head, promised)
-                await self._take_part(await self._unless_stopped(come))
+                if self._is_complete():
+                    self.place.emit(Notice(text="the run is complete already: nothing is left to train"))
+                else:
+                    await self._take_part(await self._unless_stopped(self._come(begin)))
             if self._failure is not None:
                 raise self._failure
             return await self._finish()
@@ -138,6 +138,12 @@ class Peer:
             raise
         finally:
             await self._close()
+
+    async def _come(self, begin: Callable[[], Coroutine[Any, Any, Manifest]]) -> Manifest:
+        head = self._replica.head
+        if head is None:
+            return await begin()
+        return await self._entrance.resume(head, Promises(self.place.folder.durable).read())
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns, or end it when this peer is told to stop.

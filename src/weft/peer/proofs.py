@@ -11,6 +11,7 @@ from weft.keys import Identity
 from weft.peer.chain import Chain
 from weft.sync.machine import State
 from weft.sync.messages import Accept, AnyRoundMessage, Certificate, Committed, Goodbye, Manifest, RoundNote
+from weft.sync.rules import is_quorum, spent_farewells
 from weft.wire import Signed, digest_of, seal
 
 
@@ -45,11 +46,16 @@ class Proofs:
         """Return the proof of what this peer's machine decided in `state`, its own vote included."""
         mine = self.seal(accept_of(committed.attempt, committed.manifest))
         votes = {peer: self._votes[peer] for peer in state.votes & self._votes.keys()} | {self._identity.peer: mine}
+        farewells: list[PeerId] = []  # as few as prove it: each may hold a manifest
+        for peer in sorted(spent_farewells(state.farewells, committed.attempt)):
+            if is_quorum(state.base, votes, farewells):
+                break
+            farewells.append(peer)
         return Certificate(
             attempt=committed.attempt,
             manifest=committed.manifest,
             votes=tuple(votes[peer] for peer in sorted(votes)),
-            farewells=tuple(self._farewells[peer] for peer in sorted(state.farewells)),
+            farewells=tuple(self._farewells[peer] for peer in farewells),
         )
 
 

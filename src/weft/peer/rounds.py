@@ -29,7 +29,7 @@ import msgspec
 
 from weft.errors import DataError, DiskFull, PeerError, WireError
 from weft.events import AttemptStarted, Notice, PayloadRejected
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens, short
+from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.net.membership import MAX_MEMBERS
 from weft.net.tasks import Tasks
@@ -41,6 +41,7 @@ from weft.peer.parts import Parts
 from weft.peer.place import Place
 from weft.peer.promises import Promises
 from weft.peer.proofs import Proofs
+from weft.peer.standing import Standing
 from weft.peer.timers import Timers
 from weft.sync import round as machine
 from weft.sync.machine import (
@@ -74,8 +75,10 @@ from weft.sync.messages import (
 )
 from weft.sync.method import Method
 from weft.sync.reduce import EncodedPart
-from weft.sync.rules import Durable, is_quorum, is_successor, leader
+from weft.sync.rules import Durable, is_successor, leader
 from weft.wire import Signed, unseal
+
+RECOVER_S = 5.0  # between two looks for results that nobody had
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,9 @@ class Rounds:
         self._state: State | None = None  # None: takes no part in the round
         self._is_closed = False
         self._proofs = Proofs(place.identity, chain)
-        self._abstaining: dict[PeerId, tuple[BranchId, Round]] = {}  # the last round in which each says it has no vote
         self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
         self._turned_away: set[PeerId] = set()  # who asked to be a member when there was no room, and was told of
-        self._statuses: dict[PeerId, Status] = {}
+        self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
         self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
         self._claims = Claims(chain.head, seq_len)
@@ -151,17 +153,22 @@ class Rounds:
         base = self.chain.base
         self._state = None
         self._proofs.begin()
+        self.standing.begin()
         self._weighing.clear()
-        if self._node.peer not in base.electorate or self._is_closed or self.abstains:
+        if self._node.peer not in base.electorate or self._is_closed or self.standing.abstains:
             return
         outputs: tuple[Output, ...] = ()
         last = self._promises.last
         if last is not None and last.base == base:
             self._state, outputs = machine.resume(self._node.peer, last)
+            if last.accepted is not None:
+                self._tasks.spawn(self._recover(last.accepted.manifest))
         else:
             self._state = machine.begin(self._node.peer, base)
         self._carry_out(outputs)
-        for peer, status in self._statuses.items():
+        if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
+            self._give_up_attempt()
+        for peer, status in self.standing.statuses.items():
             if status != "alive":
                 self._feed(Noticed(peer=peer, status=status))
         early, self._early = self._early, []
@@ -184,54 +191,19 @@ class Rounds:
         if status == "joining" and len(electorate) >= MAX_MEMBERS and peer not in self._turned_away:
             self._turned_away.add(peer)
             self._emit(Notice(text=f"{short(peer)} is not counted in: a run has at most {MAX_MEMBERS} members"))
-        self._statuses[peer] = status
+        self.standing.statuses[peer] = status
         self._feed(Noticed(peer=peer, status=status))
+
+    def keep_up(self) -> None:
+        """Give up attempts that nobody leads any more: the others' timers ran out before this peer's."""
+        while (state := self._state) is not None and self.standing.is_attempt_over(state):
+            self._give_up_attempt()
+            if self._state is not None and self._state.attempt == state.attempt:
+                return  # it is decided, or this peer has left
 
     def leave(self) -> None:
         """Say the final word of this round's member."""
         self._feed(Leave())
-
-    def present(self) -> tuple[PeerId, ...]:
-        """Return the electorate less those that are gone or have left, ascending."""
-        away = {peer for peer, status in self._statuses.items() if status == "gone"}
-        if self._state is not None:
-            away |= self._state.farewells.keys()
-        return tuple(peer for peer in self.chain.base.electorate if peer not in away)
-
-    @property
-    def _has_left(self) -> bool:
-        last = self._promises.last
-        return last is not None and last.base == self.chain.base and last.has_left
-
-    @property
-    def abstains(self) -> bool:
-        """Whether this peer is of the electorate and has no vote: it has left, or voted here and forgotten how.
-
-        It forgets where it comes back from a checkpoint that is older than its promises. It follows what the others
-        decide, until the chain has reached the last round that it voted in; where they cannot, they branch off.
-        """
-        base, last = self.chain.base, self._promises.last
-        if self._node.peer not in base.electorate:
-            return False
-        is_remembered = last is not None and last.base == base
-        return self._has_left or not (is_remembered or self._promises.may_begin(base))
-
-    def note_abstaining(self, peer: PeerId, branch: BranchId, round: Round) -> None:
-        """A member says that it has no vote in a round."""
-        self._abstaining[peer] = branch, round
-
-    def has_majority(self) -> bool:
-        """Return whether those not gone could commit."""
-        base = self.chain.base
-        if self._state is None and not self.abstains:
-            return True  # no member: the others' majority is theirs to judge
-        left = set() if self._state is None else set(self._state.farewells)
-        voters = {peer for peer in self.present() if self._abstaining.get(peer) != (base.branch, base.round)}
-        if self.abstains:
-            voters -= {self._node.peer}
-        if self._has_left:
-            left |= {self._node.peer}
-        return is_quorum(base, voters, left)
 
     def follow(self, certificate: Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head."""
@@ -327,11 +299,25 @@ class Rounds:
         except PeerError as error:
             reason = f"it names results that cannot be applied: {error}"
             self._emit(PayloadRejected(round=named.round, member=sender, reason=reason))
-            if isinstance(message, Propose) and named.attempt == message.attempt:  # its own, not one it must repeat
+            is_its_own = isinstance(message, Propose) and named.attempt == message.attempt
+            if is_its_own:
                 self._feed(Noticed(peer=sender, status="suspected"))
+            else:
+                self._tasks.spawn(self._recover(named))
             return
         if self._state is not None and is_successor(self._state.base, named):  # the round still lasts
             self._take(sender, signed, message)
+
+    async def _recover(self, accepted: Manifest) -> None:
+        """Look for the results of what was accepted: until they are here, nothing can be decided."""
+        base = self.chain.base
+        while self.chain.base == base:
+            with suppress(PeerError):
+                await self.parts.results(accepted)
+                self.standing.are_results_lost = False
+                return
+            self.standing.are_results_lost = self.chain.base == base
+            await asyncio.sleep(RECOVER_S)
 
     def _take(self, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:
         if self._state is None:
@@ -432,14 +418,20 @@ class Rounds:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
         self._timers.note_decided()
-        absent = left_out(self.chain.base, manifest, self._state, self._statuses)
+        absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
         self.chain.append(certificate)
         self._claims.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
-            self._statuses.pop(peer, None)
+            self.standing.statuses.pop(peer, None)
         self.decided.put_nowait(Decided(manifest, absent))
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()
+
+    def _leads(self) -> bool:
+        return self._state is not None and leader(self._state.base, self._state.attempt) == self._node.peer
+
+    def _give_up_attempt(self) -> None:
+        self._expire("progress", self._member.attempt)
 
     async def _merge(self, plan: Collect, part: int) -> None:
         self._feed(await self.parts.merge(plan, part, self.chain.base.round))

@@ -144,7 +144,9 @@ def test_a_member_is_shown_as_it_comes_and_goes(event: Event, state: str) -> Non
 
 
 def test_a_lost_majority_is_the_state_of_who_lost_it() -> None:
-    lost = MajorityLost(branch=BranchId("f" * 64), round=Round(1), alive=1, electorate=3, opens_branch_in_s=60.0)
+    lost = MajorityLost(
+        branch=BranchId("f" * 64), round=Round(1), alive=1, electorate=3, opens_branch_in_s=60.0, reason="gone"
+    )
     assert fold(started(), entry(lost)).lines[A].state == "1 of 3 left"
 
 

@@ -9,7 +9,7 @@ import torch
 from weft.clock import VirtualClock
 from weft.codec import Fp32Config
 from weft.errors import PayloadError, PeerError
-from weft.ids import BranchId, PeerId, RunId
+from weft.ids import BranchId, PeerId, Round, RunId
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Inline
@@ -97,8 +97,8 @@ def test_no_result_of_the_last_two_rounds_is_given_up_however_large(monkeypatch)
     base = genesis(RUN, A, 1)
     kept = Chain(open_branch(base, [A, B], A, BranchId(RUN), 1), 1)  # two members: two parts a round
     results = [bytes([number]) * 100 for number in range(6)]
-    for data in results:
-        kept.keep(digest(data), data)
+    for number, data in enumerate(results):
+        kept.keep(Round(1 + number // 2), digest(data), data)
     assert [kept.result(digest(data)) for data in results] == [None, None, *results[2:]]
 
 

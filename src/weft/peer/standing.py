@@ -1,0 +1,114 @@
+"""How the members of the present electorate stand: who is here, who has a vote, and which attempt each follows.
+
+Where a round takes long, members tell each other (`StandingNote`). From what they tell follows whether this round can
+be decided at all, and whether the attempt that this peer follows is one that nobody leads any more.
+
+It does not know what is proposed, nor what to do where no majority is left.
+"""
+
+from collections.abc import Callable
+
+from weft.ids import Attempt, PeerId
+from weft.peer.absence import Status
+from weft.peer.chain import Chain
+from weft.peer.messages import StandingNote
+from weft.peer.promises import Promises
+from weft.sync.machine import State
+from weft.sync.rules import is_quorum, leader
+
+
+class Standing:
+    """Of the round after the chain's head.
+
+    Args:
+        state: returns this peer's machine; None where it takes no part in the round.
+    """
+
+    def __init__(self, me: PeerId, chain: Chain, promises: Promises, state: Callable[[], State | None]) -> None:
+        self.statuses: dict[PeerId, Status] = {}
+        self.are_results_lost = False  # of a manifest that must be proposed again: nobody delivers them
+        self._me = me
+        self._chain = chain
+        self._promises = promises
+        self._state = state
+        self._told: dict[PeerId, StandingNote] = {}
+
+    def begin(self) -> None:
+        """A round begins."""
+        self.are_results_lost = False
+
+    def take(self, peer: PeerId, note: StandingNote) -> None:
+        """Take up what a peer tells of itself."""
+        if peer in self._chain.base.electorate:
+            self._told[peer] = note
+
+    def note(self) -> StandingNote | None:
+        """Return what the others should know: that this peer has no vote to give, or follows a later attempt."""
+        base, state = self._chain.base, self._state()
+        attempt = Attempt(0) if state is None else state.attempt
+        has_vote = not self.abstains and not self.are_results_lost
+        if has_vote and not attempt:
+            return None
+        return StandingNote(branch=base.branch, round=base.round, attempt=attempt, has_vote=has_vote)
+
+    def present(self) -> tuple[PeerId, ...]:
+        """Return the electorate less those that are gone or have left, ascending."""
+        state = self._state()
+        away = {peer for peer, status in self.statuses.items() if status == "gone"}
+        if state is not None:
+            away |= state.farewells.keys()
+        return tuple(peer for peer in self._chain.base.electorate if peer not in away)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this peer has said its last word in the round."""
+        last = self._promises.last
+        return last is not None and last.base == self._chain.base and last.has_left
+
+    @property
+    def abstains(self) -> bool:
+        """Whether this peer is of the electorate and has no vote: it has left, or voted here and forgotten how.
+
+        It forgets where it comes back from a checkpoint that is older than its promises. It follows what the others
+        decide, until the chain has reached the last round that it voted in; where they cannot, they branch off.
+        """
+        base, last = self._chain.base, self._promises.last
+        if self._me not in base.electorate:
+            return False
+        is_remembered = last is not None and last.base == base
+        return self.has_left or not (is_remembered or self._promises.may_begin(base))
+
+    def has_majority(self) -> bool:
+        """Return whether those not gone can commit. To who is no member: whether any member is left."""
+        base, state = self._chain.base, self._state()
+        if self._me not in base.electorate:
+            return bool(self.present())
+        if self.are_results_lost:
+            return False
+        left = set() if state is None else set(state.farewells)
+        voters = {peer for peer in self.present() if (note := self._now(peer)) is None or note.has_vote}
+        if self.abstains:
+            voters -= {self._me}
+        if self.has_left:
+            left |= {self._me}
+        return is_quorum(base, voters, left)
+
+    def why_undecidable(self) -> str:
+        """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""
+        if self.are_results_lost:
+            return "nobody that is here has the results of the round that was accepted"
+        if not is_quorum(self._chain.base, self.present()):
+            return "the others are away"
+        voteless = [peer for peer in self._chain.base.electorate if (note := self._now(peer)) and not note.has_vote]
+        num_voteless = len(voteless) + self.abstains
+        return f"{num_voteless} have left, come back from states older than their votes, or lost what they voted for"
+
+    def is_attempt_over(self, state: State) -> bool:
+        """Return whether nobody leads the attempt of `state` any more: its leader is further, or a quorum is."""
+        told = {peer: note for peer in state.base.electorate if (note := self._now(peer)) is not None}
+        ahead = {peer for peer, note in told.items() if note.attempt > state.attempt}
+        return leader(state.base, state.attempt) in ahead or is_quorum(state.base, ahead, state.farewells)
+
+    def _now(self, peer: PeerId) -> StandingNote | None:
+        note, base = self._told.get(peer), self._chain.base
+        return note if note is not None and (note.branch, note.round) == (base.branch, base.round) else None
