@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from weft.ids import PeerId
-from weft.net.messages import MAX_ADDRESSES, MAX_MEMBERS, Contact
+from weft.net.messages import MAX_ADDRESSES, MAX_TOLD_CONTACTS, Contact
 
 OnContact = Callable[[Contact], None]
 
-MAX_CONTACTS = 4 * MAX_MEMBERS  # a member that invents contacts fills this and no more
+MAX_CONTACTS = 4 * MAX_TOLD_CONTACTS  # a member that invents contacts fills this and no more
 
 
 @dataclass

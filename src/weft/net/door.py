@@ -17,7 +17,7 @@ from weft.net.frame import FRAME_S, FrameReader
 from weft.net.gate import Gate
 from weft.net.handshake import Passport, handshake_reader, hear, judge, turn_away
 from weft.net.links import Link, Links
-from weft.net.messages import MAX_ADDRESSES, MAX_MEMBERS, Admitted, Contact, Hello, Rejected
+from weft.net.messages import MAX_ADDRESSES, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
 from weft.net.transport import Accept, Lane, Stream, Transport
 from weft.wire import encode
 
@@ -108,7 +108,7 @@ class Door:
             proof=self._passport.proof_for(stream.peer),
             addresses=self._dialler.addresses[:MAX_ADDRESSES],
             instance=self._passport.instance,
-            contacts=tuple(contact for contact in others if contact.addresses)[:MAX_MEMBERS],
+            contacts=tuple(contact for contact in others if contact.addresses)[:MAX_TOLD_CONTACTS],
         )
         reader.finish_s = FRAME_S
         session = self._links.session(stream, reader)

@@ -18,14 +18,14 @@ from weft.errors import PeerError, WireError
 from weft.events import ConnectionDropped, Emit, LinkDown, LinkUp
 from weft.ids import PeerId, short
 from weft.net.frame import FrameReader
-from weft.net.messages import MAX_ENDED_LINKS, MAX_MEMBERS
+from weft.net.messages import MAX_ENDED_LINKS, MAX_TOLD_CONTACTS
 from weft.net.meter import Meters
 from weft.net.rpc import Session
 from weft.net.services import Services
 from weft.net.tasks import Tasks
 from weft.net.transport import Stream, Transport
 
-MAX_LINKS = MAX_MEMBERS  # more members than that need another kind of membership
+MAX_LINKS = MAX_TOLD_CONTACTS  # more members than that need another kind of membership
 
 MAX_VIOLATIONS = 3  # of one peer within `BARRED_S`: one may be a mishap
 BARRED_S = 60.0

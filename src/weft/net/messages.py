@@ -33,7 +33,7 @@ PROTOCOL = 1  # raised when records here change meaning; both ends must agree
 MAX_NAME_CHARS = 64  # shown to people
 MAX_ADDRESS_CHARS = 512  # an iroh address with relay and direct paths is about 300
 MAX_ADDRESSES = 16  # a host has a few networks, twice for two transports
-MAX_MEMBERS = 64  # twice the size of a swarm whose members all know each other
+MAX_TOLD_CONTACTS = 64  # twice the size of a swarm whose members all know each other
 MAX_METHOD_CHARS = 64  # a class name
 MAX_REASON_CHARS = 300  # one line for a person
 MAX_BODY_NBYTES = 1 << 20  # of a call, reply or note; a frame holds 4 KiB more for the record around it
@@ -66,7 +66,7 @@ class Contact(Record, frozen=True, kw_only=True):
     addresses: Addresses
 
 
-Contacts = Annotated[tuple[Contact, ...], Meta(max_length=MAX_MEMBERS)]
+Contacts = Annotated[tuple[Contact, ...], Meta(max_length=MAX_TOLD_CONTACTS)]
 
 
 # --- admission ---

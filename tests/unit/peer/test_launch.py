@@ -1,6 +1,7 @@
 """Runs as `weft.peer.launch` makes them: other machines' files, going on after a stop, and what cannot be done."""
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,18 @@ import pytest
 from torch import Tensor
 
 from unit.peer.crew import Crew
+from weft.codec import Fp32Config
 from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, TooLarge, Unreachable
 from weft.events import DataReady, RoundCommitted, StepDone
 from weft.ids import RunId
 from weft.keys import Identity, open_identity, read_peer
 from weft.net.ticket import issue, read
-from weft.peer import device
+from weft.peer import device, launch
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.config import KeysAdmission
 from weft.peer.home import Home
 from weft.peer.peer import Peer
+from weft.sync.method import FedAvgConfig
 from weft.sync.schedule import ConstantConfig
 
 # --- data ---
@@ -199,3 +202,49 @@ async def test_a_loss_that_is_not_finite_ends_the_peer(tmp_path: Path) -> None:
     async with crew.deadline():
         with pytest.raises(NotFinite, match="learning rate"):
             await crew.found("a", prepare=prepare).task
+
+
+# --- threads ---
+
+
+def workers() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith(("train", "serve"))]
+
+
+async def test_a_peers_threads_end_with_it(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        b = crew.join("b")
+        await crew.done(a, b)
+        assert not workers()
+
+
+async def test_a_peer_that_is_cancelled_ends_with_the_step_under_way(tmp_path: Path) -> None:
+    every = 20_000
+    crew = Crew(tmp_path, num_peers=1, method=FedAvgConfig(every=every, codec=Fp32Config()))
+    async with crew.deadline():
+        a = crew.found("a")
+        await a.until(StepDone)
+        a.task.cancel()
+        await asyncio.wait([a.task])
+        assert a.task.cancelled()
+        assert not workers()
+        assert len(a.seen(StepDone)) < every
+
+
+async def test_first_weights_are_made_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_in: list[threading.Thread] = []
+    initial = launch.initial
+
+    def told(*args: Any) -> Any:
+        made_in.append(threading.current_thread())
+        return initial(*args)
+
+    monkeypatch.setattr(launch, "initial", told)
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await crew.done(a, crew.join("b"))
+    assert len(made_in) == 2
+    assert threading.main_thread() not in made_in
