@@ -12,7 +12,11 @@ from weft.keys import Identity, verify
 from weft.net.membership import MAX_MEMBERS
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, RoundNote
+from weft.peer.entrance import _is_further
+from weft.peer.proofs import Proofs, accept_of
+from weft.sync import round
+from weft.sync.machine import replace
+from weft.sync.messages import Accept, Certificate, Committed, Contribution, Goodbye, Manifest, PartResult, RoundNote
 from weft.sync.rules import leader
 from weft.wire import Signed, decode, digest, digest_of, encode, seal
 
@@ -82,3 +86,54 @@ def test_more_letters_than_members_are_not_read(known: Chain, field: str) -> Non
     long = msgspec.structs.replace(certificate(manifest), **{field: letters})
     with pytest.raises(WireError):
         decode(encode(long), Certificate)
+
+
+def test_results_that_no_manifest_named_go_when_their_round_is_decided(known: Chain) -> None:
+    manifest = successor(known)
+    for data in (b"merged", b"of another plan"):
+        known.keep(manifest.round, digest(data), data)
+    known.append(certificate(manifest))
+    assert known.result(digest(b"merged")) == b"merged"
+    assert known.result(digest(b"of another plan")) is None
+
+
+def test_results_go_with_the_certificate_that_leads_to_them(known: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "MAX_REMEMBERED", 3)
+    for number in range(6):
+        data = f"round {number}".encode()
+        manifest = successor(known)
+        part = PartResult(owner=known.base.electorate[0], result=digest(data))
+        known.keep(manifest.round, digest(data), data)
+        known.append(certificate(msgspec.structs.replace(manifest, parts=(part,) * known.base.num_parts)))
+    kept = [known.result(digest(f"round {number}".encode())) is not None for number in range(6)]
+    assert kept == [False] * 3 + [True] * 3
+    assert known._nbytes == 3 * len(b"round 0")
+
+
+def test_a_certificate_names_only_the_farewells_that_it_needs(known: Chain) -> None:
+    """Each may hold a manifest: those of many members would be too much for one message."""
+    me, other, third = MEMBERS
+    manifest = successor(known)
+    goodbye = Goodbye(promised=Attempt(0), accepted=None)
+    committed = Committed(attempt=Attempt(0), manifest=manifest)
+
+    def proof(voters: tuple[Identity, ...]) -> Certificate:
+        proofs, state = Proofs(me, known), round.begin(me.peer, known.base)
+        state = replace(state, proposal=manifest, votes=frozenset({me.peer, *(voter.peer for voter in voters)}))
+        note = RoundNote(branch=known.base.branch, round=known.base.round, message=goodbye)
+        proofs.keep(state, third.peer, seal(third, note), goodbye)
+        for voter in voters:
+            proofs.keep(state, voter.peer, vote(known, voter, manifest), accept_of(Attempt(0), manifest))
+        return proofs.certify(replace(state, farewells={third.peer: goodbye}), committed)
+
+    assert proof((other,)).farewells == ()
+    (needed,) = proof(()).farewells  # one vote of three, or of the two that are left: the keeper's
+    assert needed.signer == third.peer
+    assert all(known.proven(proof(voters)) for voters in ((), (other,)))
+
+
+@pytest.mark.parametrize("name", ["00" * 32, "ff" * 32])
+def test_a_branch_just_opened_is_preferred_to_the_one_it_leaves(known: Chain, name: str) -> None:
+    opening = open_branch(known.base, known.base.electorate, known.base.electorate[0], BranchId(name), 4)
+    assert _is_further(opening, known.head)
+    assert not _is_further(known.head, opening)
