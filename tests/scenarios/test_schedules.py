@@ -1,0 +1,139 @@
+"""Random schedules of faults: members are killed, say goodbye, are cut off, come back, and take long to fetch results.
+
+The seed is in the test's name, and the schedule it stands for is printed when the test fails.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from scenarios.swarm import FEDAVG, Life, Member
+from scenarios.test_faults import MakeSwarm
+from weft.codec import Fp32Config
+from weft.events import BranchOpened, Notice
+from weft.sync.method import DdpConfig
+
+NUM_QUICK, NUM_ALL = 6, 200
+NUM_FAULTS = 6
+LIMIT_S = 1500.0  # from the last fault to the end of a run of 40 rounds of a second each, waits and branches included
+
+
+@dataclass(frozen=True)
+class Fault:
+    after_s: float  # the one before
+    kind: Literal["kill", "stop", "cut"]
+    member: int
+    lasts_s: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    num_peers: int
+    method: Literal["fedavg", "ddp"]
+    delay_s: float
+    fetch_s: tuple[float, ...]  # how long results take to come down, for each life in turn
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int) -> Schedule:
+    luck = random.Random(seed)
+    num_peers = luck.choice([2, 3, 4])
+    lasts = {"kill": 15.0, "stop": 10.0, "cut": 40.0}
+    faults = []
+    for _ in range(NUM_FAULTS):
+        kind: Any = luck.choices(["kill", "stop", "cut"], [2, 1, 1])[0]
+        wait_s, lasts_s = 12 * luck.random(), lasts[kind] * luck.random()
+        faults.append(Fault(wait_s, kind, luck.randrange(num_peers), lasts_s))
+    return Schedule(
+        num_peers=num_peers,
+        method=luck.choices(["fedavg", "ddp"], [2, 1])[0],  # type: ignore[arg-type]
+        delay_s=luck.choice([0.02, 0.3]),
+        fetch_s=tuple(2.5 * luck.random() for _ in range(num_peers + NUM_FAULTS)),
+        faults=tuple(faults),
+    )
+
+
+async def slow_down(life: Life, delay_s: float) -> None:
+    """Let results take so long to come down to a process, once it takes part."""
+    while life.peer is None or life.peer._rounds is None:  # noqa: ASYNC110  # the peer tells nobody when it begins
+        await asyncio.sleep(0.05)
+    parts = life.peer._rounds.parts
+    fetch = parts._from_any
+
+    async def late(*args: Any) -> Any:
+        await asyncio.sleep(delay_s)
+        return await fetch(*args)
+
+    parts._from_any = late  # type: ignore[method-assign]
+
+
+def runs(member: Member) -> bool:
+    return not member.life.is_dead and not member.life.task.done()
+
+
+def play(make_swarm: MakeSwarm, seed: int) -> None:
+    schedule = draw(seed)
+    print(schedule)  # noqa: T201  # shown where it fails
+    method = FEDAVG if schedule.method == "fedavg" else DdpConfig(codec=Fp32Config())
+    swarm = make_swarm(num_rounds=40, num_peers=schedule.num_peers, seed=seed, method=method, delay_s=schedule.delay_s)
+    fetches = iter(schedule.fetch_s)
+    slowing: list[asyncio.Task[None]] = []
+
+    def slow(member: Member) -> None:
+        slowing.append(asyncio.ensure_future(slow_down(member.life, next(fetches))))
+
+    async def strike(members: list[Member], fault: Fault) -> None:
+        member = members[fault.member]
+        others = [other for other in members if other is not member]
+        if fault.kind == "cut":
+            swarm.cut([member], others)
+            await asyncio.sleep(fault.lasts_s)
+            swarm.heal([member], others)
+            return
+        if fault.kind == "kill":
+            swarm.kill(member)
+        else:
+            member.peer.stop("asked to")
+            await asyncio.wait([member.life.task])
+        await asyncio.sleep(fault.lasts_s)
+        swarm.launch(member)
+        slow(member)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd"[: schedule.num_peers])
+        for member in members:
+            slow(member)
+        await swarm.round(members[0], 2)
+        for fault in schedule.faults:
+            await asyncio.sleep(fault.after_s)
+            if runs(members[fault.member]):
+                await strike(members, fault)
+        async with asyncio.timeout(LIMIT_S):
+            outcomes = await swarm.done(*(member for member in members if runs(member)))
+        assert {outcome.reason for outcome in outcomes} <= {"complete"}
+        for each in slowing:
+            each.cancel()
+
+    swarm.run(scenario)
+    # A branch that is left takes what it alone had counted with it. A gradient that missed twice is dropped.
+    has_branched = any(life.seen(BranchOpened) or _went_alone(life) for life in swarm.lives)
+    if schedule.method == "fedavg" and not has_branched:
+        swarm.check()
+
+
+def _went_alone(life: Life) -> bool:
+    return any("a branch of its own" in notice.text for notice in life.seen(Notice))
+
+
+@pytest.mark.parametrize("seed", range(NUM_QUICK))
+def test_a_run_outlives_a_random_schedule_of_faults(make_swarm: MakeSwarm, seed: int) -> None:
+    play(make_swarm, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(NUM_QUICK, NUM_ALL))
+def test_a_run_outlives_many_random_schedules_of_faults(make_swarm: MakeSwarm, seed: int) -> None:
+    play(make_swarm, seed)
