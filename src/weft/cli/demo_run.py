@@ -116,9 +116,13 @@ def _described(wishes: Wishes) -> RunFile:
     run_file: RunFile = from_tree(tree, RunFile, where=_RUN_FILE)
     tokens = wishes.tokens
     if tokens is None and wishes.minutes is not None:
-        from weft.cli.pace import tokens_in
+        from weft.cli.pace import measure
 
-        tokens = tokens_in(run_file, 60 * wishes.minutes)
+        pace = measure(run_file, max(1, (os.cpu_count() or 1) // run_file.peers))  # as many threads as each will have
+        tokens = pace.tokens_in(run_file, 60 * wishes.minutes)
+        found = f"{pace.tokens_per_s:,.0f} tokens/s by one peer alone, threads: {pace.num_threads}"
+        plan = f"{run_file.peers} peers get about {tokens:,} tokens in {wishes.minutes:g} minutes"
+        print(f"measured {found}; {plan}", file=sys.stderr, flush=True)  # noqa: T201
     if tokens is None:
         return run_file
     scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from weft.cli.demo_end import finished_run, judge, read_report
 from weft.cli.demo_run import Wishes, prepare, with_tokens
-from weft.cli.pace import tokens_in
+from weft.cli.pace import Pace, measure
 from weft.cli.running import Report
 from weft.cli.swarm import PeerFailed, Swarm
 from weft.cli.view import View
@@ -72,12 +73,63 @@ def test_tokens_of_a_schedule_are_scaled_and_nothing_else() -> None:
     }
 
 
+class _Steps:
+    """A clock on which steps take as long as it is told, over and over."""
+
+    def __init__(self, *steps_s: float) -> None:
+        self._now, self._num, self._steps_s = 0.0, 0, steps_s
+
+    def now(self) -> float:
+        if self._num % 2:  # the second look at it ends a step
+            self._now += self._steps_s[self._num // 2 % len(self._steps_s)]
+        self._num += 1
+        return self._now
+
+    def wall(self) -> float:
+        raise AssertionError("no step is timed by the wall clock")
+
+
 def test_minutes_become_whole_rounds_of_tokens(tmp_path: Path) -> None:
     run_file = prepare(tmp_path / "demo", wishes())
     per_round = run_file.peers * run_file.train.batch_size * run_file.train.seq_len * run_file.method.every  # type: ignore[union-attr]
-    few, many = tokens_in(run_file, 1.0), tokens_in(run_file, 1000.0)
+    pace = Pace(tokens_per_s=20_000.0, num_threads=1, num_at_once=2.0)
+    few, many = pace.tokens_in(run_file, 1.0), pace.tokens_in(run_file, 1000.0)
     assert few % per_round == 0 == many % per_round
-    assert many > few > 0
+    assert few == per_round  # one round at least
+    assert 0.5 * 1000 * 40_000 < many < 1000 * 40_000
+
+
+def test_the_pace_is_that_of_the_step_that_nothing_disturbed(tmp_path: Path) -> None:
+    """A program beside it makes most steps up to a hundred times as long."""
+    run_file = prepare(tmp_path / "demo", wishes())
+    per_step = run_file.train.batch_size * run_file.train.seq_len
+    disturbed = measure(run_file, 1, num_cores=2, clock=_Steps(0.3, 0.5, 0.02, 0.4))
+    assert disturbed.tokens_per_s == pytest.approx(per_step / 0.02)
+
+
+def test_a_peer_is_timed_with_its_own_threads_and_counted_as_often_as_there_are_cores_for(tmp_path: Path) -> None:
+    run_file, before = prepare(tmp_path / "demo", wishes(num_peers=4)), torch.get_num_threads()
+    threads = []
+
+    class Looking(_Steps):
+        def now(self) -> float:
+            threads.append(torch.get_num_threads())
+            return super().now()
+
+    measure(run_file, 1, clock=Looking(0.5))
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == before
+    found = [measure(run_file, 1, num_cores=cores, clock=_Steps(0.5)).num_at_once for cores in (1, 2, 4, 8)]
+    assert found == [1, 2, 4, 4]
+    assert measure(run_file, 3, num_cores=6, clock=_Steps(0.5)).num_at_once == 2
+
+
+def test_minutes_say_what_was_measured_and_what_follows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wished = Wishes(2, 0.5, None, is_fresh=False, is_quiet=True)
+    run_file = prepare(tmp_path / "demo", wished)
+    said = capsys.readouterr().err
+    assert f"2 peers get about {run_file.train.tokens:,} tokens in 0.5 minutes" in said
+    assert "tokens/s by one peer alone" in said
 
 
 def test_a_demo_that_is_there_is_taken_up_as_it_was(tmp_path: Path) -> None:
