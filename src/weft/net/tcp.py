@@ -62,7 +62,10 @@ def _bind(host: str, port: int) -> socket.socket:
                 f"cannot listen on port {port}: {_holder(port)}. Stop that one, choose another port with --port, "
                 f"or let the system choose with --port 0."
             ) from None
-        raise NetError(f"cannot listen on {host or 'any address'}, port {port}: {error}. Choose with --host.") from None
+        raise NetError(
+            f"cannot listen on {host or 'any address'}: {error.strerror or error}. Name an address of this machine with "
+            f"--host, or leave it out to listen on all."
+        ) from None
     return listener
 
 

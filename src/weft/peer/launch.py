@@ -24,6 +24,7 @@ from weft.events import ConnectionDropped, Emit, Event, EventLog, JsonlSink, Sin
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.model.config import num_parameters
+from weft.net import tcp
 from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
 from weft.net.handshake import Passport
 from weft.net.heartbeat import say_goodbye
@@ -215,6 +216,8 @@ async def _node(
     identity: Identity, run: RunId, admission: Admission, options: Options, folder: PeerFolder, emit: Emit
 ) -> AsyncIterator[Node]:
     settings = options.settings
+    if "tls" in settings.transports and settings.tls.host:  # what was asked for has no other transport in its place
+        tcp.listen(settings.tls.host, 0).close()
 
     def on_drop(address: str, reason: str) -> None:
         emit(ConnectionDropped(address=address, remote=None, reason=reason))
