@@ -11,10 +11,15 @@ It reads no checkpoint.
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from weft.errors import CheckpointError
 from weft.ids import short
+from weft.wire import printable
 
 CHECKPOINT_FILE = "checkpoint.json"
 _MIN_PREFIX = 4  # fewer digits would hit a run by accident
@@ -47,16 +52,17 @@ def find_checkpoint(given: str, home: Path) -> Path:
     else:
         found = None
     if found is None:
-        raise CheckpointError(f"{given[:200]!r} names no checkpoint: no such folder, and no such run. {_listing(home)}")
+        why = "there is none yet" if given == "last" else "no such folder, and no such run"
+        raise CheckpointError(f"{given[:200]!r} names no checkpoint: {why}. {_listing(home)}")
     return found
 
 
-def find_ticket(given: str | None, home: Path) -> Path | None:
-    """Return the file with the newest ticket in this home, or in the run whose name begins with `given`."""
+def find_tickets(given: str | None, home: Path) -> list[Path]:
+    """Return the tickets in this home, or in the run whose name begins with `given`, the newest first."""
     name = f"{given}*" if given is not None and re.fullmatch(r"[0-9a-f]{1,64}", given) else "*"
     if given is not None and name == "*":
-        return None
-    return max((home / "runs").glob(f"{name}/*/ticket"), key=_age, default=None)
+        return []
+    return sorted((home / "runs").glob(f"{name}/*/ticket"), key=_age, reverse=True)
 
 
 def _newest(*found: Iterable[Path]) -> Path | None:
@@ -78,7 +84,23 @@ def _require_one(prefix: str, runs: Path) -> None:
 
 def _listing(home: Path) -> str:
     found = sorted((home / "runs").glob(f"*/*/checkpoint/{CHECKPOINT_FILE}"), key=_age, reverse=True)
-    names = list(dict.fromkeys(short(path.parents[2].name) for path in found))
+    names = [called(run) for run in dict.fromkeys(path.parents[2] for path in found)]
     if not names:
         return f"There is none in {home}; another home is named with --home."
-    return f'{home} holds runs {", ".join(names[:_MAX_LISTED])}; "last" is the newest.'
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f'The home {home} holds runs {", ".join(names[:_MAX_LISTED])}{more}; "last" is the newest.'
+
+
+def called(run: Path) -> str:
+    """Return a run's first digits, and the name it was given where one of its checkpoints tells it."""
+    with suppress(OSError, msgspec.DecodeError):
+        for path in run.glob("*/checkpoint/run-*.bin"):
+            name = msgspec.msgpack.decode(path.read_bytes(), type=_Named).name
+            return f"{short(run.name)} ({printable(name)})"
+    return short(run.name)
+
+
+class _Named(msgspec.Struct):
+    """As much of a RunConfig as a listing shows; it is not checked."""
+
+    name: Annotated[str, msgspec.Meta(max_length=64)]
