@@ -13,6 +13,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -139,6 +140,20 @@ def read_peer(path: Path) -> PeerId:
     return Identity(_read_private(path)).peer
 
 
+def is_backup(content: bytes) -> bool:
+    """Return whether a file that begins with `content` is an encrypted backup of an identity."""
+    return content.startswith(_BACKUP_MAGIC)
+
+
+def needs_passphrase(backup: Path) -> bool:
+    """Return whether a backup is encrypted.
+
+    Raises:
+        KeyFileError: missing, or unreadable.
+    """
+    return is_backup(_read(backup, "backup"))
+
+
 def back_up(source: Path, target: Path, passphrase: bytes | None) -> PeerId:
     """Copy the identity at `source` to `target`, encrypted when a passphrase is given.
 
@@ -159,8 +174,8 @@ def restore(backup: Path, target: Path, passphrase: bytes | None) -> PeerId:
     Raises:
         KeyFileError: not a backup, wrong passphrase, or `target` exists.
     """
-    content = _read(backup)
-    is_encrypted = content.startswith(_BACKUP_MAGIC)
+    content = _read(backup, "backup")
+    is_encrypted = is_backup(content)
     if is_encrypted and not passphrase:
         raise KeyFileError(f"backup {backup} is encrypted. Give the passphrase it was made with.")
     if not is_encrypted and passphrase is not None:
@@ -212,17 +227,20 @@ def _read_private(path: Path) -> Ed25519PrivateKey:
     return _parse(content, path)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, what: Literal["identity", "backup"] = "identity") -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(_MAX_KEY_FILE_NBYTES)
     except FileNotFoundError:
-        raise KeyFileError(f"there is no identity at {path}. Make one with: weft keys new {path}") from None
+        advice = f"Make one with: weft keys new {path}" if what == "identity" else "Is the path right?"
+        raise KeyFileError(f"there is no {what} at {path}. {advice}") from None
     except OSError as error:
         raise KeyFileError(f"cannot read {path}: {error}.") from error
 
 
 def _parse(pem: bytes, path: Path) -> Ed25519PrivateKey:
+    if is_backup(pem):
+        raise KeyFileError(f"{path} is an encrypted backup of an identity. Restore it with: weft keys restore {path}")
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: encrypted by another program

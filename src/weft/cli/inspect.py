@@ -1,4 +1,4 @@
-"""`weft inspect`: what a checkpoint, a ticket or a key file is. Secrets in them are never printed."""
+"""`weft inspect`: what a checkpoint, ticket, key, backup or run file is. Secrets in them are never printed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +9,13 @@ import typer
 from weft.cli import figures
 from weft.cli.place import home_of
 
+_START_NBYTES = 4096  # as much as tells files apart
+
 
 def inspect(
     context: typer.Context,
     thing: Annotated[
-        str, typer.Argument(help='Checkpoint, ticket or key file; "-" reads a ticket.', show_default=False)
+        str, typer.Argument(help='Checkpoint, ticket, key or run file; "-" reads a ticket.', show_default=False)
     ],
 ) -> None:
     """Say what something is."""
@@ -25,7 +27,7 @@ def inspect(
     if _looks_like_ticket(thing):
         lines = _ticket(thing)
     elif len(thing) < 1024 and path.is_file():
-        lines = _key(path)
+        lines = _file(path)
     else:
         lines = _checkpoint(thing, home_of(context))
     for line in lines:
@@ -50,6 +52,46 @@ def _ticket(text: str) -> Iterator[str]:
         yield f"member   {contact.peer}  {contact.name}".rstrip()
         for address in contact.addresses:
             yield f"         {address}"
+
+
+def _file(path: Path) -> Iterator[str]:
+    """Describe a file by how it begins, or by its ending where it is TOML."""
+    from weft.errors import ConfigError
+    from weft.keys import is_backup
+
+    try:
+        with path.open("rb") as file:
+            start = file.read(_START_NBYTES)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
+    if is_backup(start):
+        yield "an encrypted backup of an identity"
+        yield f"restore it with: weft keys restore {path}"
+    elif start.startswith(b"-----BEGIN "):
+        yield from _key(path)
+    elif path.name == "checkpoint.json":
+        yield from _checkpoint(str(path.absolute().parent), path)
+    elif start.lstrip().startswith(b"weft1"):
+        yield from _ticket(path.read_text(encoding="ascii", errors="replace"))
+    elif path.suffix == ".toml":
+        yield from _run_file(path)
+    else:
+        raise ConfigError(
+            f"{path} is not a checkpoint, a ticket, a key, a backup of one or a run file (.toml). A checkpoint is a "
+            "folder that holds checkpoint.json."
+        )
+
+
+def _run_file(path: Path) -> Iterator[str]:
+    from weft.cli.settings import run_file
+    from weft.config import dump
+
+    described = run_file(path, ())
+    yield "run file"
+    yield f"start it with: weft train {path}"
+    yield ""
+    yield "every field, those left out with their defaults:"
+    yield dump(described).rstrip()
 
 
 def _key(path: Path) -> Iterator[str]:

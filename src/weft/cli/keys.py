@@ -15,7 +15,9 @@ _Passphrase = Annotated[
 
 
 def make_app() -> typer.Typer:
-    app = typer.Typer(help="Identities: make, show, list, back up, restore.", no_args_is_help=True)
+    app = typer.Typer(
+        help="Identities: make, show, list, back up, restore.", no_args_is_help=True, rich_markup_mode=None
+    )
     app.command("new")(new)
     app.command("show")(show)
     app.command("list")(list_all)
@@ -73,8 +75,12 @@ def backup(
     plain: Annotated[bool, typer.Option("--plain", help="Do not encrypt.")] = False,
 ) -> None:
     """Copy an identity, encrypted with a passphrase."""
-    from weft.keys import back_up
+    from weft.errors import KeyFileError
+    from weft.keys import back_up, read_peer
 
+    read_peer(key)  # what is missing is said before anything is asked
+    if target.exists():
+        raise KeyFileError(f"{target} exists; weft never overwrites an identity. Move it away first.")
     passphrase = None if plain else _passphrase(passphrase_file, is_new=True)
     typer.echo(f"{back_up(key, target, passphrase)} backed up to {target}")
 
@@ -84,13 +90,14 @@ def restore(
     backup: Annotated[Path, typer.Argument(help="The backup.", show_default=False)],
     target: Annotated[Path | None, typer.Argument(help="Where; by default the next number in the home.")] = None,
     passphrase_file: _Passphrase = None,
-    plain: Annotated[bool, typer.Option("--plain", help="The backup is not encrypted.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Take only a backup that is not encrypted.")] = False,
 ) -> None:
     """Write the identity of a backup."""
     from weft import keys
 
     place = target or _next(home_of(context) / "keys")
-    passphrase = None if plain else _passphrase(passphrase_file, is_new=False)
+    is_asked = not plain and (passphrase_file is not None or keys.needs_passphrase(backup))
+    passphrase = _passphrase(passphrase_file, is_new=False) if is_asked else None
     typer.echo(f"{keys.restore(backup, place, passphrase)} restored to {place}")
 
 
@@ -102,9 +109,16 @@ def _next(folder: Path) -> Path:
 
 
 def _passphrase(file: Path | None, *, is_new: bool) -> bytes:
-    from weft.errors import KeyFileError
+    import sys
+
+    from weft.errors import ConfigError, KeyFileError
 
     if file is None:
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                "there is no terminal to ask for a passphrase. Write it into a file and add --passphrase-file FILE"
+                + (", or add --plain to keep the identity unencrypted." if is_new else ".")
+            )
         answer: str = typer.prompt("passphrase", hide_input=True, confirmation_prompt=is_new)
         return answer.encode()
     try:
