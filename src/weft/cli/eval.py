@@ -32,13 +32,19 @@ def eval(
     device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
 ) -> None:
     """Print the loss on held-out text, in nats per token and per byte."""
-    from weft.cli.trained import open_trained
+    from weft.cli.trained import open_trained, say_which
 
     trained = open_trained(checkpoint, home_of(context))
+    say_which(trained, checkpoint)
     text = _given(trained, data) if data else _heldout(trained, home_of(context))
     loss, num_tokens = measure(trained.on(device), text.batches(windows))
     per_byte = loss * text.num_tokens / text.nbytes
-    typer.echo(f"{loss:.4f} nats per token, {per_byte:.4f} nats per byte, over {num_tokens} tokens of {text.name}")
+    measured, there = num_tokens // text.seq_len, text.num_windows
+    share = f"all {there}" if measured == there else f"{measured} of {there}"
+    typer.echo(
+        f"{loss:.4f} nats per token, {per_byte:.4f} nats per byte, over {num_tokens} tokens ({share} windows) "
+        f"of {text.name}"
+    )
 
 
 @dataclass(frozen=True)
@@ -54,12 +60,16 @@ class Text:
     def num_tokens(self) -> int:
         return len(self.ids)
 
+    @property
+    def num_windows(self) -> int:
+        return (len(self.ids) - 1) // self.seq_len
+
     def batches(self, num_windows: int) -> "Iterator[tuple[Tensor, Tensor]]":
         """Yield (tokens, targets) for windows spread evenly; all of them where `num_windows` is 0."""
         import numpy as np
         import torch
 
-        there = (len(self.ids) - 1) // self.seq_len
+        there = self.num_windows
         count = min(num_windows or there, there)
         numbers = np.arange(count) * there // max(count, 1)
         at_once = max(1, _TOKENS_AT_ONCE // self.seq_len)
@@ -118,13 +128,12 @@ def _heldout(trained: "Trained", home: Path) -> Text:
 def _given(trained: "Trained", paths: Sequence[str]) -> Text:
     import numpy as np
 
-    from weft.data import TextSource
-    from weft.data.corpus import documents
+    from weft.cli.texts import own_documents
 
     end = trained.tokenizer.end_of_text
     parts: list[NDArray[np.integer]] = []
     nbytes = 0
-    for document in documents(TextSource(paths=tuple(paths)), Path.cwd()):
+    for document in own_documents(paths):
         if parts and end is not None:
             parts.append(np.array([end], dtype=np.uint32))
         parts.append(trained.tokenizer.encode(document.text))

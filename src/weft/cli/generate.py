@@ -28,14 +28,15 @@ def generate(
 ) -> None:
     """Let a trained model write on from a prompt."""
     from weft import rng
-    from weft.cli.trained import open_trained
+    from weft.cli.trained import open_trained, say_which
     from weft.config import from_tree
     from weft.inference import Sampling
     from weft.inference import generate as generate_tokens
 
     fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    from_tree(fields, Sampling, where="command line")  # said before anything is loaded
+    _check(fields)  # said before anything is loaded
     trained = open_trained(checkpoint, home_of(context))
+    say_which(trained, checkpoint)
     end = trained.tokenizer.end_of_text
     sampling = from_tree(fields if end is None else {**fields, "stop_id": end}, Sampling, where="command line")
     ids = [int(token) for token in trained.tokenizer.encode(prompt)] or [0 if end is None else end]
@@ -45,6 +46,19 @@ def generate(
     for text in stream:
         typer.echo(legible(text), nl=False)
     typer.echo()
+
+
+def _check(fields: dict[str, float]) -> None:
+    from weft.config import from_tree
+    from weft.errors import ConfigError
+    from weft.inference import Sampling
+
+    try:
+        from_tree(fields, Sampling, where="command line")
+    except ConfigError as error:
+        field, _, rest = str(error).removeprefix("command line: ").partition(" ")
+        option = "--max-tokens" if field == "max_new_tokens" else f"--{field.replace('_', '-')}"
+        raise ConfigError(f"{option} {rest}") from None
 
 
 def legible(text: str) -> str:

@@ -7,7 +7,7 @@ import typer
 
 
 def make_app() -> typer.Typer:
-    app = typer.Typer(help="Tokenizers: train one, look at one.", no_args_is_help=True)
+    app = typer.Typer(help="Tokenizers: train one, look at one.", no_args_is_help=True, rich_markup_mode=None)
     app.command("train")(train)
     app.command("show")(show)
     return app
@@ -22,14 +22,15 @@ def train(
     ] = None,
 ) -> None:
     """Train byte-level BPE; the same text gives the same tokenizer."""
-    from weft.data import StdlibSource, TextSource, train_bpe, write_atomically
+    from weft.cli.texts import own_documents
+    from weft.data import StdlibSource, train_bpe, write_atomically
     from weft.data.corpus import documents
     from weft.errors import ConfigError
 
     if target.exists():
         raise ConfigError(f"{target} exists; weft overwrites no tokenizer. Remove it or choose another place.")
-    source = TextSource(paths=tuple(data)) if data else StdlibSource()
-    made = train_bpe((document.text for document in documents(source, Path.cwd())), vocab_size)
+    texts = own_documents(data) if data else documents(StdlibSource(), Path.cwd())
+    made = train_bpe((document.text for document in texts), vocab_size)
     write_atomically(target, [made.to_json()])
     typer.echo(f"{target}: {made.vocab_size} pieces, digest {made.digest}")
     typer.echo(f'in a run file: tokenizer = {{type = "json", path = "{target}"}}', err=True)
