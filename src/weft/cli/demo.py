@@ -15,11 +15,12 @@ import typer
 
 def demo(
     folder: Annotated[Path, typer.Argument(help="Where everything is kept.")] = Path("weft-demo"),
-    peers: Annotated[int | None, typer.Option(help="Processes.  [default: 4]", min=1, max=16)] = None,
+    peers: Annotated[int | None, typer.Option(help="Processes. Default: 4.", min=1, max=16)] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Train for about so long; the speed is measured first.", min=0.1)
+        float | None,
+        typer.Option(help="Train for about so long; the speed is measured first. Default: --tokens decides.", min=0.1),
     ] = None,
-    tokens: Annotated[int | None, typer.Option(help="Train on so many tokens instead.", min=1)] = None,
+    tokens: Annotated[int | None, typer.Option(help="Train on so many tokens. Default: 4.5 million.", min=1)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier demo left in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
     an error of weft's own           its message; the exit code of its class
     Ctrl-C                           nothing more; 130, as shells have it
+    wrong usage                      what is wrong, and which help to read; 2
     no room on a disk, from anywhere 41, as DiskFull
     out of memory, from anywhere     42, as OutOfMemory
     anything else                    where the traceback was written; 1
@@ -15,20 +16,25 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from weft.errors import DiskFull, OutOfMemory, WeftError
+import typer
+
+from weft.cli.paragraph import terminal_width, wrapped
+from weft.errors import DiskFull, OutOfMemory, Unreachable, WeftError
 from weft.wire import printable
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _UNEXPECTED = 1
+_WRONG_USAGE = 2
+_MAX_ADDRESSES = 3  # of those that did not answer, that are worth reading
 
 
 def explain(error: BaseException, home: Path) -> int:
     """Say on standard error why a command ended, and return the exit code."""
     known = _known(error)
     if known is not None:
-        say(str(known))
+        say(_unreached(str(known)) if isinstance(known, Unreachable) else str(known))
         return known.exit_code
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
         return _INTERRUPTED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         say(f"no room left on the disk: {error}. Free some, then start again; what was saved before is intact.")
@@ -45,14 +51,39 @@ def explain(error: BaseException, home: Path) -> int:
     return _UNEXPECTED
 
 
+def explain_usage(error: BaseException) -> int:
+    """Say what is wrong with a command line, and return the exit code; a verb that was given nothing shows its help."""
+    message: str = getattr(error, "format_message", error.__str__)()
+    if message.startswith("Usage:"):
+        print(message, file=sys.stderr)  # noqa: T201
+        return _WRONG_USAGE
+    context = getattr(error, "ctx", None)
+    verb = "weft" if context is None else context.command_path
+    message = message.replace("Value error, ", "").rstrip(".")
+    say(f"{message}. `{verb} --help` shows what may be given.")
+    return _WRONG_USAGE
+
+
 def say(message: str) -> None:
-    """Print one paragraph on standard error, wrapped where it is a terminal."""
+    """Print one paragraph on standard error, wrapped between words where it is a terminal."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True)
-    text = Text.assemble(("weft: ", "bold red"), printable(" ".join(message.split())))
-    console.print(text, soft_wrap=not console.is_terminal)
+    width = terminal_width() if console.is_terminal else None
+    lines = wrapped(f"weft: {printable(' '.join(message.split()))}", width).removeprefix("weft: ")
+    console.print(Text.assemble(("weft: ", "bold red"), lines), soft_wrap=True)
+
+
+def _unreached(message: str) -> str:
+    """Return why nobody answered: a few of the addresses that were tried, and what to do."""
+    said, *tried = message.split("; ")
+    more = [f"and {len(tried) + 1 - _MAX_ADDRESSES} more"] if len(tried) >= _MAX_ADDRESSES else []
+    brief = "; ".join([said, *tried[: _MAX_ADDRESSES - 1], *more])
+    return (
+        f"{brief.rstrip('.')}. Ask a member for a fresh ticket, which `weft ticket` prints there: one goes stale when "
+        "its maker starts again, unless it listens on a fixed --port."
+    )
 
 
 def _known(error: BaseException) -> WeftError | None:

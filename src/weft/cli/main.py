@@ -27,8 +27,10 @@ from weft.cli import (
     tokenizer,
     train,
 )
-from weft.cli.failure import explain
+from weft.cli.failure import explain, explain_usage
 from weft.cli.place import Place, default_home
+
+_USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which lies elsewhere in every typer
 
 
 def main() -> None:
@@ -43,12 +45,14 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; what went wrong is said on standard error."""
     place = Place()
     try:
-        make_app(place)(args=list(arguments), prog_name="weft")
+        code = make_app(place)(args=list(arguments), prog_name="weft", standalone_mode=False)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except _USAGE as error:
+        return explain_usage(error)
     except BaseException as error:
         return explain(error, place.home)
-    return 0
+    return code if isinstance(code, int) else 0  # of typer.Exit
 
 
 def make_app(place: Place) -> typer.Typer:
@@ -58,6 +62,7 @@ def make_app(place: Place) -> typer.Typer:
         help="Train one transformer across machines that share neither a data centre nor trust.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help, that can be copied and read at any width
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
@@ -86,7 +91,7 @@ def make_app(place: Place) -> typer.Typer:
         inspect.inspect,
         doctor.doctor,
     ):
-        app.command(verb.__name__)(verb)
+        app.command(verb.__name__, epilog=train.EXAMPLE if verb is train.train else None)(verb)
     app.add_typer(keys.make_app(), name="keys")
     app.add_typer(tokenizer.make_app(), name="tokenizer")
     return app

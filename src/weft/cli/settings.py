@@ -20,14 +20,24 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Option(help="How others see this peer. Default: the machine's name and a part of its key.")]
 Key = Annotated[Path | None, typer.Option(help="Key file (made if missing). Default: a free one of the home.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on. Default: all of this machine.")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)]
 Device = Annotated[str | None, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1, mps.")]
-Threads = Annotated[int | None, typer.Option(help="Threads of torch on the CPU; 0: its own choice.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)]
 Transports = Annotated[str | None, typer.Option(help="tls, iroh or tls,iroh.")]
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Report = Annotated[Path | None, typer.Option(help="Write how it ended to this file, as JSON.")]
 Parent = Annotated[int, typer.Option(hidden=True, help="Stop when this process is gone.")]
+
+# What an option may hold, in words: a field's own range may be a pattern that nobody wants to read.
+_ALLOWED = {
+    "name": ("--name", "at most 64 letters, digits, spaces and _.@()+-"),
+    "tls.host": ("--host", "an address or a name of this machine"),
+    "tls.port": ("--port", "a whole number from 0 to 65535; 0 lets the system choose"),
+    "device": ("--device", "auto, cpu, mps, cuda, or one of several GPUs such as cuda:1"),
+    "threads": ("--threads", "a whole number from 0 to 1024; 0 is torch's own choice"),
+    "transports": ("--transports", "tls, iroh or tls,iroh"),
+}
 
 
 def machine_settings(file: Path | None, options: dict[str, Any]) -> "PeerConfig":
@@ -47,9 +57,28 @@ def machine_settings(file: Path | None, options: dict[str, Any]) -> "PeerConfig"
         from_tree(tree, PeerConfig, where=str(file))
     for dotted, value in options.items():
         if value is not None:
+            check_option(dotted, value)
             replace_field(tree, dotted, value)
     settings: PeerConfig = from_tree(tree, PeerConfig, where="command line")
     return settings
+
+
+def check_option(dotted: str, value: Any) -> None:
+    """Hold the value of an option against its field of `PeerConfig`.
+
+    Raises:
+        ConfigError: names the option, and what it may hold.
+    """
+    from weft.peer.config import PeerConfig
+
+    tree: dict[str, Any] = {}
+    replace_field(tree, dotted, value)
+    option, allowed = _ALLOWED[dotted]
+    try:
+        from_tree(tree, PeerConfig, where=option)
+    except ConfigError:
+        shown = ",".join(value) if isinstance(value, list) else str(value)
+        raise ConfigError(f"{option} {shown[:80]}: there is no such value. Allowed: {allowed}.") from None
 
 
 def check_transports(given: str | None) -> list[str] | None:
@@ -63,16 +92,26 @@ def run_file(path: Path, changes: Sequence[str]) -> "RunFile":
     Raises:
         ConfigError: names the file or the option, and the field.
     """
+    from weft.peer.config import RunFile
+
     tree = load_tree(path)
     for change in changes:
         dotted, separator, value = change.partition("=")
         if not separator or not dotted.strip():
             raise ConfigError(f"--set {change}: it should read --set section.field=value.")
         replace_field(tree, dotted.strip(), toml_value(value.strip()))
-    from weft.peer.config import RunFile
-
-    found: RunFile = from_tree(tree, RunFile, where=str(path))
+    try:
+        found: RunFile = from_tree(tree, RunFile, where=str(path))
+    except ConfigError as error:
+        from_tree(load_tree(path), RunFile, where=str(path))  # the file's own fault is said as such
+        raise ConfigError(f"{_blamed(changes, str(error))}{str(error).removeprefix(str(path))}") from None
     return found
+
+
+def _blamed(changes: Sequence[str], fault: str) -> str:
+    """Return the --set that a fault is about: the one whose field is in its words, or all."""
+    named = [change for change in changes if change.partition("=")[0].strip() in fault]
+    return " ".join(f"--set {change[:80]}" for change in named or changes)
 
 
 def toml_value(text: str) -> Any:

@@ -15,10 +15,22 @@ if TYPE_CHECKING:
     from weft.peer.launch import Options
     from weft.peer.peer import Outcome
 
+EXAMPLE = """A run file may be as short as this, saved as first.toml:
+
+\b
+  name = "first"
+  [train]
+  tokens = 1_000_000
+  [train.schedule]
+  type = "constant"
+
+It trains a small model on Python's own library. More to start from: the folder recipes/ of weft's sources, and the
+demo.toml that `weft demo` leaves in its folder."""
+
 
 def train(
     context: typer.Context,
-    run_file: Annotated[Path, typer.Argument(help="TOML file; recipes/ has some to start from.", show_default=False)],
+    run_file: Annotated[Path, typer.Argument(help="TOML file that describes the run: see below.", show_default=False)],
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the file: --set train.tokens=1e6.")
     ] = None,

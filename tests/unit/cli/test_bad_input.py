@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from unit.cli.small import Kept, Weft
+from weft.cli.failure import explain
+from weft.errors import Unreachable
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net.messages import Contact
@@ -59,7 +61,17 @@ def test_a_bad_ticket_on_standard_input_is_15(weft: Weft, monkeypatch: pytest.Mo
 
 
 def test_nobody_reachable_is_22(weft: Weft) -> None:
-    refused(weft, 22, "127.0.0.1:1", "join", a_ticket(), "--yes", *LOCAL)
+    said = refused(weft, 22, "127.0.0.1:1", "join", a_ticket(), "--yes", *LOCAL)
+    assert "Ask a member for a fresh ticket, which `weft ticket` prints there" in said
+
+
+def test_of_many_addresses_that_did_not_answer_a_few_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(Unreachable("nobody answered. " + "; ".join(f"a{n}: no" for n in range(9))), tmp_path) == 22
+    said = capsys.readouterr().err
+    assert "a2: no; and 6 more. Ask a member" in said
+    assert "a3" not in said
 
 
 def test_joining_without_a_person_to_ask_is_2(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +121,25 @@ def test_a_bad_change_of_the_run_file_is_2(weft: Weft, run_path: Path, change: s
     refused(weft, 2, words, "train", run_path, "--set", change)
 
 
+def test_a_change_is_blamed_and_not_the_file(weft: Weft, run_path: Path) -> None:
+    changes = ("--set", "name=other", "--set", "train.batch_size=-3")
+    said = refused(weft, 2, "--set train.batch_size=-3: train.batch_size is -3.", "train", run_path, *changes)
+    assert str(run_path) not in said
+    assert "name=other" not in said
+    run_path.write_text(run_path.read_text().replace("batch_size = 2", "batch_size = 0"))
+    assert "--set" not in refused(weft, 2, str(run_path), "train", run_path, "--set", "name=other")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--device", "gpu"), "device"),
         (("--transports", "tls,pigeon"), "pigeon"),
-        (("--port", "70000"), "tls.port"),
-        (("--name", "a\nb"), "name"),
+        (("--device", "banana"), "--device banana: there is no such value. Allowed: auto, cpu, mps, cuda, or"),
+        (("--port", "70000"), "'--port'"),
+        (("--port", "-1"), "'--port'"),
+        (("--threads", "-1"), "'--threads'"),
+        (("--name", "a\nb"), "--name"),
     ],
 )
 def test_a_bad_option_of_this_machine_is_2(weft: Weft, run_path: Path, options: tuple[str, ...], words: str) -> None:
@@ -139,6 +163,16 @@ def test_a_model_beyond_this_machine_is_10(weft: Weft, run_path: Path, tmp_path:
 
 def test_missing_data_is_11(weft: Weft, run_path: Path) -> None:
     refused(weft, 11, "absent.txt", "train", run_path, "--set", 'data.source.paths=["absent.txt"]')
+
+
+def test_own_text_that_is_missing_is_looked_for_in_the_current_folder(
+    weft: Weft, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for verb in (("tokenizer", "train", tmp_path / "t.json"), ("eval", kept.folder)):
+        said = weft(*verb, "--data", "nope.txt")
+        assert said.code == 11
+        assert said.err.endswith(f"weft: --data nope.txt: no such file or folder in {tmp_path}.\n")
 
 
 def test_empty_data_is_11(weft: Weft, run_path: Path) -> None:
@@ -197,6 +231,14 @@ def test_a_half_written_checkpoint_is_40(weft: Weft, kept: Kept) -> None:
     refused(weft, 40, "half-written", "generate", kept.folder)
 
 
+def test_a_folder_without_a_checkpoint_is_40_and_the_runs_that_are_there_are_named(
+    weft: Weft, kept: Kept, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    said = refused(weft, 40, "holds no checkpoint: there is no checkpoint.json in it", "generate", tmp_path / "empty")
+    assert f"holds runs {kept.run.run[:8]} (small);" in said
+
+
 def test_an_export_overwrites_nothing(weft: Weft, kept: Kept, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").touch()
@@ -209,6 +251,11 @@ def test_a_port_in_use_is_21(weft: Weft, run_path: Path) -> None:
         refused(weft, 21, f"port {port}", "train", run_path, "--port", port, *LOCAL)
 
 
+def test_an_address_of_another_machine_is_20_though_another_transport_would_do(weft: Weft, run_path: Path) -> None:
+    options = ("--host", "203.0.113.1", "--transports", "tls,iroh", "--device", "cpu", "--threads", "1", "--quiet")
+    refused(weft, 20, "cannot listen on 203.0.113.1", "train", run_path, *options)
+
+
 def test_a_key_in_use_is_13(weft: Weft, run_path: Path, tmp_path: Path) -> None:
     from weft.keys import open_identity
 
@@ -216,12 +263,35 @@ def test_a_key_in_use_is_13(weft: Weft, run_path: Path, tmp_path: Path) -> None:
         refused(weft, 13, "--key", "train", run_path, "--key", tmp_path / "mine.pem", *LOCAL)
 
 
+def test_a_file_that_is_nothing_of_wefts_is_2(weft: Weft, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("to do")
+    said = refused(weft, 2, "is not a checkpoint, a ticket, a key", "inspect", tmp_path / "notes.txt")
+    assert "chmod" not in said
+
+
+def test_a_passphrase_without_a_terminal_is_asked_for_in_a_file(
+    weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    key = weft("keys", "new").out.split()[1]
+    for target in ("plain", "sealed"):
+        (tmp_path / "word").write_text("horse")
+        options = ("--plain",) if target == "plain" else ("--passphrase-file", tmp_path / "word")
+        assert weft("keys", "backup", key, tmp_path / target, *options).code == 0
+    refused(weft, 2, "--passphrase-file FILE", "keys", "backup", key, tmp_path / "more")
+    refused(weft, 2, "--passphrase-file FILE", "keys", "restore", tmp_path / "sealed")
+    refused(weft, 14, "no identity at", "keys", "backup", tmp_path / "absent.pem", tmp_path / "more")
+    refused(weft, 14, "no backup at", "keys", "restore", tmp_path / "absent")
+    assert weft("keys", "restore", tmp_path / "plain", tmp_path / "back.pem").code == 0  # nothing to ask
+
+
 def test_no_key_is_14(weft: Weft, tmp_path: Path) -> None:
     refused(weft, 14, "weft keys new", "keys", "show", tmp_path / "absent.pem")
 
 
 def test_bad_sampling_is_2(weft: Weft, kept: Kept) -> None:
-    refused(weft, 2, "top_p", "generate", kept.folder, "x", "--top-p", "2")
+    refused(weft, 2, "--top-p is 2.0", "generate", kept.folder, "x", "--top-p", "2")
+    refused(weft, 2, "--max-tokens is -3", "generate", kept.folder, "x", "--max-tokens", "-3")
 
 
 def test_weights_that_are_not_finite_are_43(weft: Weft, kept: Kept, tmp_path: Path) -> None:

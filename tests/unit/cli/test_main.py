@@ -11,7 +11,8 @@ import pytest
 import weft as package
 from unit.cli.small import Weft
 from weft.cli.failure import explain
-from weft.errors import DataError, NotFinite, WeftError
+from weft.cli.settings import run_file
+from weft.errors import DataError, NotFinite, Unreachable, WeftError
 
 VERBS = ["demo", "train", "join", "ticket", "generate", "eval", "export", "inspect", "doctor", "keys", "tokenizer"]
 
@@ -34,6 +35,19 @@ def test_every_verb_has_help(weft: Weft, verb: str) -> None:
     assert verb in answer.out
 
 
+def test_a_run_file_from_the_help_is_one(weft: Weft, tmp_path: Path) -> None:
+    said = weft("train", "--help").out
+    lines = said[said.index("name = ") : said.index("It trains")].splitlines()
+    (tmp_path / "first.toml").write_text("\n".join(line.strip() for line in lines))
+    assert run_file(tmp_path / "first.toml", ()).train.tokens == 1_000_000
+
+
+def test_help_shows_flags_without_a_type_and_defaults(weft: Weft) -> None:
+    said = weft("demo", "--help").out
+    assert "bool" not in said
+    assert said.count("Default: ") == 3
+
+
 def test_the_version_is_the_packages(weft: Weft) -> None:
     assert weft("--version").out == f"weft {package.__version__}\n"
 
@@ -42,7 +56,9 @@ def test_the_version_is_the_packages(weft: Weft) -> None:
 def test_wrong_usage_is_2(weft: Weft, arguments: list[str]) -> None:
     answer = weft(*arguments)
     assert answer.code == 2
-    assert "Usage" in answer.err
+    assert answer.err.startswith("weft: ")
+    assert "--help` shows what may be given." in answer.err
+    assert answer.err.count("\n") == 1
 
 
 def test_neither_torch_nor_rich_tables_are_needed_to_refuse_a_ticket() -> None:
@@ -73,7 +89,10 @@ def test_every_error_is_one_paragraph_and_its_own_code(
     kind: type[WeftError], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert explain(kind("tried this on that.\nDo the other."), tmp_path) == kind.exit_code
-    assert capsys.readouterr().err == "weft: tried this on that. Do the other.\n"
+    said = capsys.readouterr().err
+    advice = " Ask a member for a fresh ticket" if kind is Unreachable else "\n"
+    assert said.startswith(f"weft: tried this on that. Do the other.{advice}")
+    assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

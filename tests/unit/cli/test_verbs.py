@@ -17,7 +17,7 @@ from weft.cli.locate import find_checkpoint
 from weft.cli.yardstick import nats_per_byte
 from weft.data import ByteTokenizer, NgramModel, train_bpe
 from weft.errors import CheckpointError, ConfigError
-from weft.keys import open_identity
+from weft.keys import open_identity, read_peer
 from weft.model import read_folder
 from weft.net.ticket import read
 from weft.peer.checkpoint import load
@@ -170,7 +170,36 @@ def test_inspect_prints_the_public_half_of_a_key(weft: Weft, tmp_path: Path) -> 
     assert identity.private_key.private_bytes_raw().hex() not in answer.out
 
 
+def test_inspect_describes_a_run_file(weft: Weft, run_path: Path) -> None:
+    answer = weft("inspect", run_path)
+    assert answer.code == 0
+    for words in ("run file", f"weft train {run_path}", "batch_size = 2", "evaluate_every = 5"):
+        assert words in answer.out
+
+
+def test_inspect_tells_a_backup_from_a_key(weft: Weft, tmp_path: Path) -> None:
+    (tmp_path / "word").write_text("horse")
+    key = weft("keys", "new").out.split()[1]
+    weft("keys", "backup", key, tmp_path / "my.bak", "--passphrase-file", tmp_path / "word")
+    restore = f"weft keys restore {tmp_path / 'my.bak'}"
+    answer = weft("inspect", tmp_path / "my.bak")
+    assert "an encrypted backup of an identity" in answer.out
+    assert restore in answer.out
+    shown = weft("keys", "show", tmp_path / "my.bak")
+    assert shown.code == 14
+    assert restore in shown.err
+
+
 # --- which checkpoint ---
+
+
+@pytest.mark.parametrize("verb", ["generate", "eval"])
+def test_it_is_said_which_checkpoint_is_read_and_that_it_is_untrained(weft: Weft, kept: Kept, verb: str) -> None:
+    said = weft(verb, "last").err
+    assert f"reading run small ({kept.run.run[:8]}), round 0, saved 0:" in said
+    assert str(kept.folder) in said
+    exact = weft(verb, kept.folder).err
+    assert exact == "round 0: this model is untrained, its weights are random\n"
 
 
 def test_a_checkpoint_is_found_by_folder_run_digits_and_last(kept: Kept, home: Path) -> None:
@@ -210,6 +239,23 @@ def test_the_newest_ticket_of_this_home_is_printed(weft: Weft, home: Path) -> No
         os.utime(file, (at, at))
     assert weft("ticket").out == "weft1b\n"
     assert weft("ticket", "aaaa").out == "weft1a\n"
+
+
+def test_a_ticket_whose_member_was_killed_is_none(weft: Weft, home: Path, kept: Kept) -> None:
+    key = Path(weft("keys", "new").out.split()[1])
+    file = home / "runs" / kept.run.run / read_peer(key) / "ticket"
+    file.parent.mkdir(parents=True)
+    file.write_text("weft1a")
+    answer = weft("ticket")
+    assert (answer.code, answer.out) == (15, "")
+    assert f"no member keeps a ticket of run {kept.run.run[:8]} (small)" in answer.err
+    with open_identity(key):  # the member runs
+        answer = weft("ticket")
+        assert (answer.code, answer.out, answer.err) == (0, "weft1a\n", "")
+        other = home / "runs" / ("f" * 64) / ("0" * 64) / "ticket"
+        other.parent.mkdir(parents=True)
+        other.write_text("weft1b")
+        assert "run ffffffff" in weft("ticket").err
 
 
 def test_keys_are_made_shown_listed_backed_up_and_restored(weft: Weft, tmp_path: Path, home: Path) -> None:
