@@ -63,8 +63,8 @@ def _bind(host: str, port: int) -> socket.socket:
                 f"or let the system choose with --port 0."
             ) from None
         raise NetError(
-            f"cannot listen on {host or 'any address'}: {error.strerror or error}. Name an address of this machine with "
-            f"--host, or leave it out to listen on all."
+            f"cannot listen on {host or 'any address'}: {error.strerror or error}. Name an address of this machine "
+            "with --host, or leave it out to listen on all."
         ) from None
     return listener
 
