@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from weft.cli.running import Ask, OnStarted
+    from weft.clock import Clock
+    from weft.events import Emit, Entry
     from weft.peer.launch import Options
-    from weft.peer.peer import Outcome
-    from weft.peer.terms import Terms
+    from weft.peer.peer import Outcome, Peer
+    from weft.peer.terms import Allowance, Terms
 
 
 def join(
@@ -57,6 +59,7 @@ def join(
         },
     )
     from weft.cli.running import Manner, run
+    from weft.clock import SystemClock
     from weft.data import CorpusConfig, TextSource
     from weft.peer.home import Home
     from weft.peer.launch import Options
@@ -66,12 +69,18 @@ def join(
 
     def start(options: "Options", on_started: "OnStarted", ask: "Ask") -> "Awaitable[Outcome | None]":
         def agree(terms: "Terms") -> bool:
+            watch.terms = terms
             typer.echo(describe(terms), err=True)
             return yes or ask("join?")
 
-        return join_run(text, options, agree=agree, on_started=on_started, own_data=own)
+        def on_joined(peer: "Peer", fresh: str) -> None:
+            watch.emit = peer.place.emit
+            on_started(peer, fresh)
 
-    options = Options(home=Home(home_of(context)), key=key, settings=chosen)
+        return join_run(text, options, agree=agree, on_started=on_joined, own_data=own)
+
+    watch = TrafficWatch(SystemClock())
+    options = Options(home=Home(home_of(context)), key=key, settings=chosen, sinks=(watch,))
     run(start, options, Manner(is_quiet=quiet, prints_ticket=False, report=report, parent=parent))
 
 
@@ -80,6 +89,7 @@ def describe(terms: "Terms") -> str:
     run = terms.run
     issuer = next((contact.name for contact in terms.contacts if contact.peer == terms.issuer), "")
     where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
+    memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
     return "\n".join(
         (
             f"run       {run.name}  {run.run[:16]}",
@@ -88,10 +98,46 @@ def describe(terms: "Terms") -> str:
             f"data      {where}",
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
-            f"memory    {figures.nbytes(terms.memory_nbytes)}",
+            f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for this program as it stands, "
+            f"{figures.nbytes(terms.memory_nbytes)} to train",
             f"network   {figures.nbytes(terms.round_nbytes)} a round among {terms.num_peers} peers, "
-            f"at most {figures.nbytes(1e9 * terms.gigabytes_per_day)} a day",
-            f"          (a round takes at least {terms.round_s:.2g} s: {run.method.every} inner steps at "
-            f"{terms.flops_per_s / 1e9:.3g} GFLOP/s, as fast as this machine multiplies)",
+            f"up to about {figures.nbytes(terms.day_nbytes)} a day",
+            f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} inner steps at "
+            f"{terms.flops_per_s / 1e9:.3g} GFLOP/s, the best measured here; far more would be told)",
         )
     )
+
+
+def _seconds(seconds: float) -> str:
+    """Return a duration as people say it, however long: 0.64 s, 97 s, 12 min, 3.2 h."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+class TrafficWatch:
+    """A sink that says in an event when far more is moved than the terms that were agreed to."""
+
+    def __init__(self, clock: "Clock") -> None:
+        self.terms: Terms | None = None  # shown, and agreed to if anything follows
+        self.emit: Emit | None = None  # of the peer, once there is one
+        self._clock = clock
+        self._allowance: Allowance | None = None
+
+    def write(self, entry: "Entry") -> None:
+        from weft.events import Notice, RoundCommitted
+        from weft.peer.terms import Allowance
+
+        if self.terms is None or self.emit is None:
+            return
+        if self._allowance is None:
+            self._allowance = Allowance(self.terms, self._clock)
+        if isinstance(entry.event, RoundCommitted):
+            shown = figures.nbytes(self.terms.day_nbytes)
+            found = self._allowance.count(entry.event.sent_nbytes + entry.event.received_nbytes)
+            if found is not None:
+                text = f"this machine moves about {figures.nbytes(found)} a day for the run; the terms said {shown}"
+                self.emit(Notice(text=f"{text}. Ctrl-C leaves it."))
+
+    def close(self) -> None:
+        pass

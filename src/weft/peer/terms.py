@@ -1,15 +1,17 @@
 """What joining a run costs this machine: shown to a person who is asked whether to.
 
-Bytes of data, disk, memory and of a round follow from the run in closed form (`weft.cost`). How often a round comes
-around does not: it is bounded from below by what the inner steps would take if this machine did nothing but multiply
-matrices of the model's shape, which is measured in a moment.
+Bytes of data, disk, training memory and of a round follow from the run in closed form (`weft.cost`). How often a round
+comes around does not: it is reckoned from what the inner steps would take if this machine did nothing but multiply
+matrices of the model's shape, which is measured in a moment, one thread at a time: threads that wait for one another
+beside a busy program would measure that program. An `Allowance` then holds what is really moved against what was shown.
 
-It does not know how fast the other members or the links are; slower ones make rounds longer, and the bytes per day
-fewer.
+It does not know how fast other members or the links are: slower ones make rounds longer and the bytes per day fewer,
+faster ones may not wait for this machine.
 """
 
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from weft import cost
@@ -25,8 +27,12 @@ from weft.sync.method import Method
 
 CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
 LEAST_ROUND_S = 0.01  # of two peers on one machine with next to nothing to train: messages, and promises on the disk
-LEAST_MEASURED_S = 0.02  # less says little beside the clock's grain; at most five times as long is spent
+LEAST_MEASURED_S = 0.002  # of one run of products: far above the clock's grain, below the turn that a system gives
+NUM_RUNS = 24  # the best of them counts: beside busy programs, one at least has a core to itself
 MAX_ROWS, MAX_WIDTH = 256, 2048  # of what is multiplied: 2 GFLOP and 48 MiB at most
+DAY_S = 86_400.0
+HOUR_S = 3600.0  # what was moved in less is held against an hour's share: rounds come in bursts
+TOLERANCE = 1.5  # times what was shown: an estimate may be so much too low and nothing is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +43,49 @@ class Terms:
     num_parameters: int
     fetch_nbytes: int  # data, first weights and state, as far as they are not here
     disk_nbytes: int  # data and checkpoint
-    memory_nbytes: int
+    process_nbytes: int  # of memory, that this process has taken: Python, torch
+    memory_nbytes: int  # that training takes beside it
     num_peers: int  # as far as the ticket tells, this one included
     round_nbytes: int  # sent and received in one round of so many
     flops_per_s: float  # of matrix products here
-    round_s: float  # at that speed: the shortest that a round may take
+    round_s: float  # at that speed, if a round is nothing else
 
     @property
-    def gigabytes_per_day(self) -> float:
-        """Return the most this machine may move in a day."""
-        return cost.gigabytes_per_day(self.round_nbytes, self.round_s)
+    def day_nbytes(self) -> float:
+        """Return about how much this machine moves in a day of such rounds."""
+        return 1e9 * cost.gigabytes_per_day(self.round_nbytes, self.round_s)
+
+
+class Allowance:
+    """What a person agreed that this machine may move, held against what it moves.
+
+    Args:
+        terms: those that were agreed to. What is fetched once to join counts for no day.
+    """
+
+    def __init__(self, terms: Terms, clock: Clock) -> None:
+        self._clock = clock
+        self._shown_nbytes = terms.day_nbytes
+        self._began, self._moved_nbytes = clock.now(), -terms.fetch_nbytes
+
+    def count(self, nbytes: int) -> float | None:
+        """Count what was moved; return the bytes a day that it comes to where that is told: far above what was agreed.
+
+        It is told again once it has grown as far above what was told last. Every day is reckoned anew.
+        """
+        self._moved_nbytes += nbytes
+        passed_s = self._clock.now() - self._began
+        day_nbytes = self._moved_nbytes * DAY_S / max(passed_s, HOUR_S)
+        if passed_s >= DAY_S:
+            self._began, self._moved_nbytes = self._clock.now(), 0
+        if day_nbytes <= TOLERANCE * self._shown_nbytes:
+            return None
+        self._shown_nbytes = day_nbytes
+        return day_nbytes
 
 
 def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, clock: Clock) -> Terms:
-    """Return what joining `run` costs; takes about a tenth of a second.
+    """Return what joining `run` costs; takes about a tenth of a second, more on a busy machine.
 
     Raises:
         ConfigError: the settings name a device that is not there.
@@ -59,9 +94,8 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
     codec, reply = encoding(choices.codec), encoding(choices.reply_codec or choices.codec)
     num_peers = max(2, len(ticket.contacts) + 1)
     traffic = cost.reduce_traffic(num, cost.part_size(num, num_peers), num_peers, codec, reply)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)  # as training does
-    flops_per_s = product_flops(run.model, run.tokens_per_step, device, clock)
+    num_threads = (settings.threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
+    flops_per_s = num_threads * product_flops(run.model, run.tokens_per_step, device, clock)
     flops_per_token = cost.flops_per_token(decoder(run.model), run.train.seq_len)
     num_vectors = 1 + len(Method(choices, run.train.optimizer).init(0))  # of the state: parameters, outer optimizer
     if not run.is_seeded and home.blobs.open(run.initial) is None:
@@ -74,6 +108,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         num_parameters=num,
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
+        process_nbytes=int(psutil.Process().memory_info().rss),
         memory_nbytes=sum(needed_nbytes(run, settings, device, 1).values()),
         num_peers=num_peers,
         round_nbytes=traffic.sent_nbytes + traffic.received_nbytes,
@@ -83,19 +118,30 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
 
 
 def product_flops(model: ModelConfig, num_rows: int, device: Device, clock: Clock) -> float:
-    """Return the floating-point operations per second of multiplying matrices of the model's shape, large ones cut."""
+    """Return the floating-point operations per second of multiplying matrices of the model's shape, large ones cut.
+
+    On a CPU that is the speed of one thread.
+    """
     rows, width, ffn_width = min(num_rows, MAX_ROWS), min(model.width, MAX_WIDTH), min(model.ffn_width, MAX_WIDTH)
     dtype = device.autocast_dtype or torch.float32
     left = torch.ones((rows, width), dtype=dtype, device=device.torch)
     right = torch.ones((width, ffn_width), dtype=dtype, device=device.torch)
-    float((left @ right)[0, 0])  # the first one allocates, and wakes threads
-    num_products = 1
-    while True:
+
+    def run_s(num_products: int) -> float:
         began = clock.now()
         for _ in range(num_products):
             product = left @ right
         float(product[0, 0])  # waits for a GPU
-        took_s = clock.now() - began
-        if took_s >= LEAST_MEASURED_S:
-            return 2.0 * rows * width * ffn_width * num_products / took_s
-        num_products *= 4
+        return clock.now() - began
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        float((left @ right)[0, 0])  # the first one allocates
+        num_products = 1
+        while min(run_s(num_products) for _ in range(3)) < LEAST_MEASURED_S:
+            num_products *= 4
+        least_s = min(run_s(num_products) for _ in range(NUM_RUNS))
+    finally:
+        torch.set_num_threads(before)
+    return 2.0 * rows * width * ffn_width * num_products / least_s
