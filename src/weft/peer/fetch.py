@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.clock import Clock
 from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
-from weft.errors import DeadlineExceeded, GenesisMismatch, NetError, PeerError, Refused, WeftError, WireError
+from weft.errors import DeadlineExceeded, GenesisMismatch, NetError, PeerError, Refused, WireError
 from weft.events import DataReady, Emit, StateJoined
 from weft.ids import Digest, PeerId, short
 from weft.net.node import Node
@@ -146,10 +146,14 @@ def _turned(peers: Sequence[PeerId], number: int) -> list[PeerId]:
 
 
 async def _all(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run jobs together; the first that fails ends the others, and its error is raised bare."""
+    """Run jobs together; the first that fails ends the others, and its error is raised.
+
+    A `TaskGroup` of Python 3.11 or 3.12 forgets that it was cancelled where a job fails at the same moment.
+    """
+    tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
-        async with asyncio.TaskGroup() as group:
-            for job in jobs:
-                group.create_task(job)
-    except* (WeftError, OSError) as failed:
-        raise failed.exceptions[0] from None
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
