@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 
 from weft.cli import figures
-from weft.cli.generate import legible
+from weft.cli.draw import ring
+from weft.cli.generate import excerpt
 from weft.cli.place import command_for
 from weft.cli.running import Report
-from weft.cli.summary import try_next
+from weft.cli.summary import INDENT, beside, measured, try_next
 from weft.cli.swarm import Swarm
 from weft.cli.trained import Trained, open_trained
 from weft.cli.view import View
@@ -45,9 +46,9 @@ def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> in
     exported = export(trained, folder / "export")
     prompt = trained.run.train.sample_prompt if trained.run is not None else ""
     if first.sample:
-        print(f"\nit writes\n\n{legible(prompt + first.sample.rstrip())}\n")  # noqa: T201
+        print(f"\nit writes\n\n{excerpt(prompt + first.sample.rstrip())}\n")  # noqa: T201
     print(  # noqa: T201
-        f"checkpoint  {first.checkpoint}\nexported    {exported}, for example for transformers:\n"
+        f"{beside('checkpoint', first.checkpoint)}\n{beside('exported', exported)}\nfor example for transformers\n"
         f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n{try_next(command_for(swarm.home), short(first.run))}'
     )
     return 0
@@ -66,17 +67,17 @@ def judge(report: Report, view: View, ngram: float) -> list[str]:
     """Return the lines about quality and cost."""
     lines = [f"{report.reason} after {report.committed_tokens:,} tokens in {report.round} rounds"]
     if report.nats_per_byte is not None:
-        verdict = "better" if report.nats_per_byte < ngram else "not better: train longer"
+        verdict = "better" if report.nats_per_byte < ngram else "not better yet: train longer"
         lines += [
             f"held-out     {report.nats_per_byte:.4f} nats per byte",
-            f"order-{ORDER} n-gram model of the same text: {ngram:.4f} nats per byte ({verdict})",
+            *measured(view),
+            f"{INDENT}an order-{ORDER} n-gram model of the same text has {ngram:.4f}:",
+            f"{INDENT}this model is {verdict}",
         ]
-    used = view.sent_nbytes + view.received_nbytes
-    ring = figures.nbytes(view.ring_nbytes)
-    lines.append(
-        f"bytes        {figures.nbytes(used)} moved by all peers; bf16 ring DDP: {ring}, "
-        f"{figures.ratio(view.ring_nbytes, used)} as much"
-    )
+    sent, received = figures.nbytes(view.sent_nbytes), figures.nbytes(view.received_nbytes)
+    arrived = "as much received" if received == sent else f"{received} received"
+    lines.append(f"bytes        {sent} sent by all peers together, {arrived}")
+    lines.append(f"{INDENT}{ring(view, view.sent_nbytes + view.received_nbytes)}")
     return lines
 
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from weft.cli import demo_end, yardstick
+from weft.cli.paragraph import tell, terminal_width, wrapped
 from weft.cli.screen import Screen, make_screen
 from weft.cli.swarm import PeerFailed, Swarm
 from weft.cli.view import Facts
@@ -52,11 +53,11 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
     names = tuple(f"peer {number}" for number in range(1, run_file.peers + 1))
     swarm = Swarm(folder, names, max(1, (os.cpu_count() or 1) // len(names)))
     screen = make_screen(is_quiet=wishes.is_quiet)
-    screen.start(facts_of_file(run_file))
+    finished = demo_end.finished_run(swarm)
+    screen.start(facts_of_file(run_file, wait_for=run_file.peers if finished is None else 1))
     follower = _Follower(swarm, screen)
     try:
         follower.watch_signals()
-        finished = demo_end.finished_run(swarm)
         run = swarm.start(folder / _RUN_FILE) if finished is None else swarm.take_up(finished)
         score: Future[float] = yardstick.start(Home(swarm.home), run)
         follower.follow()
@@ -67,15 +68,21 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
         screen.close()
         swarm.end()
     if follower.is_stopped:
-        print(f"stopped; weft demo {folder} goes on from here, and --fresh begins anew")  # noqa: T201
+        width = terminal_width() if sys.stdout.isatty() else None
+        print(wrapped(f"stopped; weft demo {folder} goes on from here, and --fresh begins anew", width))  # noqa: T201
         return 0
     return demo_end.finish(folder, swarm, screen.view, score)
 
 
-def facts_of_file(run_file: RunFile) -> Facts:
+def facts_of_file(run_file: RunFile, wait_for: int) -> Facts:
     """Return what the view needs to know of the run, before there is one."""
     train = run_file.train
-    return Facts(run=run_file.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
+    return Facts(
+        run=run_file.name,
+        total_tokens=train.tokens,
+        tokens_per_step=train.batch_size * train.seq_len,
+        wait_for=wait_for,
+    )
 
 
 # --- before ---
@@ -99,13 +106,13 @@ def prepare(folder: Path, wishes: Wishes) -> RunFile:
                 f"--peers out to go on with it, or add --fresh to begin anew."
             )
         kept: RunFile = from_tree(load_tree(path), RunFile, where=str(path))
-        print(f"going on with the demo in {folder}; --fresh begins anew", file=sys.stderr, flush=True)  # noqa: T201
+        tell(f"going on with the demo in {folder}; --fresh begins anew")
         return kept
     run_file = _described(wishes)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(dump(run_file), encoding="utf-8")
     what = f"{run_file.peers} peers on this machine; everything is kept in {folder}"
-    print(f"starting {what}", file=sys.stderr, flush=True)  # noqa: T201
+    tell(f"starting {what}")
     return run_file
 
 
@@ -122,7 +129,7 @@ def _described(wishes: Wishes) -> RunFile:
         tokens = pace.tokens_in(run_file, 60 * wishes.minutes)
         found = f"{pace.tokens_per_s:,.0f} tokens/s by one peer alone, threads: {pace.num_threads}"
         plan = f"{run_file.peers} peers get about {tokens:,} tokens in {wishes.minutes:g} minutes"
-        print(f"measured {found}; {plan}", file=sys.stderr, flush=True)  # noqa: T201
+        tell(f"measured {found}; {plan}")
     if tokens is None:
         return run_file
     scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)
@@ -195,5 +202,5 @@ class _Follower:
             self._swarm.kill()
             os._exit(_INTERRUPTED)
         self.is_stopped = True
-        print("stopping: the peers say goodbye and save", file=sys.stderr, flush=True)  # noqa: T201
+        tell("stopping: the peers say goodbye and save")
         self._swarm.stop()

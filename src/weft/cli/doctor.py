@@ -18,13 +18,16 @@ def doctor(
     from rich.text import Text
 
     from weft.cli.findings import examine
+    from weft.cli.paragraph import wrapped
 
     console = Console()
     num_blocking = 0
     for finding in examine(home_of(context), port):
         mark, style = _MARKS[finding.level]
         num_blocking += finding.level == "block"
-        console.print(Text.assemble((mark, style), f"  {finding.topic:<9} {finding.text}"), soft_wrap=True)
+        width = console.width if console.is_terminal else None
+        said = wrapped(f"{mark}  {finding.topic:<9} {finding.text}", width, " " * 17)
+        console.print(Text.assemble((mark, style), said.removeprefix(mark)), soft_wrap=True)
         if finding.fix:
             console.print(Text.assemble("       fix       ", (finding.fix, "cyan")), soft_wrap=True)
     if num_blocking:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.place import home_of
-from weft.wire import printable
 
 if TYPE_CHECKING:
     from weft.data import Tokenizer
 
 _UNFINISHED = "\ufffd"  # what a character shows as while only some of its bytes are there
+_MAX_LINES, _LINE = 8, 80  # of a sample that is shown with other things
 _MAX_CHARACTER_TOKENS = 4  # bytes of the longest character: after so many the mark is real
 
 
@@ -62,8 +62,16 @@ def _check(fields: dict[str, float]) -> None:
 
 
 def legible(text: str) -> str:
-    """Return what a model wrote as a terminal may have it: it learnt from texts that nobody read."""
-    return printable(text, keep="\n\t")
+    """Return what a model wrote as a terminal may have it, a dot for whatever cannot be shown."""
+    return "".join(
+        letter if (letter.isprintable() and letter != _UNFINISHED) or letter in "\n\t" else "." for letter in text
+    )
+
+
+def excerpt(text: str) -> str:
+    """Return the first few lines of what a model wrote."""
+    lines = [line[at : at + _LINE] for line in legible(text).split("\n") for at in range(0, len(line) or 1, _LINE)]
+    return "\n".join(lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], "..."])
 
 
 def pieces(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:

@@ -4,6 +4,7 @@ A word that is longer than the line stands on a line of its own and runs over.
 """
 
 import shutil
+import sys
 import textwrap
 
 
@@ -17,3 +18,8 @@ def wrapped(text: str, width: int | None, indent: str = "") -> str:
     if width is None:
         return text
     return textwrap.fill(text, max(20, width), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def tell(text: str) -> None:
+    """Print one paragraph on standard error, wrapped where that is a terminal."""
+    print(wrapped(text, terminal_width() if sys.stderr.isatty() else None), file=sys.stderr, flush=True)  # noqa: T201

@@ -28,6 +28,7 @@ from weft.cli.screen import Screen, make_screen
 from weft.cli.summary import summary
 from weft.cli.view import Facts
 from weft.data import write_atomically
+from weft.errors import ConfigError
 from weft.peer.config import RunConfig
 from weft.peer.launch import Options
 from weft.peer.peer import Outcome, Peer
@@ -49,6 +50,7 @@ class Manner:
     prints_ticket: bool
     report: Path | None = None
     parent: int = 0  # a process to stop with; 0: none
+    wait_for: int = 1  # peers with which the run begins
 
 
 def run(start: Start, options: Options, manner: Manner) -> None:
@@ -57,6 +59,8 @@ def run(start: Start, options: Options, manner: Manner) -> None:
     Raises:
         WeftError: as `weft.peer.launch`.
     """
+    if manner.report is not None:
+        _check_report(manner.report)
     screen = make_screen(is_quiet=manner.is_quiet)
     stopper = _Stopper(screen)
     if manner.parent:
@@ -68,7 +72,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         if manner.prints_ticket:
             print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
             print("others join with: weft join TICKET", file=sys.stderr, flush=True)  # noqa: T201
-        screen.start(facts_of(peer.run))
+        screen.start(facts_of(peer.run, manner.wait_for))
 
     async def main() -> Outcome | None:
         stopper.install(asyncio.get_running_loop())
@@ -90,9 +94,16 @@ def run(start: Start, options: Options, manner: Manner) -> None:
             write_atomically(manner.report, [msgspec.json.encode(report_of(outcome))])
 
 
-def facts_of(run: RunConfig) -> Facts:
+def facts_of(run: RunConfig, wait_for: int) -> Facts:
     """Return what the view needs to know of a run."""
-    return Facts(run=run.name, total_tokens=run.train.tokens, tokens_per_step=run.tokens_per_step)
+    return Facts(run=run.name, total_tokens=run.train.tokens, tokens_per_step=run.tokens_per_step, wait_for=wait_for)
+
+
+def _check_report(report: Path) -> None:
+    """Refuse a report below folders of which more than the last is missing: the path is mistyped."""
+    folder = report.absolute().parent
+    if not folder.exists() and not folder.parent.is_dir():
+        raise ConfigError(f"--report {report}: there is no folder {folder.parent}. Make it, or name another place.")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,11 @@ class QuietScreen:
 class PlainScreen(QuietScreen):
     """A line for every commit, evaluation and notable event, each written at once."""
 
+    def start(self, facts: Facts) -> None:
+        super().start(facts)
+        if self.view.num_awaited:
+            print(progress(self.view), file=sys.stderr, flush=True)  # noqa: T201
+
     def write(self, entry: Entry) -> None:
         with self._lock:
             before, self.view = self.view, update(self.view, entry)
@@ -94,7 +99,8 @@ class LiveScreen(QuietScreen):
             live.stop()
 
     def _draw(self) -> RenderableType:
-        return draw(self.view)
+        size = self._live.console.size if self._live is not None else Console(stderr=True).size
+        return draw(self.view, size.width, size.height)
 
 
 def plain_line(before: View, after: View, entry: Entry) -> str | None:

@@ -3,15 +3,20 @@
 It knows the digest of this peer's replica alone: no message tells that of another, only the round it has reached.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli import figures
-from weft.cli.generate import legible
-from weft.cli.view import View
+from weft.cli.draw import ring
+from weft.cli.generate import excerpt
+from weft.cli.view import Line, View
 from weft.ids import short
 
 if TYPE_CHECKING:
     from weft.peer.peer import Outcome
+
+INDENT = " " * 13
+_WIDTH = 80  # columns
 
 
 def summary(outcome: "Outcome", view: View, command: str) -> str:
@@ -22,30 +27,47 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         command: `weft`, with --home where it is not the default one.
     """
     lines = [
-        f"\nrun {outcome.run.name}: {outcome.reason} after {outcome.committed_tokens:,} tokens, round {outcome.round}"
+        "",
+        f"run {outcome.run.name}: {outcome.reason} after {outcome.committed_tokens:,} tokens, round {outcome.round}",
     ]
     if outcome.nats_per_byte is not None and outcome.loss is not None:
         lines.append(f"held-out     {outcome.loss:.4f} nats per token, {outcome.nats_per_byte:.4f} nats per byte")
-    used = outcome.sent_nbytes + outcome.received_nbytes
-    bytes_line = (
+        lines += measured(view)
+    lines.append(
         f"bytes        {figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received"
     )
     if view.ring_nbytes:
-        ring = f"{figures.nbytes(view.ring_nbytes)}, {figures.ratio(view.ring_nbytes, used)} as much"
-        bytes_line += f"; bf16 ring DDP: {ring}"
-    lines.append(bytes_line)
+        lines.append(f"{INDENT}{ring(view, outcome.sent_nbytes + outcome.received_nbytes)}")
     lines.append(f"replica      {outcome.replica}")
     others = sorted((view.name(peer), line) for peer, line in view.lines.items() if peer != outcome.peer)
     if others:
-        lines.append("             this peer's; each of the others prints its own, the same one after the same round")
-    for name, line in others:
-        told = "" if line.round is None else f", last heard of at round {line.round}"
-        lines.append(f"             {name}: {line.state or 'silent'}{told}")
-    lines.append(f"checkpoint   {outcome.checkpoint}")
+        lines.append(f"{INDENT}of this peer; after the same round all have the same one")
+    lines += [f"{INDENT}{name}: {_ending(line, is_complete=outcome.reason == 'complete')}" for name, line in others]
+    lines.append(beside("checkpoint", outcome.checkpoint))
     if outcome.sample:
-        lines += ["", legible(outcome.run.train.sample_prompt + outcome.sample.rstrip()), ""]
+        lines += ["", excerpt(outcome.run.train.sample_prompt + outcome.sample.rstrip()), ""]
     lines.append(try_next(command, short(outcome.run.run)))
     return "\n".join(lines)
+
+
+def measured(view: View) -> list[str]:
+    """Return a line that says when, and on how much text, the last held-out loss was measured."""
+    if view.evaluated is None:
+        return []
+    at, num_tokens = view.evaluated.round, view.evaluated.num_tokens
+    return [f"{INDENT}at round {at}, on {num_tokens:,} tokens; weft eval takes all held-out text"]
+
+
+def beside(title: str, path: Path | str) -> str:
+    """Return a path behind its title; one that is too long for that has a line of its own."""
+    line = f"{title:<12} {path}"
+    return line if len(line) <= _WIDTH else f"{title}\n{path}"
+
+
+def _ending(line: Line, *, is_complete: bool) -> str:
+    if is_complete and line.state in {"finishing", "finished"}:
+        return "finished"
+    return f"{line.state or 'silent'}{'' if line.round is None else f', last heard of at round {line.round}'}"
 
 
 def try_next(command: str, checkpoint: str) -> str:

@@ -68,4 +68,4 @@ def train(
         return found(described, run_file.absolute().parent, options, wait_for=wait_for, on_started=on_started)
 
     options = Options(home=Home(home_of(context)), key=key, settings=chosen)
-    run(start, options, Manner(is_quiet=quiet, prints_ticket=True, report=report, parent=parent))
+    run(start, options, Manner(is_quiet=quiet, prints_ticket=True, report=report, parent=parent, wait_for=wait_for))

@@ -36,6 +36,7 @@ from weft.events import (
 from weft.ids import PeerId, short
 from weft.wire import printable
 
+AWAY = {"gone", "left", "stopped", "finished"}
 MAX_NOTABLE = 6  # as many lines as one takes in at a glance
 _SAME_NEWS_S = 20.0  # what several peers say in the same words within so long is one piece of news
 _MAX_POINTS = 4096  # of the curve; then every second one is dropped
@@ -50,6 +51,7 @@ class Facts:
     run: str
     total_tokens: int
     tokens_per_step: int  # of one peer
+    wait_for: int = 1  # peers with which it begins, this one included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,7 @@ class View:
     loss_sum: float = 0.0  # of the inner steps since the last point
     num_losses: int = 0
     evaluations: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per byte
+    evaluated: Evaluated | None = None  # the newest
     sample: str | None = None
     sent_nbytes: int = 0
     received_nbytes: int = 0
@@ -99,6 +102,18 @@ class View:
     def name(self, peer: PeerId) -> str:
         line = self.lines.get(peer)
         return line.name if line is not None and line.name else short(peer)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.facts is not None and self.committed_tokens >= self.facts.total_tokens
+
+    @property
+    def num_awaited(self) -> int:
+        """How many peers must still come before the run begins; 0 once it has begun."""
+        if self.facts is None or self.round is not None or self.losses or self.num_losses:
+            return 0
+        num_here = sum(bool(line.name) and line.state not in AWAY for line in self.lines.values())
+        return max(0, self.facts.wait_for - max(1, num_here))
 
     @property
     def time_left_s(self) -> float | None:
@@ -135,7 +150,8 @@ def _fold(view: View, entry: Entry) -> View:
     own, event = entry.peer, entry.event
     match event:
         case PeerStarted():
-            view = replace(view, num_parameters=event.num_parameters)
+            said = tuple(_with_name(news, own, event.name) for news in view.notables)
+            view = replace(view, num_parameters=event.num_parameters, notables=said)
             return _line(view, own, name=event.name, state="starting", is_heard=True)
         case DataReady():
             return _line(view, own, state="data ready", is_heard=True)
@@ -148,6 +164,7 @@ def _fold(view: View, entry: Entry) -> View:
         case MajorityLost():
             return _line(view, own, state=f"{event.alive} of {event.electorate} left", is_heard=True)
         case Evaluated():
+            view = replace(view, evaluated=event)
             point = (int(event.committed_tokens), event.nats_per_byte)
             return view if point in view.evaluations else replace(view, evaluations=(*view.evaluations, point))
         case Sampled():
@@ -155,9 +172,11 @@ def _fold(view: View, entry: Entry) -> View:
         case CheckpointSaved():
             return replace(view, checkpoint=event.path)
         case PeerStopped():
-            return _line(view, own, state="stopped", tokens_per_s=0.0, is_heard=True)
+            state = "finished" if event.reason == "complete" else "stopped"
+            return _line(view, own, state=state, tokens_per_s=0.0, is_heard=True)
         case LinkUp():
-            return _line(view, event.remote, link=event.transport)
+            before = view.lines.get(event.remote, Line())
+            return _line(view, event.remote, link=event.transport, state=before.state or "joining")
         case LinkDown():
             return _line(view, event.remote, link="down")
         case MemberProgress():
@@ -167,12 +186,18 @@ def _fold(view: View, entry: Entry) -> View:
         case MemberRecovered():
             return _unless_heard(view, event.member, state="back")
         case MemberSuspected():
-            return _line(view, event.member, state="silent")
+            return _unless_ended(view, event.member, "silent")
         case MemberGone():
-            return _line(view, event.member, state="gone", tokens_per_s=0.0)
+            return _unless_ended(view, event.member, "gone", tokens_per_s=0.0)
         case MemberLeft():
-            return _line(view, event.member, state="left", tokens_per_s=0.0)
+            # Whoever says goodbye to a complete run has all of it.
+            return _unless_ended(view, event.member, "finished" if view.is_complete else "left", tokens_per_s=0.0)
     return view
+
+
+def _with_name(news: Told, peer: PeerId, name: str) -> Told:
+    """Return what was told of a peer before its name was known, with its name."""
+    return replace(news, text=news.text.replace(short(peer), printable(name))) if name else news
 
 
 def _line(view: View, peer: PeerId, **changes: object) -> View:
@@ -185,6 +210,13 @@ def _unless_heard(view: View, peer: PeerId, **changes: object) -> View:
     if peer in view.lines and view.lines[peer].is_heard:
         return view
     return _line(view, peer, **changes)
+
+
+def _unless_ended(view: View, peer: PeerId, state: str, **changes: object) -> View:
+    """Return the view after others have said that `peer` is away, which is no news of one that said so itself."""
+    if peer in view.lines and view.lines[peer].state in {"stopped", "finished"}:
+        return view
+    return _line(view, peer, state=state, **changes)
 
 
 def _progress(view: View, event: MemberProgress) -> View:

@@ -208,6 +208,15 @@ def test_a_report_that_cannot_be_written_takes_no_summary_away(weft: Weft, run_p
     assert "Choose another place" in answer.err.splitlines()[-1]
 
 
+def test_a_report_far_from_any_folder_is_2_before_anything_is_done(weft: Weft, run_path: Path, home: Path) -> None:
+    far = run_path.parent / "reprots" / "today" / "report.json"
+    refused(weft, 2, f"there is no folder {far.parent.parent}", "train", run_path, *LOCAL, "--report", far)
+    assert not home.exists()
+    near = run_path.parent / "reports" / "report.json"
+    assert weft("train", run_path, *LOCAL, "--report", near).code == 0
+    assert near.exists()
+
+
 # --- checkpoints, keys, ports ---
 
 

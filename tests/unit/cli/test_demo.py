@@ -1,6 +1,7 @@
 """What the demo decides: its folder, its length, its verdict. The processes are run in tests/slow."""
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -171,12 +172,19 @@ def test_half_a_report_is_none(tmp_path: Path) -> None:
         read_report(tmp_path / "r.json")
 
 
-@pytest.mark.parametrize(("ngram", "verdict"), [(2.0, "(better)"), (1.5, "(not better")])
+@pytest.mark.parametrize(("ngram", "verdict"), [(2.0, "this model is better"), (1.5, "this model is not better yet")])
 def test_the_verdict_names_both_figures(ngram: float, verdict: str) -> None:
     lines = "\n".join(judge(REPORT, View(), ngram))
     assert "1.8000 nats per byte" in lines
-    assert f"{ngram:.4f} nats per byte" in lines
+    assert f"n-gram model of the same text has {ngram:.4f}:" in lines
     assert verdict in lines
+
+
+def test_bytes_of_all_peers_are_told_as_sent_once_and_received_once() -> None:
+    view = replace(View(), sent_nbytes=3_000_000, received_nbytes=3_000_000, ring_nbytes=600_000_000)
+    lines = "\n".join(judge(REPORT, view, 2.0))
+    assert "3 MB sent by all peers together, as much received" in lines
+    assert "bf16 gradients at every step (ring DDP): 600 MB, 100x as much" in lines
 
 
 def test_a_founder_that_cannot_begin_is_said_with_its_own_code_and_words(tmp_path: Path) -> None:

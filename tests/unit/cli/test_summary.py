@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from unit.cli.small import Kept
+from weft.cli.generate import excerpt
 from weft.cli.summary import summary
 from weft.cli.view import Line, View
+from weft.events import Evaluated
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.peer import Outcome
 
@@ -34,7 +36,8 @@ def test_the_end_of_a_run_is_told_with_its_figures_and_what_to_try(kept: Kept) -
     for words in (
         "run small: complete after 12,000 tokens, round 12",
         "held-out     1.2500 nats per token, 1.5000 nats per byte",
-        "bytes        3 MB sent, 1 MB received; bf16 ring DDP: 400 MB, 100x as much",
+        "bytes        3 MB sent, 1 MB received",
+        "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
         "checkpoint   checkpoint",
         "x = 1",
         f"weft --home h generate {kept.run.run[:8]}",
@@ -52,7 +55,38 @@ def test_of_others_it_tells_the_round_and_leaves_their_digests_to_them(kept: Kep
     text = summary(outcome_of(kept), replace(View(), lines=lines), "weft").splitlines()
     start = text.index(f"replica      {'d' * 64}")
     assert [line.strip() for line in text[start + 1 : start + 4]] == [
-        "this peer's; each of the others prints its own, the same one after the same round",
+        "of this peer; after the same round all have the same one",
         "anna: joined",
         "bert: left, last heard of at round 11",
     ]
+
+
+def test_whoever_brought_a_complete_run_to_its_end_has_finished(kept: Kept) -> None:
+    lines = {ANNA: Line(name="anna", state="finishing", round=11), BERT: Line(name="bert", state="left", round=3)}
+    outcome, view = outcome_of(kept), replace(View(), lines=lines)
+    text = summary(outcome, view, "weft")
+    assert "anna: finished\n" in text
+    assert "bert: left, last heard of at round 3\n" in text
+    stopped = summary(replace(outcome, reason="asked to by SIGINT"), view, "weft")
+    assert "anna: finishing, last heard of at round 11" in stopped
+
+
+def test_the_heldout_loss_is_told_with_its_round_and_its_tokens(kept: Kept) -> None:
+    made = Evaluated(round=Round(10), loss=1.25, nats_per_byte=1.5, num_tokens=65_536, committed_tokens=Tokens(9))
+    text = summary(outcome_of(kept), replace(View(), evaluated=made), "weft")
+    assert "at round 10, on 65,536 tokens; weft eval takes all held-out text" in text
+
+
+def test_a_long_path_has_a_line_of_its_own_and_all_others_fit_the_terminal(kept: Kept) -> None:
+    lines = {ANNA: Line(name="anna", state="left", round=11)}
+    folder = Path("/home") / ("a" * 90)
+    view = replace(View(), lines=lines, ring_nbytes=400_000_000)
+    text = summary(replace(outcome_of(kept), checkpoint=folder), view, "weft").splitlines()
+    assert text[text.index("checkpoint") + 1] == str(folder)
+    assert [line for line in text if len(line) > 80] == [str(folder)]
+
+
+def test_of_a_sample_a_few_lines_are_shown_and_a_dot_for_what_cannot_be() -> None:
+    assert excerpt("a\ufffd\x1b\x00b\tc") == "a...b\tc"
+    assert excerpt("\n".join("abcdefghijkl")) == "a\nb\nc\nd\ne\nf\ng\nh\n..."
+    assert max(len(line) for line in excerpt("x" * 500).splitlines()) == 80

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from unit.cli.small import Kept, Weft
 from unit.cli.test_bad_input import a_ticket
 from weft.cli import settings
-from weft.cli.generate import pieces
+from weft.cli.generate import legible, pieces
 from weft.cli.locate import find_checkpoint
 from weft.cli.yardstick import nats_per_byte
 from weft.data import ByteTokenizer, NgramModel, train_bpe
@@ -54,6 +54,10 @@ def test_text_appears_character_by_character_and_whole() -> None:
 
 def test_bytes_that_are_no_text_are_shown_in_the_end() -> None:
     assert "".join(pieces(ByteTokenizer(), [0xFF, 0xFE, 0xC3])) == "\ufffd" * 3
+
+
+def test_what_a_terminal_cannot_show_is_a_dot() -> None:
+    assert legible("a\x00\x1b[2J\ufffd\n\tb") == "a..[2J.\n\tb"
 
 
 class _Spaced:

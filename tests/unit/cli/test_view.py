@@ -11,13 +11,14 @@ from rich.console import Console
 
 from weft import cost
 from weft.cli import figures
-from weft.cli.draw import curve, draw, progress, traffic
+from weft.cli.draw import curve, draw, progress, scale, traffic
 from weft.cli.notable import notable
 from weft.cli.screen import PlainScreen, plain_line
-from weft.cli.view import MAX_NOTABLE, Facts, View, update
+from weft.cli.view import MAX_NOTABLE, Facts, Line, View, update
 from weft.events import (
     BranchOpened,
     CheckpointSaved,
+    DataReady,
     Entry,
     Evaluated,
     Event,
@@ -211,7 +212,7 @@ def test_sample_and_checkpoint_are_kept() -> None:
         entry(CheckpointSaved(path="p", round=Round(1), digest=Digest("0" * 64), nbytes=1)),
         entry(PeerStopped(reason="complete")),
     )
-    assert (view.sample, view.checkpoint, view.lines[A].state) == ("def f", "p", "stopped")
+    assert (view.sample, view.checkpoint, view.lines[A].state) == ("def f", "p", "finished")
 
 
 def test_only_the_last_notable_events_stay_each_once() -> None:
@@ -286,6 +287,11 @@ def test_what_matters_is_said_with_names(event: Event, words: str) -> None:
     assert words in (notable(entry(event), lambda peer: names[peer]) or "")
 
 
+def test_what_a_peer_did_before_it_said_its_name_is_told_with_it() -> None:
+    ready = entry(DataReady(num_shards=1, fetched_nbytes=1000, train_tokens=1, heldout_tokens=1))
+    assert [news.text for news in fold(ready, started()).notables] == ["anna fetched 1 kB of data"]
+
+
 def test_routine_is_not_notable() -> None:
     assert [notable(each, str) for each in (step(1.0), commit(1, 1), progressed(B), evaluated(1, 1.0))] == [None] * 4
 
@@ -312,7 +318,7 @@ def test_the_whole_view_is_drawn() -> None:
     for number in range(1, 5):
         entries += [step(5.0 - number), commit(number, 100 * number, at=100.0 + number)]
     console = Console(file=io.StringIO(), width=100)
-    console.print(draw(fold(*entries, evaluated(400, 1.9), entry(Notice(text="a thing")))))
+    console.print(draw(fold(*entries, evaluated(400, 1.9), entry(Notice(text="a thing"))), 100))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for words in (
         "anna",
@@ -331,7 +337,12 @@ def test_the_whole_view_is_drawn() -> None:
 
 def test_bytes_are_shown_beside_the_rings() -> None:
     view = replace(View(), sent_nbytes=3_000_000, received_nbytes=1_000_000, ring_nbytes=400_000_000)
-    assert traffic(view) == "3 MB sent, 1 MB received; bf16 ring DDP: 400 MB, 100x as much"
+    assert traffic(view).splitlines() == [
+        "sent 3 MB, received 1 MB",
+        "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
+    ]
+    two = replace(view, lines={A: Line(is_heard=True), B: Line(is_heard=True)})
+    assert traffic(two).startswith("2 peers together sent 3 MB")
 
 
 @pytest.mark.parametrize(
@@ -344,6 +355,107 @@ def test_bytes_read_well(count: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (100, "1:40"), (7500, "2 h 05"), (3 * 86400, "3.0 days")])
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert figures.duration(seconds) == text
+
+
+def drawn(view: View, width: int = 80, height: int = 40) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(draw(view, width, height))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def busy() -> View:
+    """A long run of many tokens, with everything that the line of progress can say."""
+    entries = [started(), *(step(1.385, num_tokens=10) for _ in range(3)), evaluated(100, 1.4241)]
+    view = fold(*entries, commit(14_812, 3_030_000, at=100.0), step(1.5), commit(14_813, 3_031_000, at=130.0))
+    return replace(view, facts=Facts(run="r", total_tokens=4_510_000, tokens_per_step=10))
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 100])
+def test_the_line_of_progress_never_takes_a_second_line(width: int) -> None:
+    line = progress(busy(), width)
+    assert len(line) <= width
+    assert "round 14813" in line
+    assert [each for each in drawn(busy(), width) if each == line.rstrip()] == [line.rstrip()]
+    assert "67 %" in line
+    if width >= 80:
+        assert "held-out 1.424" in line
+
+
+def test_who_waits_says_for_how_many() -> None:
+    view = replace(fold(started()), facts=replace(FACTS, wait_for=3))
+    assert progress(view) == progress(view, 80) == "waiting for 2 more peers"
+    assert "waiting" in drawn(view)[1]
+    linked = update(view, entry(LinkUp(remote=B, transport="tls", address="tls://x:1")))
+    assert progress(linked) == "waiting for 2 more peers"  # it is no member yet
+    view = update(linked, entry(MemberJoined(member=B, name="bert")))
+    assert progress(view) == "waiting for 1 more peer"
+    assert "waiting" not in progress(update(view, step(3.0)))
+
+
+def test_the_plain_screen_says_that_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainScreen().start(replace(FACTS, wait_for=2))
+    assert capsys.readouterr().err == "waiting for 1 more peer\n"
+
+
+def test_who_is_about_to_join_is_shown_as_joining() -> None:
+    view = fold(started(), entry(LinkUp(remote=B, transport="tls", address="tls://x:1")))
+    assert view.lines[B].state == "joining"
+    assert fold(progressed(B), entry(LinkUp(remote=B, transport="tls", address=""))).lines[B].state == "training"
+
+
+def test_peers_of_a_complete_run_have_finished() -> None:
+    up = [entry(LinkUp(remote=peer, transport="tls", address="")) for peer in (B, C)]
+    named = [
+        progressed(B),
+        entry(
+            MemberProgress(
+                member=C, name="cleo", round=Round(1), state="training", loss=None, tokens_per_s=1.0, link="tls"
+            )
+        ),
+    ]
+    early = entry(MemberLeft(member=C))
+    down = entry(LinkDown(remote=B, reason="closed"))
+    view = fold(started(), *up, *named, early, commit(9, 1000), entry(MemberLeft(member=B)), down)
+    view = fold(
+        entry(PeerStopped(reason="complete")), entry(MemberSuspected(member=A, silent_s=1, reason="")), view=view
+    )
+    assert {peer: line.state for peer, line in view.lines.items()} == {A: "finished", B: "finished", C: "left"}
+    text = "\n".join(drawn(view))
+    assert "down" not in text
+    assert "0 peers" not in text
+    assert "left" not in progress(view)
+
+
+def test_what_happened_is_wrapped_and_never_cut() -> None:
+    reason = " ".join(f"word{number}" for number in range(40))
+    lines = drawn(fold(started(), entry(Notice(text=reason))))
+    assert " ".join(line.strip() for line in lines).endswith(reason)
+    assert max(map(len, lines)) <= 80
+    many = fold(started(), *(entry(Notice(text=f"{number} {reason}")) for number in range(6)))
+    assert len(drawn(many)) <= 12
+    assert len(drawn(many, height=10)) <= 10
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_whole_names() -> None:
+    view = fold(
+        entry(PeerStarted(run=RunId("f" * 64), name="annabel-of-the-north", software="", device="", num_parameters=1)),
+        step(2.0),
+    )
+    for width in (40, 50, 59):
+        title, row, *_ = drawn(view, width)
+        assert "annabel-of-the-north" in row
+        assert "state" in title
+        assert "tokens/s" not in title
+    assert "tokens/s" in drawn(view, 60)[0]
+
+
+def test_noise_is_not_drawn_as_a_fall() -> None:
+    noise = [1.40 + 0.02 * (number % 2) for number in range(40)]
+    rows = curve(noise, width=64, height=6)
+    heights = [sum(row[column] != " " for row in rows) for column in range(40)]
+    assert set(heights) == {6}
+    assert scale([1.40, 1.42]) == (pytest.approx(1.42 * 0.75), 1.42)
+    assert scale([1.0, 4.0]) == (1.0, 4.0)
 
 
 # --- plain lines ---
