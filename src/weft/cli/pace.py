@@ -21,7 +21,7 @@ from weft.peer.config import RunFile
 from weft.peer.seal import resolve
 
 _NUM_WARM = 3  # the first steps allocate, and wake threads
-_LEAST_STEPS, _MEASURED_S = 8, 1.0  # timed: so many at least, and then until so much time has passed
+_LEAST_STEPS, _MEASURED_S = 8, 3.0  # timed: so many at least, and then until so much time has passed
 _SHARE = 0.6  # of the time is what is timed here, in the demo on two cores; the rest: optimizer, exchange, evaluation
 
 
@@ -43,7 +43,7 @@ class Pace:
 
 
 def measure(run_file: RunFile, num_threads: int, *, num_cores: int | None = None, clock: Clock | None = None) -> Pace:
-    """Return the pace of peers with `num_threads` each; takes about a second.
+    """Return the pace of peers with `num_threads` each; takes about three seconds.
 
     Args:
         num_cores: of this machine; None: as many as the system says.
