@@ -34,6 +34,24 @@ class SystemClock:
         return time.time()
 
 
+class SkewedClock:
+    """Another clock whose wall shows another time, as on a machine that is set wrongly.
+
+    Args:
+        ahead_s: by how much.
+    """
+
+    def __init__(self, clock: Clock, ahead_s: float) -> None:
+        self._clock = clock
+        self._ahead_s = ahead_s
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def wall(self) -> float:
+        return self._clock.wall() + self._ahead_s
+
+
 class VirtualClock:
     """A clock that moves only when everybody waits. Run a program on it with `run`."""
 

@@ -16,7 +16,6 @@ Two runs of one scenario give the same log, byte for byte: `Swarm.log`.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,26 +23,23 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from weft.clock import VirtualClock
+from weft.clock import Clock
 from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
-from weft.errors import CheckpointError
-from weft.events import Event, Notice, RoundCommitted, StepDone
+from weft.events import Event, Notice, RoundCommitted
 from weft.ids import Digest, PeerId, Round
-from weft.keys import Identity, verify
-from weft.net.admission import ByTicket
+from weft.keys import verify
 from weft.net.blobs import inline
 from weft.net.handshake import Passport
-from weft.net.memory import SCHEME, MemoryNetwork
+from weft.net.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.peer.checkpoint import load
-from weft.peer.compute import Inline
-from weft.peer.config import PeerConfig, RunFile, ShapedModel, TrainConfig
+from weft.peer.compute import Compute, Inline
+from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.home import Home
 from weft.peer.messages import Decision, Letter
-from weft.peer.peer import Outcome, Peer, Place
-from weft.peer.seal import initial, seal
+from weft.peer.seal import seal
 from weft.peer.state import replica_digest
+from weft.sim.world import Life, Member, World
 from weft.sync.messages import Manifest, RoundNote
 from weft.sync.method import FedAvgConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig
@@ -59,73 +55,15 @@ TRAIN_S = 1.0  # virtual seconds of one call of training
 LIMIT_S = 3600.0  # virtual: a scenario that takes longer hangs
 MODEL = ShapedModel(num_layers=1, num_heads=2, width=32, ffn_width=48)
 FEDAVG = FedAvgConfig(every=EVERY, codec=Fp32Config())
-SECRET = bytes(16)
 
 Before = Callable[["Life", PeerId, Any], bool]  # (sender, to, message) -> whether it may leave
-
-
-class Life:
-    """One process of a member: from its start to its end or death."""
-
-    def __init__(self, member: "Member", number: int) -> None:
-        self.member = member
-        self.number = number
-        self.is_dead = False
-        self.peer: Peer = None  # type: ignore[assignment]
-        self.task: asyncio.Task[Outcome] = None  # type: ignore[assignment]
-        self.events: list[tuple[float, Event]] = []
-        self.positions: list[int] = []  # samples read for training, in order
-        self.on_batch: Callable[[Life], None] = lambda life: None
-
-    def emit(self, event: Event) -> None:
-        if not self.is_dead:
-            self.events.append((self.member.swarm.clock.now(), event))
-            self.member.swarm.note(self, event)
-
-    def seen(self, kind: type[E], since: float = 0.0) -> list[E]:
-        return [event for at, event in self.events if isinstance(event, kind) and at >= since]
-
-    def times(self, kind: type[Event], since: float = 0.0) -> list[float]:
-        return [at for at, event in self.events if isinstance(event, kind) and at >= since]
-
-    @property
-    def committed(self) -> list[RoundCommitted]:
-        return self.seen(RoundCommitted)
-
-    @property
-    def trained_tokens(self) -> int:
-        return sum(event.num_tokens for event in self.seen(StepDone))
-
-    @property
-    def outcome(self) -> Outcome:
-        return self.task.result()
-
-
-class Member:
-    """One machine: a key, a folder, and its lives."""
-
-    def __init__(self, swarm: "Swarm", name: str) -> None:
-        self.swarm = swarm
-        self.name = name
-        self.identity = Identity.from_seed(hashlib.sha256(f"{swarm.seed} {name}".encode()).digest())
-        self.id = self.identity.peer
-        self.folder = swarm.home.folder(swarm.run_config.run, self.id)
-        self.lives: list[Life] = []
-        self.is_founder = False
-
-    @property
-    def life(self) -> Life:
-        return self.lives[-1]
-
-    @property
-    def peer(self) -> Peer:
-        return self.life.peer
 
 
 class WatchedNode(Node):
     """A node whose posts a scenario sees first, opened: it may act on one, or lose it."""
 
     life: Life
+    swarm: "Swarm"
 
     def post(self, peer: PeerId, record: msgspec.Struct) -> bool:
         message: Any = record
@@ -133,13 +71,13 @@ class WatchedNode(Node):
             message = unseal(record.signed, RoundNote, verify).message
         elif isinstance(record, Decision):
             message = record.certificate
-        for before in list(self.life.member.swarm.watchers):
+        for before in list(self.swarm.watchers):
             if not before(self.life, peer, message):
                 return True  # lost on the way
         return super().post(peer, record)
 
 
-class Swarm:
+class Swarm(World):
     def __init__(
         self,
         root: Path,
@@ -154,10 +92,6 @@ class Swarm:
     ) -> None:
         torch.set_num_threads(1)
         self.root = root
-        self.seed = seed
-        self.clock = VirtualClock()
-        self.network = MemoryNetwork(delay_s=delay_s)
-        self.home = Home(root / "home")
         fields: dict[str, Any] = {
             "seq_len": SEQ_LEN,
             "batch_size": BATCH,
@@ -166,24 +100,25 @@ class Swarm:
             "evaluate_every": 0,
             "evaluate_windows": 4,
         }
-        self.run_file = RunFile(
+        run_file = RunFile(
             name="scenario",
             seed=seed,
             model=MODEL,
-            data=CorpusConfig(source=TextSource(paths=(str(_corpus(root)),))),
+            data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),
             train=TrainConfig(**(fields | (train or {}))),
             method=method,
             **run,
         )
-        self.sealed = seal(self.run_file, root, self.home, lambda event: None)
+        home = Home(root / "home")
+        super().__init__(seal(run_file, root, home, lambda event: None), home, MemoryNetwork(delay_s=delay_s), seed)
         self.run_config = self.sealed.config
-        self.members: dict[str, Member] = {}
-        self.lives: list[Life] = []
+        self.on_event = self._note
         self.watchers: list[Before] = []
+        self.positions: dict[Life, list[int]] = {}  # samples read for training, in order
+        self.on_batch: dict[Life, Callable[[Life], None]] = {}  # called when a batch is read
         self.chains: dict[tuple[str, Round], Manifest] = {}  # every manifest that any member applied
         self.states: dict[Digest, Digest] = {}  # manifest -> replicated state after it
         self._log: list[str] = []
-        self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
         self._errors: list[str] = []
 
     # --- running ---
@@ -199,10 +134,7 @@ class Swarm:
                 async with asyncio.timeout(LIMIT_S):
                     await scenario()
             finally:
-                running = [life for life in self.lives if not life.task.done()]
-                for life in running:
-                    self.kill(life.member)
-                await asyncio.gather(*(life.task for life in self.lives), return_exceptions=True)
+                await self.end()
 
         self.clock.run(whole())
         assert self._errors == []
@@ -211,17 +143,13 @@ class Swarm:
     def log(self) -> str:
         return "\n".join(self._log)
 
-    def note(self, life: Life, event: Event) -> None:
-        """Take up what a life says."""
+    def _note(self, life: Life, event: Event) -> None:
         text = msgspec.json.encode(event).decode().replace(str(self.root), "")
         self._log.append(f"{self.clock.now():.6f} {life.member.name}{life.number} {text}")
         if isinstance(event, Notice) and event.text.startswith("handler of"):
             self._errors.append(f"{life.member.name}: {event.text}")
         if isinstance(event, RoundCommitted):
             self._check_replica(life, event)
-        for is_wanted, future in list(self._waiting):
-            if not future.done() and is_wanted(life, event):
-                future.set_result(event)
 
     def _check_replica(self, life: Life, event: RoundCommitted) -> None:
         """R1: whoever makes the outer step of a manifest holds the same bits after it."""
@@ -241,7 +169,7 @@ class Swarm:
         Every token trained is counted once or still carried, no sample is trained on twice, and each commit names
         everybody of its electorate as counted or left out.
         """
-        trained = [position for life in self.lives if not life.is_dead for position in life.positions]
+        trained = [position for life in self.lives if not life.is_dead for position in self.positions[life]]
         assert len(trained) == len(set(trained)), "a sample was trained on twice"
         counted: dict[PeerId, int] = {}
         for manifest in self.chains.values():
@@ -277,142 +205,44 @@ class Swarm:
             self.launch(member, wait_for=len(names) if wait_for is None else wait_for, **options)
         return members
 
-    def member(self, name: str) -> Member:
-        return self.members.setdefault(name, Member(self, name))
-
-    def launch(
+    def launch(  # type: ignore[override]
         self,
         member: Member,
         *,
-        wait_for: int = 1,
         train_s: float = TRAIN_S,
-        compute: Inline | None = None,
-        settings: PeerConfig | None = None,
+        compute: Compute | None = None,
         on_batch: Callable[[Life], None] = lambda life: None,
+        **options: Any,
     ) -> Life:
-        """Start a process of `member`, which goes on from its checkpoint: a founder's the run, others' join.
+        """Start a process of `member`.
 
         Args:
-            wait_for: a founder's.
             train_s: virtual seconds that a call of training takes.
             on_batch: called when a batch is read, before it is trained on.
         """
-        life = Life(member, len(member.lives))
-        member.lives.append(life)
-        self.lives.append(life)
-        life.on_batch = on_batch
-        place = Inline(train_s) if compute is None else compute
-        life.task = asyncio.get_running_loop().create_task(self._live(life, wait_for, place, settings))
+        life = super().launch(member, compute=compute or Inline(train_s), **options)
+        self.positions[life], self.on_batch[life] = [], on_batch
         return life
 
-    async def _live(
-        self,
-        life: Life,
-        wait_for: int,
-        compute: Inline,
-        settings: PeerConfig | None,
-    ) -> Outcome:
-        member = life.member
-        passport = Passport(
-            identity=member.identity,
-            run=self.run_config.run,
-            name=member.name,
-            admission=ByTicket(secret=SECRET),
-            instance=hashlib.sha256(f"{member.name} {life.number}".encode()).digest()[:8],
-        )
-        node = WatchedNode(passport, [self.network.transport(member.id)], self.clock, life.emit, offload=inline)
-        node.life = life
-        others = [other for other in self.members.values() if other is not member and other.lives]
-        for other in others:
-            node.remember(other.id, [SCHEME + other.id], other.name)
-        await node.start()
-        try:
-            vector = initial(self.run_config, self.home)
-            assert vector is not None
-            place = Place(
-                node=node,
-                identity=member.identity,
-                folder=member.folder,
-                settings=settings or PeerConfig(device="cpu", micro_batch=BATCH),
-                tokenizer=self.sealed.tokenizer,
-                shards=self.sealed.store,
-                index=self.sealed.index,
-                initial=vector,
-                clock=self.clock,
-                compute=compute,
-                emit=life.emit,
-            )
-            life.peer = Peer(self.run_config, place)
-            _note_samples(life)
-            try:
-                snapshot = load(member.folder.checkpoint)
-            except CheckpointError:
-                snapshot = None
-            if member.is_founder:
-                return await life.peer.found(wait_for=wait_for, snapshot=snapshot)
-            await node.connect_any([other.id for other in others])
-            return await life.peer.join(snapshot=snapshot)
-        finally:
-            await node.aclose()
+    def make_node(self, life: Life, passport: Passport, clock: Clock) -> Node:
+        transport = self.network.transport(life.member.id)
+        node = WatchedNode(passport, [transport], clock, life.emit, offload=inline)
+        node.life, node.swarm = life, self
+        return node
 
-    # --- faults ---
+    def on_made(self, life: Life) -> None:
+        batches = life.peer._trainer._batches
+        read = batches.at
 
-    def kill(self, member: Member) -> None:
-        """End the member's process as kill -9 does."""
-        life = member.life
-        if not life.is_dead:
-            life.is_dead = True
-            self.network.kill(member.id)
-            life.task.cancel()
+        def at(positions: Any) -> Any:
+            self.positions[life] += [int(position) for position in positions]
+            self.on_batch[life](life)
+            return read(positions)
 
-    def cut(self, one: Iterable[Member], other: Iterable[Member]) -> None:
-        for a in one:
-            for b in other:
-                self.network.partition(a.id, b.id)
-
-    def heal(self, one: Iterable[Member], other: Iterable[Member]) -> None:
-        for a in one:
-            for b in other:
-                self.network.heal(a.id, b.id)
-
-    # --- waiting ---
-
-    async def when(self, who: Member | None, kind: type[E], is_wanted: Callable[[E], bool] = lambda event: True) -> E:
-        """Wait for the next such event of a member (None: of any)."""
-        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-
-        def matches(life: Life, event: Event) -> bool:
-            return (who is None or life.member is who) and isinstance(event, kind) and is_wanted(event)
-
-        entry = (matches, future)
-        self._waiting.append(entry)
-        try:
-            return await future  # type: ignore[return-value]
-        finally:
-            self._waiting.remove(entry)
-
-    async def round(self, who: Member, round: int) -> RoundCommitted:
-        """Wait until `who` has made the outer step of `round` or a later one."""
-        done = [event for event in who.life.committed if event.round >= round]
-        return done[0] if done else await self.when(who, RoundCommitted, lambda event: event.round >= round)
-
-    async def done(self, *members: Member) -> list[Outcome]:
-        return list(await asyncio.gather(*(member.life.task for member in members)))
+        batches.at = at  # type: ignore[method-assign]
 
 
-def _note_samples(life: Life) -> None:
-    batches = life.peer._trainer._batches
-    read = batches.at
-
-    def at(positions: Any) -> Any:
-        life.positions += [int(position) for position in positions]
-        life.on_batch(life)
-        return read(positions)
-
-    batches.at = at  # type: ignore[method-assign]
-
-
-def _corpus(root: Path) -> Path:
+def write_corpus(root: Path) -> Path:
     """Write a text of a few dozen kilobytes, of words that a model can learn something of."""
     sentence = "the warp holds and the weft goes over and under until thread on thread makes one cloth"
     words = sentence.split()

@@ -182,7 +182,7 @@ class Uneven(Inline):
         super().__init__(1.0)
         self._calls, self._slow_calls, self._slow_s = 0, slow_calls, slow_s
 
-    async def train(self, work: Any) -> Any:
+    async def train(self, work: Any, num_tokens: int = 0) -> Any:
         self._calls += 1
         if self._calls in self._slow_calls:
             await asyncio.sleep(self._slow_s)

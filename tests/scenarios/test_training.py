@@ -235,5 +235,5 @@ def ignore(life: Life) -> None:
 
 
 def stop_at_the_third(life: Life) -> None:
-    if len(life.positions) == 3 * BATCH:
+    if len(life.member.world.positions[life]) == 3 * BATCH:
         life.peer.stop("in the middle")

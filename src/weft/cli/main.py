@@ -23,6 +23,7 @@ from weft.cli import (
     inspect,
     join,
     keys,
+    simulate,
     ticket,
     tokenizer,
     train,
@@ -90,6 +91,7 @@ def make_app(place: Place) -> typer.Typer:
         export.export,
         inspect.inspect,
         doctor.doctor,
+        simulate.simulate,
     ):
         app.command(verb.__name__, epilog=train.EXAMPLE if verb is train.train else None)(verb)
     app.add_typer(keys.make_app(), name="keys")

@@ -144,7 +144,7 @@ def find(paths: Sequence[str], base: Path, suffix: str) -> list[Found]:
         elif has_magic(given):
             matches = list(_matching(given, base))
         else:
-            raise DataError(f"{path}: no such file or folder. Paths are relative to the run file, in {base}.")
+            raise DataError(f"{path}: no such file or folder. Relative paths start from {base}.")
         if not matches:
             kind = f"*{suffix} files" if suffix else "files"
             raise DataError(f"{path}: no {kind} there.")

@@ -13,8 +13,12 @@ T = TypeVar("T")
 
 
 class Compute(Protocol):
-    async def train(self, work: Callable[[], T]) -> T:
-        """Run `work` in the training thread and return what it returns."""
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+        """Run `work` in the training thread and return what it returns.
+
+        Args:
+            num_tokens: what it would take to train on so many: for clocks that are virtual.
+        """
         ...
 
     async def serve(self, work: Callable[[], T]) -> T:
@@ -31,7 +35,7 @@ class Threads:
         self._training = ThreadPoolExecutor(1, thread_name_prefix="train")
         self._serving = ThreadPoolExecutor(1, thread_name_prefix="serve")
 
-    async def train(self, work: Callable[[], T]) -> T:
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:  # noqa: ARG002  # time passes by itself
         return await asyncio.get_running_loop().run_in_executor(self._training, work)
 
     async def serve(self, work: Callable[[], T]) -> T:
@@ -48,7 +52,7 @@ class Inline:
     def __init__(self, train_s: float = 0.0) -> None:
         self._train_s = train_s
 
-    async def train(self, work: Callable[[], T]) -> T:
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:  # noqa: ARG002
         await asyncio.sleep(self._train_s)
         return work()
 

@@ -81,7 +81,8 @@ class Evaluator:
     async def _evaluate(self, head: Manifest) -> None:
         outer, windows = self._replica.outer, self._run.train.evaluate_windows
         loss, num_tokens = await self._place.compute.train(
-            lambda: self._trainer.evaluate(outer, self._heldout, windows, self._between)
+            lambda: self._trainer.evaluate(outer, self._heldout, windows, self._between),
+            windows * self._run.train.seq_len // 3,  # forward only: backward is twice as much
         )
         evaluation = Evaluation(
             round=head.round,

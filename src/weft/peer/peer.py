@@ -90,6 +90,11 @@ class Peer:
         place.node.on_note(Letter, self._on_letter)
         place.node.on_note(Decision, self._on_decision)
 
+    @property
+    def head(self) -> Manifest | None:
+        """Return the manifest of the last outer step that this peer has made; None: it has no state yet."""
+        return self._replica.head
+
     # --- life ---
 
     async def found(self, *, wait_for: int = 1, snapshot: Snapshot | None = None) -> Outcome:
@@ -209,11 +214,13 @@ class Peer:
         made = self._carry.num_done * self.run.tokens_per_step * num_members  # before this call, in the same round
         tokens = head.committed_tokens + made
         train, trainer = self.place.compute.train, self._trainer
+        num_tokens = len(positions) * self.run.train.seq_len
         if self._carry.sends_gradient:
-            gradient, work = await train(lambda: trainer.gradient(positions, tokens, num_members))
+            gradient, work = await train(lambda: trainer.gradient(positions, tokens, num_members), num_tokens)
             self._carry.add_gradient(gradient, work)
         else:
-            work = await train(lambda: trainer.train(positions, tokens, num_members, self._stopping.is_set))
+            is_over = self._stopping.is_set
+            work = await train(lambda: trainer.train(positions, tokens, num_members, is_over), num_tokens)
             self._carry.add_steps(work)
         self._report.work = work
 

@@ -1,0 +1,6 @@
+"""Swarms of production peers on a virtual clock: what a run does on links and machines that are not there."""
+
+from weft.sim.scenario import Scenario
+from weft.sim.world import Life, Member, World
+
+__all__ = ["Life", "Member", "Scenario", "World"]

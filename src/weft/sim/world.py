@@ -1,0 +1,272 @@
+"""Production peers of one run in one process, on a virtual clock: machines, their lives and their links.
+
+A `Member` is a machine: a key and a folder. Each start of it is another process, a `Life`, with the same key and
+folder. Everything in it is production code but the transport, the clock and the threads: `Peer` with its node,
+membership, rounds, trainer and checkpoints. What a dead process still says is not heard.
+
+Two plays of one scenario do the same in the same order.
+
+It does not know what is played.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from weft.clock import Clock, VirtualClock
+from weft.errors import CheckpointError
+from weft.events import Event, RoundCommitted, StepDone
+from weft.keys import Identity
+from weft.net.admission import ByTicket
+from weft.net.blobs import inline
+from weft.net.handshake import Passport
+from weft.net.memory import SCHEME, MemoryNetwork
+from weft.net.node import Node
+from weft.peer.checkpoint import load
+from weft.peer.compute import Compute, Inline
+from weft.peer.config import PeerConfig
+from weft.peer.home import Home
+from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.seal import Sealed, initial
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Event)
+
+SECRET = bytes(16)  # of the tickets: nobody else is on this network
+
+
+class Life:
+    """One process of a member: from its start to its end or death."""
+
+    def __init__(self, member: "Member", number: int) -> None:
+        self.member = member
+        self.number = number
+        self.is_dead = False
+        self.peer: Peer = None  # type: ignore[assignment]
+        self.task: asyncio.Task[Outcome] = None  # type: ignore[assignment]
+        self.events: list[tuple[float, Event]] = []
+
+    @property
+    def is_running(self) -> bool:
+        return not self.is_dead and not self.task.done()
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.task.result()
+
+    def emit(self, event: Event) -> None:
+        if not self.is_dead:
+            self.events.append((self.member.world.clock.now(), event))
+            self.member.world.hear(self, event)
+
+    def seen(self, kind: type[E], since: float = 0.0) -> list[E]:
+        return [event for at, event in self.events if isinstance(event, kind) and at >= since]
+
+    def times(self, kind: type[Event], since: float = 0.0) -> list[float]:
+        return [at for at, event in self.events if isinstance(event, kind) and at >= since]
+
+    @property
+    def committed(self) -> list[RoundCommitted]:
+        return self.seen(RoundCommitted)
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(event.num_tokens for event in self.seen(StepDone))
+
+
+class Member:
+    """One machine: a key, a folder, and its lives."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.identity = Identity.from_seed(hashlib.sha256(f"{world.seed} {name}".encode()).digest())
+        self.id = self.identity.peer
+        self.folder = world.home.folder(world.sealed.config.run, self.id)
+        self.lives: list[Life] = []
+        self.is_founder = False
+
+    @property
+    def life(self) -> Life:
+        return self.lives[-1]
+
+    @property
+    def peer(self) -> Peer:
+        return self.life.peer
+
+
+class Paced:
+    """Where a simulated machine computes: each call of training takes the virtual seconds its tokens take."""
+
+    def __init__(self, tokens_per_s: float) -> None:
+        self.tokens_per_s = tokens_per_s
+
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+        await asyncio.sleep(num_tokens / self.tokens_per_s)
+        return work()
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        return work()
+
+    async def aclose(self) -> None:
+        pass
+
+
+class World:
+    """The machines of a run, and what joins them.
+
+    Args:
+        home: where all of them keep what they keep.
+        seed: of their keys.
+    """
+
+    def __init__(self, sealed: Sealed, home: Home, network: MemoryNetwork, seed: int) -> None:
+        self.sealed = sealed
+        self.home = home
+        self.network = network
+        self.seed = seed
+        self.clock = VirtualClock()
+        self.members: dict[str, Member] = {}
+        self.lives: list[Life] = []
+        self.on_event: Callable[[Life, Event], None] = lambda _life, _event: None  # told of each
+        self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
+
+    def hear(self, life: Life, event: Event) -> None:
+        """Take up what a process says."""
+        self.on_event(life, event)
+        for is_wanted, future in list(self._waiting):
+            if not future.done() and is_wanted(life, event):
+                future.set_result(event)
+
+    def member(self, name: str) -> Member:
+        return self.members.setdefault(name, Member(self, name))
+
+    def make_node(self, life: Life, passport: Passport, clock: Clock) -> Node:
+        """Return the node of a process that begins."""
+        transport = self.network.transport(life.member.id)
+        return Node(passport, [transport], clock, life.emit, offload=inline)
+
+    def launch(
+        self,
+        member: Member,
+        *,
+        wait_for: int = 1,
+        compute: Compute | None = None,
+        settings: PeerConfig | None = None,
+        clock: Clock | None = None,
+    ) -> Life:
+        """Start a process of `member`, which goes on from its checkpoint: a founder's the run, others' join.
+
+        Args:
+            wait_for: peers with which a founder begins.
+            clock: where the machine's own differs from the world's.
+        """
+        life = Life(member, len(member.lives))
+        member.lives.append(life)
+        self.lives.append(life)
+        settings = settings or PeerConfig(device="cpu", micro_batch=self.sealed.config.train.batch_size)
+        living = self._live(life, wait_for, compute or Inline(), settings, clock or self.clock)
+        life.task = asyncio.get_running_loop().create_task(living)
+        return life
+
+    async def _live(self, life: Life, wait_for: int, compute: Compute, settings: PeerConfig, clock: Clock) -> Outcome:
+        member, run = life.member, self.sealed.config
+        passport = Passport(
+            identity=member.identity,
+            run=run.run,
+            name=member.name,
+            admission=ByTicket(secret=SECRET),
+            instance=hashlib.sha256(f"{member.name} {life.number}".encode()).digest()[:8],
+        )
+        node = self.make_node(life, passport, clock)
+        others = [other for other in self.members.values() if other is not member and other.lives]
+        for other in others:
+            node.remember(other.id, [SCHEME + other.id], other.name)
+        await node.start()
+        try:
+            vector = initial(run, self.home)
+            assert vector is not None
+            place = Place(
+                node=node,
+                identity=member.identity,
+                folder=member.folder,
+                settings=settings,
+                tokenizer=self.sealed.tokenizer,
+                shards=self.sealed.store,
+                index=self.sealed.index,
+                initial=vector,
+                clock=clock,
+                compute=compute,
+                emit=life.emit,
+            )
+            life.peer = Peer(run, place)
+            self.on_made(life)
+            try:
+                snapshot = load(member.folder.checkpoint)
+            except CheckpointError:
+                snapshot = None
+            if member.is_founder:
+                return await life.peer.found(wait_for=wait_for, snapshot=snapshot)
+            await node.connect_any([other.id for other in others])
+            return await life.peer.join(snapshot=snapshot)
+        finally:
+            await node.aclose()
+
+    def on_made(self, life: Life) -> None:
+        """Called when a life's peer is made and has not begun."""
+
+    # --- faults ---
+
+    def kill(self, member: Member) -> None:
+        """End the member's process as kill -9 does."""
+        life = member.life
+        if not life.is_dead:
+            life.is_dead = True
+            self.network.kill(member.id)
+            life.task.cancel()
+
+    def cut(self, one: Iterable[Member], other: Iterable[Member]) -> None:
+        for a, b in _pairs(one, other):
+            self.network.partition(a.id, b.id)
+
+    def heal(self, one: Iterable[Member], other: Iterable[Member]) -> None:
+        for a, b in _pairs(one, other):
+            self.network.heal(a.id, b.id)
+
+    async def end(self) -> None:
+        """Kill what still lives."""
+        for life in self.lives:
+            if life.is_running:
+                self.kill(life.member)
+        await asyncio.gather(*(life.task for life in self.lives), return_exceptions=True)
+
+    # --- waiting ---
+
+    async def when(self, who: Member | None, kind: type[E], is_wanted: Callable[[E], bool] | None = None) -> E:
+        """Wait for the next such event of a member (None: of any)."""
+        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+
+        def matches(life: Life, event: Event) -> bool:
+            is_it = (who is None or life.member is who) and isinstance(event, kind)
+            return is_it and (is_wanted is None or is_wanted(event))  # type: ignore[arg-type]
+
+        entry = (matches, future)
+        self._waiting.append(entry)
+        try:
+            return await future  # type: ignore[return-value]
+        finally:
+            self._waiting.remove(entry)
+
+    async def round(self, who: Member, round: int) -> RoundCommitted:
+        """Wait until `who` has made the outer step of `round` or a later one."""
+        done = [event for event in who.life.committed if event.round >= round]
+        return done[0] if done else await self.when(who, RoundCommitted, lambda event: event.round >= round)
+
+    async def done(self, *members: Member) -> list[Outcome]:
+        return list(await asyncio.gather(*(member.life.task for member in members)))
+
+
+def _pairs(one: Iterable[Member], other: Iterable[Member]) -> list[tuple[Member, Member]]:
+    others = list(other)
+    return [(a, b) for a in one for b in others]

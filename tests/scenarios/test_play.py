@@ -1,0 +1,171 @@
+"""Scenarios as files describe them, played with a model of some ten thousand parameters."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from scenarios.swarm import BATCH, EVERY, FEDAVG, LEASE_TOKENS, MODEL, SEQ_LEN, write_corpus
+from weft.data import CorpusConfig, TextSource
+from weft.events import RoundCommitted, read_jsonl
+from weft.peer.config import RunFile, TrainConfig
+from weft.sim.play import Machine, Played, play
+from weft.sim.scenario import Cut, Fault, Group, Kill, Line, Scenario, Slow, Stop
+from weft.sync.schedule import ConstantConfig
+
+SPEED = LEASE_TOKENS / 1.0  # a round's inner steps take a second
+NUM_ROUNDS = 12
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFile:
+    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    return RunFile(
+        name="scenario",
+        model=MODEL,
+        data=CorpusConfig(source=TextSource(paths=(str(write_corpus(tmp_path)),))),
+        train=TrainConfig(
+            seq_len=SEQ_LEN,
+            batch_size=BATCH,
+            tokens=NUM_ROUNDS * 4 * BATCH * SEQ_LEN * EVERY,
+            schedule=ConstantConfig(lr=1e-2),
+            evaluate_every=0,
+            evaluate_windows=4,
+        ),
+        method=FEDAVG,
+    )
+
+
+class Theatre:
+    """Plays scenarios of four machines, each in a folder of its own."""
+
+    def __init__(self, run_file: RunFile, root: Path) -> None:
+        self.run_file = run_file
+        self.root = root
+        self.logs: list[bytes] = []
+
+    def __call__(self, *faults: Fault, seed: int = 1, more: tuple[Group, ...] = (), **group: Any) -> Played:
+        lab = Group(name="lab", count=4, **({"tokens_per_s": SPEED} | group))
+        scenario = Scenario(run="", group=(lab, *more), fault=faults, seed=seed, limit_s=3600.0)
+        lines: list[bytes] = []
+        folder = self.root / f"play-{len(self.logs)}"
+        played = play(scenario, self.run_file, self.root, folder, lines.append)
+        self.logs.append(b"".join(lines))
+        assert played.broken == ()
+        return played
+
+    def commits(self, machine: Machine) -> list[RoundCommitted]:
+        """Return the outer steps that a machine of the last play made."""
+        path = self.root / "log.jsonl"
+        path.write_bytes(self.logs[-1])
+        entries = [entry for entry in read_jsonl(path) if entry.peer == machine.peer]
+        return [entry.event for entry in entries if isinstance(entry.event, RoundCommitted)]
+
+
+@pytest.fixture
+def theatre(run_file: RunFile, tmp_path: Path) -> Theatre:
+    return Theatre(run_file, tmp_path)
+
+
+def ends(played: Played) -> list[str]:
+    return [machine.end for machine in played.machines]
+
+
+def test_without_faults_all_that_is_trained_is_counted(theatre: Theatre) -> None:
+    played = theatre()
+    assert ends(played) == 4 * ["complete"]
+    assert played.num_rounds == NUM_ROUNDS
+    assert [machine.counted for machine in played.machines] == 4 * [NUM_ROUNDS * LEASE_TOKENS]
+    assert [machine.trained for machine in played.machines] == 4 * [NUM_ROUNDS * LEASE_TOKENS]
+    assert len({machine.replica for machine in played.machines}) == 1
+    assert NUM_ROUNDS <= played.took_s < NUM_ROUNDS + 10
+
+
+def test_one_scenario_has_one_log_byte_for_byte_and_another_seed_another(theatre: Theatre) -> None:
+    faults = (Kill(peer="lab-1", at_round=3, returns_after_s=5.0), Cut(peer="lab-2", at_s=6.0, lasts_s=3.0))
+    links = {"jitter_ms": 20.0, "loss": 0.01, "up_mbit": 10.0}
+    for seed in (1, 1, 2):
+        theatre(*faults, seed=seed, **links)
+    assert theatre.logs[0] == theatre.logs[1]
+    assert theatre.logs[0] != theatre.logs[2]
+    assert b"RoundCommitted" in theatre.logs[0]
+
+
+def test_who_is_killed_comes_back_and_is_counted_again(theatre: Theatre) -> None:
+    played = theatre(Kill(peer="lab-2", at_round=2, returns_after_s=4.0))
+    assert ends(played) == 4 * ["complete"]
+    victim, witness = played.machines[2], played.machines[0]
+    lost = [event.round for event in theatre.commits(witness) if victim.peer not in event.contributors]
+    assert lost
+    assert min(lost) <= 4
+    assert victim.peer in theatre.commits(witness)[-1].contributors
+    assert victim.counted <= victim.trained
+
+
+def test_who_is_killed_for_good_is_missed_once(theatre: Theatre) -> None:
+    played = theatre(Kill(peer="lab-3", at_round=2))
+    assert ends(played) == [*3 * ["complete"], "killed"]
+    assert played.unplayed == ()
+
+
+def test_who_is_stopped_says_goodbye_and_comes_back(theatre: Theatre) -> None:
+    played = theatre(Stop(peer="lab-0", at_s=4.5, returns_after_s=3.0))
+    assert ends(played) == 4 * ["complete"]
+    reasons = [why for event in theatre.commits(played.machines[1]) for why in event.left_out.values()]
+    assert reasons
+    assert all("goodbye" in why or "newcomer" in why for why in reasons)
+
+
+def test_a_minority_that_was_cut_off_hands_its_work_in_later(theatre: Theatre) -> None:
+    played = theatre(Cut(peer="lab-1", at_s=3.5, lasts_s=4.0))
+    assert ends(played) == 4 * ["complete"]
+    assert len({machine.replica for machine in played.machines}) == 1
+    assert played.machines[1].counted <= played.machines[1].trained
+
+
+def test_two_that_are_cut_off_together_reach_each_other(theatre: Theatre) -> None:
+    played = theatre(Cut(peer="lab-1", companions=("lab-2",), at_s=3.5, lasts_s=600.0))
+    assert all(end in ("complete", "killed") for end in ends(played))
+    commits = theatre.commits(played.machines[1])
+    assert any({played.machines[2].peer, played.machines[1].peer} == set(event.contributors) for event in commits)
+
+
+def test_a_slower_machine_makes_rounds_longer_while_it_lasts(theatre: Theatre) -> None:
+    usual_s = theatre().took_s
+    slow_s = theatre(Slow(peer="lab-1", at_s=1.5, factor=0.5, lasts_s=6.0)).took_s
+    assert usual_s + 1.5 <= slow_s <= usual_s + 5.0  # three rounds take two seconds instead of one
+
+
+def test_rounds_take_as_long_as_the_slowest_line_needs_for_its_bytes(theatre: Theatre) -> None:
+    """A vector of n numbers in 4 parts: each sends 3/4 of its own, and as much of what it merged: 6 n bytes in all."""
+    wide, narrow = (theatre(up_mbit=mbit).took_s for mbit in (None, 0.5))
+    nbytes = 2 * 0.75 * 4 * 17_024
+    least_s = NUM_ROUNDS * 8 * nbytes / 0.5e6
+    assert least_s <= narrow - wide <= 1.5 * least_s  # letters and heartbeats pass the same lines
+
+
+def test_a_line_that_is_worse_for_a_while_is_as_good_again_afterwards(theatre: Theatre) -> None:
+    usual_s = theatre(up_mbit=10.0).took_s
+    worse_s = theatre(Line(peer="lab-1", at_s=2.5, lasts_s=3.0, up_mbit=0.5), up_mbit=10.0).took_s
+    always_s = theatre(up_mbit=0.5).took_s
+    assert usual_s + 1.0 < worse_s < usual_s + (always_s - usual_s) / 2
+
+
+def test_who_joins_late_is_counted(theatre: Theatre) -> None:
+    late = Group(name="late", tokens_per_s=SPEED, joins_at_s=4.0)
+    played = theatre(more=(late,))
+    assert ends(played) == 5 * ["complete"]
+    assert 0 < played.machines[4].counted < played.machines[0].counted
+
+
+def test_a_clock_on_the_wall_that_is_an_hour_off_changes_nothing(theatre: Theatre) -> None:
+    right = theatre()
+    wrong = theatre(more=(), clock_skew_s=3600.0)
+    assert [msgspec.structs.asdict(event) for event in theatre.commits(wrong.machines[0])]
+    assert (right.took_s, right.machines) == (wrong.took_s, wrong.machines)
+
+
+def test_a_fault_whose_moment_never_came_is_named(theatre: Theatre) -> None:
+    fault = Kill(peer="lab-1", at_round=NUM_ROUNDS + 5)
+    assert theatre(fault).unplayed == (fault,)
