@@ -100,12 +100,18 @@ def describe(terms: "Terms") -> str:
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for this program as it stands, "
             f"{figures.nbytes(terms.memory_nbytes)} to train",
-            f"network   {figures.nbytes(terms.round_nbytes)} a round among {terms.num_peers} peers, "
-            f"up to about {figures.nbytes(terms.day_nbytes)} a day",
-            f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} inner steps at "
-            f"{terms.flops_per_s / 1e9:.3g} GFLOP/s, the best measured here; far more would be told)",
+            f"network   {figures.nbytes(terms.round_nbytes)} a round among {terms.num_peers} peers with this one, "
+            f"{'' if terms.tokens_per_s else 'up to '}about {figures.nbytes(terms.day_nbytes)} a day",
+            f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} inner steps at {_pace(terms)}; "
+            "far more would be told)",
         )
     )
+
+
+def _pace(terms: "Terms") -> str:
+    if terms.tokens_per_s:
+        return f"{figures.amount(terms.tokens_per_s)} tokens/s, as the fastest member says"
+    return f"{terms.flops_per_s / 1e9:.3g} GFLOP/s, the best measured here"
 
 
 def _seconds(seconds: float) -> str:

@@ -275,6 +275,10 @@ class Node:
         """Give notes of `kind` to `handler(peer, note)`, one at a time and in the order sent by each peer."""
         self._services.on_note(kind, handler)
 
+    def ignore(self, kind: type[Q]) -> None:
+        """Heed notes of `kind` no more, so that another may ask for them."""
+        self._services.ignore(kind)
+
     async def call(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R:
         """Ask `peer` and return its answer, dialling first if no link stands. Nothing is retried.
 

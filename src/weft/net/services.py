@@ -35,6 +35,10 @@ class Services:
         """Give notes of `kind` to `handler(peer, note)`, one at a time and in order for each peer."""
         _register(self._notes, kind, handler)
 
+    def ignore(self, kind: type[Q]) -> None:
+        """Heed notes of `kind` no more, until there is another handler."""
+        self._notes.pop(kind.__name__, None)
+
     def answer(self, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[msgspec.Struct]] | None:
         """Return what computes the answer to a call, or None when nobody serves `method`.
 

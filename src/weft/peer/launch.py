@@ -34,6 +34,7 @@ from weft.net.ticket import Ticket, issue, read
 from weft.net.tls import TlsTransport
 from weft.net.transport import Transport
 from weft.peer.checkpoint import NAME, Snapshot, load
+from weft.peer.company import Company
 from weft.peer.compute import Compute, Threads
 from weft.peer.config import KeysAdmission, OpenAdmission, PeerConfig, RunConfig, RunFile, TicketAdmission
 from weft.peer.device import check_fits, choose
@@ -134,11 +135,13 @@ async def join(
                 contacts = [contact for contact in ticket.contacts if contact.peer != identity.peer]
                 for contact in contacts:
                     node.remember(contact.peer, contact.addresses, contact.name)
-                first = await _connect(node, ticket, [contact.peer for contact in contacts])
-                members = [first, *(peer for peer in node.peers if peer != first)]
-                run = await fetch_run(node, members, options.home, options.settings.max_parameters)
-                await asyncio.to_thread(check_fits, run, options.settings, choose(options.settings))
-                asked = await asyncio.to_thread(terms, run, ticket, options.home, options.settings, SystemClock())
+                async with Company(node, SystemClock()) as company:
+                    first = await _connect(node, ticket, [contact.peer for contact in contacts])
+                    members = [first, *(peer for peer in node.peers if peer != first)]
+                    run = await fetch_run(node, members, options.home, options.settings.max_parameters)
+                    await asyncio.to_thread(check_fits, run, options.settings, choose(options.settings))
+                    pace = await company.pace()
+                asked = await asyncio.to_thread(terms, run, ticket, options.home, options.settings, SystemClock(), pace)
                 if not await asyncio.to_thread(agree, asked):
                     await say_goodbye(node, "did not agree to the terms")
                     return None

@@ -1,12 +1,12 @@
 """What joining a run costs this machine: shown to a person who is asked whether to.
 
 Bytes of data, disk, training memory and of a round follow from the run in closed form (`weft.cost`). How often a round
-comes around does not: it is reckoned from what the inner steps would take if this machine did nothing but multiply
+comes around does not: it is reckoned from what its inner steps take the fastest member, as members tell
+(`weft.peer.company`). Where none has made any, from what they would take if this machine did nothing but multiply
 matrices of the model's shape, which is measured in a moment, one thread at a time: threads that wait for one another
 beside a busy program would measure that program. An `Allowance` then holds what is really moved against what was shown.
 
-It does not know how fast other members or the links are: slower ones make rounds longer and the bytes per day fewer,
-faster ones may not wait for this machine.
+It does not know how fast the links are: slow ones make rounds longer and the bytes per day fewer.
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
+from weft.peer.company import NOBODY, Pace
 from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.device import Device, choose, decoder, encoding, needed_nbytes
 from weft.peer.home import Home
@@ -45,10 +46,11 @@ class Terms:
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that this process has taken: Python, torch
     memory_nbytes: int  # that training takes beside it
-    num_peers: int  # as far as the ticket tells, this one included
+    num_peers: int  # members that were heard, or else as many as the ticket tells, and this one
     round_nbytes: int  # sent and received in one round of so many
-    flops_per_s: float  # of matrix products here
-    round_s: float  # at that speed, if a round is nothing else
+    tokens_per_s: float  # inner steps of the fastest member; 0: none has made any
+    flops_per_s: float  # of matrix products here, measured where no member has a pace to tell; else 0
+    round_s: float  # at that pace, if a round is nothing but its inner steps
 
     @property
     def day_nbytes(self) -> float:
@@ -84,19 +86,25 @@ class Allowance:
         return day_nbytes
 
 
-def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, clock: Clock) -> Terms:
-    """Return what joining `run` costs; takes about a tenth of a second, more on a busy machine.
+def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, clock: Clock, pace: Pace = NOBODY) -> Terms:
+    """Return what joining `run` costs; where it has to measure, that takes about a tenth of a second.
+
+    Args:
+        pace: of those who train already.
 
     Raises:
         ConfigError: the settings name a device that is not there.
     """
     num, choices, device = num_parameters(run.model), run.method, choose(settings)
     codec, reply = encoding(choices.codec), encoding(choices.reply_codec or choices.codec)
-    num_peers = max(2, len(ticket.contacts) + 1)
+    num_peers = max(1, pace.num_members or len(ticket.contacts)) + 1
     traffic = cost.reduce_traffic(num, cost.part_size(num, num_peers), num_peers, codec, reply)
-    num_threads = (settings.threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
-    flops_per_s = num_threads * product_flops(run.model, run.tokens_per_step, device, clock)
-    flops_per_token = cost.flops_per_token(decoder(run.model), run.train.seq_len)
+    flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
+    if round_s is None:
+        num_threads = (settings.threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
+        flops_per_s = num_threads * product_flops(run.model, run.tokens_per_step, device, clock)
+        flops_per_token = cost.flops_per_token(decoder(run.model), run.train.seq_len)
+        round_s = cost.work_s(choices.every, run.tokens_per_step, flops_per_token, flops_per_s)
     num_vectors = 1 + len(Method(choices, run.train.optimizer).init(0))  # of the state: parameters, outer optimizer
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
@@ -112,8 +120,9 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         memory_nbytes=sum(needed_nbytes(run, settings, device, 1).values()),
         num_peers=num_peers,
         round_nbytes=traffic.sent_nbytes + traffic.received_nbytes,
+        tokens_per_s=pace.tokens_per_s,
         flops_per_s=flops_per_s,
-        round_s=max(LEAST_ROUND_S, cost.work_s(choices.every, run.tokens_per_step, flops_per_token, flops_per_s)),
+        round_s=max(LEAST_ROUND_S, round_s),
     )
 
 

@@ -14,6 +14,7 @@ from weft.model import num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
 from weft.peer import terms
+from weft.peer.company import NOBODY, Pace
 from weft.peer.config import PeerConfig
 from weft.peer.device import choose, needed_nbytes
 from weft.peer.home import Home
@@ -49,8 +50,8 @@ class SteppingClock:
         raise AssertionError("no measure is taken by the wall clock")
 
 
-def made(folder: Path, clock: Any = None, **change: Any) -> terms.Terms:
-    return terms.terms(run_config(**change), TICKET, Home(folder), HERE, clock or SteppingClock(0.5))
+def made(folder: Path, clock: Any = None, pace: Pace = NOBODY, **change: Any) -> terms.Terms:
+    return terms.terms(run_config(**change), TICKET, Home(folder), HERE, clock or SteppingClock(0.5), pace)
 
 
 def test_the_speed_is_that_of_products_of_the_models_shape() -> None:
@@ -96,6 +97,19 @@ def test_bytes_a_day_follow_from_bytes_a_round_and_its_time(tmp_path: Path) -> N
     assert work_s > terms.LEAST_ROUND_S
     assert found.round_s == pytest.approx(work_s)
     assert found.day_nbytes == pytest.approx(found.round_nbytes * 86_400 / work_s)
+
+
+def test_members_that_were_heard_are_counted_and_their_pace_is_that_of_rounds(tmp_path: Path) -> None:
+    """A ticket names also who only read the terms, and this peer itself when it comes again."""
+    clock, pace = SteppingClock(0.5), Pace(num_members=2, tokens_per_s=1000.0)
+    found, run = made(tmp_path, clock, pace), run_config()
+    assert found.num_peers == 3
+    assert found.round_s == pytest.approx(run.method.every * run.tokens_per_step / 1000.0)
+    assert (found.tokens_per_s, found.flops_per_s) == (1000.0, 0.0)
+    assert clock.num_threads == set()  # nothing is measured
+    waiting = made(tmp_path, pace=Pace(num_members=1, tokens_per_s=0.0))  # none has made a step yet
+    assert waiting.num_peers == 2
+    assert waiting.flops_per_s > 0
 
 
 def test_no_round_is_taken_for_shorter_than_its_messages(tmp_path: Path) -> None:
