@@ -104,10 +104,11 @@ class Standing:
         return f"{num_voteless} have left, come back from states older than their votes, or lost what they voted for"
 
     def is_attempt_over(self, state: State) -> bool:
-        """Return whether nobody leads the attempt of `state` any more: its leader is further, or a quorum is."""
+        """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""
         told = {peer: note for peer in state.base.electorate if (note := self._now(peer)) is not None}
         ahead = {peer for peer, note in told.items() if note.attempt > state.attempt}
-        return leader(state.base, state.attempt) in ahead or is_quorum(state.base, ahead, state.farewells)
+        voteless = {peer for peer, note in told.items() if not note.has_vote}
+        return leader(state.base, state.attempt) in ahead | voteless or is_quorum(state.base, ahead, state.farewells)
 
     def _now(self, peer: PeerId) -> StandingNote | None:
         note, base = self._told.get(peer), self._chain.base

@@ -62,7 +62,7 @@ def test_a_field_of_the_run_can_be_changed(weft: Weft, scenario: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("run = 3\n[[group]]\nname = \"lab\"", "run is 3"),
+        ('run = 3\n[[group]]\nname = "lab"', "run is 3"),
         ('run = "none.toml"\n[[group]]\nname = "lab"', "none.toml: no such file"),
         (SCENARIO.format(run="run.toml") + FAULT.replace("lab-1", "lab-9"), "no machine is called lab-9"),
     ],
