@@ -99,8 +99,9 @@ def play(make_swarm: MakeSwarm, seed: int) -> None:
             member.peer.stop("asked to")
             await asyncio.wait([member.life.task])
         await asyncio.sleep(fault.lasts_s)
-        swarm.launch(member)
-        slow(member)
+        if member.is_founder or any(runs(other) for other in others):  # else there is nobody to join
+            swarm.launch(member)
+            slow(member)
 
     async def scenario() -> None:
         members = await swarm.start("abcd"[: schedule.num_peers])
