@@ -169,3 +169,22 @@ def test_a_clock_on_the_wall_that_is_an_hour_off_changes_nothing(theatre: Theatr
 def test_a_fault_whose_moment_never_came_is_named(theatre: Theatre) -> None:
     fault = Kill(peer="lab-1", at_round=NUM_ROUNDS + 5)
     assert theatre(fault).unplayed == (fault,)
+
+
+@pytest.mark.parametrize("factor", [3.0, 10.0])
+def test_a_slow_computer_delays_nobody_and_what_it_trains_is_counted(
+    run_file: RunFile, tmp_path: Path, factor: float
+) -> None:
+    every, num_rounds, round_s = 8, 40, 40.0
+    lease = every * BATCH * SEQ_LEN
+    train = msgspec.structs.replace(run_file.train, tokens=num_rounds * 4 * lease)
+    method = msgspec.structs.replace(FEDAVG, every=every)
+    theatre = Theatre(msgspec.structs.replace(run_file, train=train, method=method), tmp_path)
+    speed = lease / round_s
+    played = theatre(tokens_per_s=speed, more=(Group(name="slow", tokens_per_s=speed / factor),))
+    assert ends(played) == 5 * ["complete"]
+    fast, slow = played.machines[0], played.machines[4]
+    waits_s = [event.duration_s for event in theatre.commits(fast)[5:]]  # the first have measured nothing yet
+    assert max(waits_s) < 0.3 * round_s
+    assert slow.counted / fast.counted > 0.8 / (factor + 1)
+    assert slow.trained - slow.counted <= 2 * lease  # what the run's end found it at

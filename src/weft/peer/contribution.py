@@ -3,6 +3,9 @@
 Deltas: local = outer - carry at all times, so the carry needs no memory of its own. It is outer - local; an outer step
 moves local along with outer (`rebase`), and a commit that counted the payload sets local to outer.
 
+Who misses rounds because it is slow hands its carry in as a round begins, and trains on when that is decided: of two
+machines one of which is ten times slower, that one brings a lease in every eleventh round, and delays nobody.
+
 Gradients are no displacement: one that was not counted is averaged into the next, once, weighted by tokens; after a
 second miss it is dropped, because it belongs to parameters too long ago.
 
@@ -21,6 +24,8 @@ from weft.peer.trainer import Trainer, Work
 from weft.sync.method import Method
 from weft.sync.reduce import EncodedPart, encode_parts, named
 
+OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
+
 
 class Carry:
     def __init__(self, method: Method, trainer: Trainer, replica: Replica) -> None:
@@ -38,6 +43,12 @@ class Carry:
     @property
     def sends_gradient(self) -> bool:
         return self._method.choices.send == "gradient"
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether what is carried should be handed in before anything is added: who is slower than the others' rounds
+        is ready in time only where it makes no inner steps first."""
+        return not self.sends_gradient and self._num_missed >= OVERDUE_ROUNDS
 
     def add_steps(self, work: Work) -> None:
         """Note inner steps that moved the local parameters."""
@@ -77,9 +88,9 @@ class Carry:
         """
         self.offered = None
         self.num_done = 0
+        self._num_missed += self.tokens > 0
         if self.sends_gradient:
             apply()
-            self._num_missed += self._gradient is not None
             if is_counted or self._num_missed > 1:
                 self.drop()
             self._trainer.set_local(self._replica.outer)

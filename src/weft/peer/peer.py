@@ -191,7 +191,8 @@ class Peer:
                 self._report.state = "joining"
                 await self._unless_stopped(self._entrance.be_counted_in(rounds))
             elif self._replica.head == rounds.chain.head:
-                await self._train()
+                if not self._carry.is_overdue:
+                    await self._train()
                 if rounds.decided.empty() and not self._stopping.is_set():
                     await self._offer(rounds)
                     self._report.state = "syncing"
