@@ -249,9 +249,10 @@ async def _node(
 
 
 async def _connect(node: Node, ticket: Ticket, contacts: list[PeerId]) -> PeerId:
-    """Return the first member that lets this peer in: one on the ticket, or else one that was met before."""
+    """Return the first member that lets this peer in: of those on the ticket, which may be stale, and those met."""
+    met = [peer for peer in node.known_addresses() if peer != node.peer]
     try:
-        return await node.connect_any(contacts or list(node.known_addresses()))
+        return await node.connect_any(list(dict.fromkeys([*contacts, *met])))
     except GenesisMismatch as error:
         raise TicketMismatch(
             f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."

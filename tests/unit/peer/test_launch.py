@@ -108,6 +108,25 @@ async def test_a_joiner_that_comes_again_brings_its_inner_optimizer(tmp_path: Pa
     assert found["moment1"].count_nonzero()
 
 
+async def test_a_ticket_whose_maker_is_gone_leads_back_who_met_others(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=3, num_rounds=10_000)
+    home = Home(tmp_path / "c")
+    async with crew.deadline():
+        a = crew.found("a", wait_for=3)
+        b, c = crew.join("b"), crew.join("c", home=home)
+        await c.until(RoundCommitted)
+        for member in (c, a):
+            member.peer.stop("asked to")
+            await member.task
+        assert {contact.peer for contact in read(a.ticket).contacts} == {a.id}
+        again = crew.join("c", a.ticket, home=home)
+        await again.until(RoundCommitted, lambda event: again.id in event.contributors)
+        for member in (b, again):
+            member.peer.stop("asked to")
+            await member.task
+    assert again.id == c.id
+
+
 # --- what cannot be done ---
 
 
