@@ -1,0 +1,88 @@
+"""A member dies at each message of a round in turn, before it leaves or just after; the others go on.
+
+What must hold is checked from the log: one replica after each manifest (R1), work counted once or still carried (R2),
+nobody left out without a reason (R3), and no wait that measured times do not ask for (R4).
+"""
+
+from itertools import pairwise
+
+import pytest
+
+from scenarios.swarm import Life, Member, Swarm
+from scenarios.test_faults import MakeSwarm, one_replica
+from weft.events import MajorityLost, RoundCommitted
+from weft.ids import PeerId
+from weft.sync.messages import Certificate, RoundMessage
+
+ROUND = 5  # the first have measured too little for deadlines of their own
+MAX_WAIT_S = 30.0  # gone after 8 s, and a few attempts of a few seconds each
+
+
+def play(swarm: Swarm, num_members: int, victim: int, number: int, is_sent: bool) -> bool:
+    """Kill a member at its `number`-th message of a round; return whether it sent so many."""
+    struck: list[float] = []
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd"[:num_members])
+        target, count = members[victim], 0
+        for member in members:
+            await swarm.round(member, ROUND - 1)
+
+        def strike(life: Life, to: PeerId, message: object) -> bool:
+            nonlocal count
+            if life is not target.lives[0] or life.is_dead or not isinstance(message, RoundMessage | Certificate):
+                return True
+            count += 1
+            if count < number:
+                return True
+            swarm.watchers.remove(strike)
+            struck.append(swarm.clock.now())
+            if is_sent:
+                life.task.get_loop().call_soon(swarm.kill, target)
+                return True
+            swarm.kill(target)
+            return False
+
+        swarm.watchers.append(strike)
+        living = [member for member in members if member is not target]
+        await swarm.round(living[0], ROUND + 1)
+        if not struck:
+            swarm.watchers.clear()
+            living = members
+        one_replica(await swarm.done(*living))
+
+    swarm.run(scenario)
+    swarm.check()
+    if struck:
+        for member in swarm.members.values():
+            if not member.life.is_dead:
+                assert_no_long_wait(member, struck[0])
+    return bool(struck)
+
+
+def assert_no_long_wait(member: Member, since: float) -> None:
+    assert member.life.seen(MajorityLost) == []
+    times = [since, *member.life.times(RoundCommitted, since)]
+    assert max(after - before for before, after in pairwise(times)) < MAX_WAIT_S
+
+
+def play_all(make_swarm: MakeSwarm, num_members: int, victim: int, is_sent: bool) -> int:
+    number = 1
+    while play(make_swarm(num_rounds=8, num_peers=num_members), num_members, victim, number, is_sent):
+        number += 1
+    return number - 1
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_a_member_dies_at_some_messages_of_a_round(make_swarm: MakeSwarm, number: int) -> None:
+    for victim in range(3):
+        assert play(make_swarm(num_rounds=8, num_peers=3), 3, victim, number, is_sent=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_sent", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("num_members", "victim"), [(3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (4, 2), (4, 3)])
+def test_a_member_dies_at_each_message_of_a_round(
+    make_swarm: MakeSwarm, num_members: int, victim: int, is_sent: bool
+) -> None:
+    assert play_all(make_swarm, num_members, victim, is_sent) >= 3 * (num_members - 1)
