@@ -267,7 +267,7 @@ class Peer:
         if any(each.peer == self.peer for each in manifest.contributions):
             self._carry.drop()  # it is in there
         self._carry.offered = None
-        rounds.restart(await self._unless_stopped(self._entrance.enter()))
+        rounds.restart(await self._unless_stopped(self._entrance.enter()), without=manifest)
 
     async def _watch_lag(self, rounds: Rounds) -> None:
         """A member that missed a decision finds it in another's chain, or else gives its round up."""

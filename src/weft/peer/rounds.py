@@ -153,9 +153,8 @@ class Rounds:
         base = self.chain.base
         self._state = None
         self._proofs.begin()
-        self.standing.begin()
         self._weighing.clear()
-        if self._node.peer not in base.electorate or self._is_closed or self.standing.abstains:
+        if self._node.peer not in base.electorate or self._is_closed or not self.standing.has_vote:
             return
         outputs: tuple[Output, ...] = ()
         last = self._promises.last
@@ -206,18 +205,27 @@ class Rounds:
         self._feed(Leave())
 
     def follow(self, certificate: Certificate) -> bool:
-        """Take over a decision that was made elsewhere; return whether it follows on the head."""
+        """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
         if certificate.manifest.round != self.chain.base.round or not self.chain.proven(certificate):
+            return False
+        if self.standing.are_results_lost and not self.parts.has_results(certificate.manifest):
             return False
         self._decide(certificate)
         return True
 
-    def restart(self, head: Manifest) -> None:
-        """Go on from a head whose state this peer has taken over; what is decided and not yet applied is in it."""
+    def restart(self, head: Manifest, without: Manifest | None = None) -> None:
+        """Go on from a head whose state this peer has taken over; what is decided and not yet applied is in it.
+
+        Args:
+            without: a decision whose results nobody delivers: until they are found, its round has no outcome.
+        """
         while not self.decided.empty():
             self.decided.get_nowait()
         self.chain.restart(head)
         self._claims.restart(head)
+        if without is not None and without.previous == self.chain.base.previous:
+            self.standing.lose_results(self.chain.base)
+            self._tasks.spawn(self._recover(without))
         self.begin()
 
     def branch_off(self, opening: Manifest) -> None:
@@ -308,15 +316,15 @@ class Rounds:
         if self._state is not None and is_successor(self._state.base, named):  # the round still lasts
             self._take(sender, signed, message)
 
-    async def _recover(self, accepted: Manifest) -> None:
-        """Look for the results of what was accepted: until they are here, nothing can be decided."""
+    async def _recover(self, manifest: Manifest) -> None:
+        """Look for the results of what was accepted or decided: until they are here, the round has no outcome."""
         base = self.chain.base
         while self.chain.base == base:
             with suppress(PeerError):
-                await self.parts.results(accepted)
-                self.standing.are_results_lost = False
+                await self.parts.results(manifest)
+                self.standing.find_results()
                 return
-            self.standing.are_results_lost = self.chain.base == base
+            self.standing.lose_results(base)
             await asyncio.sleep(RECOVER_S)
 
     def _take(self, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:

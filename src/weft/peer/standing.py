@@ -14,6 +14,7 @@ from weft.peer.chain import Chain
 from weft.peer.messages import StandingNote
 from weft.peer.promises import Promises
 from weft.sync.machine import State
+from weft.sync.messages import Base
 from weft.sync.rules import is_quorum, leader
 
 
@@ -26,16 +27,25 @@ class Standing:
 
     def __init__(self, me: PeerId, chain: Chain, promises: Promises, state: Callable[[], State | None]) -> None:
         self.statuses: dict[PeerId, Status] = {}
-        self.are_results_lost = False  # of a manifest that must be proposed again: nobody delivers them
         self._me = me
         self._chain = chain
         self._promises = promises
         self._state = state
         self._told: dict[PeerId, StandingNote] = {}
+        self._lost_in: Base | None = None
 
-    def begin(self) -> None:
-        """A round begins."""
-        self.are_results_lost = False
+    def lose_results(self, base: Base) -> None:
+        """Nobody delivers the results of what was decided or accepted in this round, and it can have no others."""
+        self._lost_in = base
+
+    def find_results(self) -> None:
+        """They are here after all."""
+        self._lost_in = None
+
+    @property
+    def are_results_lost(self) -> bool:
+        """Whether the present round cannot be decided because its results are lost."""
+        return self._lost_in is not None and self._lost_in == self._chain.base
 
     def take(self, peer: PeerId, note: StandingNote) -> None:
         """Take up what a peer tells of itself."""
@@ -46,10 +56,9 @@ class Standing:
         """Return what the others should know: that this peer has no vote to give, or follows a later attempt."""
         base, state = self._chain.base, self._state()
         attempt = Attempt(0) if state is None else state.attempt
-        has_vote = not self.abstains and not self.are_results_lost
-        if has_vote and not attempt:
+        if self.has_vote and not attempt:
             return None
-        return StandingNote(branch=base.branch, round=base.round, attempt=attempt, has_vote=has_vote)
+        return StandingNote(branch=base.branch, round=base.round, attempt=attempt, has_vote=self.has_vote)
 
     def present(self) -> tuple[PeerId, ...]:
         """Return the electorate less those that are gone or have left, ascending."""
@@ -77,6 +86,11 @@ class Standing:
             return False
         is_remembered = last is not None and last.base == base
         return self.has_left or not (is_remembered or self._promises.may_begin(base))
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether this peer, if it is of the electorate, can help to decide the round."""
+        return not self.abstains and not self.are_results_lost
 
     def has_majority(self) -> bool:
         """Return whether those not gone can commit. To who is no member: whether any member is left."""

@@ -88,12 +88,14 @@ def test_members_without_a_vote_are_no_majority(case: Case) -> None:
 
 def test_who_lost_the_results_of_what_it_accepted_has_no_vote_and_says_so(case: Case) -> None:
     assert case.standing.note() is None
-    case.standing.are_results_lost = True
+    case.standing.lose_results(case.chain.base)
     assert not case.standing.has_majority()
     note = case.standing.note()
     assert note is not None
     assert not note.has_vote
-    case.standing.begin()
+    case.standing.find_results()
+    assert case.standing.note() is None
+    case.standing.lose_results(msgspec.structs.replace(case.chain.base, round=Round(9)))
     assert case.standing.note() is None
 
 
