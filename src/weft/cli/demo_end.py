@@ -48,7 +48,7 @@ def finish(folder: Path, swarm: Swarm, view: View, score: "Future[float]") -> in
     if first.sample:
         print(f"\nit writes\n\n{excerpt(prompt + first.sample.rstrip())}\n")  # noqa: T201
     print(  # noqa: T201
-        f"{beside('checkpoint', first.checkpoint)}\n{beside('exported', exported)}\nfor example for transformers\n"
+        f"{beside('checkpoint', first.checkpoint)}\n{beside('exported', exported)}\nto load it with transformers\n"
         f'  AutoModelForCausalLM.from_pretrained("{exported}")\n\n{try_next(command_for(swarm.home), short(first.run))}'
     )
     return 0
