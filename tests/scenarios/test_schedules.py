@@ -12,6 +12,7 @@ import pytest
 
 from scenarios.swarm import FEDAVG, Life, Member
 from scenarios.test_faults import MakeSwarm
+from scenarios.test_stuck import slow_down
 from weft.codec import Fp32Config
 from weft.events import BranchOpened, Notice
 from weft.sync.method import DdpConfig
@@ -57,22 +58,11 @@ def draw(seed: int) -> Schedule:
     )
 
 
-async def slow_down(life: Life, delay_s: float) -> None:
+async def slow_down_later(life: Life, delay_s: float) -> None:
     """Let results take so long to come down to a process, once it takes part."""
     while life.peer is None or life.peer._rounds is None:  # noqa: ASYNC110  # the peer tells nobody when it begins
         await asyncio.sleep(0.05)
-    parts = life.peer._rounds.parts
-    fetch = parts._from_any
-
-    async def late(*args: Any) -> Any:
-        await asyncio.sleep(delay_s)
-        return await fetch(*args)
-
-    parts._from_any = late  # type: ignore[method-assign]
-
-
-def runs(member: Member) -> bool:
-    return not member.life.is_dead and not member.life.task.done()
+    slow_down(life, delay_s)
 
 
 def play(make_swarm: MakeSwarm, seed: int) -> None:
@@ -84,7 +74,7 @@ def play(make_swarm: MakeSwarm, seed: int) -> None:
     slowing: list[asyncio.Task[None]] = []
 
     def slow(member: Member) -> None:
-        slowing.append(asyncio.ensure_future(slow_down(member.life, next(fetches))))
+        slowing.append(asyncio.ensure_future(slow_down_later(member.life, next(fetches))))
 
     async def strike(members: list[Member], fault: Fault) -> None:
         member = members[fault.member]
@@ -100,7 +90,7 @@ def play(make_swarm: MakeSwarm, seed: int) -> None:
             member.peer.stop("asked to")
             await asyncio.wait([member.life.task])
         await asyncio.sleep(fault.lasts_s)
-        if member.is_founder or any(runs(other) for other in others):  # else there is nobody to join
+        if member.is_founder or any(other.life.is_running for other in others):  # else there is nobody to join
             swarm.launch(member)
             slow(member)
 
@@ -111,10 +101,10 @@ def play(make_swarm: MakeSwarm, seed: int) -> None:
         await swarm.round(members[0], 2)
         for fault in schedule.faults:
             await asyncio.sleep(fault.after_s)
-            if runs(members[fault.member]):
+            if members[fault.member].life.is_running:
                 await strike(members, fault)
         async with asyncio.timeout(LIMIT_S):
-            outcomes = await swarm.done(*(member for member in members if runs(member)))
+            outcomes = await swarm.done(*(member for member in members if member.life.is_running))
         assert {outcome.reason for outcome in outcomes} <= {"complete"}
         for each in slowing:
             each.cancel()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from scenarios.swarm import Member
+from scenarios.swarm import Life, Member
 from scenarios.test_faults import MakeSwarm, leading, one_replica
 from weft.events import AttemptStarted, BranchOpened, MajorityLost, Notice, RoundCommitted, StateJoined
 from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S
@@ -14,9 +14,9 @@ from weft.peer.entrance import JOINING_EXPIRES_S
 from weft.sync.messages import Certificate
 
 
-def slow_down(member: Member, delay_s: float) -> None:
-    """Let results take so long to come down to the member."""
-    parts = member.peer._rounds.parts  # type: ignore[union-attr]
+def slow_down(life: Life, delay_s: float) -> None:
+    """Let results take so long to come down to a process that takes part."""
+    parts = life.peer._rounds.parts  # type: ignore[union-attr]
     fetch = parts._from_any
 
     async def late(*args: Any) -> Any:
@@ -52,7 +52,7 @@ def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
         for member in members:
             await swarm.round(member, 4)
         last = await abreast(*members)
-        slow_down(c, 5.0)
+        slow_down(c.life, 5.0)
         swarm.watchers.append(lambda life, to, message: not (isinstance(message, Certificate) and to == c.id))
         await swarm.when(None, RoundCommitted, lambda event: event.round == last + 1)
         swarm.kill(a)
@@ -127,7 +127,7 @@ def test_who_heard_of_a_round_whose_results_are_gone_goes_on_without_it(make_swa
             await swarm.round(member, 3)
         head = a.peer._rounds.chain.head  # type: ignore[union-attr]
         keeper, other = (a, b) if head.leader == a.id else (b, a)
-        slow_down(other, 3.0)
+        slow_down(other.life, 3.0)
         rounds = other.peer._rounds
         assert rounds is not None
         while rounds.chain.head == other.peer._replica.head or rounds.parts.has_results(rounds.chain.head):  # noqa: ASYNC110
@@ -148,7 +148,7 @@ def test_a_complete_run_waits_for_who_still_fetches_its_last_results(make_swarm:
     async def scenario() -> None:
         a, b, c = await swarm.start("abc")
         await swarm.round(c, 2)
-        slow_down(c, 10.0)
+        slow_down(c.life, 10.0)
         outcomes = await swarm.done(a, b, c)
         assert [outcome.reason for outcome in outcomes] == 3 * ["complete"]
         one_replica(outcomes)

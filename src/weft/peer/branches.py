@@ -91,8 +91,10 @@ class Branches:
 
     def _tell_standing(self) -> None:
         note = self._rounds.standing.note()
-        for member in () if note is None else self._rounds.chain.base.electorate:
-            if note is not None and member != self._node.peer:
+        if note is None:
+            return
+        for member in self._rounds.chain.base.electorate:
+            if member != self._node.peer:
                 self._node.post(member, note)
 
     async def _take_standing(self, peer: PeerId, note: StandingNote) -> None:
