@@ -15,18 +15,24 @@ from typing import Any, TypeVar
 
 import pytest
 
+from weft.clock import SystemClock
 from weft.errors import DialError, PeerError, PortInUse
-from weft.ids import PeerId
+from weft.ids import PeerId, RunId, short
 from weft.keys import Identity
+from weft.net.admission import Anyone
+from weft.net.handshake import Passport
 from weft.net.iroh import IrohConfig, IrohTransport
 from weft.net.memory import MemoryNetwork
+from weft.net.node import Node
+from weft.net.relay import RelayConfig
 from weft.net.tls import TlsConfig, TlsTransport
 from weft.net.transport import Lane, OnDrop, Stream, Transport, ignore_drop
+from weft.net.via import relay_address
 from weft.wire import digest
 
 IN_NAMESPACE = "WEFT_TEST_IN_NAMESPACE"
 LARGE = "WEFT_TEST_LARGE"  # in a namespace: with transfers as large as those over tls
-KINDS = ("iroh",) if IN_NAMESPACE in os.environ else ("memory", "tls")
+KINDS = ("iroh",) if IN_NAMESPACE in os.environ else ("memory", "tls", "via")
 DEADLINE_S = 20  # an honest answer takes milliseconds; this only ends a test that would hang
 MIB = 1 << 20
 
@@ -49,15 +55,18 @@ class Pair:
     address: str = ""
     dead_address: str = ""
     drops: list[str] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # via: the three peers and, last, the relay between them
     accepted: "asyncio.Queue[tuple[Stream, Lane]]" = field(default_factory=asyncio.Queue)
 
     @property
     def more_than_buffers_hold(self) -> int:
-        return {"memory": 4 * MIB, "iroh": 16 * MIB}.get(self.kind, 48 * MIB)
+        return {"memory": 4 * MIB, "via": 12 * MIB, "iroh": 16 * MIB}.get(self.kind, 48 * MIB)
 
     @property
     def a_lot(self) -> int:
-        return {"memory": 8 * MIB, "iroh": 64 * MIB if LARGE in os.environ else 16 * MIB}.get(self.kind, 64 * MIB)
+        return {"memory": 8 * MIB, "via": 16 * MIB, "iroh": 64 * MIB if LARGE in os.environ else 16 * MIB}.get(
+            self.kind, 64 * MIB
+        )
 
     async def connect(self, lane: Lane = "control") -> tuple[Any, Any]:
         near = await self.near.dial(self.far_peer, self.address, lane)
@@ -76,15 +85,21 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
         await pair.accepted.put((stream, lane))
         await ended.wait()
 
+    for node in pair.nodes:
+        await node.start()
+    if pair.nodes:
+        await _meet(pair)
     await pair.near.start(accept)
     await pair.hasty.start(accept)
-    pair.address = (await pair.far.start(accept))[0]
+    addresses = await pair.far.start(accept)
+    pair.address = addresses[0] if addresses else relay_address(pair.nodes[-1].peer)
     pair.dead_address = _dead_address(pair.kind, pair.far_peer)
     deadline = asyncio.get_running_loop().call_later(DEADLINE_S, give_up)  # a fixture and its test are two tasks
     yield pair
     deadline.cancel()
     ended.set()
     await asyncio.gather(pair.near.aclose(), pair.far.aclose(), pair.hasty.aclose())
+    await asyncio.gather(*(node.aclose() for node in pair.nodes))
 
 
 def give_up() -> None:
@@ -98,6 +113,8 @@ def _pair(kind: str, near: Identity, far: Identity) -> Pair:
     def on_drop(address: str, reason: str) -> None:
         drops.append(reason)
 
+    if kind == "via":
+        return _relayed(near, far, on_drop)
     if kind == "memory":
         network = MemoryNetwork()
         made: list[Transport] = [network.transport(peer) for peer in (near.peer, far.peer, Identity.generate().peer)]
@@ -105,6 +122,30 @@ def _pair(kind: str, near: Identity, far: Identity) -> Pair:
         made = [_real(kind, each, on_drop=on_drop) for each in (near, far)]
         made.append(_real(kind, Identity.generate(), dial_timeout_s=0.3))
     return Pair(kind, *made, near.peer, far.peer, drops=drops)
+
+
+def _relayed(near: Identity, far: Identity, on_drop: OnDrop) -> Pair:
+    """Return the `via` transports of three peers that share a fourth, all on a memory network."""
+    network = MemoryNetwork()
+    identities = [near, far, Identity.generate(), Identity.generate()]
+    generous = RelayConfig(max_streams=200, max_streams_per_peer=200, max_bps=1e10)
+    nodes = []
+    for identity in identities:
+        passport = Passport(identity=identity, run=RunId("ab" * 32), name="", admission=Anyone())
+        transports = [network.transport(identity.peer)]
+        nodes.append(Node(passport, transports, SystemClock(), lambda _: None, relay=generous, via=identity))
+    vias = [node._via for node in nodes[:3] if node._via is not None]
+    vias[1]._handshakes._on_drop = on_drop
+    made: list[Transport] = list(vias)
+    return Pair("via", *made, near.peer, far.peer, nodes=nodes)
+
+
+async def _meet(pair: Pair) -> None:
+    relay = pair.nodes[-1]
+    for index, node in enumerate(pair.nodes[:3]):
+        there, here = (relay, node) if index == 1 else (node, relay)  # the far one is linked the other way round
+        there.remember(here.peer, here.addresses)
+        await there.connect(here.peer)
 
 
 def _real(
@@ -119,7 +160,11 @@ def _real(
 
 def _dead_address(kind: str, peer: PeerId) -> str:
     port = 1  # reserved, and nothing listens there
-    addresses = {"memory": "memory://nobody", "tls": f"tls://127.0.0.1:{port}"}
+    addresses = {
+        "memory": "memory://nobody",
+        "via": relay_address(Identity.generate().peer),
+        "tls": f"tls://127.0.0.1:{port}",
+    }
     return addresses.get(kind, f"iroh://{peer}?addr=127.0.0.1:{port}")
 
 
@@ -178,7 +223,8 @@ async def test_both_ends_know_each_other(pair: Pair, lane: Lane) -> None:
     assert near.peer == pair.far_peer
     assert far.peer == pair.near_peer
     assert near.source == ""
-    assert far.source == (pair.near_peer if pair.kind == "memory" else "127.0.0.1")
+    relayed = f"via {short(pair.nodes[-1].peer)}" if pair.nodes else "127.0.0.1"
+    assert far.source == (pair.near_peer if pair.kind == "memory" else relayed)
 
 
 async def test_another_key_at_the_address_is_refused(pair: Pair) -> None:
@@ -196,7 +242,7 @@ async def test_a_dead_address_is_an_error(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "nonsense", "tls://", "tls://127.0.0.1:99999", "iroh://00", "memory://", "\x00"]
+    "address", ["", "nonsense", "tls://", "tls://127.0.0.1:99999", "iroh://00", "memory://", "via://00", "\x00"]
 )
 async def test_a_malformed_address_is_an_error(pair: Pair, address: str) -> None:
     with pytest.raises(DialError):
@@ -362,7 +408,7 @@ async def nobody(stream: Stream, lane: Lane) -> None:
     raise AssertionError("no stream was expected")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "memory"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("tls", "iroh")])
 async def test_a_taken_port_is_named(kind: str) -> None:
     first = _real(kind, Identity.generate())
     port = int((await first.start(nobody))[0].rpartition(":")[2])
@@ -372,7 +418,7 @@ async def test_a_taken_port_is_named(kind: str) -> None:
     await asyncio.gather(first.aclose(), second.aclose())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "memory"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("tls", "iroh")])
 async def test_a_peer_comes_back_at_its_address(kind: str) -> None:
     identity, port = Identity.generate(), 0
     caller = _real(kind, Identity.generate())

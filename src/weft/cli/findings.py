@@ -229,7 +229,7 @@ def check_iroh() -> Iterator[Finding]:
         fix = (
             "run: pip install --force-reinstall weft"
             if has_wheel
-            else "use tls: --transports tls, with a port that others reach"
+            else "use tls: --transports tls,via, with a port that others reach"
         )
         yield Finding("iroh", "note", f"not installed ({where}): no hole punching", fix)
         return
@@ -238,6 +238,8 @@ def check_iroh() -> Iterator[Finding]:
             probe.bind(("", 0))
     except OSError as error:
         reason = error.strerror or errno.errorcode.get(error.errno or 0, "")
-        yield Finding("iroh", "note", f"no UDP socket can be opened: {reason}", "allow UDP, or use --transports tls")
+        yield Finding(
+            "iroh", "note", f"no UDP socket can be opened: {reason}", "allow UDP, or use --transports tls,via"
+        )
         return
     yield Finding("iroh", "ok", f"iroh {importlib.metadata.version('iroh')}; UDP sockets open")

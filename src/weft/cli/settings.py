@@ -23,7 +23,7 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on. Default: a
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)]
 Device = Annotated[str | None, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1, mps.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)]
-Transports = Annotated[str | None, typer.Option(help="tls, iroh or tls,iroh.")]
+Transports = Annotated[str | None, typer.Option(help="Ways to reach others, best first. Default: tls,iroh,via.")]
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Report = Annotated[Path | None, typer.Option(help="Write how it ended to this file, as JSON.")]
@@ -36,7 +36,7 @@ _ALLOWED = {
     "tls.port": ("--port", "a whole number from 0 to 65535; 0 lets the system choose"),
     "device": ("--device", "auto, cpu, mps, cuda, or one of several GPUs such as cuda:1"),
     "threads": ("--threads", "a whole number from 0 to 1024; 0 is torch's own choice"),
-    "transports": ("--transports", "tls, iroh or tls,iroh"),
+    "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),
 }
 
 

@@ -10,7 +10,8 @@ It does not know what a blob means or who may have it: `offer` takes a function 
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from blake3 import blake3
@@ -22,7 +23,15 @@ from weft.net.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
 from weft.net.dial import Dialler
 from weft.net.frame import FRAME_S, encode_frame
 from weft.net.links import Links
-from weft.net.messages import BlobHeader, BlobRequest, BulkOffer, BulkOpening
+from weft.net.messages import (
+    BlobHeader,
+    BlobRequest,
+    BulkOffer,
+    BulkOpening,
+    BulkRequest,
+    Relayed,
+    RelayPlease,
+)
 from weft.net.meter import Meters
 from weft.net.services import Services
 from weft.net.transport import Stream
@@ -65,7 +74,7 @@ class Blobs:
         self._links = links
         self._num_accepted: Counter[PeerId] = Counter()
         self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
-        self._streams = BulkStreams(links, dialler, services, meters, self._serve)
+        self.streams = BulkStreams(links, dialler, services, meters, self._serve)
         links.on_link(self._on_link)
 
     def offer(self, lookup: Lookup) -> None:
@@ -73,31 +82,20 @@ class Blobs:
         self._lookups.append(lookup)
 
     async def accept(self, stream: Stream) -> None:
-        """Serve an admitted peer's bulk stream to its end.
+        """Serve an admitted peer's bulk stream to its end, or until its peer wants it relayed.
 
         Raises:
             WireError: the peer broke the protocol.
             PeerError: it fell silent or is gone.
         """
-        peer = stream.peer
-        if self._num_accepted[peer] >= MAX_ACCEPTED:
-            raise WireError(f"more than {MAX_ACCEPTED} bulk streams are open")
-        self._num_accepted[peer] += 1
-        try:
-            bulk = Bulk(stream, self._meters[peer])
+        bulk = Bulk(stream, self._meters[stream.peer])
+        with self._counted(stream.peer):
             opening = await self._rest(bulk, BulkOpening)
-            match opening:
-                case BulkOffer():
-                    self._streams.take_offer(opening, bulk)
-                    return
-                case BlobRequest():
-                    await self._answer(bulk, opening)
-                    await self._serve(bulk)
-            await stream.close()
-        finally:
-            self._num_accepted[peer] -= 1
-            if not self._num_accepted[peer]:
-                del self._num_accepted[peer]
+            if isinstance(opening, BulkOffer):
+                self.streams.take_offer(opening, bulk)
+                return
+            request = None if opening is None else await self._serve(bulk, opening)
+        await self.streams.hand_over(bulk, request)
 
     async def fetch(self, peer: PeerId, digest: Digest, into: Buffer, *, stall_s: float = STALL_S) -> None:
         """Fill `into` (writable, of the blob's exact length) with the blob `digest` from `peer`.
@@ -152,14 +150,14 @@ class Blobs:
         )
 
     async def aclose(self) -> None:
-        await self._streams.aclose()
+        await self.streams.aclose()
 
     async def _fetch(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> None:
         try:
             try:
                 is_held = await self._exchange(peer, digest, room, stall_s)
             except _StaleStream:
-                self._streams.discard_idle(peer)
+                self.streams.discard_idle(peer)
                 is_held = await self._exchange(peer, digest, room, stall_s)
         except PeerError as error:
             self._emit(ConnectionDropped(address="bulk stream", remote=peer, reason=str(error)))
@@ -168,7 +166,7 @@ class Blobs:
             raise CallFailed(f"{short(peer)} holds no blob {short(digest)}")
 
     async def _exchange(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> bool:
-        async with self._streams.borrow(peer) as bulk:
+        async with self.streams.borrow(peer) as bulk:
             header = await self._ask(bulk, digest, stall_s)
             if header.nbytes is None:
                 return False
@@ -226,11 +224,36 @@ class Blobs:
         else:
             await self._offload(lambda: _update(hasher, piece))
 
-    async def _serve(self, bulk: Bulk) -> None:
-        """Answer requests until the stream ends, or its peer has lost the link that entitles it to one."""
-        while self._links.get(bulk.peer) is not None and (request := await self._rest(bulk, BlobRequest)) is not None:
+    async def _serve(self, bulk: Bulk, request: BulkRequest | None = None) -> RelayPlease | Relayed | None:
+        """Answer requests until the stream ends, or its peer has lost the link that entitles it to one.
+
+        Args:
+            request: that has come already.
+
+        Returns:
+            what else the peer asks of the stream, if it does.
+        """
+        while request is not None or self._links.get(bulk.peer) is not None:
+            request = request or await self._rest(bulk, BulkRequest)
+            if not isinstance(request, BlobRequest):
+                return request
             await self._answer(bulk, request)
             await asyncio.sleep(0)  # who asks ahead for what is small would never let others have a turn
+            request = None
+        return None
+
+    @contextmanager
+    def _counted(self, peer: PeerId) -> Iterator[None]:
+        """Hold the streams that `peer` fetches on to their bound."""
+        if self._num_accepted[peer] >= MAX_ACCEPTED:
+            raise WireError(f"more than {MAX_ACCEPTED} bulk streams are open")
+        self._num_accepted[peer] += 1
+        try:
+            yield
+        finally:
+            self._num_accepted[peer] -= 1
+            if not self._num_accepted[peer]:
+                del self._num_accepted[peer]
 
     async def _rest(self, bulk: Bulk, kind: Any) -> Any:
         resting = self._resting.setdefault(bulk.peer, set())
@@ -245,7 +268,7 @@ class Blobs:
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if not is_up:
             for bulk in self._resting.get(peer, ()):
-                self._streams.close_soon(bulk)
+                self.streams.close_soon(bulk)
 
     async def _answer(self, bulk: Bulk, request: BlobRequest) -> None:
         data = next((data for look in self._lookups if (data := look(bulk.peer, request.digest)) is not None), None)

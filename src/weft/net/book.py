@@ -104,6 +104,10 @@ class AddressBook:
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(self._entries)
 
+    def is_hearsay(self, peer: PeerId) -> bool:
+        """Return whether `peer` never spoke for itself here, and no address of it was given or has worked."""
+        return self._entries.get(peer, _Entry()).is_hearsay
+
     def _entry(self, peer: PeerId, is_refreshed: bool = False) -> _Entry | None:
         """Return what is known of `peer`, in a full book at the cost of another; None for this peer itself."""
         if peer == self._me:

@@ -18,24 +18,26 @@ from weft.ids import PeerId, short
 from weft.net.dial import Dialler
 from weft.net.frame import FRAME_S, FrameReader, write_frame
 from weft.net.links import Link, Links
-from weft.net.messages import MAX_BLOB_RECORD_NBYTES, BulkDialled, BulkOffer, BulkPlease
+from weft.net.messages import MAX_BLOB_RECORD_NBYTES, BulkDialled, BulkOffer, BulkPlease, Relayed, RelayPlease
 from weft.net.meter import Meter, Meters
 from weft.net.services import Services
 from weft.net.tasks import Tasks
 from weft.net.transport import Stream
 from weft.rng import fresh_secret
-from weft.wire import decode, encode
+from weft.wire import Buffer, decode, encode
 
 MAX_OPEN = 4  # per peer and direction: several connections get past lost packets, more gain nothing on one path
 MAX_DIALLED_BACK = 2 * MAX_OPEN  # for one peer to fetch on, while those it has closed are still noticed
 MAX_ACCEPTED = 4 * MAX_OPEN  # from one peer: both directions, while those it has closed are still noticed
 OFFER_S = 10.0  # for the other side to dial back
 
-Serve = Callable[["Bulk"], Awaitable[None]]
+# Answers requests for blobs until the stream ends, or its peer asks for something else, which is returned.
+Serve = Callable[["Bulk"], Awaitable[RelayPlease | Relayed | None]]
+TakeOver = Callable[["Bulk", RelayPlease | Relayed], Awaitable[None]]  # the stream is its own from then on
 
 
 class Bulk:
-    """One bulk stream and the reader that keeps its place."""
+    """One bulk stream, metered, and the reader that keeps its place. It is a `Stream` itself."""
 
     def __init__(self, stream: Stream, meter: Meter) -> None:
         self.peer = stream.peer
@@ -43,6 +45,20 @@ class Bulk:
         self.meter = meter
         self.reader = FrameReader(stream, max_nbytes=MAX_BLOB_RECORD_NBYTES, finish_s=FRAME_S, on_bytes=meter.received)
         self.is_fresh = True  # no blob has passed yet
+
+    @property
+    def source(self) -> str:
+        return self.stream.source
+
+    async def send(self, data: Buffer) -> None:
+        await self.stream.send(data)
+        self.meter.sent(memoryview(data).nbytes)
+
+    async def recv_into(self, buffer: memoryview) -> int:
+        return await self.reader.recv_into(buffer)
+
+    async def close(self) -> None:
+        await self.stream.close()
 
 
 class BulkStreams:
@@ -53,6 +69,7 @@ class BulkStreams:
         self._dialler = dialler
         self._meters = meters
         self._serve = serve
+        self._take_over: TakeOver = _refuse
         self._idle: dict[PeerId, list[Bulk]] = {}
         self._slots: dict[PeerId, asyncio.Semaphore] = {}
         self._opening: dict[PeerId, asyncio.Lock] = {}
@@ -84,6 +101,26 @@ class BulkStreams:
                     self._idle.setdefault(peer, []).append(bulk)
                 else:
                     await bulk.stream.close()
+
+    async def open(self, peer: PeerId) -> Bulk:
+        """Return a fresh stream to `peer` that is the caller's own.
+
+        Raises:
+            NetError, PeerError, Refused: no stream could be opened.
+        """
+        async with self._opening.setdefault(peer, asyncio.Lock()):
+            return await self._open(peer)
+
+    def on_relay(self, take_over: TakeOver) -> None:
+        """Give streams whose peers want them relayed, or have, to `take_over`."""
+        self._take_over = take_over
+
+    async def hand_over(self, bulk: Bulk, request: RelayPlease | Relayed | None) -> None:
+        """Let a stream go on as its peer asked after the last blob; None: it has ended."""
+        if request is None:
+            await bulk.close()
+        else:
+            await self._take_over(bulk, request)
 
     def discard_idle(self, peer: PeerId) -> None:
         """Close the streams kept for `peer`: they may be dead."""
@@ -164,10 +201,14 @@ class BulkStreams:
 
     async def _run(self, bulk: Bulk) -> None:
         try:
-            await self._serve(bulk)
-        finally:
-            self._ended(bulk.peer)
-            await bulk.stream.close()
+            try:
+                request = await self._serve(bulk)
+            finally:
+                self._ended(bulk.peer)
+            await self.hand_over(bulk, request)
+        except BaseException:
+            await bulk.close()
+            raise
 
     def _ended(self, peer: PeerId) -> None:
         self._num_dialled_back[peer] -= 1
@@ -177,6 +218,10 @@ class BulkStreams:
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if not is_up:
             self.discard_idle(peer)
+
+
+async def _refuse(bulk: Bulk, _request: RelayPlease | Relayed) -> None:
+    await bulk.close()
 
 
 async def read_record(bulk: Bulk, kind: Any, deadline_s: float, what: str) -> Any:

@@ -4,7 +4,11 @@ Two peers may dial each other at once. Whoever has said hello and hears the othe
 key is the lower (`Door` asks `settled`): the connection dialled by the lower key wins, and the other is turned away
 as a duplicate before anything was sent on it. So no call is ever lost to a race.
 
-Kept links (`keep`) are redialled when they go down: at once, then after doubling pauses with jitter.
+Kept links (`keep`) are redialled when they go down: at once, then after doubling pauses with jitter, of at most 30 s in
+the first ten minutes and 5 min later, until they are released or their peer has not been met for `EXPIRE_S`.
+
+Where no address leads to a peer, those to which direct links stand are asked who of them reaches it, and it is dialled
+through one (`via`). Such a link is replaced by a direct one as soon as an address works: that is tried now and then.
 
 Failure:
 - an address black-holes: `DIAL_S` later the next is tried; `LinkUp.tried` says which failed and why.
@@ -13,22 +17,31 @@ Failure:
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError
 from weft.ids import PeerId, short
 from weft.net.book import AddressBook
 from weft.net.frame import FRAME_S, FrameReader
 from weft.net.handshake import Passport, greet, handshake_reader
-from weft.net.links import Link, Links
-from weft.net.messages import MAX_ADDRESSES, PROTOCOL, Admitted, Contact, Hello
+from weft.net.links import VIA, Link, Links
+from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, PROTOCOL, Admitted, Contact, Hello, Reaches, WhoReaches
 from weft.net.tasks import Tasks
 from weft.net.transport import Lane, Stream, Transport
 from weft.rng import stream as random_stream
+from weft.wire import decode, digest, encode
 
 DIAL_S = 8.0  # for one address: a hole punched through two home routers takes up to 5 s
 ARRIVAL_S = 5.0  # after a duplicate was turned away the other connection is about to stand
 REDIAL_BASE_S = 0.5
-REDIAL_MAX_S = 30.0
+REDIAL_MAX_S = 30.0  # in the first `REDIAL_SOON_S`; later it goes up to `REDIAL_LATE_S`
+REDIAL_SOON_S = 600.0
+REDIAL_LATE_S = 300.0  # who was cut off for hours is back five minutes after its network
+EXPIRE_S = 7 * 86400.0  # without a link: nobody comes back at addresses of a week ago
+DIRECT_AGAIN_S = 60.0  # after a link through another peer came up, its addresses are tried again; then ever less often
+DIRECT_AGAIN_MAX_S = 600.0
+ASK_RELAYS_S = 2.0  # for those that may reach a peer to say so
+MAX_RELAYS_TRIED = 2
 
 
 class Dialler:
@@ -48,6 +61,10 @@ class Dialler:
         self._tasks = Tasks()
         links.on_link(self._on_link)
 
+    def add(self, transport: Transport) -> None:
+        """Dial over `transport`, too."""
+        self._transports[transport.name] = transport
+
     async def connect(self, peer: PeerId) -> Link:
         """Return the link to `peer`, dialling if there is none.
 
@@ -59,12 +76,12 @@ class Dialler:
             return link
         if self._links.is_barred(peer):
             raise PeerError(f"{short(peer)} broke the protocol again and again; it is not dialled for a minute")
-        dial = self._dials.get(peer)
-        if dial is None:
-            dial = asyncio.ensure_future(self._dial(peer))
-            self._dials[peer] = dial
-            dial.add_done_callback(lambda done: self._forget(peer, done))
-        return await asyncio.shield(dial)
+        return await asyncio.shield(self._dials.get(peer) or self._begin(peer))
+
+    def _begin(self, peer: PeerId, worse: Link | None = None) -> "asyncio.Task[Link]":
+        dial = self._dials[peer] = asyncio.ensure_future(self._dial(peer, worse))
+        dial.add_done_callback(lambda done: self._forget(peer, done))
+        return dial
 
     async def reach(self, peer: PeerId) -> Link:
         """Return the link to `peer` as `connect` does, for a call, a note or a blob.
@@ -119,25 +136,57 @@ class Dialler:
         await asyncio.gather(*dials, return_exceptions=True)
         await self._tasks.aclose()
 
-    async def _dial(self, peer: PeerId) -> Link:
+    async def _dial(self, peer: PeerId, worse: Link | None = None) -> Link:
+        """Return a link to `peer` other than `worse`, which stands until then and is as good as any through others."""
         tried: list[str] = []
         for address in self._book.routes(peer):
+            if (link := self._other(peer, worse)) is not None:
+                return link
+            try:
+                return await self._dial_one(peer, address, tuple(tried), worse)
+            except DialError as error:
+                tried.append(_failure(address, error))
+        for address in await self._relayed(peer) if worse is None else ():
             if (link := self._links.get(peer)) is not None:
                 return link
             try:
                 return await self._dial_one(peer, address, tuple(tried))
             except DialError as error:
                 tried.append(_failure(address, error))
-        if (link := self._links.get(peer)) is not None:
+        if (link := self._other(peer, worse)) is not None:
             return link
         raise Unreachable(_nobody(peer, tried))
 
-    async def _dial_one(self, peer: PeerId, address: str, tried: tuple[str, ...]) -> Link:
+    def _other(self, peer: PeerId, worse: Link | None) -> Link | None:
+        link = self._links.get(peer)
+        return None if link is worse else link
+
+    async def _relayed(self, peer: PeerId) -> tuple[str, ...]:
+        """Return the addresses through those that say they reach `peer`, in an order that spreads pairs over them."""
+        if VIA not in self._transports:
+            return ()
+        direct = [link for link in self._links.direct() if link.peer != peer]
+        answers = await asyncio.gather(*(self._reaches(link, peer) for link in direct))
+        pair = " ".join(sorted((self._passport.peer, peer)))
+        relays = [link.peer for link, reaches in zip(direct, answers, strict=True) if reaches]
+        relays.sort(key=lambda relay: digest(f"{pair} {relay}".encode()))
+        return tuple(f"{VIA}://{relay}" for relay in relays[:MAX_RELAYS_TRIED])
+
+    async def _reaches(self, link: Link, peer: PeerId) -> bool:
+        try:
+            question = encode(WhoReaches(peer=peer))
+            answer = await link.session.call(WhoReaches.__name__, question, deadline_s=ASK_RELAYS_S)
+            reaches: Reaches = decode(answer, Reaches)
+        except PeerError:
+            return False
+        return reaches.is_reached
+
+    async def _dial_one(self, peer: PeerId, address: str, tried: tuple[str, ...], worse: Link | None = None) -> Link:
         stream = await self._open(peer, address, "control")
-        if (link := self._links.get(peer)) is not None:
+        if (link := self._other(peer, worse)) is not None:
             await stream.close()
             return link
-        hello = self._hello(peer)
+        hello = self._hello(peer, worse)
         settled = self._greeting[peer] = asyncio.Event()
         reader = handshake_reader(stream)
         try:
@@ -166,7 +215,7 @@ class Dialler:
             instance=welcome.instance,
             tried=tried,
         )
-        self._book.keep(peer, (address,), welcome.name)
+        self._book.keep(peer, () if link.is_relayed else (address,), welcome.name)
         self._book.announce(Contact(peer=peer, name=welcome.name, addresses=welcome.addresses))
         self._links.install(link)
         self._book.hear(welcome.contacts)
@@ -195,8 +244,10 @@ class Dialler:
     def _transport(self, address: str) -> Transport:
         return self._transports[address.partition("://")[0]]
 
-    def _hello(self, peer: PeerId) -> Hello:
+    def _hello(self, peer: PeerId, worse: Link | None) -> Hello:
+        """Return what this peer says first. The link that this one is to replace counts as ended."""
         self._num_dials += 1
+        ended = (*self._links.ended(peer), *(() if worse is None else (worse.link_id,)))
         return Hello(
             version=PROTOCOL,
             run=self._passport.run,
@@ -205,7 +256,7 @@ class Dialler:
             addresses=self.addresses[:MAX_ADDRESSES],
             link=self._passport.instance[:4] + self._num_dials.to_bytes(4, "big"),
             instance=self._passport.instance,
-            ended=self._links.ended(peer),
+            ended=ended[-MAX_ENDED_LINKS:],
         )
 
     def _forget(self, peer: PeerId, dial: "asyncio.Task[Link]") -> None:
@@ -214,8 +265,25 @@ class Dialler:
             dial.exception()  # whoever waited has it; nobody may have
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        link = self._links.get(peer)
+        if is_up and link is not None and link.is_relayed:
+            self._tasks.spawn(self._improve(link))
         if not is_up and peer in self._kept:
             self._redial(peer)
+
+    async def _improve(self, relayed: Link) -> None:
+        """Try the addresses of a peer now and then while it is reached through another."""
+        peer = relayed.peer
+        jitter = random_stream(0, "direct again", self._passport.peer, peer, self._num_dials)
+        pause_s = DIRECT_AGAIN_S
+        while True:
+            await asyncio.sleep(pause_s * (0.5 + 0.5 * float(jitter.random())))
+            pause_s = min(2 * pause_s, DIRECT_AGAIN_MAX_S)
+            if self._links.get(peer) is not relayed:
+                return
+            if peer not in self._dials:
+                with suppress(WeftError):  # the way there is stays
+                    await self._begin(peer, worse=relayed)
 
     def _redial(self, peer: PeerId) -> None:
         if peer not in self._keepers:
@@ -225,13 +293,16 @@ class Dialler:
 
     async def _keep_up(self, peer: PeerId) -> None:
         jitter = random_stream(0, "redial", self._passport.peer, peer, self._num_dials)
-        pause_s = REDIAL_BASE_S
+        loop = asyncio.get_running_loop()
+        pause_s, began = REDIAL_BASE_S, loop.time()
         while peer in self._kept and self._links.get(peer) is None:
             try:
                 await self.connect(peer)
             except WeftError:  # every reason may pass: a restarted member has another run, version or rule
+                if loop.time() - began >= EXPIRE_S:
+                    self._kept.pop(peer, None)
                 await asyncio.sleep(pause_s * (0.5 + 0.5 * float(jitter.random())))
-                pause_s = min(2 * pause_s, REDIAL_MAX_S)
+                pause_s = min(2 * pause_s, REDIAL_MAX_S if loop.time() - began < REDIAL_SOON_S else REDIAL_LATE_S)
 
 
 def _failure(address: str, error: DialError) -> str:

@@ -213,7 +213,8 @@ class Membership:
                 self._forget(peer)
 
     def _forget(self, peer: PeerId) -> None:
-        self._node.release(peer)
+        if self._node.is_hearsay(peer):  # others are dialled on: a network may be away for hours
+            self._node.release(peer)
         for kept in (self._heartbeats, self._beating, self._departed, self._sought):
             kept.pop(peer, None)
 

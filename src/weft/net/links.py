@@ -25,6 +25,7 @@ from weft.net.services import Services
 from weft.net.tasks import Tasks
 from weft.net.transport import Stream, Transport
 
+VIA = "via"  # the transport through another peer
 MAX_LINKS = MAX_TOLD_CONTACTS  # more members than that need another kind of membership
 
 MAX_VIOLATIONS = 3  # of one peer within `BARRED_S`: one may be a mishap
@@ -54,6 +55,11 @@ class Link:
         return bool(self.address)
 
     @property
+    def is_relayed(self) -> bool:
+        """Return whether a third peer passes on what is said here."""
+        return self.transport.name == VIA
+
+    @property
     def shown_address(self) -> str:
         return self.address or f"{self.transport.name} (incoming)"
 
@@ -79,6 +85,10 @@ class Links:
 
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(self._standing)
+
+    def direct(self) -> tuple[Link, ...]:
+        """Return the links that no third peer carries."""
+        return tuple(link for link in self._standing.values() if not link.is_relayed)
 
     def is_full_for(self, peer: PeerId) -> bool:
         return peer not in self._standing and len(self._standing) >= MAX_LINKS

@@ -18,10 +18,18 @@ A bulk connection, one direction at a time:
       ◄──────────────── BlobHeader, bytes    its length or none, then the raw bytes
     A holder that was asked to dial (BulkPlease) says BulkOffer first; requests then come to the dialler.
 
+A stream between two peers that cannot reach each other, through one that reaches both (net/via.py):
+
+    dialler                       relay                        target
+      RelayPlease ─────────────────► Relayed ────────────────────►
+      ◄──────────────── RelayAnswer                                from then on raw bytes both ways, which the relay
+      TLS of the two ends ◄─────────────────────────────────────►  copies and cannot read
+    Which of its peers could be such a relay, the dialler asks each over its control connection (WhoReaches).
+
 Every bound is here, with its reason. This file knows no behaviour.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -39,6 +47,7 @@ MAX_REASON_CHARS = 300  # one line for a person
 MAX_BODY_NBYTES = 1 << 20  # of a call, reply or note; a frame holds 4 KiB more for the record around it
 MAX_HANDSHAKE_NBYTES = 64 << 10  # before admission a stranger may make us hold this much
 MAX_BLOB_RECORD_NBYTES = 256  # a digest or a length
+MAX_ANSWER_CHARS = 150  # of a relay's refusal, which fits such a record
 MAX_DEADLINE_S = 3600.0  # no call may occupy a slot longer
 MAX_ENDED_LINKS = 8  # how many lost links a Hello names
 
@@ -173,7 +182,39 @@ class BulkOffer(Record, frozen=True, kw_only=True, tag="offer"):
     offer: LinkId
 
 
-BulkOpening = BlobRequest | BulkOffer
+# --- relays ---
+
+
+class WhoReaches(Record, frozen=True, kw_only=True, tag="WhoReaches"):
+    """A call: would you pass bytes on between `peer` and me?"""
+
+    peer: HexPeer
+
+
+class Reaches(Record, frozen=True, kw_only=True, tag="Reaches"):
+    is_reached: bool  # a direct link to it stands, and there is room
+
+
+class RelayPlease(Record, frozen=True, kw_only=True, tag="relay"):
+    """Pass what follows on to `peer`."""
+
+    peer: HexPeer
+    lane: Literal["control", "bulk"]
+
+
+class RelayAnswer(Record, frozen=True, kw_only=True, tag="passing"):
+    reason: Annotated[str, Meta(max_length=MAX_ANSWER_CHARS)] = ""  # why not; empty: what follows is passed on
+
+
+class Relayed(Record, frozen=True, kw_only=True, tag="relayed"):
+    """What follows comes from `peer`, as the relay says; inside, the peer proves it."""
+
+    peer: HexPeer
+    lane: Literal["control", "bulk"]
+
+
+BulkRequest = BlobRequest | RelayPlease | Relayed
+BulkOpening = BlobRequest | BulkOffer | RelayPlease | Relayed
 
 
 # --- membership ---

@@ -34,19 +34,23 @@ from weft.errors import (
     WeftError,
     WireError,
 )
-from weft.events import Emit, FellBack, TransportUp
+from weft.events import ConnectionDropped, Emit, FellBack, TransportUp
 from weft.ids import Digest, PeerId, RunId, short
+from weft.keys import Identity
 from weft.net.admission import Admission
 from weft.net.blobs import STALL_S, Blobs, Block, Lookup, Offload, in_thread
 from weft.net.book import AddressBook, OnContact
+from weft.net.bulk import Bulk
 from weft.net.dial import Dialler
 from weft.net.door import Door
 from weft.net.handshake import Passport
 from weft.net.links import Link, Links, OnLink
-from weft.net.messages import MAX_BODY_NBYTES, Acquaint, Contact
+from weft.net.messages import MAX_BODY_NBYTES, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.meter import Meter, Meters
+from weft.net.relay import NO_RELAY, Relay, RelayConfig
 from weft.net.services import CallHandler, NoteHandler, Services
 from weft.net.transport import Transport
+from weft.net.via import ViaTransport
 from weft.wire import Buffer, decode, encode
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -62,6 +66,8 @@ class Node:
         passport: identity, run, name and the rule of admission.
         transports: best first; each is started and stopped with the node.
         offload: where large blobs are hashed: `in_thread`, or `inline` on a virtual clock.
+        relay: what this peer passes on between others.
+        via: the key with which it reaches others through a third where no transport does; None: it does not.
     """
 
     def __init__(
@@ -72,6 +78,8 @@ class Node:
         emit: Emit,
         *,
         offload: Offload = in_thread,
+        relay: RelayConfig = NO_RELAY,
+        via: Identity | None = None,
     ) -> None:
         self.passport = passport
         self._transports = tuple(transports)
@@ -82,6 +90,10 @@ class Node:
         self._book = AddressBook(passport.peer, [transport.name for transport in transports], self.is_linked)
         self._dialler = Dialler(passport, transports, self._links, self._book)
         self._blobs = Blobs(self._links, self._dialler, self._services, self._meters, emit, offload)
+        streams = self._blobs.streams
+        self._relay = Relay(relay, self._links, streams, self._services)
+        self._via = None if via is None else ViaTransport(via, streams.open, self._tell_drop)
+        streams.on_relay(self._take_over)
         self._door = Door(passport, self._links, self._dialler, self._book, emit, self._blobs.accept)
         self._started: list[Transport] = []
         self._services.on_note(Acquaint, self._acquainted)
@@ -115,6 +127,9 @@ class Node:
             self._emit(TransportUp(transport=transport.name, addresses=addresses))
         if not self._started:
             raise NetError("no transport works here: " + "; ".join(f"{name}: {reason}" for name, reason in missing))
+        if self._via is not None:
+            await self._via.start(self._door.accept(self._via))
+            self._dialler.add(self._via)
         for name, reason in missing:
             used = ", ".join(transport.name for transport in self._started)
             self._emit(FellBack(wanted=name, used=used, reason=reason))
@@ -125,7 +140,10 @@ class Node:
         if self._settling is not None:
             self._settling.cancel()
         await self._dialler.aclose()
+        await self._relay.aclose()
         await self._links.aclose()
+        if self._via is not None:
+            await self._via.aclose()
         await self._blobs.aclose()
         for transport in self._started:
             await transport.aclose()
@@ -167,6 +185,10 @@ class Node:
     def remember(self, peer: PeerId, addresses: Iterable[str], name: str = "") -> None:
         """Note where `peer` may be dialled; what others announce later does not displace it."""
         self._book.keep(peer, addresses, name)
+
+    def is_hearsay(self, peer: PeerId) -> bool:
+        """Return whether of `peer` only is known what others say: it never spoke for itself, and nobody named it."""
+        return self._book.is_hearsay(peer)
 
     def known_addresses(self) -> dict[PeerId, tuple[str, ...]]:
         """Return the address book, for the caller to keep on disk and `remember` at the next start."""
@@ -247,6 +269,11 @@ class Node:
         """Return the transport that the link to `peer` runs on, or ''."""
         link = self._links.get(peer)
         return "" if link is None else link.transport.name
+
+    def is_relayed(self, peer: PeerId) -> bool:
+        """Return whether a third peer carries the link to `peer`."""
+        link = self._links.get(peer)
+        return link is not None and link.is_relayed
 
     def instance_of(self, peer: PeerId) -> bytes:
         """Return what names the remote process behind the link: it changes when the peer restarts."""
@@ -352,6 +379,17 @@ class Node:
 
     async def _acquainted(self, _peer: PeerId, note: Acquaint) -> None:
         self._book.hear(note.contacts)
+
+    async def _take_over(self, bulk: Bulk, request: RelayPlease | Relayed) -> None:
+        if isinstance(request, RelayPlease):
+            await self._relay.pass_on(bulk, request)
+        elif self._via is not None:
+            self._via.take(bulk, request)
+        else:
+            await bulk.close()
+
+    def _tell_drop(self, address: str, reason: str) -> None:
+        self._emit(ConnectionDropped(address=address, remote=None, reason=reason))
 
     def _spread(self, contact: Contact) -> None:
         for peer in self._links.peers():

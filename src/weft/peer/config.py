@@ -19,6 +19,7 @@ from weft.ids import Digest, RunId
 from weft.model.config import ModelConfig, Size
 from weft.net.iroh import IrohConfig
 from weft.net.messages import HexDigest, HexPeer
+from weft.net.relay import RelayConfig
 from weft.net.tls import TlsConfig
 from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
 from weft.sync.outer import AdamWConfig
@@ -169,10 +170,21 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     is_compiled: bool = False
     has_recompute: bool = False
     max_parameters: Annotated[int, msgspec.Meta(ge=1, description="larger models are refused")] = 20_000_000_000
-    transports: Annotated[tuple[Literal["tls", "iroh"], ...], msgspec.Meta(min_length=1)] = ("tls", "iroh")
+    transports: Annotated[tuple[Literal["tls", "iroh", "via"], ...], msgspec.Meta(min_length=1)] = (
+        "tls",
+        "iroh",
+        "via",
+    )
     tls: TlsConfig = TlsConfig()
     iroh: IrohConfig = IrohConfig()
+    relay: RelayConfig = RelayConfig()
     checkpoint_every_s: Annotated[float, msgspec.Meta(ge=0, description="seconds; 0: at the end only")] = 60.0
+
+    def __post_init__(self) -> None:
+        if set(self.transports) == {"via"}:
+            raise ConfigError(
+                "transports is via alone, which leads through links of tls or iroh: name one of them, too."
+            )
 
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it

@@ -29,6 +29,7 @@ from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
 from weft.net.handshake import Passport
 from weft.net.heartbeat import say_goodbye
 from weft.net.iroh import IrohTransport
+from weft.net.links import VIA
 from weft.net.node import Node
 from weft.net.ticket import Ticket, issue, read
 from weft.net.tls import TlsTransport
@@ -231,7 +232,9 @@ async def _node(
     }
     name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
     passport = Passport(identity=identity, run=run, name=name, admission=admission)
-    node = Node(passport, [transports[each]() for each in settings.transports], SystemClock(), emit)
+    direct = [transports[each]() for each in settings.transports if each != VIA]
+    via = identity if VIA in settings.transports else None
+    node = Node(passport, direct, SystemClock(), emit, relay=settings.relay, via=via)
     for peer, addresses in read_addresses(folder).items():
         node.remember(peer, addresses)
 

@@ -1,5 +1,6 @@
 """Nodes that meet on a memory network and a virtual clock."""
 
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,6 +15,7 @@ from weft.net.blobs import inline
 from weft.net.handshake import Passport
 from weft.net.memory import MemoryNetwork
 from weft.net.node import Node
+from weft.net.relay import NO_RELAY, RelayConfig
 
 RUN = RunId("ab" * 32)
 
@@ -40,11 +42,24 @@ class World:
             instance=instance,
         )
 
-    def node(self, index: int, admission: Admission | None = None, run: RunId = RUN) -> Node:
-        """Return a node that is not started and knows everybody's address."""
+    def node(
+        self, index: int, admission: Admission | None = None, run: RunId = RUN, relay: RelayConfig | None = None
+    ) -> Node:
+        """Return a node that is not started and knows everybody's address.
+
+        Args:
+            relay: None: it neither passes on nor is reached through others.
+        """
         passport = self.passport(index, admission, run)
-        transport = self.network.transport(passport.peer)
-        node = Node(passport, [transport], self.clock, self.events[passport.peer].append, offload=inline)
+        node = Node(
+            passport,
+            [self.network.transport(passport.peer)],
+            self.clock,
+            self.events[passport.peer].append,
+            offload=inline,
+            relay=relay or NO_RELAY,
+            via=None if relay is None else self.identities[index],
+        )
         for peer in self.ids:
             node.remember(peer, [f"memory://{peer}"])
         self.nodes.append(node)
@@ -54,6 +69,17 @@ class World:
         nodes = [self.node(index) for index in range(num)]
         for node in nodes:
             await node.start()
+        return nodes
+
+    async def relaying(self, num: int, relay: RelayConfig = RelayConfig()) -> list[Node]:  # noqa: B008
+        """Return started nodes that pass on for each other; the last is linked to all, the others to nobody else."""
+        nodes = [self.node(index, relay=relay) for index in range(num)]
+        for node in nodes:
+            await node.start()
+        for a, b in itertools.combinations(self.ids[: num - 1], 2):
+            self.network.partition(a, b)
+        for node in nodes[:-1]:
+            await node.connect(nodes[-1].peer)
         return nodes
 
     def seen(self, index: int, kind: type[Event]) -> list[Any]:

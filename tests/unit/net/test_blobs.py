@@ -92,7 +92,7 @@ def test_many_fetches_share_few_streams(world):
         assert got == blobs
         assert b._blobs._num_accepted[a.peer] == 4
         await asyncio.sleep(1)
-        assert len(a._blobs._streams._idle[b.peer]) == 4
+        assert len(a._blobs.streams._idle[b.peer]) == 4
 
     world.run(scenario)
 
@@ -159,7 +159,7 @@ def test_lying_holder_is_dropped_with_an_event(world, served, size, error, reaso
             await a.fetch(b.peer, digest(some_bytes(size)), bytearray(size))
         (dropped,) = world.seen(0, ConnectionDropped)
         assert dropped.remote == b.peer
-        assert not a._blobs._streams._idle.get(b.peer)
+        assert not a._blobs.streams._idle.get(b.peer)
         assert a.is_linked(b.peer)  # the control link carries on
 
     world.run(scenario)
@@ -338,13 +338,13 @@ def test_streams_dialled_back_are_bounded(world):
         b.serve_blobs(shelf(some_bytes(100)))
         await b.connect(a.peer)
         for number in range(MAX_DIALLED_BACK):
-            a._blobs._streams._offers[bytes([number] * 8)] = (b.peer, asyncio.get_running_loop().create_future())
+            a._blobs.streams._offers[bytes([number] * 8)] = (b.peer, asyncio.get_running_loop().create_future())
             await a.call(b.peer, BulkPlease(offer=bytes([number] * 8)), BulkDialled, deadline_s=5)
         with pytest.raises(CallFailed, match="8 bulk streams were opened to you already"):
             await a.call(b.peer, BulkPlease(offer=bytes(8)), BulkDialled, deadline_s=5)
         b.drop(a.peer, "test")
         await asyncio.sleep(1)
-        assert not b._blobs._streams._num_dialled_back  # idle ones end with the link
+        assert not b._blobs.streams._num_dialled_back  # idle ones end with the link
         a._book._entries[b.peer].announced = a._book._entries[b.peer].kept = ()
         await b.connect(a.peer)
         assert await a.fetch_small(b.peer, digest(some_bytes(100)), 100) == some_bytes(100)
