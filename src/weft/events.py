@@ -130,6 +130,12 @@ class MemberProgress(Event, frozen=True, kw_only=True):
     link: str
 
 
+class LoopStalled(Event, frozen=True, kw_only=True):
+    """This process stood still: its machine slept, something stopped it, or something held its event loop."""
+
+    stall_s: float
+
+
 # --- training ---
 
 

@@ -9,6 +9,7 @@ from weft.errors import CallFailed
 from weft.events import (
     LinkDown,
     LinkUp,
+    LoopStalled,
     MemberGone,
     MemberJoined,
     MemberLeft,
@@ -416,6 +417,8 @@ def test_own_stall_makes_nobody_look_dead(world):
         await asyncio.sleep(3)
         for peer in (a, b, c):
             assert peer.seen((MemberSuspected, MemberGone)) == []
+            ((_, stalled),) = peer.seen(LoopStalled)
+            assert 24.0 <= stalled.stall_s <= 25.0
         at = world.clock.now()
         c.kill()
         await asyncio.sleep(9)

@@ -11,6 +11,7 @@ from weft.events import (
     DataReady,
     Entry,
     FellBack,
+    LoopStalled,
     MajorityLost,
     MemberGone,
     MemberJoined,
@@ -25,6 +26,8 @@ from weft.events import (
 )
 from weft.ids import PeerId, short
 from weft.wire import printable
+
+SLEPT_S = 5.0  # a shorter stall concerns nobody but who reads the log
 
 
 def notable(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
@@ -52,6 +55,8 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{name(member)} is gone"
         case MemberLeft(member=member):
             return f"{name(member)} left with a goodbye"
+        case LoopStalled(stall_s=stall_s) if stall_s >= SLEPT_S:
+            return f"{name(entry.peer)} stood still for {stall_s:.0f} s"
         case MajorityLost(alive=alive, electorate=electorate, opens_branch_in_s=wait_s, reason=reason):
             waits = "waits for the others" if wait_s is None else f"goes on alone in {wait_s:.0f} s"
             return f"{name(entry.peer)} reaches {alive} of {electorate} members and {waits}: {reason}"

@@ -22,6 +22,7 @@ from weft.clock import Clock
 from weft.errors import WeftError, WireError
 from weft.events import (
     Emit,
+    LoopStalled,
     MemberGone,
     MemberJoined,
     MemberLeft,
@@ -51,6 +52,7 @@ from weft.net.membership import (
     RedialFailed,
     SaidGoodbye,
     SendHeartbeat,
+    Stalled,
     State,
     Suspected,
     Tick,
@@ -232,6 +234,9 @@ class Membership:
         match output:
             case SendHeartbeat():
                 self._send()
+                return
+            case Stalled(stall_s=stall_s):
+                self._emit(LoopStalled(stall_s=stall_s))
                 return
             case Redial(peer=peer):
                 self._tasks.spawn(self._redial(peer))

@@ -7,10 +7,11 @@
                           │  └──────────────────────── Heard ───────────────────────────┴───────────────────────┘
                           └─Joined─ LEFT ◄─ SaidGoodbye, from anywhere; nothing but a new Joined leads out
 
-Silence is measured on the receiver's clock from the last byte heard. When this process itself slept (two ticks lie
-further apart than `OWN_STALL_S`), the time it slept counts as nobody's silence: the others' bytes wait in its
-sockets. A member that is gone and speaks again has recovered; a goodbye is final. Who has been away for `FORGET_S`
-is forgotten, and so is the one longest gone where a newcomer needs its place.
+Silence is measured on the receiver's clock from the last byte heard. When this process itself stood still (a tick
+comes more than `STALL_S` late), that time counts as nobody's silence: the others' bytes wait in its sockets. It then
+listens for as long again, at most `LISTEN_S`, before it judges anybody: after a long sleep the others have closed
+their links, and those must come up first. A member that is gone and speaks again has recovered; a goodbye is final.
+Who has been away for `FORGET_S` is forgotten, and so is the one longest gone where a newcomer needs its place.
 
 It does not know what the electorate is: views only say who is suspected.
 """
@@ -27,7 +28,8 @@ SUSPECT_S = 6.0  # three heartbeats missed
 GONE_S = 8.0
 FORGET_S = 600.0  # a member away for so long is redialled no more; it still finds its way back by itself
 TICK_S = 0.5
-OWN_STALL_S = 2.0  # between two ticks: no scheduler delays a timer so long, a stopped process or a held lock does
+STALL_S = 0.5  # a tick that is so late: a stopped process, a sleeping machine or a held lock
+LISTEN_S = 10.0  # for links to be dialled anew after a long sleep: a network that wakes up takes its time
 MAX_MEMBERS = 32  # all-to-all: 31 x 31 heartbeats every 2 s; above that another membership is needed
 
 Status = Annotated[str, Meta(pattern="alive|suspected|gone|left")]
@@ -46,6 +48,7 @@ class State(_Frozen, frozen=True, kw_only=True):
     members: dict[PeerId, Member] = {}  # never changed in place
     ticked_at: float | None = None
     heartbeat_at: float = 0.0  # when the next is due
+    judges_from: float = 0.0  # until then, nobody is suspected or gone
 
 
 # --- inputs ---
@@ -133,7 +136,13 @@ class Full(_Frozen, frozen=True):
     peer: PeerId
 
 
-Output = SendHeartbeat | Redial | New | Suspected | Recovered | Gone | Left | Forgotten | Full
+class Stalled(_Frozen, frozen=True):
+    """This process itself stood still for `stall_s`, up to now."""
+
+    stall_s: float
+
+
+Output = Stalled | SendHeartbeat | Redial | New | Suspected | Recovered | Gone | Left | Forgotten | Full
 
 
 def step(state: State, event: Input, now: float) -> tuple[State, tuple[Output, ...]]:
@@ -161,24 +170,28 @@ def step(state: State, event: Input, now: float) -> tuple[State, tuple[Output, .
 
 def next_due(state: State, now: float) -> float:
     """Return when the next tick has something to do, at most `TICK_S` from `now`."""
-    due = [now + TICK_S, state.heartbeat_at]
+    due = [(now if state.ticked_at is None else state.ticked_at) + TICK_S, state.heartbeat_at]
     for member in state.members.values():
         if member.status == "alive":
-            due.append(member.heard_at + SUSPECT_S)
+            due.append(max(member.heard_at + SUSPECT_S, state.judges_from))
         elif member.status == "suspected":
-            due.append(member.heard_at + GONE_S)
+            due.append(max(member.heard_at + GONE_S, state.judges_from))
     return max(now, min(due))
 
 
 def _tick(state: State, now: float) -> tuple[State, tuple[Output, ...]]:
     outputs: list[Output] = []
-    state = _forgive_own_stall(state, now)
+    stall_s = own_stall(state.ticked_at, now)
+    if stall_s:
+        state = _forgive(state, now, stall_s)
+        outputs.append(Stalled(stall_s))
+    is_judge = now >= state.judges_from
     for peer, member in sorted(state.members.items()):
         silent_s = now - member.heard_at
-        if member.status == "alive" and silent_s >= SUSPECT_S:
+        if is_judge and member.status == "alive" and silent_s >= SUSPECT_S:
             state, suspected = _suspect(state, peer, now, f"silent for {silent_s:.1f} s")
             outputs.extend(suspected)
-        if state.members[peer].status == "suspected" and silent_s >= GONE_S:
+        if is_judge and state.members[peer].status == "suspected" and silent_s >= GONE_S:
             state = _with(state, peer, Member(status="gone", heard_at=member.heard_at))
             outputs.append(Gone(peer, silent_s))
         if state.members[peer].status in ("gone", "left") and silent_s >= FORGET_S:
@@ -190,15 +203,18 @@ def _tick(state: State, now: float) -> tuple[State, tuple[Output, ...]]:
     return msgspec.structs.replace(state, ticked_at=now), tuple(outputs)
 
 
-def _forgive_own_stall(state: State, now: float) -> State:
-    if state.ticked_at is None or now - state.ticked_at <= OWN_STALL_S:
-        return state
-    slept_s = now - state.ticked_at
+def own_stall(ticked_at: float | None, now: float) -> float:
+    """Return for how long this process stood still, whose ticks lie no further apart than `TICK_S`; 0 if it did not."""
+    late_s = 0.0 if ticked_at is None else now - ticked_at - TICK_S
+    return late_s if late_s > STALL_S else 0.0
+
+
+def _forgive(state: State, now: float, stall_s: float) -> State:
     members = {
-        peer: Member(status=member.status, heard_at=min(now, member.heard_at + slept_s))
+        peer: Member(status=member.status, heard_at=min(now, member.heard_at + stall_s))
         for peer, member in state.members.items()
     }
-    return msgspec.structs.replace(state, members=members)
+    return msgspec.structs.replace(state, members=members, judges_from=now + min(stall_s, LISTEN_S))
 
 
 def _join(state: State, peer: PeerId, now: float) -> tuple[State, tuple[Output, ...]]:
@@ -227,7 +243,7 @@ def _hear(state: State, peer: PeerId, at: float) -> tuple[State, tuple[Output, .
 
 def _suspect(state: State, peer: PeerId, now: float, reason: str) -> tuple[State, tuple[Output, ...]]:
     known = state.members.get(peer)
-    if known is None or known.status != "alive":
+    if known is None or known.status != "alive" or now < state.judges_from:
         return state, ()
     suspected = Member(status="suspected", heard_at=known.heard_at)
     return _with(state, peer, suspected), (Suspected(peer, now - known.heard_at, reason),)

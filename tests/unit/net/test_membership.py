@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from weft.net.membership import (
     RedialFailed,
     SaidGoodbye,
     SendHeartbeat,
+    Stalled,
     State,
     Suspected,
     Tick,
@@ -136,19 +138,45 @@ def test_own_stall_makes_nobody_look_dead():
     trial = Trial(A, B)
     trial.until(5.0, heard=(A, B))
     trial.now = 65.0  # this process was stopped for a minute
-    assert trial.feed(Tick()) == (SendHeartbeat(),)
-    trial.until(69.0, heard=(B,))
+    assert trial.feed(Tick()) == (Stalled(pytest.approx(59.5, abs=0.5)), SendHeartbeat())
+    assert trial.feed(RedialFailed(A, "the network is not up yet")) == ()
+    trial.until(74.9, heard=(B,))
     assert trial.of(Suspected) == []
-    trial.until(80.0, heard=(B,))
+    trial.until(90.0, heard=(B,))
     suspected, gone = trial.of(Suspected, Gone)
-    assert 70.5 <= suspected[0] <= 71.0  # the silence before the stall counts, the stall does not
-    assert 72.5 <= gone[0] <= 73.0
+    assert suspected[0] == 75.0  # it has listened for ten seconds
+    assert gone[0] == 75.0
+    assert gone[1].silent_s >= 8.0
+
+
+def test_a_short_stall_is_no_silence_and_tells_its_length():
+    trial = Trial(A, B)
+    trial.until(5.0, heard=(A, B))
+    trial.now = 8.0
+    (stalled, _) = trial.feed(Tick())
+    assert 2.0 <= stalled.stall_s <= 3.0
+    trial.until(20.0, heard=(B,))
+    ((suspected, _), (gone, _)) = trial.of(Suspected, Gone)
+    assert suspected == pytest.approx(11.0 + stalled.stall_s, abs=0.5)
+    assert gone == pytest.approx(13.0 + stalled.stall_s, abs=0.5)
+    assert len(trial.of(Stalled)) == 1
+
+
+def test_who_stalls_less_than_half_of_the_time_still_judges():
+    trial = Trial(A, B)
+    while trial.now < 30.0:
+        trial.until(trial.now + 1.2, heard=(B,))
+        trial.now += 0.9
+        trial.feed(Heard(B, trial.now))
+        trial.feed(Tick())
+    assert len(trial.of(Stalled)) > 10
+    assert [output.peer for _, output in trial.of(Gone)] == [A]
 
 
 def test_short_delays_of_ticks_are_no_stall():
     trial = Trial(A)
-    trial.now = 1.9
-    trial.feed(Tick())
+    trial.now = 0.9
+    assert trial.feed(Tick()) == ()
     trial.until(6.1)
     assert trial.of(Suspected)[0][0] == 6.0
 
