@@ -29,8 +29,9 @@ from weft.model.config import num_parameters
 from weft.net.tls import TlsConfig
 from weft.peer.config import PeerConfig, RunFile, ShapedModel, TrainConfig
 from weft.peer.device import decoder, encoding
+from weft.peer.footing import Options
 from weft.peer.home import Home
-from weft.peer.launch import Options, found
+from weft.peer.launch import found
 from weft.peer.peer import Peer
 from weft.sync.method import DdpConfig, DiLoCoConfig, MethodConfig
 from weft.sync.outer import NesterovConfig

@@ -25,6 +25,7 @@ from weft.net.iroh import IrohConfig, IrohTransport
 from weft.net.memory import MemoryNetwork
 from weft.net.node import Node
 from weft.net.relay import RelayConfig
+from weft.net.throttle import Throttled, Valve
 from weft.net.tls import TlsConfig, TlsTransport
 from weft.net.transport import Lane, OnDrop, Stream, Transport, ignore_drop
 from weft.net.via import relay_address
@@ -32,7 +33,8 @@ from weft.wire import digest
 
 IN_NAMESPACE = "WEFT_TEST_IN_NAMESPACE"
 LARGE = "WEFT_TEST_LARGE"  # in a namespace: with transfers as large as those over tls
-KINDS = ("iroh",) if IN_NAMESPACE in os.environ else ("memory", "tls", "via")
+KINDS = ("iroh",) if IN_NAMESPACE in os.environ else ("memory", "tls", "via", "throttled")
+REAL = ("tls", "iroh")  # sockets of this machine
 DEADLINE_S = 20  # an honest answer takes milliseconds; this only ends a test that would hang
 MIB = 1 << 20
 
@@ -60,13 +62,16 @@ class Pair:
 
     @property
     def more_than_buffers_hold(self) -> int:
-        return {"memory": 4 * MIB, "via": 12 * MIB, "iroh": 16 * MIB}.get(self.kind, 48 * MIB)
+        return {"memory": 4 * MIB, "throttled": 4 * MIB, "via": 12 * MIB, "iroh": 16 * MIB}.get(self.kind, 48 * MIB)
 
     @property
     def a_lot(self) -> int:
-        return {"memory": 8 * MIB, "via": 16 * MIB, "iroh": 64 * MIB if LARGE in os.environ else 16 * MIB}.get(
-            self.kind, 64 * MIB
-        )
+        return {
+            "memory": 8 * MIB,
+            "throttled": 8 * MIB,
+            "via": 16 * MIB,
+            "iroh": 64 * MIB if LARGE in os.environ else 16 * MIB,
+        }.get(self.kind, 64 * MIB)
 
     async def connect(self, lane: Lane = "control") -> tuple[Any, Any]:
         near = await self.near.dial(self.far_peer, self.address, lane)
@@ -115,9 +120,11 @@ def _pair(kind: str, near: Identity, far: Identity) -> Pair:
 
     if kind == "via":
         return _relayed(near, far, on_drop)
-    if kind == "memory":
+    if kind in ("memory", "throttled"):
         network = MemoryNetwork()
         made: list[Transport] = [network.transport(peer) for peer in (near.peer, far.peer, Identity.generate().peer)]
+        if kind == "throttled":  # by caps that no test reaches
+            made = [Throttled(each, Valve(SystemClock(), upload_bps=1e11, download_bps=1e11)) for each in made]
     else:
         made = [_real(kind, each, on_drop=on_drop) for each in (near, far)]
         made.append(_real(kind, Identity.generate(), dial_timeout_s=0.3))
@@ -162,6 +169,7 @@ def _dead_address(kind: str, peer: PeerId) -> str:
     port = 1  # reserved, and nothing listens there
     addresses = {
         "memory": "memory://nobody",
+        "throttled": "memory://nobody",
         "via": relay_address(Identity.generate().peer),
         "tls": f"tls://127.0.0.1:{port}",
     }
@@ -224,7 +232,7 @@ async def test_both_ends_know_each_other(pair: Pair, lane: Lane) -> None:
     assert far.peer == pair.near_peer
     assert near.source == ""
     relayed = f"via {short(pair.nodes[-1].peer)}" if pair.nodes else "127.0.0.1"
-    assert far.source == (pair.near_peer if pair.kind == "memory" else relayed)
+    assert far.source == (pair.near_peer if pair.kind in ("memory", "throttled") else relayed)
 
 
 async def test_another_key_at_the_address_is_refused(pair: Pair) -> None:
@@ -302,7 +310,7 @@ async def test_an_orderly_end_waits_for_a_slow_reader(pair: Pair, lane: Lane) ->
 async def test_a_crash_is_no_orderly_end(pair: Pair, lane: Lane) -> None:
     near, far = await pair.connect(lane)
     waiting = await still_waits(far.recv_into(memoryview(bytearray(10))))
-    near.abort()
+    getattr(near, "_stream", near).abort()  # of what is throttled: the stream inside
     with pytest.raises(PeerError):
         await waiting
 
@@ -356,7 +364,7 @@ async def test_a_cancelled_call_leaves_the_buffer_alone(pair: Pair, lane: Lane) 
 @pytest.mark.parametrize("lane", ["control", "bulk"])
 async def test_senders_that_share_a_stream_take_turns(pair: Pair, lane: Lane) -> None:
     near, far = await pair.connect(lane)
-    size = 300_000 if pair.kind == "memory" else 2_500_000  # more than the buffers on the way take at once
+    size = 2_500_000 if pair.kind in REAL else 300_000  # more than the buffers on the way take at once
     async with asyncio.TaskGroup() as group:
         for letter in b"abcdef":
             group.create_task(near.send(bytes([letter]) * size))
@@ -408,7 +416,7 @@ async def nobody(stream: Stream, lane: Lane) -> None:
     raise AssertionError("no stream was expected")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("tls", "iroh")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in REAL])
 async def test_a_taken_port_is_named(kind: str) -> None:
     first = _real(kind, Identity.generate())
     port = int((await first.start(nobody))[0].rpartition(":")[2])
@@ -418,7 +426,7 @@ async def test_a_taken_port_is_named(kind: str) -> None:
     await asyncio.gather(first.aclose(), second.aclose())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("tls", "iroh")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in REAL])
 async def test_a_peer_comes_back_at_its_address(kind: str) -> None:
     identity, port = Identity.generate(), 0
     caller = _real(kind, Identity.generate())

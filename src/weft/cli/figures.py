@@ -11,6 +11,14 @@ def nbytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def rate(bps: float) -> str:
+    """Return bits per second: 20 Mbit/s."""
+    for size, prefix in _DECIMAL:
+        if bps >= size:
+            return f"{bps / size:.3g} {prefix}bit/s"
+    return f"{bps:.0f} bit/s"
+
+
 def amount(count: float) -> str:
     """Return a count in at most four characters and a letter: 1.2M."""
     for size, prefix in _DECIMAL:

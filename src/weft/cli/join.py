@@ -8,6 +8,7 @@ import typer
 
 from weft.cli import figures, settings
 from weft.cli.place import home_of
+from weft.cli.quantity import nbytes, rate_bps
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from weft.cli.running import Ask, OnStarted
     from weft.clock import Clock
     from weft.events import Emit, Entry
-    from weft.peer.launch import Options
+    from weft.peer.caps import CapsConfig
+    from weft.peer.footing import Options
     from weft.peer.peer import Outcome, Peer
     from weft.peer.terms import Allowance, Terms
 
@@ -34,6 +36,12 @@ def join(
     device: settings.Device = None,
     threads: settings.Threads = None,
     transports: settings.Transports = None,
+    up: settings.Up = None,
+    down: settings.Down = None,
+    per_day: settings.PerDay = None,
+    memory: settings.Memory = None,
+    vram: settings.Vram = None,
+    cores: settings.Cores = None,
     machine: settings.Machine = None,
     quiet: settings.Quiet = False,
     report: settings.Report = None,
@@ -56,13 +64,19 @@ def join(
             "device": device,
             "threads": threads,
             "transports": settings.check_transports(transports),
+            "caps.upload_bps": rate_bps("--up", up),
+            "caps.download_bps": rate_bps("--down", down),
+            "caps.day_nbytes": nbytes("--per-day", per_day),
+            "caps.memory_nbytes": nbytes("--memory", memory),
+            "caps.vram_nbytes": nbytes("--vram", vram),
+            "caps.cores": cores,
         },
     )
     from weft.cli.running import Manner, run
     from weft.clock import SystemClock
     from weft.data import CorpusConfig, TextSource
+    from weft.peer.footing import Options
     from weft.peer.home import Home
-    from weft.peer.launch import Options
     from weft.peer.launch import join as join_run
 
     own = (CorpusConfig(source=TextSource(paths=tuple(data))), Path.cwd()) if data else None
@@ -70,7 +84,7 @@ def join(
     def start(options: "Options", on_started: "OnStarted", ask: "Ask") -> "Awaitable[Outcome | None]":
         def agree(terms: "Terms") -> bool:
             watch.terms = terms
-            typer.echo(describe(terms), err=True)
+            typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=True)
             return yes or ask("join?")
 
         def on_joined(peer: "Peer", fresh: str) -> None:
@@ -106,6 +120,20 @@ def describe(terms: "Terms") -> str:
             "far more would be told)",
         )
     )
+
+
+def capped(caps: "CapsConfig") -> list[str]:
+    """Return the line of what this machine's owner allows at most; none where nothing is capped."""
+    said = [
+        "" if caps.upload_bps is None else f"{figures.rate(caps.upload_bps)} up",
+        "" if caps.download_bps is None else f"{figures.rate(caps.download_bps)} down",
+        "" if caps.day_nbytes is None else f"{figures.nbytes(caps.day_nbytes)} a day",
+        "" if caps.memory_nbytes is None else f"{figures.nbytes(caps.memory_nbytes)} of memory",
+        "" if caps.vram_nbytes is None else f"{figures.nbytes(caps.vram_nbytes)} of GPU memory",
+        "" if caps.cores is None else f"{caps.cores} cores",
+    ]
+    found = ", ".join(filter(None, said))
+    return [f"at most   {found}"] if found else []
 
 
 def _pace(terms: "Terms") -> str:

@@ -30,7 +30,7 @@ from weft.cli.view import Facts
 from weft.data import write_atomically
 from weft.errors import ConfigError
 from weft.peer.config import RunConfig
-from weft.peer.launch import Options
+from weft.peer.footing import Options
 from weft.peer.peer import Outcome, Peer
 
 _PATIENCE_S = 22.0  # to say goodbye and save: the promise is 25 s, and a process takes a moment to end

@@ -23,6 +23,12 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on. Default: a
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)]
 Device = Annotated[str | None, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1, mps.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)]
+Up = Annotated[str | None, typer.Option(help="Upload at most so fast: 20mbit.", metavar="RATE")]
+Down = Annotated[str | None, typer.Option(help="Download at most so fast: 100mbit.", metavar="RATE")]
+PerDay = Annotated[str | None, typer.Option(help="Move at most so much from midnight to midnight.", metavar="BYTES")]
+Memory = Annotated[str | None, typer.Option(help="Take at most so much main memory: 8GB.", metavar="BYTES")]
+Vram = Annotated[str | None, typer.Option(help="Take at most so much of the GPU's memory.", metavar="BYTES")]
+Cores = Annotated[int | None, typer.Option(help="Run on at most so many CPUs.", min=1, max=1024)]
 Transports = Annotated[str | None, typer.Option(help="Ways to reach others, best first. Default: tls,iroh,via.")]
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
@@ -37,6 +43,12 @@ _ALLOWED = {
     "device": ("--device", "auto, cpu, mps, cuda, or one of several GPUs such as cuda:1"),
     "threads": ("--threads", "a whole number from 0 to 1024; 0 is torch's own choice"),
     "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),
+    "caps.upload_bps": ("--up", "at least 1mbit: rounds give up on less"),
+    "caps.download_bps": ("--down", "at least 1mbit: what is slower never catches up"),
+    "caps.day_nbytes": ("--per-day", "at least 10MB"),
+    "caps.memory_nbytes": ("--memory", "at least 1 byte"),
+    "caps.vram_nbytes": ("--vram", "at least 1 byte"),
+    "caps.cores": ("--cores", "a whole number from 1 to 1024"),
 }
 
 

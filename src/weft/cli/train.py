@@ -7,12 +7,13 @@ import typer
 
 from weft.cli import settings
 from weft.cli.place import home_of
+from weft.cli.quantity import nbytes, rate_bps
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from weft.cli.running import Ask, OnStarted
-    from weft.peer.launch import Options
+    from weft.peer.footing import Options
     from weft.peer.peer import Outcome
 
 EXAMPLE = """A run file may be as short as this, saved as first.toml:
@@ -42,6 +43,12 @@ def train(
     device: settings.Device = None,
     threads: settings.Threads = None,
     transports: settings.Transports = None,
+    up: settings.Up = None,
+    down: settings.Down = None,
+    per_day: settings.PerDay = None,
+    memory: settings.Memory = None,
+    vram: settings.Vram = None,
+    cores: settings.Cores = None,
     machine: settings.Machine = None,
     quiet: settings.Quiet = False,
     report: settings.Report = None,
@@ -58,11 +65,18 @@ def train(
             "device": device,
             "threads": threads,
             "transports": settings.check_transports(transports),
+            "caps.upload_bps": rate_bps("--up", up),
+            "caps.download_bps": rate_bps("--down", down),
+            "caps.day_nbytes": nbytes("--per-day", per_day),
+            "caps.memory_nbytes": nbytes("--memory", memory),
+            "caps.vram_nbytes": nbytes("--vram", vram),
+            "caps.cores": cores,
         },
     )
     from weft.cli.running import Manner, run
+    from weft.peer.footing import Options
     from weft.peer.home import Home
-    from weft.peer.launch import Options, found
+    from weft.peer.launch import found
 
     def start(options: "Options", on_started: "OnStarted", _ask: "Ask") -> "Awaitable[Outcome]":
         return found(described, run_file.absolute().parent, options, wait_for=wait_for, on_started=on_started)

@@ -36,6 +36,7 @@ from weft.ids import Digest, short
 from weft.model import num_parameters
 from weft.net.messages import HexDigest, HexRun
 from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.home import CHECKPOINT_FILE
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.state import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName, chunks
 from weft.sync.messages import Manifest
@@ -43,7 +44,7 @@ from weft.sync.messages import Manifest
 R = TypeVar("R")
 
 FORMAT = 1  # raised when equal files would mean another state
-NAME = "checkpoint.json"
+NAME = CHECKPOINT_FILE
 OUTER = "outer"  # the vector that is the model
 MAX_CONTENTS_NBYTES = 256 << 20  # digests of 3 TB of vectors
 _OURS = re.compile(r"\.part-.*|(replicated|private)-[0-9]{1,18}\.safetensors|(run|tokenizer)-[0-9a-f]{16}\.bin")

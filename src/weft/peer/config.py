@@ -1,4 +1,4 @@
-"""What a run is (`RunFile`, `RunConfig`) and what this machine gives to it (`PeerConfig`).
+"""What a run is: `RunFile`, `RunConfig`. What a machine gives to it, `PeerConfig`, is in `machine`.
 
     run.toml --load--> RunFile --seal (needs the corpus)--> RunConfig --digest--> RunId, the genesis
 
@@ -7,7 +7,7 @@ initial weights by digest, and no path, URL or command, so a stranger's config c
 A `PeerConfig` never leaves its machine and changes no numerics that others would see.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -17,10 +17,8 @@ from weft.data.packing import BytesConfig
 from weft.errors import ConfigError
 from weft.ids import Digest, RunId
 from weft.model.config import ModelConfig, Size
-from weft.net.iroh import IrohConfig
 from weft.net.messages import HexDigest, HexPeer
-from weft.net.relay import RelayConfig
-from weft.net.tls import TlsConfig
+from weft.peer.machine import PeerConfig as PeerConfig
 from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
 from weft.sync.outer import AdamWConfig
 from weft.sync.schedule import ScheduleConfig
@@ -154,37 +152,6 @@ class RunConfig(Config, frozen=True, kw_only=True):
     @property
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.train.seq_len
-
-
-class PeerConfig(Config, frozen=True, kw_only=True):
-    """What this machine gives to a run. It stays here."""
-
-    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[\w .@()+-]*\Z")] = ""
-    device: Annotated[str, msgspec.Meta(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)\Z", description="where torch runs")] = (
-        "auto"
-    )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of matrix products in the inner loop; auto: bf16 on a GPU that has it, else fp32."""
-    micro_batch: Annotated[int, msgspec.Meta(ge=0, description="samples at a time; 0: as many as fit")] = 0
-    threads: Annotated[int, msgspec.Meta(ge=0, le=1024, description="of torch on the CPU; 0: its own choice")] = 0
-    is_compiled: bool = False
-    has_recompute: bool = False
-    max_parameters: Annotated[int, msgspec.Meta(ge=1, description="larger models are refused")] = 20_000_000_000
-    transports: Annotated[tuple[Literal["tls", "iroh", "via"], ...], msgspec.Meta(min_length=1)] = (
-        "tls",
-        "iroh",
-        "via",
-    )
-    tls: TlsConfig = TlsConfig()
-    iroh: IrohConfig = IrohConfig()
-    relay: RelayConfig = RelayConfig()
-    checkpoint_every_s: Annotated[float, msgspec.Meta(ge=0, description="seconds; 0: at the end only")] = 60.0
-
-    def __post_init__(self) -> None:
-        if set(self.transports) == {"via"}:
-            raise ConfigError(
-                "transports is via alone, which leads through links of tls or iroh: name one of them, too."
-            )
 
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it

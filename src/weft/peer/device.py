@@ -11,7 +11,7 @@ full, so there the trainer starts with the whole batch and halves.
 It does not know training; the figures are those of `weft.cost`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, assert_never
@@ -23,8 +23,9 @@ from weft import cost
 from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
+from weft.peer.caps import CapsConfig
 from weft.peer.config import PeerConfig, RunConfig
-from weft.peer.host import host_free_nbytes
+from weft.peer.host import host_free_nbytes, process_nbytes
 from weft.sync.outer import NesterovConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -127,16 +128,23 @@ def check_fits(run: RunConfig, peer: PeerConfig, device: Device) -> int:
         TooLarge: not even one sample at a time fits beside the model, on the device or on the host; says the figures.
     """
     micro_batch = min(peer.micro_batch or run.train.batch_size, run.train.batch_size)
-    free = {"cpu": host_free_nbytes()}
+    caps = peer.caps
+    free = {"cpu": _within(caps.memory_nbytes, host_free_nbytes(), process_nbytes)}
     if not device.is_cpu:
-        free[str(device.torch)] = device_free_nbytes(device)
+        left = _within(caps.vram_nbytes, device_free_nbytes(device), lambda: device_taken_nbytes(device))
+        free[str(device.torch)] = left
     else:
         while micro_batch > 1 and not _fits(needed_nbytes(run, peer, device, micro_batch), free):
             micro_batch //= 2
     needed = needed_nbytes(run, peer, device, 1)
     if not _fits(needed, free):
-        raise TooLarge(_too_large(run, needed, free))
+        raise TooLarge(_too_large(run, needed, free, caps))
     return micro_batch
+
+
+def _within(cap_nbytes: int | None, free: int, taken: Callable[[], int]) -> int:
+    """Return what is free, or what the owner's cap leaves of it."""
+    return free if cap_nbytes is None else min(free, cap_nbytes - taken())
 
 
 def _fits(needed: dict[str, int], free: dict[str, int]) -> bool:
@@ -176,15 +184,17 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     return {"cpu": on_host, str(device.torch): on_device}
 
 
-def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int]) -> str:
+def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], caps: CapsConfig) -> str:
     figures = "; ".join(
         f"{'this machine' if place == 'cpu' else place}: {_gigabytes(nbytes)} needed, {_gigabytes(free[place])} free"
         for place, nbytes in needed.items()
     )
+    close = "Close" if caps.memory_nbytes is None and caps.vram_nbytes is None else "Raise --memory or --vram, close"
     return (
         f"the model has {num_parameters(run.model):,} parameters and does not fit, even with one sample of "
-        f"{run.train.seq_len} tokens at a time. {figures}. Close other programs, set has_recompute = true or a half "
-        "precision, choose a smaller model, or join from a larger machine."
+        f"{run.train.seq_len} tokens at a time. {figures}. {close} "
+        "other programs, set has_recompute = true or a half precision, choose a smaller model, or join from a larger "
+        "machine."
     )
 
 
@@ -225,6 +235,22 @@ def device_free_nbytes(device: Device) -> int:
         free, _ = torch.cuda.mem_get_info(device.torch)
         return int(free)
     return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
+
+
+def device_taken_nbytes(device: Device) -> int:
+    """Return the bytes torch has taken on a GPU, those included that it keeps for later."""
+    if device.torch.type == "cuda":
+        return int(torch.cuda.memory_reserved(device.torch))
+    return int(torch.mps.driver_allocated_memory())
+
+
+def limit_memory(device: Device, cap_nbytes: int) -> None:
+    """Let torch take no more than so much of a GPU: what would exceed it is out of memory. A CPU has no such switch."""
+    if device.torch.type == "cuda":
+        total = int(torch.cuda.mem_get_info(device.torch)[1])
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_nbytes / total), device.torch)
+    elif device.torch.type == "mps":
+        torch.mps.set_per_process_memory_fraction(min(1.0, cap_nbytes / int(torch.mps.recommended_max_memory())))
 
 
 # What allocators say: CUDA, MPS, cuBLAS, and the CPU's on Linux, macOS and Windows.

@@ -9,6 +9,7 @@
               log.jsonl         the events
               durable.bin       what was promised and accepted in rounds
               addresses         where other peers were last reached
+              moved             bytes moved today, where that is capped
 
 Shards and blobs may be shared by many peers and runs: a name is the digest of what it names, and a file appears
 whole or not at all. What is read is checked first.
@@ -27,6 +28,8 @@ from weft import wire
 from weft.data import READ_ONLY, ShardStore, write_atomically
 from weft.errors import ConfigError, DataError
 from weft.ids import Digest, PeerId, RunId
+
+CHECKPOINT_FILE = "checkpoint.json"  # in a checkpoint's folder, once it is whole
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -117,6 +120,10 @@ class PeerFolder:
         return self.root / "checkpoint"
 
     @property
+    def has_checkpoint(self) -> bool:
+        return (self.checkpoint / CHECKPOINT_FILE).exists()
+
+    @property
     def log(self) -> Path:
         return self.root / "log.jsonl"
 
@@ -127,6 +134,10 @@ class PeerFolder:
     @property
     def addresses(self) -> Path:
         return self.root / "addresses"
+
+    @property
+    def moved(self) -> Path:
+        return self.root / "moved"
 
 
 class Home:

@@ -1,5 +1,7 @@
-"""What memory of this machine a process may still take. It needs no torch, so `weft doctor` can ask without it."""
+"""What a process takes of its machine and may still take: memory, CPUs. `weft doctor` asks before torch is loaded."""
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -8,6 +10,40 @@ import psutil
 def host_free_nbytes() -> int:
     """Return the bytes this process may still take: what the system has, or what its container allows it."""
     return min(int(psutil.virtual_memory().available), *_container_free_nbytes(Path("/sys/fs/cgroup")))
+
+
+def process_nbytes() -> int:
+    """Return the bytes of main memory this process has taken, without the files that it has mapped, where that is told.
+
+    Pages of a mapped file (training data, torch's own code) are the system's to take back.
+    """
+    memory = psutil.Process().memory_info()
+    return int(memory.rss) - int(getattr(memory, "shared", 0))
+
+
+def limit_cores(num: int) -> tuple[int, ...]:
+    """Keep this process, all its threads, to `num` of the CPUs it may run on; return which; none where no system can.
+
+    They lie side by side and begin where the process number says, so that several peers of one machine spread out.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        with suppress(AttributeError, OSError):  # Windows has it, macOS has not
+            chosen = chosen_cores(psutil.Process().cpu_affinity() or [], num, os.getpid())
+            psutil.Process().cpu_affinity(list(chosen))
+            return chosen
+        return ()
+    chosen = chosen_cores(sorted(os.sched_getaffinity(0)), num, os.getpid())
+    for thread in psutil.Process().threads():  # of libraries, which were started when they were loaded
+        with suppress(OSError):  # it has ended meanwhile
+            os.sched_setaffinity(thread.id, chosen)
+    return chosen
+
+
+def chosen_cores(allowed: list[int], num: int, turn: int) -> tuple[int, ...]:
+    if len(allowed) <= num:
+        return tuple(allowed)
+    start = turn * num % len(allowed)
+    return tuple(sorted((allowed * 2)[start : start + num]))
 
 
 def _container_free_nbytes(root: Path) -> list[int]:

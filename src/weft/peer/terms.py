@@ -101,7 +101,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
     traffic = cost.reduce_traffic(num, cost.part_size(num, num_peers), num_peers, codec, reply)
     flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
     if round_s is None:
-        num_threads = (settings.threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
+        num_threads = (settings.num_threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
         flops_per_s = num_threads * product_flops(run.model, run.tokens_per_step, device, clock)
         flops_per_token = cost.flops_per_token(decoder(run.model), run.train.seq_len)
         round_s = cost.work_s(choices.every, run.tokens_per_step, flops_per_token, flops_per_s)

@@ -31,7 +31,7 @@ from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
 from weft.peer.backward import Backward
 from weft.peer.config import PeerConfig, RunConfig
-from weft.peer.device import allocating, check_fits, choose
+from weft.peer.device import allocating, check_fits, choose, limit_memory
 from weft.peer.inner import InnerOptimizer, State
 from weft.sync.schedule import lr
 
@@ -81,9 +81,11 @@ class Trainer:
             OutOfMemory: another program was faster to take what was free.
         """
         run, peer = self._run, self._peer
-        if peer.threads:
-            torch.set_num_threads(peer.threads)
+        if peer.num_threads:
+            torch.set_num_threads(peer.num_threads)
         self.device = choose(peer)
+        if peer.caps.vram_nbytes is not None:
+            limit_memory(self.device, peer.caps.vram_nbytes)
         micro_batch, wanted = check_fits(run, peer, self.device), peer.micro_batch or run.train.batch_size
         if micro_batch < min(wanted, run.train.batch_size):
             self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))

@@ -15,8 +15,9 @@ from weft.net.messages import Contact, Heartbeat
 from weft.net.ticket import issue, read
 from weft.peer.company import CALLED_S, HEARD_S, NOBODY, Company, Pace
 from weft.peer.config import PeerConfig
+from weft.peer.footing import Options
 from weft.peer.home import Home
-from weft.peer.launch import Options, join
+from weft.peer.launch import join
 from weft.peer.terms import Terms
 
 ANNA, BERT, CARL = (PeerId(letter * 64) for letter in "abc")

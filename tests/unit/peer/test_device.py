@@ -14,6 +14,7 @@ from weft.errors import ConfigError, TooLarge
 from weft.model import named, num_parameters
 from weft.peer import device as module
 from weft.peer import host
+from weft.peer.caps import CapsConfig
 from weft.peer.config import PeerConfig
 from weft.peer.device import (
     Device,
@@ -23,6 +24,7 @@ from weft.peer.device import (
     encoding,
     host_free_nbytes,
     is_out_of_memory,
+    limit_memory,
     needed_nbytes,
 )
 from weft.sync.method import DdpConfig, DiLoCoConfig
@@ -148,6 +150,41 @@ def test_a_gpu_holds_what_trains_and_the_host_the_rest(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "device_free_nbytes", lambda device: vector)
     with pytest.raises(TooLarge, match=r"cuda:0: 0\.00 GB needed, 0\.00 GB free"):
         check_fits(run, PeerConfig(), GPU)
+
+
+def test_a_cap_on_memory_leaves_what_the_process_has_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, num = run_config(DiLoCoConfig(), batch_size=32), num_parameters(MODEL)
+    one, eight = (needed_nbytes(run, PeerConfig(), CPU, size)["cpu"] for size in (1, 8))
+    taken = 100 * GB
+    monkeypatch.setattr(module, "host_free_nbytes", lambda: 300 * GB)
+    monkeypatch.setattr(module, "process_nbytes", lambda: taken)
+
+    def capped(room: int) -> PeerConfig:
+        return PeerConfig(caps=CapsConfig(memory_nbytes=taken + int(room / 0.9) + 1))
+
+    assert check_fits(run, PeerConfig(), CPU) == 32
+    assert check_fits(run, capped(eight), CPU) == 8
+    assert check_fits(run, capped(one), CPU) == 1
+    with pytest.raises(TooLarge, match=f"{num:,} parameters .* Raise --memory or --vram"):
+        check_fits(run, capped(one // 2), CPU)
+
+
+def test_a_cap_on_vram_leaves_what_torch_has_not_taken_and_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, vector = run_config(DiLoCoConfig(), batch_size=32), 4 * num_parameters(MODEL)
+    told: list[tuple[float, torch.device]] = []
+    monkeypatch.setattr(module, "device_free_nbytes", lambda device: 40 * GB)
+    monkeypatch.setattr(module, "device_taken_nbytes", lambda device: GB)
+    assert check_fits(run, PeerConfig(caps=CapsConfig(vram_nbytes=2 * GB)), GPU) == 32
+    with pytest.raises(TooLarge, match="cuda:0"):
+        check_fits(run, PeerConfig(caps=CapsConfig(vram_nbytes=GB + vector)), GPU)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * GB, 40 * GB))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: told.append((share, device))
+    )
+    limit_memory(GPU, 10 * GB)
+    limit_memory(GPU, 80 * GB)
+    limit_memory(CPU, GB)
+    assert told == [(0.25, GPU.torch), (1.0, GPU.torch)]
 
 
 def test_a_containers_limit_counts_not_its_hosts_memory(tmp_path: Path) -> None:

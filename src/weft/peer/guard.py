@@ -1,0 +1,162 @@
+"""Holds a running peer to what its machine may give: looks every second, and tells the peer what to do.
+
+    the day's bytes     nearly spent: said once; spent: the peer leaves, with a goodbye and a checkpoint
+    memory              above the cap: the peer leaves
+
+How much is moved per second, VRAM and cores need nobody who looks: `net.throttle`, torch and the system hold them.
+It does not know how a peer leaves.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, tzinfo
+from pathlib import Path
+
+import msgspec
+
+from weft.clock import Clock
+from weft.data import write_atomically
+from weft.errors import ConfigError, DataError, DiskFull
+from weft.events import Emit, Notice
+from weft.net.throttle import Ration, Valve
+from weft.peer.caps import CapsConfig, Moved, is_near, moved_on
+from weft.peer.host import process_nbytes
+
+LOOK_S = 1.0
+KEEP_S = 5.0  # between two writes of what was moved: a crash forgets no more
+GIGABYTE = 1e9
+
+
+class DayCount:
+    """Bytes moved since midnight, over all starts of one peer; nothing is counted where there is no cap.
+
+    Args:
+        path: where it is kept.
+        timezone: whose midnight; None: the machine's.
+    """
+
+    def __init__(self, path: Path, caps: CapsConfig, clock: Clock, timezone: tzinfo | None = None) -> None:
+        self.cap_nbytes = caps.day_nbytes
+        self._path = path
+        self._clock = clock
+        self._timezone = timezone
+        self._counted = 0  # of the ration's
+        self._kept_at = clock.now()
+        self.moved = moved_on(self._day(), _read(path))
+        left = None if self.cap_nbytes is None else self.cap_nbytes - self.moved.nbytes
+        self.ration = Ration(left, self.keep)
+
+    def require(self, nbytes: int = 0) -> None:
+        """Refuse to begin what moves `nbytes`, or anything at all, where no more is left of the day.
+
+        Raises:
+            ConfigError: says when a new day begins.
+        """
+        left = self.ration.left_nbytes
+        if left is not None and left <= nbytes:
+            moved = _gigabytes(self.moved.nbytes + self.ration.moved_nbytes)
+            needed = f" and joining takes {_gigabytes(nbytes)}" if nbytes else ""
+            raise ConfigError(
+                f"caps.day_nbytes: {moved} were moved today{needed}; the cap is {_gigabytes(self.cap_nbytes or 0)}. "
+                "Start again after midnight, or raise it (--per-day)."
+            )
+
+    def look(self) -> bool:
+        """Count what was moved since the last look; return whether a new day has begun."""
+        day, new = self._day(), self.ration.moved_nbytes - self._counted
+        self._counted += new
+        is_new_day = day != self.moved.day
+        self.moved = moved_on(day, self.moved, 0 if is_new_day else new)
+        if is_new_day and self.cap_nbytes is not None:
+            self.ration.grant(self.cap_nbytes)
+        if self._clock.now() - self._kept_at >= KEEP_S:
+            self.keep()
+        return is_new_day
+
+    def keep(self) -> None:
+        """Write the count down; the one before stays where this one cannot be written."""
+        if self.cap_nbytes is None:
+            return
+        self._kept_at = self._clock.now()
+        new = self.ration.moved_nbytes - self._counted
+        try:
+            write_atomically(self._path, [msgspec.json.encode(moved_on(self.moved.day, self.moved, new))])
+        except (DiskFull, DataError):
+            return
+
+    def _day(self) -> str:
+        return datetime.fromtimestamp(self._clock.wall(), self._timezone).date().isoformat()
+
+
+def _read(path: Path) -> Moved | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Moved)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def valve(caps: CapsConfig, clock: Clock, ration: Ration | None = None) -> Valve | None:
+    """Return what a machine's bytes have to pass; None where nothing caps them."""
+    if caps.upload_bps is None and caps.download_bps is None and caps.day_nbytes is None:
+        return None
+    return Valve(clock, upload_bps=caps.upload_bps, download_bps=caps.download_bps, ration=ration)
+
+
+class Guard:
+    """Looks after one process.
+
+    Args:
+        stop: told why the peer should leave.
+        memory: returns the bytes of main memory taken.
+    """
+
+    def __init__(
+        self,
+        caps: CapsConfig,
+        day: DayCount,
+        emit: Emit,
+        stop: Callable[[str], None],
+        memory: Callable[[], int] = process_nbytes,
+    ) -> None:
+        self._caps = caps
+        self._day = day
+        self._emit = emit
+        self._stop = stop
+        self._memory = memory
+        self._is_near_told = False
+
+    async def watch(self) -> None:
+        """Look until cancelled; then write down what was moved."""
+        try:
+            while True:
+                self.look()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._day.look()
+            self._day.keep()
+
+    def look(self) -> None:
+        if self._day.look():
+            self._is_near_told = False
+        self._look_at_bytes()
+        self._look_at_memory()
+
+    def _look_at_bytes(self) -> None:
+        cap, moved = self._day.cap_nbytes, self._day.moved
+        if cap is None:
+            return
+        if self._day.ration.is_spent:
+            self._stop(f"{_gigabytes(moved.nbytes)} moved today, the cap is {_gigabytes(cap)}")
+        elif is_near(moved, cap) and not self._is_near_told:
+            self._is_near_told = True
+            text = f"{_gigabytes(moved.nbytes)} of the day's {_gigabytes(cap)} are moved; at the cap this peer leaves"
+            self._emit(Notice(text=text))
+
+    def _look_at_memory(self) -> None:
+        cap = self._caps.memory_nbytes
+        if cap is not None and (taken := self._memory()) > cap:
+            self._stop(f"it has taken {_gigabytes(taken)} of memory, the cap is {_gigabytes(cap)}")
+
+
+def _gigabytes(nbytes: float) -> str:
+    return f"{nbytes / GIGABYTE:.3g} GB"

@@ -1,0 +1,38 @@
+"""Rates and bytes as people type them."""
+
+import pytest
+
+from weft.cli import quantity
+from weft.cli.join import capped
+from weft.errors import ConfigError
+from weft.peer.caps import CapsConfig
+
+
+@pytest.mark.parametrize(
+    ("text", "bps"), [("20mbit", 20e6), ("1.5 Gbit/s", 1.5e9), ("800kbit", 8e5), ("2e6", 2e6), ("64bit", 64.0)]
+)
+def test_a_rate_is_bits_per_second(text: str, bps: float) -> None:
+    assert quantity.rate_bps("--up", text) == bps
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("50GB", 50 * 10**9), ("512 MiB", 512 << 20), ("1tb", 10**12), ("1000", 1000), (".5kB", 500)]
+)
+def test_bytes_are_decimal_unless_they_say_otherwise(text: str, count: int) -> None:
+    assert quantity.nbytes("--memory", text) == count
+
+
+def test_what_is_not_given_is_nothing() -> None:
+    assert quantity.nbytes("--memory", None) is None
+
+
+@pytest.mark.parametrize("text", ["fast", "20mb", "-1mbit", "mbit", "", "1 2mbit"])
+def test_what_is_no_rate_names_the_option_and_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--up .*20mbit"):
+        quantity.rate_bps("--up", text)
+
+
+def test_the_terms_show_what_is_capped_and_nothing_where_nothing_is() -> None:
+    assert capped(CapsConfig()) == []
+    caps = CapsConfig(upload_bps=20e6, day_nbytes=5 * 10**9, cores=2)
+    assert capped(caps) == ["at most   20 Mbit/s up, 5 GB a day, 2 cores"]
