@@ -4,16 +4,23 @@ The virtual clock is an asyncio event loop whose selector never waits: when no c
 the next timer. `asyncio.sleep`, `asyncio.timeout` and every deadline in production code then run on virtual
 time unchanged, and two runs schedule the same callbacks in the same order.
 
+Several processes can be played on one loop. What runs in the context of one (`VirtualClock.context_of`), with all tasks
+and timers that come of it, can be frozen and thawed as by SIGSTOP and SIGCONT.
+
 It does not know threads: code that runs on a virtual clock computes inline.
 """
 
 import asyncio
+import heapq
 import selectors
 import time
 from collections.abc import Coroutine
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+_process: ContextVar[object] = ContextVar("process", default=None)  # to which what runs just now belongs
 
 
 class Clock(Protocol):
@@ -38,18 +45,18 @@ class SkewedClock:
     """Another clock whose wall shows another time, as on a machine that is set wrongly.
 
     Args:
-        ahead_s: by how much.
+        ahead_s: by how much; it may be set anew at any time.
     """
 
     def __init__(self, clock: Clock, ahead_s: float) -> None:
         self._clock = clock
-        self._ahead_s = ahead_s
+        self.ahead_s = ahead_s
 
     def now(self) -> float:
         return self._clock.now()
 
     def wall(self) -> float:
-        return self._clock.wall() + self._ahead_s
+        return self._clock.wall() + self.ahead_s
 
 
 class VirtualClock:
@@ -59,6 +66,7 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self._now = 0.0
+        self._frozen: dict[object, _Held] = {}
 
     def now(self) -> float:
         return self._now
@@ -82,13 +90,51 @@ class VirtualClock:
         Raises:
             RuntimeError: every task waits and no timer is set, so nothing could ever happen.
         """
-        with asyncio.Runner(loop_factory=lambda: _VirtualLoop(self)) as runner:
+        with asyncio.Runner(loop_factory=lambda: _VirtualLoop(self, self._frozen)) as runner:
             return runner.run(main)
+
+    # --- processes ---
+
+    @staticmethod
+    def context_of(process: object) -> Context:
+        """Return a context in which code, and what it schedules, belongs to `process`: for `create_task`."""
+        context = copy_context()
+        context.run(_process.set, process)
+        return context
+
+    def freeze(self, process: object) -> None:
+        """Run nothing of `process` until `thaw`. What becomes due meanwhile waits."""
+        self._frozen.setdefault(process, _Held())
+
+    def thaw(self, process: object) -> None:
+        """Let `process` go on: first what others gave it meanwhile, then its timers that are over, in their order."""
+        held = self._frozen.pop(process, None)
+        if held is not None:
+            loop: Any = asyncio.get_running_loop()
+            loop.take_back(held)
+
+
+class _Held:
+    """What a frozen process would do."""
+
+    def __init__(self) -> None:
+        self.ready: list[asyncio.Handle] = []
+        self.timers: list[asyncio.TimerHandle] = []
 
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self, clock: VirtualClock) -> None:
+    """asyncio's own loop with the clock's time. What belongs to a frozen process is taken out of its queues.
+
+    `_run_once`, `_ready`, `_scheduled` and `_context` are asyncio's, private and the same in Python 3.11 to 3.13. No
+    public call tells to whom a callback belongs, and wrapping each would cost all plays what few need.
+    """
+
+    _ready: Any
+    _scheduled: list[asyncio.TimerHandle]
+
+    def __init__(self, clock: VirtualClock, frozen: dict[object, _Held]) -> None:
         self._virtual_clock = clock
+        self._frozen = frozen
         super().__init__(_JumpingSelector(clock))
         # asyncio runs timers due before now + resolution. With the machine's 1 ns that sum is `now` itself once
         # virtual time has passed 2**24 s, where floats are coarser, and a timer that is due would never run.
@@ -96,6 +142,33 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._virtual_clock.now()
+
+    def _run_once(self) -> None:
+        if self._frozen:
+            self._hold()
+        super()._run_once()  # type: ignore[misc]
+
+    def _hold(self) -> None:
+        for handle in [handle for handle in self._ready if self._held_of(handle) is not None]:
+            self._ready.remove(handle)
+            self._held_of(handle).ready.append(handle)  # type: ignore[union-attr]
+        timers = [timer for timer in self._scheduled if self._held_of(timer) is not None]
+        if timers:
+            self._scheduled[:] = [timer for timer in self._scheduled if self._held_of(timer) is None]
+            heapq.heapify(self._scheduled)
+        for timer in timers:
+            timer._scheduled = False  # type: ignore[attr-defined]  # the loop does not count it when it is cancelled
+            self._held_of(timer).timers.append(timer)  # type: ignore[union-attr]
+
+    def _held_of(self, handle: asyncio.Handle) -> _Held | None:
+        return self._frozen.get(handle._context.get(_process))  # type: ignore[attr-defined]
+
+    def take_back(self, held: _Held) -> None:
+        self._ready.extend(held.ready)
+        for timer in held.timers:
+            if not timer.cancelled():
+                timer._scheduled = True  # type: ignore[attr-defined]
+                heapq.heappush(self._scheduled, timer)
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # chosen per platform

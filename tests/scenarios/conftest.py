@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from scenarios.swarm import Swarm
+from scenarios.theatre import Theatre, make_run_file
+from weft.peer.config import RunFile
 
 
 @pytest.fixture
@@ -19,3 +21,14 @@ def make_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         return swarms[-1]
 
     return make
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFile:
+    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    return make_run_file(tmp_path)
+
+
+@pytest.fixture
+def theatre(run_file: RunFile, tmp_path: Path) -> Theatre:
+    return Theatre(run_file, tmp_path)

@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from scenarios import rules
 from weft.clock import Clock
 from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.events import Event, Notice, RoundCommitted
-from weft.ids import Digest, PeerId, Round
+from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.blobs import inline
 from weft.net.handshake import Passport
@@ -116,7 +117,7 @@ class Swarm(World):
         self.watchers: list[Before] = []
         self.positions: dict[Life, list[int]] = {}  # samples read for training, in order
         self.on_batch: dict[Life, Callable[[Life], None]] = {}  # called when a batch is read
-        self.chains: dict[tuple[str, Round], Manifest] = {}  # every manifest that any member applied
+        self.chains: dict[rules.Place, Manifest] = {}  # every manifest that any member applied
         self.states: dict[Digest, Digest] = {}  # manifest -> replicated state after it
         self._log: list[str] = []
         self._errors: list[str] = []
@@ -171,10 +172,7 @@ class Swarm(World):
         """
         trained = [position for life in self.lives if not life.is_dead for position in self.positions[life]]
         assert len(trained) == len(set(trained)), "a sample was trained on twice"
-        counted: dict[PeerId, int] = {}
-        for manifest in self.chains.values():
-            for each in manifest.contributions:
-                counted[each.peer] = counted.get(each.peer, 0) + each.tokens
+        counted = rules.counted(self.chains.values())
         for member in self.members.values():
             trained_tokens = sum(life.trained_tokens for life in member.lives)
             assert counted.get(member.id, 0) <= trained_tokens, f"work of {member.name} was counted twice"
@@ -184,15 +182,7 @@ class Swarm(World):
                 # Who leaves may not hear that its last offer was counted; its checkpoint is checked when it returns.
                 possible = {carried} if member.life.outcome.reason == "complete" else {0, carried}
                 assert uncounted in possible, f"{member.name} trained {uncounted} more than was counted"
-        for life in self.lives:
-            for event in life.committed:
-                manifest = self.chains[event.branch, event.round]
-                before = self.chains.get((event.branch, Round(event.round - 1)))
-                assert {each.peer for each in manifest.contributions} == set(event.contributors)
-                if before is not None:
-                    assert set(before.members) == set(event.contributors) | event.left_out.keys()
-                assert all(event.left_out.values())
-                assert not event.left_out.keys() & set(event.contributors)
+        rules.everybody_is_named([event for life in self.lives for event in life.committed], self.chains)
 
     # --- members ---
 

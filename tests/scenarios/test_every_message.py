@@ -4,10 +4,9 @@ What must hold is checked from the log: one replica after each manifest (R1), wo
 nobody left out without a reason (R3), and no wait that measured times do not ask for (R4).
 """
 
-from itertools import pairwise
-
 import pytest
 
+from scenarios import rules
 from scenarios.swarm import Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import MajorityLost, RoundCommitted
@@ -62,8 +61,7 @@ def play(swarm: Swarm, num_members: int, victim: int, number: int, is_sent: bool
 
 def assert_no_long_wait(member: Member, since: float) -> None:
     assert member.life.seen(MajorityLost) == []
-    times = [since, *member.life.times(RoundCommitted, since)]
-    assert max(after - before for before, after in pairwise(times)) < MAX_WAIT_S
+    rules.no_long_wait([since, *member.life.times(RoundCommitted, since)], MAX_WAIT_S)
 
 
 def play_all(make_swarm: MakeSwarm, num_members: int, victim: int, is_sent: bool) -> int:

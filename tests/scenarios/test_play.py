@@ -1,71 +1,16 @@
 """Scenarios as files describe them, played with a model of some ten thousand parameters."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from scenarios.swarm import BATCH, EVERY, FEDAVG, LEASE_TOKENS, MODEL, SEQ_LEN, write_corpus
-from weft.data import CorpusConfig, TextSource
-from weft.events import RoundCommitted, read_jsonl
-from weft.peer.config import RunFile, TrainConfig
-from weft.sim.play import Machine, Played, play
-from weft.sim.scenario import Cut, Fault, Group, Kill, Line, Scenario, Slow, Stop
-from weft.sync.schedule import ConstantConfig
-
-SPEED = LEASE_TOKENS / 1.0  # a round's inner steps take a second
-NUM_ROUNDS = 12
-
-
-@pytest.fixture
-def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFile:
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
-    return RunFile(
-        name="scenario",
-        model=MODEL,
-        data=CorpusConfig(source=TextSource(paths=(str(write_corpus(tmp_path)),))),
-        train=TrainConfig(
-            seq_len=SEQ_LEN,
-            batch_size=BATCH,
-            tokens=NUM_ROUNDS * 4 * BATCH * SEQ_LEN * EVERY,
-            schedule=ConstantConfig(lr=1e-2),
-            evaluate_every=0,
-            evaluate_windows=4,
-        ),
-        method=FEDAVG,
-    )
-
-
-class Theatre:
-    """Plays scenarios of four machines, each in a folder of its own."""
-
-    def __init__(self, run_file: RunFile, root: Path) -> None:
-        self.run_file = run_file
-        self.root = root
-        self.logs: list[bytes] = []
-
-    def __call__(self, *faults: Fault, seed: int = 1, more: tuple[Group, ...] = (), **group: Any) -> Played:
-        lab = Group(name="lab", count=4, **({"tokens_per_s": SPEED} | group))
-        scenario = Scenario(run="", group=(lab, *more), fault=faults, seed=seed, limit_s=3600.0)
-        lines: list[bytes] = []
-        folder = self.root / f"play-{len(self.logs)}"
-        played = play(scenario, self.run_file, self.root, folder, lines.append)
-        self.logs.append(b"".join(lines))
-        assert played.broken == ()
-        return played
-
-    def commits(self, machine: Machine) -> list[RoundCommitted]:
-        """Return the outer steps that a machine of the last play made."""
-        path = self.root / "log.jsonl"
-        path.write_bytes(self.logs[-1])
-        entries = [entry for entry in read_jsonl(path) if entry.peer == machine.peer]
-        return [entry.event for entry in entries if isinstance(entry.event, RoundCommitted)]
-
-
-@pytest.fixture
-def theatre(run_file: RunFile, tmp_path: Path) -> Theatre:
-    return Theatre(run_file, tmp_path)
+from scenarios.swarm import BATCH, FEDAVG, LEASE_TOKENS, SEQ_LEN
+from scenarios.theatre import NUM_ROUNDS, SPEED, Theatre
+from weft.peer.config import RunFile
+from weft.sim.faults import Kill, Line, Partition, Slow, Stop
+from weft.sim.play import Played
+from weft.sim.scenario import Group
 
 
 def ends(played: Played) -> list[str]:
@@ -83,7 +28,10 @@ def test_without_faults_all_that_is_trained_is_counted(theatre: Theatre) -> None
 
 
 def test_one_scenario_has_one_log_byte_for_byte_and_another_seed_another(theatre: Theatre) -> None:
-    faults = (Kill(peer="lab-1", at_round=3, returns_after_s=5.0), Cut(peer="lab-2", at_s=6.0, lasts_s=3.0))
+    faults = (
+        Kill(peer="lab-1", at_round=3, returns_after_s=5.0),
+        Partition(sides=(("lab-2",),), at_s=6.0, lasts_s=3.0),
+    )
     links = {"jitter_ms": 20.0, "loss": 0.01, "up_mbit": 10.0}
     for seed in (1, 1, 2):
         theatre(*faults, seed=seed, **links)
@@ -118,14 +66,14 @@ def test_who_is_stopped_says_goodbye_and_comes_back(theatre: Theatre) -> None:
 
 
 def test_a_minority_that_was_cut_off_hands_its_work_in_later(theatre: Theatre) -> None:
-    played = theatre(Cut(peer="lab-1", at_s=3.5, lasts_s=4.0))
+    played = theatre(Partition(sides=(("lab-1",),), at_s=3.5, lasts_s=4.0))
     assert ends(played) == 4 * ["complete"]
     assert len({machine.replica for machine in played.machines}) == 1
     assert played.machines[1].counted <= played.machines[1].trained
 
 
 def test_two_that_are_cut_off_together_reach_each_other(theatre: Theatre) -> None:
-    played = theatre(Cut(peer="lab-1", companions=("lab-2",), at_s=3.5, lasts_s=600.0))
+    played = theatre(Partition(sides=(("lab-1", "lab-2"),), at_s=3.5, lasts_s=600.0))
     assert all(end in ("complete", "killed") for end in ends(played))
     commits = theatre.commits(played.machines[1])
     assert any({played.machines[2].peer, played.machines[1].peer} == set(event.contributors) for event in commits)

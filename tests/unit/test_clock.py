@@ -206,3 +206,80 @@ def test_late_timers_fire_even_where_floats_are_coarse(start_s: float) -> None:
 
     clock.run(main())
     assert clock.now() == pytest.approx(start_s + 5.0)
+
+
+class Diary:
+    """What a process did, and when."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.entries: list[tuple[float, str]] = []
+
+    def note(self, what: str) -> None:
+        self.entries.append((self.clock.now(), what))
+
+    async def every_second(self, times: int) -> None:
+        for _ in range(times):
+            await asyncio.sleep(1.0)
+            self.note("tick")
+
+
+def test_a_frozen_process_does_nothing_and_then_what_it_missed_while_others_go_on() -> None:
+    clock = VirtualClock()
+    frozen, other = Diary(clock), Diary(clock)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(diary.every_second(4), context=clock.context_of(diary)) for diary in (frozen, other)]
+        await asyncio.sleep(1.5)
+        clock.freeze(frozen)
+        await asyncio.sleep(5.0)
+        clock.thaw(frozen)
+        await asyncio.gather(*tasks)
+
+    clock.run(main())
+    assert other.entries == [(at, "tick") for at in (1.0, 2.0, 3.0, 4.0)]
+    assert frozen.entries == [(at, "tick") for at in (1.0, 6.5, 7.5, 8.5)]
+
+
+def test_who_thaws_takes_up_what_it_was_given_before_timers_that_are_over() -> None:
+    """As an event loop does that finds both when it looks again: what came in time is not late."""
+    clock = VirtualClock()
+    diary = Diary(clock)
+
+    async def wait(mail: asyncio.Queue[str]) -> None:
+        try:
+            async with asyncio.timeout(3.0):
+                diary.note(await mail.get())
+        except TimeoutError:
+            diary.note("nothing came")
+
+    async def main() -> None:
+        mail: asyncio.Queue[str] = asyncio.Queue()
+        task = asyncio.get_running_loop().create_task(wait(mail), context=clock.context_of(diary))
+        await asyncio.sleep(1.0)
+        clock.freeze(diary)
+        await asyncio.sleep(1.0)
+        mail.put_nowait("a letter")
+        await asyncio.sleep(8.0)
+        clock.thaw(diary)
+        await task
+
+    clock.run(main())
+    assert diary.entries == [(10.0, "a letter")]
+
+
+def test_what_is_cancelled_while_it_is_frozen_does_not_come() -> None:
+    clock = VirtualClock()
+    diary = Diary(clock)
+
+    async def main() -> None:
+        timer = asyncio.get_running_loop().call_later(1.0, diary.note, "too late", context=clock.context_of(diary))
+        clock.freeze(diary)
+        await asyncio.sleep(2.0)
+        timer.cancel()
+        clock.thaw(diary)
+        await asyncio.sleep(2.0)
+
+    clock.run(main())
+    assert diary.entries == []

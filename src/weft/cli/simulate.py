@@ -72,7 +72,8 @@ def report(played: "Played") -> Iterator[str]:
         yield f"{sum(machine.end == 'complete' for machine in played.machines)} machines completed the run with {same}"
     for fault in played.unplayed:
         when = f"{fault.at_s:g} s" if fault.at_s is not None else f"round {fault.at_round}"
-        yield f"not played: {type(fault).__name__.lower()} of {fault.peer} at {when}, which never came or was not over"
+        who = ", ".join(fault.named())
+        yield f"not played: {type(fault).__name__.lower()} of {who} at {when}, which never came or was not over"
 
 
 def _row(machine: "Machine") -> str:

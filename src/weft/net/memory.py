@@ -10,6 +10,8 @@ It does not know encryption: a peer is who its transport says, and only this pro
 """
 
 import asyncio
+from collections.abc import Callable
+from contextvars import Context, copy_context
 
 from weft import rng
 from weft.errors import DialError
@@ -52,15 +54,29 @@ class MemoryNetwork:
         """Return the link in that direction."""
         if (source, target) not in self._links:
             up, down = self.lines(source)[0], self.lines(target)[1]
-            made = Link(up, down, rng.stream(self._seed, "link", source, target))
-            made.delay_s, made.own.bandwidth_bps = self._delay_s, self._bandwidth_bps
+            made = Link(up, down, lambda: rng.stream(self._seed, "link", source, target))
+            made.own.delay_s, made.own.bandwidth_bps = self._delay_s, self._bandwidth_bps
             self._links[source, target] = made
         return self._links[source, target]
 
-    def set_line(self, peer: PeerId, *, up_bps: float | None, down_bps: float | None) -> None:
-        """Change how many bits per second `peer` can send, and receive; None: any."""
-        up, down = self.lines(peer)
-        up.bandwidth_bps, down.bandwidth_bps = up_bps, down_bps
+    def set_line(
+        self,
+        peer: PeerId,
+        *,
+        up_bps: float | None,
+        down_bps: float | None,
+        delay_s: float = 0.0,
+        jitter_s: float = 0.0,
+        loss: float = 0.0,
+    ) -> None:
+        """Change what all that `peer` sends or receives passes, besides each link's own line.
+
+        Args:
+            up_bps: bits per second that it can send; None: any.
+            delay_s: one way, as are jitter and loss: those of `set_link`.
+        """
+        for line, bandwidth_bps in zip(self.lines(peer), (up_bps, down_bps), strict=True):
+            line.bandwidth_bps, line.delay_s, line.jitter_s, line.loss = bandwidth_bps, delay_s, jitter_s, loss
 
     def set_link(
         self,
@@ -79,8 +95,8 @@ class MemoryNetwork:
             loss: share of the packets, 0 to 1, that have to be sent again.
         """
         for one_way in (self.link(a, b), self.link(b, a)):
-            one_way.delay_s, one_way.own.bandwidth_bps = delay_s, bandwidth_bps
-            one_way.jitter_s, one_way.loss = jitter_s, loss
+            own = one_way.own
+            own.bandwidth_bps, own.delay_s, own.jitter_s, own.loss = bandwidth_bps, delay_s, jitter_s, loss
 
     def partition(self, a: PeerId, b: PeerId) -> None:
         """Let nothing pass between `a` and `b`: streams fall silent, dials time out."""
@@ -120,10 +136,13 @@ class MemoryTransport:
         self._tasks = Tasks()
         self._streams: dict[MemoryStream, None] = {}
         self._accept: Accept | None = None
+        self._context = Context()  # of the process that listens
         self._end: str | None = None  # why this transport takes no further part
+        self.on_send: Callable[[bytes], bytes] = _as_it_is  # what is really sent: a scenario may damage it
 
     async def start(self, accept: Accept) -> tuple[str, ...]:
         self._accept = accept
+        self._context = copy_context()
         self._network._listen(self)
         return (SCHEME + self.peer,)
 
@@ -164,7 +183,7 @@ class MemoryTransport:
     def _take(self, stream: "MemoryStream", lane: Lane) -> None:
         assert self._accept is not None  # only listening transports are found
         self._streams[stream] = None
-        self._tasks.serve(self._accept, stream, lane)
+        self._context.run(self._tasks.serve, self._accept, stream, lane)
 
 
 class MemoryStream:
@@ -186,7 +205,7 @@ class MemoryStream:
         view = memoryview(data).cast("B")
         async with self._sending:
             for start in range(0, len(view), CHUNK_NBYTES):
-                await self._outgoing.put(bytes(view[start : start + CHUNK_NBYTES]))
+                await self._outgoing.put(self._owner.on_send(bytes(view[start : start + CHUNK_NBYTES])))
 
     async def recv_into(self, buffer: memoryview) -> int:
         return await self._incoming.take_into(buffer)
@@ -205,3 +224,7 @@ class MemoryStream:
 
     def _release(self) -> bool:
         return self._owner._streams.pop(self, False) is None
+
+
+def _as_it_is(chunk: bytes) -> bytes:
+    return chunk

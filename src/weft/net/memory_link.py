@@ -12,6 +12,8 @@ too few follow it to show the gap, and everything behind it in its stream waits.
 than MSS / RTT * sqrt(3 / (2 p)) (Mathis et al., "The macroscopic behavior of the TCP congestion avoidance algorithm",
 1997, equation 3); another stream beside it is as fast again.
 
+What is under way belongs to nobody (each timer has an empty context), so it arrives also while its sender is frozen.
+
 It does not know who the peers are.
 """
 
@@ -19,6 +21,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context
 
 import numpy as np
 
@@ -43,6 +46,9 @@ class Line:
 
     def __init__(self, bandwidth_bps: float | None = None) -> None:
         self.bandwidth_bps = bandwidth_bps
+        self.delay_s = 0.0  # from one end to the other
+        self.jitter_s = 0.0  # at most so much more, by chance
+        self.loss = 0.0  # share of the packets that are lost
         self._waiting: dict[Pipe, deque[tuple[Chunk, Onward]]] = {}  # in the order of their turns
         self._is_busy = False
 
@@ -68,7 +74,7 @@ class Line:
             if queue:
                 self._waiting[pipe] = queue
             takes_s = 8 * len(chunk or b"") / self.bandwidth_bps if self.bandwidth_bps is not None else 0.0
-            asyncio.get_running_loop().call_later(takes_s, self._passed, chunk, onward)
+            asyncio.get_running_loop().call_later(takes_s, self._passed, chunk, onward, context=Context())
 
     def _passed(self, chunk: Chunk, onward: Onward) -> None:
         onward(chunk)
@@ -76,22 +82,28 @@ class Line:
 
 
 class Link:
-    """One direction between two peers.
+    """One direction between two peers. Delays and jitters of its three lines add up; a packet must get past them all.
 
     Args:
         up: what leaves the sender to anybody passes it.
         down: what reaches the receiver from anybody passes it.
-        luck: decides jitter and loss.
+        make_luck: gives what decides jitter and loss, where there are any.
     """
 
-    def __init__(self, up: Line, down: Line, luck: np.random.Generator) -> None:
+    def __init__(self, up: Line, down: Line, make_luck: Callable[[], np.random.Generator]) -> None:
         self.up, self.own, self.down = up, Line(), down
-        self.delay_s = 0.0  # from leaving the sender to arriving
-        self.jitter_s = 0.0  # at most so much more, by chance
-        self.loss = 0.0  # share of the packets that are lost
         self.is_cut = False
         self.pipes: dict[Pipe, None] = {}
-        self._luck = luck
+        self._make_luck = make_luck
+        self._luck: np.random.Generator | None = None
+
+    @property
+    def delay_s(self) -> float:
+        return self.up.delay_s + self.own.delay_s + self.down.delay_s
+
+    @property
+    def loss(self) -> float:
+        return 1 - (1 - self.up.loss) * (1 - self.own.loss) * (1 - self.down.loss)
 
     @property
     def window_nbytes(self) -> int:
@@ -106,18 +118,26 @@ class Link:
 
     def stream_s(self, chunk: Chunk) -> float:
         """Return how long one stream takes to send `chunk`, however fast the lines are."""
-        if not self.loss or not chunk:
+        loss = self.loss
+        if not loss or not chunk:
             return 0.0
-        return len(chunk) / MSS_NBYTES * 2 * self.delay_s / math.sqrt(1.5 / self.loss)
+        return len(chunk) / MSS_NBYTES * 2 * self.delay_s / math.sqrt(1.5 / loss)
 
     def travel_s(self, chunk: Chunk) -> float:
         """Return how long `chunk` is under way once it has left."""
-        late_s = self.jitter_s * self._luck.random() if self.jitter_s else 0.0
-        if self.loss:
+        late_s, delay_s, loss = 0.0, self.delay_s, self.loss
+        if jitter_s := self.up.jitter_s + self.own.jitter_s + self.down.jitter_s:
+            late_s = jitter_s * self._draw()
+        if loss:
             num_packets = math.ceil(len(chunk or b"") / MSS_NBYTES) or 1
-            if self._luck.random() < 1 - (1 - self.loss) ** num_packets:
-                late_s += 2 * self.delay_s if num_packets > NUM_REPEATS else max(RTO_S, 2 * self.delay_s)
-        return self.delay_s + late_s
+            if self._draw() < 1 - (1 - loss) ** num_packets:
+                late_s += 2 * delay_s if num_packets > NUM_REPEATS else max(RTO_S, 2 * delay_s)
+        return delay_s + late_s
+
+    def _draw(self) -> float:
+        if self._luck is None:
+            self._luck = self._make_luck()
+        return self._luck.random()
 
 
 class Pipe:
@@ -216,7 +236,7 @@ class Pipe:
         if self._due_s <= loop.time():
             self._due()
         else:
-            loop.call_at(self._due_s, self._due)
+            loop.call_at(self._due_s, self._due, context=Context())
 
     def _due(self) -> None:
         if self._link.is_cut:

@@ -8,7 +8,7 @@ so no quorum commits what its members could not apply.
 Failure:
 - a contributor that cannot deliver, delivers what is no payload, or delivers too slowly: `MergeFailed` names it, and
   what it trained stays in its carry.
-- an owner whose result is no payload: it is not held, and the next attempt gives the part to another.
+- an owner whose result is no payload: it is not held, and counts as suspected in this round, so another gets the part.
 - a holder that delivers a result too slowly: the next one is asked.
 
 It does not know the round's decisions.
@@ -25,7 +25,7 @@ from weft.ids import Digest, PeerId, Round, short
 from weft.peer.chain import Chain
 from weft.peer.place import Place
 from weft.peer.pool import Pool
-from weft.sync.machine import MergeDone, MergeFailed, ResultHeld
+from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Collect, Contribution, Manifest
 from weft.sync.method import Method
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
@@ -91,11 +91,10 @@ class Parts:
 
     async def fetch(
         self, plan: Collect, part: int, result: Digest, round: Round, is_wanted: Callable[[], bool] = lambda: True
-    ) -> ResultHeld | None:
+    ) -> ResultHeld | Noticed | None:
         """Fetch a result, from its owner or whoever contributes; None where it cannot be had.
 
-        Raises:
-            PayloadError: it is no part of a vector.
+        Where it is no part of a vector, its owner is to own nothing more in this round: it would in every attempt.
         """
         num, owner = len(self.cut(len(plan.owners))[part]), plan.owners[part]
         for wait_s in FETCH_AGAIN_S:  # whoever had it may be gone, and another have it in a moment
@@ -104,7 +103,7 @@ class Parts:
                 return ResultHeld(plan=plan, part=part)
             except PayloadError as error:
                 self._emit(PayloadRejected(round=round, member=owner, reason=f"its merged part {part}: {error}"))
-                raise
+                return Noticed(peer=owner, status="suspected")
             except PeerError:
                 await asyncio.sleep(wait_s)
             if not is_wanted():

@@ -95,6 +95,11 @@ class Peer:
         """Return the manifest of the last outer step that this peer has made; None: it has no state yet."""
         return self._replica.head
 
+    @property
+    def carried_tokens(self) -> Tokens:
+        """Return what this peer has trained and no manifest it knows has counted."""
+        return self._carry.tokens
+
     # --- life ---
 
     async def found(self, *, wait_for: int = 1, snapshot: Snapshot | None = None) -> Outcome:

@@ -10,7 +10,7 @@ anything that depends on it is sent. What is merged and fetched is `parts`' part
 
 Failure:
 - a contributor that cannot deliver, or delivers what is no payload: the owner says so and the leader plans without it.
-- an owner that vanishes before its result is out: the leader gives the part to another.
+- an owner that vanishes before its result is out, or whose result is no payload: the leader gives the part to another.
 - a leader that vanishes: the next attempt's leader takes over when the progress timer runs out, or at once when
   membership says so.
 - this peer crashes: in the same round it is bound by what its disk says it promised.
@@ -446,8 +446,8 @@ class Rounds:
 
     async def _fetch(self, plan: Collect, part: int, result: Digest) -> None:
         number, is_wanted = self.chain.base.round, lambda: getattr(self._state, "plan", None) == plan
-        if held := await self.parts.fetch(plan, part, result, number, is_wanted):
-            self._feed(held)
+        if learnt := await self.parts.fetch(plan, part, result, number, is_wanted):
+            self._feed(learnt)
 
     async def _prefetch(self, manifest: Manifest) -> None:
         with suppress(PeerError):  # who makes the outer step asks again, and has other ways

@@ -10,11 +10,11 @@ It does not know what a run computes, nor who reads the log.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 import torch
@@ -27,7 +27,8 @@ from weft.net.memory import MemoryNetwork
 from weft.peer.config import RunFile
 from weft.peer.home import Home
 from weft.peer.seal import seal
-from weft.sim.scenario import Cut, Fault, Group, Kill, Line, Scenario, Slow, Stop, changed
+from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
+from weft.sim.scenario import Group, Scenario, at_present
 from weft.sim.world import Life, Member, Paced, World
 from weft.sync.messages import Manifest
 
@@ -41,6 +42,8 @@ class Machine:
     Args:
         trained: tokens of inner steps of all its processes.
         counted: of them, in manifests.
+        carried: of them, what it would bring to the next round; None where it has no such end.
+        num_lives: processes that it had.
         end: why its last process ended.
         replica: the digest of its replicated state at the end; None where it had none to tell.
     """
@@ -49,7 +52,9 @@ class Machine:
     peer: PeerId
     trained: Tokens
     counted: Tokens
+    carried: Tokens | None
     num_missed: int
+    num_lives: int
     end: str
     replica: Digest | None
 
@@ -62,6 +67,7 @@ class Played:
         took_s: virtual seconds.
         unplayed: faults whose moment never came.
         broken: errors that nobody handled: faults of weft.
+        manifests: all that any machine made an outer step of, as they were made.
     """
 
     machines: tuple[Machine, ...]
@@ -71,6 +77,7 @@ class Played:
     nats_per_byte: float | None
     unplayed: tuple[Fault, ...]
     broken: tuple[str, ...]
+    manifests: tuple[Manifest, ...]
 
 
 def play(scenario: Scenario, run_file: RunFile, base: Path, folder: Path, write: Callable[[bytes], object]) -> Played:
@@ -94,8 +101,11 @@ class _Stage:
         self.world = world
         self._scenario = scenario
         self._write = write
-        self._groups: dict[str, Group] = dict(scenario.machines())  # as they are now
-        self._paces = {name: Paced(group.tokens_per_s) for name, group in self._groups.items()}
+        self._groups: dict[str, Group] = dict(scenario.machines())  # as they are without faults
+        self._paces = {name: Paced(world.member(name), group.tokens_per_s) for name, group in self._groups.items()}
+        self._clocks = {name: SkewedClock(world.clock, group.clock_skew_s) for name, group in self._groups.items()}
+        self._partitions: list[Partition] = []  # in force
+        self._cut: set[tuple[str, str]] = set()  # pairs of machines between which nothing passes
         self._coming: dict[asyncio.Task[None], Fault | None] = {}
         self._manifests: dict[tuple[str, Round], Manifest] = {}
         self._broken: list[str] = []
@@ -106,7 +116,7 @@ class _Stage:
         members = [self.world.member(name) for name in self._groups]
         members[0].is_founder = True
         for member in members:
-            self._lay(member)
+            self._arrange(member)
         present = [member for member in members if not self._groups[member.name].joins_at_s]
         for member in present:
             self._launch(member, len(present))
@@ -114,11 +124,15 @@ class _Stage:
             if member not in present:
                 self._expect(self._join(member), None)
         for fault in self._scenario.fault:
-            self._expect(self._befall(fault), fault)
+            if isinstance(fault, Partition):
+                self._expect(self._part(fault), fault)
+                continue
+            for name in self._scenario.called(fault.peer):
+                self._expect(self._befall(fault, self.world.member(name)), fault)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._scenario.limit_s):
                 await self._until_all_ended()
-        unplayed = [fault for task, fault in self._coming.items() if fault is not None and not task.done()]
+        unplayed = {fault: None for task, fault in self._coming.items() if fault is not None and not task.done()}
         for task in self._coming:
             task.cancel()
         took_s = self.world.clock.now()
@@ -128,10 +142,10 @@ class _Stage:
 
     async def _until_all_ended(self) -> None:
         while True:
-            running = [life.task for life in self.world.lives if life.is_running]
+            running = [life for life in self.world.lives if life.is_running]
             coming = [task for task in self._coming if not task.done()]
             if running:
-                await asyncio.wait(running)
+                await running[0].has_ended.wait()
             elif coming and not self._is_complete():
                 await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
             else:
@@ -145,68 +159,81 @@ class _Stage:
     # --- machines ---
 
     def _launch(self, member: Member, wait_for: int = 1) -> None:
-        skew_s = self._groups[member.name].clock_skew_s
-        clock = SkewedClock(self.world.clock, skew_s) if skew_s else self.world.clock
-        self.world.launch(member, wait_for=wait_for, compute=self._paces[member.name], clock=clock)
+        self.world.launch(member, wait_for=wait_for, compute=self._paces[member.name], clock=self._clocks[member.name])
 
     async def _join(self, member: Member) -> None:
         await asyncio.sleep(self._groups[member.name].joins_at_s)
         self._launch(member)
 
-    def _lay(self, member: Member) -> None:
-        """Give a machine its line to the network, as its group says now."""
-        mine, network = self._groups[member.name], self.world.network
-        network.set_line(member.id, up_bps=_bps(mine.up_mbit), down_bps=_bps(mine.down_mbit))
-        for name, group in self._groups.items():
-            if name != member.name:
-                network.set_link(
-                    member.id,
-                    self.world.member(name).id,
-                    delay_s=(mine.delay_ms + group.delay_ms) / 1000,
-                    jitter_s=(mine.jitter_ms + group.jitter_ms) / 1000,
-                    loss=1 - (1 - mine.loss) * (1 - group.loss),
-                )
+    def _arrange(self, member: Member) -> None:
+        """Give a machine what it has at the moment: its line to the network, its speed, its clock on the wall."""
+        now = at_present(self._groups[member.name], member.in_force)
+        self._paces[member.name].tokens_per_s = now.tokens_per_s
+        self._clocks[member.name].ahead_s = now.clock_skew_s
+        self.world.network.set_line(
+            member.id,
+            up_bps=_bps(now.up_mbit),
+            down_bps=_bps(now.down_mbit),
+            delay_s=now.delay_ms / 1000,
+            jitter_s=now.jitter_ms / 1000,
+            loss=now.loss,
+        )
 
     # --- faults ---
 
     def _expect(self, coming: Coroutine[Any, Any, None], fault: Fault | None) -> None:
         self._coming[asyncio.ensure_future(coming)] = fault
 
-    async def _befall(self, fault: Fault) -> None:
-        member = self.world.member(fault.peer)
-        if fault.at_s is not None:
-            await asyncio.sleep(fault.at_s)
-        else:
-            await self.world.round(member, fault.at_round or 0)
+    async def _befall(self, fault: Fault, member: Member) -> None:
+        await self._moment(fault, member)
         match fault:
             case Kill():
-                self.world.kill(member)
+                if member.lives:
+                    self.world.kill(member)
                 await self._return(member, fault.returns_after_s)
             case Stop():
                 if member.lives and member.life.is_running:
                     member.peer.stop("its person stopped it")
-                    await asyncio.wait([member.life.task])
+                    await member.life.has_ended.wait()
                 await self._return(member, fault.returns_after_s)
-            case Cut():
-                inside = [member, *(self.world.member(name) for name in fault.companions)]
-                outside = [other for other in self.world.members.values() if other not in inside]
-                self.world.cut(inside, outside)
-                await asyncio.sleep(fault.lasts_s)
-                self.world.heal(inside, outside)
-            case Slow():
-                pace = self._paces[fault.peer]
-                pace.tokens_per_s *= fault.factor
-                await asyncio.sleep(fault.lasts_s)
-                pace.tokens_per_s /= fault.factor
-            case Line():
-                before = self._groups[fault.peer]
-                self._groups[fault.peer] = changed(before, fault)
-                self._lay(member)
-                await asyncio.sleep(fault.lasts_s)
-                self._groups[fault.peer] = before
-                self._lay(member)
+            case Freeze():
+                if member.lives:
+                    await self.world.freeze(member, fault.lasts_s)
+            case Partition():
+                raise AssertionError("a partition befalls no single machine")
             case _:
-                assert_never(fault)
+                member.in_force = (*member.in_force, fault)
+                self._arrange(member)
+                if fault.lasts_s is not None:
+                    await asyncio.sleep(fault.lasts_s)
+                    member.in_force = _without(member.in_force, fault)
+                    self._arrange(member)
+
+    async def _part(self, fault: Partition) -> None:
+        await self._moment(fault, self.world.member(self._scenario.called(fault.sides[0][0])[0]))
+        self._partitions.append(fault)
+        self._arrange_links()
+        await asyncio.sleep(fault.lasts_s)
+        self._partitions.remove(fault)
+        self._arrange_links()
+
+    async def _moment(self, fault: Fault, member: Member) -> None:
+        if fault.at_s is not None:
+            await asyncio.sleep(fault.at_s)
+        else:
+            await self.world.round(member, fault.at_round or 0)
+
+    def _arrange_links(self) -> None:
+        """Cut the links that a partition in force goes through, and no others."""
+        before, self._cut = self._cut, set()
+        for fault in self._partitions:
+            sides = [[name for each in side for name in self._scenario.called(each)] for side in fault.sides]
+            self._cut |= parted(sides, self._groups)
+        member, network = self.world.member, self.world.network
+        for one, other in sorted(before - self._cut):
+            network.heal(member(one).id, member(other).id)
+        for one, other in sorted(self._cut - before):
+            network.partition(member(one).id, member(other).id)
 
     async def _return(self, member: Member, after_s: float | None) -> None:
         if after_s is not None:
@@ -240,6 +267,7 @@ class _Stage:
             end = str(error) if isinstance(error, WeftError) else repr(error)
         else:
             end, replica = last.outcome.reason, last.outcome.replica
+        has_work = last is not None and not last.is_dead and last.peer is not None
         return Machine(
             name=member.name,
             peer=member.id,
@@ -252,7 +280,9 @@ class _Stage:
                     if each.peer == member.id
                 )
             ),
+            carried=last.peer.carried_tokens if last is not None and has_work else None,
             num_missed=sum(len(life.seen(RoundMissed)) for life in lives),
+            num_lives=len(lives),
             end=end,
             replica=replica,
         )
@@ -269,8 +299,16 @@ class _Stage:
             nats_per_byte=None if latest is None else latest.nats_per_byte,
             unplayed=unplayed,
             broken=tuple(self._broken),
+            manifests=tuple(self._manifests.values()),
         )
 
 
 def _bps(mbit: float | None) -> float | None:
     return None if mbit is None else mbit * MBIT
+
+
+def _without(faults: Sequence[Fault], over: Fault) -> tuple[Fault, ...]:
+    """Return `faults` without one that is over; others may be equal."""
+    left = list(faults)
+    left.remove(over)
+    return tuple(left)

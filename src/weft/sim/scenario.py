@@ -19,99 +19,45 @@ up, as do jitters, and a packet gets through if neither end loses it.
 It does not know how any of it is played.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from weft.config import Config
+from weft.net.membership import MAX_MEMBERS
+from weft.sim.faults import Fault, Line, Loss, Mbit, Ms, Name, Seconds, Skew, Slow
 
-MAX_PEERS = 32  # of one run, so far
+MAX_PEERS = MAX_MEMBERS  # a run has no more, so far
+_LINE = ("up_mbit", "down_mbit", "delay_ms", "jitter_ms", "loss")
 
-_Name = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[a-z][a-z0-9-]*\Z", description="of a machine")]
-_Mbit = Annotated[float, Meta(gt=0, description="megabits per second")]
-_Ms = Annotated[float, Meta(ge=0, le=60_000, description="milliseconds")]
-_Loss = Annotated[float, Meta(ge=0, lt=1, description="share of the packets")]
-_Seconds = Annotated[float, Meta(ge=0, description="seconds")]
-_Factor = Annotated[float, Meta(gt=0, description="of its speed")]
+_Speed = Annotated[float, Meta(gt=0, description="tokens per second of training")]
 
 
 class Group(Config, frozen=True, kw_only=True):
     """Machines that are alike. They are called `name-0`, `name-1`, ...; a single one just `name`."""
 
-    name: _Name
+    name: Name
     count: Annotated[int, Meta(ge=1, le=MAX_PEERS)] = 1
-    tokens_per_s: Annotated[float, Meta(gt=0, description="of training")] = 10_000.0
-    up_mbit: _Mbit | None = None  # None: any
-    down_mbit: _Mbit | None = None
-    delay_ms: _Ms = 10.0  # one way, to the middle of the network
-    jitter_ms: _Ms = 0.0
-    loss: _Loss = 0.0
-    joins_at_s: _Seconds = 0.0
+    tokens_per_s: _Speed = 10_000.0
+    up_mbit: Mbit | None = None  # None: any
+    down_mbit: Mbit | None = None
+    delay_ms: Ms = 10.0  # one way, to the middle of the network
+    jitter_ms: Ms = 0.0
+    loss: Loss = 0.0
+    joins_at_s: Seconds = 0.0
     clock_skew_s: Annotated[float, Meta(description="seconds that its clock on the wall is ahead")] = 0.0
 
     def names(self) -> list[str]:
         return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]
 
 
-class FaultBase(Config, frozen=True, kw_only=True, tag_field="type"):
-    """Something happens to a peer, at a time of the simulation or once it has made the outer step of a round."""
-
-    peer: _Name
-    at_s: _Seconds | None = None
-    at_round: Annotated[int, Meta(ge=1)] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.at_s is None) == (self.at_round is None):
-            raise ValueError(f"fault of {self.peer}: give either at_s or at_round.")
-
-
-class Kill(FaultBase, frozen=True, kw_only=True, tag="kill"):
-    """Its process ends as by kill -9."""
-
-    returns_after_s: _Seconds | None = None  # None: never
-
-
-class Stop(FaultBase, frozen=True, kw_only=True, tag="stop"):
-    """Its person stops it: it says goodbye and saves."""
-
-    returns_after_s: _Seconds | None = None
-
-
-class Cut(FaultBase, frozen=True, kw_only=True, tag="cut"):
-    """Nothing passes between it, or it and its companions, and all others."""
-
-    companions: tuple[_Name, ...] = ()
-    lasts_s: _Seconds
-
-
-class Slow(FaultBase, frozen=True, kw_only=True, tag="slow"):
-    """Its machine computes slower."""
-
-    factor: _Factor
-    lasts_s: _Seconds
-
-
-class Line(FaultBase, frozen=True, kw_only=True, tag="line"):
-    """Its line to the network is another for a while. What is not given stays."""
-
-    up_mbit: _Mbit | None = None
-    down_mbit: _Mbit | None = None
-    delay_ms: _Ms | None = None
-    jitter_ms: _Ms | None = None
-    loss: _Loss | None = None
-    lasts_s: _Seconds
-
-
-Fault = Kill | Stop | Cut | Slow | Line
-
-
 class Scenario(Config, frozen=True, kw_only=True):
     run: Annotated[str, Meta(description="path of the run file, from the scenario's folder")]
     group: Annotated[tuple[Group, ...], Meta(min_length=1)]
     fault: tuple[Fault, ...] = ()
-    seed: Annotated[int, Meta(ge=0)] = 0  # of keys, jitter and loss
+    seed: Annotated[int, Meta(ge=0)] = 0  # of keys, jitter, loss and whatever faults leave to chance
     limit_s: Annotated[float, Meta(gt=0, description="virtual seconds after which all stop")] = 7 * 86_400.0
 
     def __post_init__(self) -> None:
@@ -124,9 +70,8 @@ class Scenario(Config, frozen=True, kw_only=True):
         if self.group[0].joins_at_s:
             raise ValueError("group: the first peer makes the run, so its joins_at_s is 0.")
         for fault in self.fault:
-            unknown = {fault.peer, *(fault.companions if isinstance(fault, Cut) else ())} - set(names)
-            if unknown:
-                raise ValueError(f"fault: no machine is called {min(unknown)}. There are: {', '.join(names)}.")
+            for name in fault.named():
+                self.called(name)
 
     def machines(self) -> Iterator[tuple[str, Group]]:
         """Yield each machine's name and what it is like, the maker first."""
@@ -134,8 +79,38 @@ class Scenario(Config, frozen=True, kw_only=True):
             for name in group.names():
                 yield name, group
 
+    def called(self, name: str) -> list[str]:
+        """Return the machines that a fault means by `name`: a machine, or all of a group.
 
-def changed(group: Group, line: Line) -> Group:
-    """Return what a machine is like while its line is another."""
-    given = {name: getattr(line, name) for name in ("up_mbit", "down_mbit", "delay_ms", "jitter_ms", "loss")}
-    return msgspec.structs.replace(group, **{name: value for name, value in given.items() if value is not None})
+        Raises:
+            ValueError: there is no such machine or group.
+        """
+        for group in self.group:
+            if name == group.name:
+                return group.names()
+        known = [each for each, _ in self.machines()]
+        if name not in known:
+            raise ValueError(f"fault: no machine is called {name}. There are: {', '.join(known)}.")
+        return [name]
+
+
+def at_present(usual: Group, in_force: Iterable[Fault]) -> Group:
+    """Return what a machine is like while faults are in force, given in the order in which they began.
+
+    It is computed anew whenever one begins or ends, so those that overlap end in any order and leave nothing behind.
+    """
+    now = usual
+    for fault in in_force:
+        match fault:
+            case Slow():
+                now = msgspec.structs.replace(now, tokens_per_s=now.tokens_per_s * fault.factor)
+            case Line():
+                given = {name: getattr(fault, name) for name in _LINE}
+                now = msgspec.structs.replace(
+                    now, **{name: value for name, value in given.items() if value is not None}
+                )
+            case Skew():
+                now = msgspec.structs.replace(now, clock_skew_s=now.clock_skew_s + fault.ahead_s)
+            case _:
+                pass
+    return now

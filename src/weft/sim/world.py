@@ -11,15 +11,16 @@ It does not know what is played.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
+from weft import rng
 from weft.clock import Clock, VirtualClock
 from weft.errors import CheckpointError
 from weft.events import Event, RoundCommitted, StepDone
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.blobs import inline
 from weft.net.handshake import Passport
 from weft.net.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
@@ -29,6 +30,8 @@ from weft.peer.config import PeerConfig
 from weft.peer.home import Home
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import Sealed, initial
+from weft.sim.crooked import CrookedNode
+from weft.sim.faults import Fault
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -43,6 +46,8 @@ class Life:
         self.member = member
         self.number = number
         self.is_dead = False
+        self.is_frozen = False
+        self.has_ended = asyncio.Event()  # by itself, or because it was killed
         self.peer: Peer = None  # type: ignore[assignment]
         self.task: asyncio.Task[Outcome] = None  # type: ignore[assignment]
         self.events: list[tuple[float, Event]] = []
@@ -86,6 +91,8 @@ class Member:
         self.folder = world.home.folder(world.sealed.config.run, self.id)
         self.lives: list[Life] = []
         self.is_founder = False
+        self.frozen_s = 0.0  # how long its processes stood still, in all
+        self.in_force: Sequence[Fault] = ()  # what befalls it at the moment
 
     @property
     def life(self) -> Life:
@@ -97,13 +104,19 @@ class Member:
 
 
 class Paced:
-    """Where a simulated machine computes: each call of training takes the virtual seconds its tokens take."""
+    """Where a simulated machine computes: each call of training takes the virtual seconds its tokens take, and those
+    in which the machine stands still."""
 
-    def __init__(self, tokens_per_s: float) -> None:
+    def __init__(self, member: Member, tokens_per_s: float) -> None:
         self.tokens_per_s = tokens_per_s
+        self._member = member
 
     async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
-        await asyncio.sleep(num_tokens / self.tokens_per_s)
+        left_s = num_tokens / self.tokens_per_s
+        while left_s > 0:
+            frozen_s = self._member.frozen_s
+            await asyncio.sleep(left_s)
+            left_s = self._member.frozen_s - frozen_s
         return work()
 
     async def serve(self, work: Callable[[], T]) -> T:
@@ -130,6 +143,7 @@ class World:
         self.members: dict[str, Member] = {}
         self.lives: list[Life] = []
         self.on_event: Callable[[Life, Event], None] = lambda _life, _event: None  # told of each
+        self._initial = initial(sealed.config, home)
         self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
 
     def hear(self, life: Life, event: Event) -> None:
@@ -144,8 +158,10 @@ class World:
 
     def make_node(self, life: Life, passport: Passport, clock: Clock) -> Node:
         """Return the node of a process that begins."""
-        transport = self.network.transport(life.member.id)
-        return Node(passport, [transport], clock, life.emit, offload=inline)
+        member = life.member
+        transport = self.network.transport(member.id)
+        luck = rng.stream(self.seed, "crooked", member.name, life.number)
+        return CrookedNode(passport, transport, clock, life.emit, lambda: member.in_force, luck)
 
     def launch(
         self,
@@ -167,7 +183,8 @@ class World:
         self.lives.append(life)
         settings = settings or PeerConfig(device="cpu", micro_batch=self.sealed.config.train.batch_size)
         living = self._live(life, wait_for, compute or Inline(), settings, clock or self.clock)
-        life.task = asyncio.get_running_loop().create_task(living)
+        life.task = asyncio.get_running_loop().create_task(living, context=self.clock.context_of(life))
+        life.task.add_done_callback(lambda _task: life.has_ended.set())
         return life
 
     async def _live(self, life: Life, wait_for: int, compute: Compute, settings: PeerConfig, clock: Clock) -> Outcome:
@@ -185,8 +202,7 @@ class World:
             node.remember(other.id, [SCHEME + other.id], other.name)
         await node.start()
         try:
-            vector = initial(run, self.home)
-            assert vector is not None
+            assert self._initial is not None
             place = Place(
                 node=node,
                 identity=member.identity,
@@ -195,7 +211,7 @@ class World:
                 tokenizer=self.sealed.tokenizer,
                 shards=self.sealed.store,
                 index=self.sealed.index,
-                initial=vector,
+                initial=self._initial.clone(),
                 clock=clock,
                 compute=compute,
                 emit=life.emit,
@@ -225,6 +241,27 @@ class World:
             life.is_dead = True
             self.network.kill(member.id)
             life.task.cancel()
+            life.has_ended.set()
+
+    async def freeze(self, member: Member, lasts_s: float) -> None:
+        """Let the member's process stand still for so long, as between SIGSTOP and SIGCONT."""
+        life = member.life
+        if life.is_frozen or not life.is_running:
+            return
+        life.is_frozen = True
+        self.clock.freeze(life)
+        began = self.clock.now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(lasts_s):
+                await life.has_ended.wait()
+        member.frozen_s += self.clock.now() - began
+        if not life.is_dead:  # who is dead does not wake up
+            self._wake(life)
+
+    def _wake(self, life: Life) -> None:
+        if life.is_frozen:
+            life.is_frozen = False
+            self.clock.thaw(life)
 
     def cut(self, one: Iterable[Member], other: Iterable[Member]) -> None:
         for a, b in _pairs(one, other):
@@ -239,6 +276,8 @@ class World:
         for life in self.lives:
             if life.is_running:
                 self.kill(life.member)
+        for life in self.lives:
+            self._wake(life)  # so that its tasks end
         await asyncio.gather(*(life.task for life in self.lives), return_exceptions=True)
 
     # --- waiting ---

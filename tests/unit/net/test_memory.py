@@ -9,7 +9,7 @@ import pytest
 from weft.clock import VirtualClock
 from weft.errors import DialError, PeerError
 from weft.ids import PeerId
-from weft.net.memory import DIAL_TIMEOUT_S, MemoryNetwork, MemoryStream, MemoryTransport
+from weft.net.memory import DIAL_TIMEOUT_S, SCHEME, MemoryNetwork, MemoryStream, MemoryTransport
 from weft.net.memory_link import CHUNK_NBYTES, WINDOW_NBYTES
 from weft.net.transport import Lane, Stream
 
@@ -402,3 +402,42 @@ def test_two_runs_are_the_same() -> None:
     assert log(1) == log(1)
     assert log(1) != log(2)
     assert len(log(1)) > 20
+
+
+def test_the_delays_of_both_ends_lines_add_up_to_that_of_the_link() -> None:
+    network = MemoryNetwork(delay_s=0.1)
+    network.set_line(A, up_bps=None, down_bps=None, delay_s=0.2, loss=0.1)
+    network.set_line(B, up_bps=8e6, down_bps=None, delay_s=0.3, loss=0.2)
+    there, back = network.link(A, B), network.link(B, A)
+    assert (there.delay_s, back.delay_s) == pytest.approx((0.6, 0.6))
+    assert there.loss == pytest.approx(1 - 0.9 * 0.8)
+    network.set_line(B, up_bps=None, down_bps=None)
+    assert there.delay_s == pytest.approx(0.3)
+
+
+def test_bytes_under_way_arrive_although_their_sender_is_frozen() -> None:
+    clock, network = VirtualClock(), MemoryNetwork(delay_s=1.0)
+    heard: list[tuple[float, bytes]] = []
+
+    async def accept(stream: Stream, _lane: Lane) -> None:
+        heard.append((clock.now(), await receive(stream, 5)))
+        heard.append((clock.now(), b""))
+
+    async def send(stream: Stream) -> None:
+        await stream.send(b"hello")
+        await asyncio.sleep(1000.0)
+
+    async def main() -> None:
+        a, b = network.transport(A), network.transport(B)
+        await b.start(accept)
+        stream = await a.dial(B, SCHEME + B, "control")
+        sender = object()
+        task = asyncio.get_running_loop().create_task(send(stream), context=clock.context_of(sender))
+        await asyncio.sleep(0.5)
+        clock.freeze(sender)
+        await asyncio.sleep(5.0)
+        clock.thaw(sender)
+        task.cancel()
+
+    clock.run(main())
+    assert heard == [(2.0, b"hello"), (3.0, b"")]

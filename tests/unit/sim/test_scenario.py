@@ -6,7 +6,8 @@ import pytest
 
 from weft.config import load
 from weft.errors import ConfigError
-from weft.sim.scenario import MAX_PEERS, Group, Kill, Line, Scenario, changed
+from weft.sim.faults import Kill, Line, Skew, Slow, parted
+from weft.sim.scenario import MAX_PEERS, Group, Scenario, at_present
 
 LAB = """
 run = "run.toml"
@@ -34,7 +35,11 @@ def test_machines_of_a_group_are_numbered_and_a_single_one_is_not(tmp_path: Path
         ('[[group]]\nname = "lab-1"', "two machines are called lab-1"),
         (f'[[group]]\nname = "home"\ncount = {MAX_PEERS}', f"{MAX_PEERS + 3} peers"),
         ('[[fault]]\ntype = "kill"\npeer = "lab-7"\nat_s = 1.0', "no machine is called lab-7"),
-        ('[[fault]]\ntype = "cut"\npeer = "lab-1"\ncompanions = ["x"]\nat_s = 1.0\nlasts_s = 1.0', "called x"),
+        ('[[fault]]\ntype = "partition"\nsides = [["lab-1"], ["x"]]\nat_s = 1.0\nlasts_s = 1.0', "called x"),
+        ('[[fault]]\ntype = "partition"\nsides = []\nat_s = 1.0\nlasts_s = 1.0', "sides"),
+        ('[[fault]]\ntype = "drop"\npeer = "lab"\nat_s = 1.0\nshare = 2.0', "share"),
+        ('[[fault]]\ntype = "drop"\npeer = "lab"\nat_s = 1.0\nshare = 0.5\nkinds = ["Redy"]', "kinds"),
+        ('[[fault]]\ntype = "lie"\npeer = "lab"\nat_s = 1.0\nabout = "love"', "about"),
         ('[[fault]]\ntype = "kill"\npeer = "lab-1"', "either at_s or at_round"),
         ('[[fault]]\ntype = "kill"\npeer = "lab-1"\nat_s = 1.0\nat_round = 2', "either at_s or at_round"),
         ('[[fault]]\ntype = "burn"\npeer = "lab-1"\nat_s = 1.0', "burn"),
@@ -52,11 +57,35 @@ def test_the_maker_is_there_from_the_start(tmp_path: Path) -> None:
         read(tmp_path, LAB + "joins_at_s = 5.0")
 
 
-def test_a_changed_line_leaves_the_rest_as_it_was() -> None:
+def test_what_is_not_given_of_a_line_stays() -> None:
     group = Group(name="home", up_mbit=20.0, down_mbit=100.0, loss=0.01)
-    worse = changed(group, Line(peer="home", at_s=0.0, lasts_s=1.0, up_mbit=1.0))
+    worse = at_present(group, [Line(peer="home", at_s=0.0, lasts_s=1.0, up_mbit=1.0)])
     assert (worse.up_mbit, worse.down_mbit, worse.loss) == (1.0, 100.0, 0.01)
-    assert changed(group, Line(peer="home", at_s=0.0, lasts_s=1.0)) == group
+    assert at_present(group, [Line(peer="home", at_s=0.0, lasts_s=1.0)]) == group
+
+
+def test_of_two_faults_the_later_one_holds_where_both_say_something_and_slowness_adds_up() -> None:
+    group = Group(name="home", tokens_per_s=100.0, up_mbit=20.0, delay_ms=10.0)
+    first = Line(peer="home", at_s=0.0, lasts_s=9.0, up_mbit=1.0, delay_ms=50.0)
+    second = Line(peer="home", at_s=1.0, lasts_s=1.0, up_mbit=5.0)
+    both = at_present(group, [first, second])
+    assert (both.up_mbit, both.delay_ms) == (5.0, 50.0)
+    assert at_present(group, [second]).delay_ms == 10.0
+    slow, skew = Slow(peer="home", at_s=0.0, lasts_s=1.0, factor=0.5), Skew(peer="home", at_s=0.0, ahead_s=3600.0)
+    now = at_present(group, [slow, skew, slow])
+    assert (now.tokens_per_s, now.clock_skew_s) == (25.0, 3600.0)
+
+
+def test_a_partition_goes_between_its_sides_and_a_single_side_is_cut_off_from_all() -> None:
+    assert parted([["b"], ["a", "c"]], "abcd") == {("a", "b"), ("b", "c")}
+    assert parted([["b"]], "abcd") == {("a", "b"), ("b", "c"), ("b", "d")}
+    assert parted([["a"], ["b"], ["c"]], "abcd") == {("a", "b"), ("a", "c"), ("b", "c")}
+
+
+def test_a_fault_names_a_machine_or_all_of_a_group(tmp_path: Path) -> None:
+    scenario = read(tmp_path, LAB)
+    assert scenario.called("lab") == ["lab-0", "lab-1", "lab-2"]
+    assert scenario.called("lab-1") == ["lab-1"]
 
 
 def test_a_fault_at_a_time_or_a_round_is_one_fault() -> None:

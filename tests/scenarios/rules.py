@@ -1,0 +1,63 @@
+"""What must hold after any scenario, told from the log and the manifests (R1 to R4), in one place for all scenarios.
+
+R1  one manifest for each round of a branch, and one replica in the end
+R2  no work is counted twice, and what is not counted is still carried, or was said to be given up
+R3  each commit names everybody of its electorate: as counted, or left out with a reason
+R4  no wait that measured times do not ask for
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from weft.events import RoundCommitted
+from weft.ids import BranchId, PeerId, Round
+from weft.sync.messages import Manifest
+from weft.wire import digest_of
+
+Place = tuple[BranchId, Round]
+
+
+def one_history(commits: Iterable[RoundCommitted]) -> None:
+    """R1, of what all members have said."""
+    named: dict[Place, str] = {}
+    for event in commits:
+        known = named.setdefault((event.branch, event.round), event.manifest)
+        assert known == event.manifest, f"two manifests for round {event.round}"
+
+
+def counted(manifests: Iterable[Manifest]) -> dict[PeerId, int]:
+    """Return the tokens of each peer that manifests count."""
+    tokens: dict[PeerId, int] = {}
+    for manifest in manifests:
+        for each in manifest.contributions:
+            tokens[each.peer] = tokens.get(each.peer, 0) + each.tokens
+    return tokens
+
+
+def history(manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Return the manifests that the one with the most tokens follows on, itself included, the newest first."""
+    by_digest = {digest_of(manifest): manifest for manifest in manifests}
+    head = max(manifests, key=lambda manifest: (manifest.committed_tokens, manifest.round))
+    found = [head]
+    while (head := by_digest.get(head.previous)) is not None:  # type: ignore[assignment]
+        found.append(head)
+    return found
+
+
+def everybody_is_named(commits: Iterable[RoundCommitted], manifests: Mapping[Place, Manifest]) -> None:
+    """R3, of what all members have said."""
+    for event in commits:
+        manifest = manifests[event.branch, event.round]
+        before = manifests.get((event.branch, Round(event.round - 1)))
+        assert {each.peer for each in manifest.contributions} == set(event.contributors)
+        assert manifest.committed_tokens == event.committed_tokens
+        if before is not None:
+            assert set(before.members) == set(event.contributors) | event.left_out.keys()
+        assert all(event.left_out.values())
+        assert not event.left_out.keys() & set(event.contributors)
+
+
+def no_long_wait(times: Iterable[float], longest_s: float) -> None:
+    """R4, of a member's commits from some moment on."""
+    waits = [after - before for before, after in pairwise(times)]
+    assert max(waits, default=0.0) <= longest_s, f"waited {max(waits):.1f} s for a round"
