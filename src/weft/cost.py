@@ -104,6 +104,40 @@ _REQUEST_NBYTES = 119  # asking for a blob, and the header of the answer
 _HEARTBEAT_NBYTES = 280  # with a member's summary
 
 
+@dataclass(frozen=True)
+class Letters:
+    """Bytes of each message of a round, as often as it is sent once."""
+
+    ready: int
+    merged: int
+    collect: int
+    proposed: int
+    decided: int
+    holding: int
+    accept: int
+
+    @property
+    def with_leader(self) -> int:
+        """Return what the leader and one member say to each other."""
+        return self.collect + self.proposed + self.decided + self.holding + self.accept
+
+
+def round_letters(num_peers: int) -> Letters:
+    """Return the bytes of a round's messages among `num_peers` members with a part each."""
+    n = num_peers
+    lists = n * (_CONTRIBUTION_NBYTES + n * _NAME_NBYTES)
+    manifest, majority = _MANIFEST_NBYTES + lists + n * _MEMBER_NBYTES, n // 2 + 1
+    return Letters(
+        ready=_MESSAGE_NBYTES + n * _NAME_NBYTES,
+        merged=_MESSAGE_NBYTES + _NAME_NBYTES,
+        collect=_MESSAGE_NBYTES + lists + n * _NAME_NBYTES,
+        proposed=_MESSAGE_NBYTES + manifest,
+        decided=manifest + majority * _MESSAGE_NBYTES,
+        holding=_MESSAGE_NBYTES + n * _NAME_NBYTES,
+        accept=_MESSAGE_NBYTES + _NAME_NBYTES,
+    )
+
+
 def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = 2.0) -> Traffic:
     """Return the bytes of one round's messages and of the heartbeats meanwhile, for the mean member (leaders rotate).
 
@@ -113,18 +147,12 @@ def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = 2
     members on. Within 5 % of the messages' canonical bytes, and of what 4 to 16 members were measured to send
     (benchmarks/reports/bytes.md; two: 7 %); retries come on top.
     """
-    others, n = num_peers - 1, num_peers
-    lists = n * (_CONTRIBUTION_NBYTES + n * _NAME_NBYTES)
-    ready = _MESSAGE_NBYTES + n * _NAME_NBYTES
-    merged = _MESSAGE_NBYTES + _NAME_NBYTES
-    collect = _MESSAGE_NBYTES + lists + n * _NAME_NBYTES
-    manifest, majority = _MANIFEST_NBYTES + lists + n * _MEMBER_NBYTES, n // 2 + 1
-    proposed, decided = _MESSAGE_NBYTES + manifest, manifest + majority * _MESSAGE_NBYTES
-    holding, accept = _MESSAGE_NBYTES + n * _NAME_NBYTES, _MESSAGE_NBYTES + _NAME_NBYTES
+    others, n, letters = num_peers - 1, num_peers, round_letters(num_peers)
+    majority = n // 2 + 1
     requests = 2 * _REQUEST_NBYTES  # per other member: a part of its payload, and its merged part
-    heartbeats = int(round_s / heartbeat_s) * _HEARTBEAT_NBYTES
-    with_leader = others * (collect + proposed + decided + holding + accept) + (n - majority) * decided
-    nbytes = others * (ready + merged + requests + heartbeats) + with_leader // n
+    heartbeats = int(round_s / heartbeat_s * _HEARTBEAT_NBYTES)
+    with_leader = others * letters.with_leader + (n - majority) * letters.decided
+    nbytes = others * (letters.ready + letters.merged + requests + heartbeats) + with_leader // n
     return Traffic(nbytes, nbytes)
 
 

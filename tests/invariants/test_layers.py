@@ -23,7 +23,7 @@ FLOORS = (
     ("sync", "pipeline"),
     ("verify", "inference", "stacks"),
     ("peer",),
-    ("dashboard", "sim"),
+    ("dashboard", "sim", "plan"),
     ("cli",),
     ("__main__",),
 )

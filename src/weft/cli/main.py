@@ -23,6 +23,7 @@ from weft.cli import (
     inspect,
     join,
     keys,
+    plan,
     simulate,
     ticket,
     tokenizer,
@@ -91,6 +92,7 @@ def make_app(place: Place) -> typer.Typer:
         export.export,
         inspect.inspect,
         doctor.doctor,
+        plan.plan,
         simulate.simulate,
     ):
         app.command(verb.__name__, epilog=train.EXAMPLE if verb is train.train else None)(verb)

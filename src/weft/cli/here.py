@@ -1,0 +1,97 @@
+"""How fast this machine trains a run's model: whole inner steps of the model itself, timed.
+
+The fastest of many short runs is what the machine does while nothing disturbs it. Where several peers share it, each
+has its share of the cores as threads, and what one of them does alone is shared out among them.
+
+It does not know the run's data: the tokens are zeros, which take as long as any.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from weft import cost
+from weft.cli.pace import least_s
+from weft.clock import Clock
+from weft.errors import TooLarge
+from weft.model import ModelConfig, Transformer, flatten
+from weft.model.config import num_parameters
+from weft.peer.backward import Backward
+from weft.peer.config import PeerConfig, TrainConfig
+from weft.peer.device import choose, decoder, device_free_nbytes
+from weft.peer.host import host_free_nbytes
+from weft.peer.inner import InnerOptimizer
+
+_SPARE = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """What was measured.
+
+    Args:
+        tokens_per_s: of each peer, with all of them at work.
+        crowding: peers per core; 1 where a peer has the machine for itself.
+        memory_nbytes: that is free.
+    """
+
+    name: str
+    tokens_per_s: float
+    crowding: float
+    is_gpu: bool
+    is_half: bool
+    memory_nbytes: float
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure(model: ModelConfig, train: TrainConfig, num_sharing: int, clock: Clock | None = None) -> Here:
+    """Return the pace of this machine's best device; takes about three seconds, and longer where a step does.
+
+    Args:
+        num_sharing: peers on this machine.
+
+    Raises:
+        TooLarge: the model and one sample do not fit; says the figures.
+    """
+    cores = num_cores()
+    threads = max(1, cores // num_sharing)
+    device = choose(PeerConfig(threads=threads))
+    free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
+    needed = 4 * cost.FP32.nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
+    if needed > _SPARE * free:
+        raise TooLarge(
+            f"--device here: {num_parameters(model):,} parameters and one sample need {needed / 1e9:.1f} GB on "
+            f"{device.name}, where {free / 1e9:.1f} GB are free, so nothing can be timed. Name a device of the "
+            "kind that will train, or give --tokens-per-s."
+        )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        flat = flatten(Transformer(model), device.torch)
+        optimizer = InnerOptimizer(train.optimizer, flat)
+        backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
+        tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
+
+        def step() -> None:
+            backward.fill((tokens, tokens))
+            optimizer.step(1e-6)
+            float(flat.vector[0])  # waits for a GPU
+
+        step_s = least_s(step, clock)
+    finally:
+        torch.set_num_threads(before)
+    alone = tokens.numel() / step_s
+    at_once = cores / threads if device.is_cpu else 1.0
+    return Here(
+        name=f"cpu, threads: {threads}" if device.is_cpu else device.name,
+        tokens_per_s=alone * min(1.0, at_once / num_sharing),
+        crowding=max(1.0, num_sharing / cores),
+        is_gpu=not device.is_cpu,
+        is_half=device.precision != "fp32",
+        memory_nbytes=free / num_sharing,
+    )

@@ -1,0 +1,1 @@
+"""What a run will take before anybody joins: seconds, bytes, memory, energy, money, and which method suits it."""

@@ -1,0 +1,353 @@
+"""What a run takes: seconds, tokens per second, bytes, memory, energy, money, and the same in one data centre.
+
+    round       timing.round_time, with what processors do beside it
+    speed       tokens of a round / its seconds
+    energy      watts while a machine trains, a share of them while it waits
+    multiplier  what the run takes by what the data centre takes, as a product of named parts
+
+It does not know where the figures it is given come from.
+"""
+
+import math
+from dataclasses import dataclass
+
+from weft import cost
+from weft.peer.device import decoder, encoding
+from weft.plan.loss import NONE, Penalty, penalty
+from weft.plan.question import BYTES_CPU_S, MESSAGES_CPU_S, Cluster, Machines, Question
+from weft.plan.timing import Kind, Load, RoundTime, round_time
+from weft.sync.outer import NesterovConfig
+
+HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
+_SPARE = 0.9  # of a device's memory may be planned for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How one method would run.
+
+    Args:
+        tokens: of all members in a round.
+        traffic: of a mean member in a round, messages and heartbeats included.
+        total_s: until the run's tokens are committed.
+        penalty: in loss; None: nothing was published that would tell.
+    """
+
+    round: RoundTime
+    tokens: int
+    num_rounds: int
+    tokens_per_s: float
+    traffic: cost.Traffic
+    total_s: float
+    penalty: Penalty | None
+
+    @property
+    def gigabytes_per_day(self) -> float:
+        return cost.gigabytes_per_day(self.traffic.sent_nbytes + self.traffic.received_nbytes, self.round.total_s)
+
+    @property
+    def same_loss_s(self) -> float | None:
+        """Return how long it takes to the loss of data-parallel training on as many tokens; None: not known."""
+        if self.penalty is None or self.penalty.more_tokens is None:
+            return None
+        return self.total_s * self.penalty.more_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """What one peer holds in memory at its peak.
+
+    Args:
+        on_device: bytes on a GPU; 0 where it trains on its CPU. `on_host`: the rest.
+        micro_batch: samples at a time, as many as fit.
+        has_room: whether one sample at a time fits; None: the device's memory is not known.
+    """
+
+    machines: str
+    on_device: int
+    on_host: int
+    micro_batch: int
+    has_room: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What a run takes of energy and money."""
+
+    kwh: float
+    money: float
+    rent: float  # of it: machines paid by the hour
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One factor of the multiplier."""
+
+    name: str
+    factor: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplier:
+    """How many times as long a run takes to the same loss as in the data centre, as much energy, as much money.
+
+    Time and energy are the products of their parts.
+    """
+
+    time: tuple[Part, ...]
+    energy: tuple[Part, ...]
+    money: float
+
+    @property
+    def of_time(self) -> float:
+        return math.prod(part.factor for part in self.time)
+
+    @property
+    def of_energy(self) -> float:
+        return math.prod(part.factor for part in self.energy)
+
+    @property
+    def of_distance(self) -> float:
+        """Return what being apart costs in time, were the machines the same."""
+        return math.prod(part.factor for part in self.time if part.name != "machines")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    question: Question
+    pace: Pace
+    memory: tuple[Hold, ...]
+    bill: Bill
+    cluster_s: float
+    cluster_bill: Bill
+    multiplier: Multiplier
+
+
+def forecast(question: Question) -> Forecast:
+    """Return what the run of `question` takes."""
+    pace = pace_of(question)
+    cluster = question.cluster
+    cluster_wait = _ddp_wait(question)
+    cluster_s = question.train.tokens * cluster_wait / (cluster.count * cluster.tokens_per_s)
+    bill, cluster_bill = _bill(question, pace), _cluster_bill(question, cluster_s)
+    return Forecast(
+        question=question,
+        pace=pace,
+        memory=tuple(_hold(question, each) for each in question.machines),
+        bill=bill,
+        cluster_s=cluster_s,
+        cluster_bill=cluster_bill,
+        multiplier=Multiplier(
+            time=_time_parts(question, pace, cluster_wait),
+            energy=_energy_parts(question, pace, bill, cluster_bill),
+            money=_method_part(pace).factor * bill.money / cluster_bill.money if cluster_bill.money else 0.0,
+        ),
+    )
+
+
+# --- pace ---
+
+
+def pace_of(question: Question) -> Pace:
+    """Return how the method of `question` would run."""
+    train, num_peers = question.train, question.num_peers
+    steps = leased_steps(question)
+    payload, reply = _encodings(question)
+    load = Load.of(question.num_parameters, num_peers, payload, reply, train.evaluate_every)
+    round = round_time([_kind(question, each, steps[each.name], load) for each in question.machines], load)
+    tokens = sum(each.count * steps[each.name] for each in question.machines) * question.tokens_per_step
+    late = [each for each in question.machines if each.name in round.late]
+    per_s = (tokens - sum(each.count * steps[each.name] for each in late) * question.tokens_per_step) / round.total_s
+    per_s += sum(each.count * each.tokens_per_s for each in late)  # hand in what they have, rounds later
+    return Pace(
+        round=round,
+        tokens=tokens,
+        num_rounds=math.ceil(train.tokens / (per_s * round.total_s)),
+        tokens_per_s=per_s,
+        traffic=_traffic(load, num_peers, round.total_s),
+        total_s=train.tokens / per_s,
+        penalty=_penalty(question),
+    )
+
+
+def leased_steps(question: Question) -> dict[str, int]:
+    """Return the inner steps that a member of each kind is leased in a round: the fastest all of them."""
+    every = question.choices.every
+    if question.has_even_leases or every == 1:
+        return {each.name: every for each in question.machines}
+    fastest = max(each.tokens_per_s for each in question.machines)
+    return {each.name: max(1, int(every * each.tokens_per_s / fastest)) for each in question.machines}
+
+
+def _kind(question: Question, machines: Machines, num_steps: int, load: Load) -> Kind:
+    train = question.train
+    return Kind(
+        name=machines.name,
+        count=machines.count,
+        line=machines.line,
+        train_s=num_steps * question.tokens_per_step / machines.tokens_per_s,
+        evaluate_s=train.evaluate_windows * train.seq_len // 3 / machines.tokens_per_s,  # forward only
+        serve_s=0.0 if machines.is_serving_free else _serve_s(machines, question.num_peers, load),
+    )
+
+
+def _serve_s(machines: Machines, num_peers: int, load: Load) -> float:
+    """Return what a round keeps a processor busy with while nothing else goes on: bytes beyond what lines are busy."""
+    others = num_peers - 1
+    sent_nbytes = others * (load.payload_nbytes + load.result_nbytes) / num_peers
+    bytes_s = machines.crowding * BYTES_CPU_S * sent_nbytes
+    line_s = 8 * sent_nbytes / min(machines.line.up_bps, machines.line.down_bps)
+    return machines.crowding * MESSAGES_CPU_S * others + max(0.0, bytes_s - line_s)
+
+
+def _encodings(question: Question) -> tuple[cost.Encoding, cost.Encoding]:
+    choices = question.choices
+    return encoding(choices.codec), encoding(choices.reply_codec or choices.codec)
+
+
+def _traffic(load: Load, num_peers: int, round_s: float) -> cost.Traffic:
+    if num_peers == 1:
+        return cost.Traffic(0, 0)
+    bulk = (num_peers - 1) * (load.payload_nbytes + load.result_nbytes) // num_peers
+    return cost.Traffic(bulk, bulk) + cost.control_traffic(num_peers, round_s)
+
+
+def _penalty(question: Question) -> Penalty | None:
+    choices = question.choices
+    if question.num_peers == 1 or choices.send == "gradient":
+        return NONE
+    if not isinstance(choices.apply, NesterovConfig):
+        return None
+    return penalty(question.num_parameters, question.num_peers, choices.every, question.train.tokens)
+
+
+# --- memory ---
+
+
+def _hold(question: Question, machines: Machines) -> Hold:
+    micro_batch = question.train.batch_size
+    while True:
+        on_device, on_host = _held(question, machines, micro_batch)
+        held, there = on_device or on_host, machines.memory_nbytes
+        has_room = None if there is None else held <= _SPARE * there
+        if has_room is not False or micro_batch == 1:
+            break
+        micro_batch //= 2
+    return Hold(
+        machines=machines.name, on_device=on_device, on_host=on_host, micro_batch=micro_batch, has_room=has_room
+    )
+
+
+def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int, int]:
+    """Return the bytes on the device and on the host, as `peer.device.needed_nbytes` splits them."""
+    num, num_peers, choices = question.num_parameters, question.num_peers, question.choices
+    payload, reply = _encodings(question)
+    memory = cost.peer_memory(
+        num,
+        cost.part_size(num, num_peers),
+        num_peers,
+        payload,
+        reply,
+        sends_delta=choices.send == "delta",
+        has_momentum=isinstance(choices.apply, NesterovConfig),
+        num_rounds=math.ceil(question.train.tokens / (num_peers * choices.every * question.tokens_per_step)),
+        activations=cost.activation_nbytes(
+            decoder(question.model), micro_batch, question.train.seq_len, is_half=machines.is_half
+        ),
+    )
+    if not machines.is_gpu:
+        return 0, memory.peak_nbytes
+    moments = memory.inner_optimizer if choices.send == "delta" else 0
+    on_device = memory.local + memory.gradient + moments + max(memory.activations, cost.FP32.nbytes(num))
+    return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments
+
+
+# --- energy and money ---
+
+
+def _bill(question: Question, pace: Pace) -> Bill:
+    joules = sum(each.count * _joules(question, pace, each) for each in question.machines) * pace.num_rounds
+    rent = sum(each.count * each.price_per_hour for each in question.machines) * pace.total_s / HOUR_S
+    kwh = joules / KWH_J
+    owned = [each for each in question.machines if not each.price_per_hour]
+    paid = sum(each.count * _joules(question, pace, each) for each in owned) * pace.num_rounds / KWH_J
+    return Bill(kwh=kwh, money=paid * question.price_per_kwh + rent, rent=rent)
+
+
+def _joules(question: Question, pace: Pace, machines: Machines) -> float:
+    """Return the energy of one machine in a round."""
+    train_s = leased_steps(question)[machines.name] * question.tokens_per_step / machines.tokens_per_s
+    train_s = min(train_s, pace.round.total_s)
+    return machines.watts * (train_s + question.idle_share * (pace.round.total_s - train_s))
+
+
+def _cluster_bill(question: Question, total_s: float) -> Bill:
+    cluster = question.cluster
+    kwh = cluster.count * cluster.watts * cluster.pue * total_s / KWH_J
+    rent = cluster.count * cluster.price_per_hour * total_s / HOUR_S
+    return Bill(kwh=kwh, money=rent, rent=rent)
+
+
+# --- the multiplier ---
+
+
+def _ddp_wait(question: Question) -> float:
+    """Return how many times as long as its computing a step of the data centre takes."""
+    cluster: Cluster = question.cluster
+    step_s = question.tokens_per_step / cluster.tokens_per_s
+    traffic = cost.ring_ddp_traffic(question.num_parameters, cluster.count)
+    return 1 + cost.Link(cluster.fabric_bps, cluster.fabric_bps).seconds(traffic) / step_s
+
+
+def _time_parts(question: Question, pace: Pace, cluster_wait: float) -> tuple[Part, ...]:
+    cluster, round = question.cluster, pace.round
+    ours = sum(each.count * each.tokens_per_s for each in question.machines)
+    machines = cluster.count * cluster.tokens_per_s / ours
+    # What all machines would train, had they nothing to wait for, by what they do.
+    waits = _waits(round, ours / pace.tokens_per_s)
+    parts = [
+        Part(name="machines", factor=machines, why=f"{cluster.count} {cluster.name} compute so much faster"),
+        *waits,
+    ]
+    parts.append(Part(name="its own waiting", factor=1 / cluster_wait, why="the data centre's all-reduces, not hidden"))
+    return (*parts, _method_part(pace))
+
+
+def _waits(round: RoundTime, total: float) -> list[Part]:
+    """Return the factors by which waiting makes a run longer; their product is `total`."""
+    stages = (
+        ("exchange", round.contribute_s + round.result_s, "payloads and results are under way"),
+        ("messages", round.messages_s, "messages are under way"),
+        ("processor", round.serve_s, "encoding, encrypting, checking and merging"),
+        ("evaluation", round.evaluate_s, "the others wait for who evaluates"),
+    )
+    passed, parts = round.train_s + round.uneven_s, []
+    for name, took_s, why in stages:
+        parts.append(Part(name=name, factor=(passed + took_s) / passed, why=why))
+        passed += took_s
+    uneven = total / math.prod(part.factor for part in parts)
+    return [Part(name="uneven machines", factor=uneven, why="waiting for the slowest inner steps"), *parts]
+
+
+def _method_part(pace: Pace) -> Part:
+    if pace.penalty is None or pace.penalty.more_tokens is None:
+        return Part(name="method", factor=1.0, why="what rare outer steps cost in loss is not known here")
+    return Part(name="method", factor=pace.penalty.more_tokens, why="more tokens to the loss of training in one place")
+
+
+def _energy_parts(question: Question, pace: Pace, bill: Bill, cluster_bill: Bill) -> tuple[Part, ...]:
+    cluster, machines = question.cluster, question.machines
+    if not bill.kwh or not cluster_bill.kwh:
+        return ()
+    trained_j = sum(each.count * each.watts for each in machines) / sum(
+        each.count * each.tokens_per_s for each in machines
+    )
+    cluster_j = cluster.watts / cluster.tokens_per_s
+    total = bill.kwh / cluster_bill.kwh
+    names = (
+        Part(name="machines", factor=trained_j / cluster_j, why="energy of a token while it is trained on"),
+        Part(name="building", factor=1 / cluster.pue, why="the data centre cools and converts"),
+    )
+    waiting = total / math.prod(part.factor for part in names)
+    return (*names, Part(name="waiting", factor=waiting, why="machines draw power while they wait"), _method_part(pace))

@@ -1,0 +1,133 @@
+"""What a plan is asked: a run, who would train it, and what it is held against.
+
+It does not know files or command lines, nor what follows.
+"""
+
+from dataclasses import dataclass, replace
+
+from weft import cost
+from weft.model.config import ModelConfig, num_parameters
+from weft.peer.config import TrainConfig
+from weft.peer.device import decoder
+from weft.plan.profiles import Device, known
+from weft.plan.timing import Line
+from weft.sync.method import Choices
+
+# benchmarks/reports/rounds.md: 11.6 ms a member with 4 of them, 52.3 with 16, to check and handle a round's messages.
+MESSAGES_CPU_S = 3.5e-3  # per other member
+# benchmarks/reports/averaging.md: encode, encrypt, hash, merge, of what a member sends; 3 CPU-seconds a GB.
+BYTES_CPU_S = 3.07e-9
+# What AdamW reads and writes of each parameter: gradient twice (norm, step), parameter and two moments both ways.
+OPTIMIZER_NBYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """Peers that are alike.
+
+    Args:
+        tokens_per_s: of inner steps, of one peer, while it trains.
+        watts: of one of them, while it trains.
+        memory_nbytes: of the device it trains on; None: not known.
+        is_gpu: parameters and moments lie on a device of their own.
+        price_per_hour: of renting one; 0: only its electricity is paid.
+        crowding: peers per core that serves them: above 1 where several share a machine.
+        is_serving_free: messages and encryption take no time, as in the simulator.
+    """
+
+    name: str
+    count: int
+    line: Line
+    tokens_per_s: float
+    watts: float = 0.0
+    memory_nbytes: float | None = None
+    is_gpu: bool = False
+    is_half: bool = False
+    price_per_hour: float = 0.0
+    crowding: float = 1.0
+    is_serving_free: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """GPUs of one data centre that train the same model by bf16 ring DDP.
+
+    Args:
+        tokens_per_s: of one GPU.
+        fabric_bps: between two of them.
+        watts: of one, with its share of the machine around it.
+        pue: what the building draws, by what its machines draw.
+    """
+
+    name: str
+    count: int
+    tokens_per_s: float
+    fabric_bps: float
+    watts: float
+    pue: float
+    price_per_hour: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One run among some machines.
+
+    Args:
+        has_even_leases: all members are leased as much data; else slower ones less, so that all finish together.
+        idle_share: of a machine's watts, while it waits.
+    """
+
+    model: ModelConfig
+    train: TrainConfig
+    choices: Choices
+    machines: tuple[Machines, ...]
+    cluster: Cluster
+    has_even_leases: bool
+    price_per_kwh: float
+    idle_share: float
+
+    @property
+    def num_peers(self) -> int:
+        return sum(each.count for each in self.machines)
+
+    @property
+    def num_parameters(self) -> int:
+        return num_parameters(self.model)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.train.seq_len
+
+    def with_choices(self, choices: Choices) -> "Question":
+        """Return the same question of another method."""
+        return replace(self, choices=choices)
+
+
+def tokens_per_s(device: Device, model: ModelConfig, train: TrainConfig, efficiency: float | None = None) -> float:
+    """Return the speed of inner steps on a device: its matrix products, and the optimizer's way through its memory.
+
+    Args:
+        efficiency: share of its products that training uses; None: as `profiles.toml` has it for its kind.
+    """
+    defaults = known().defaults
+    usual = defaults.cpu_efficiency if device.kind == "cpu" else defaults.gpu_efficiency
+    num_tokens = train.batch_size * train.seq_len
+    flops = num_tokens * cost.flops_per_token(decoder(model), train.seq_len)
+    products_s = flops / (1e12 * device.tflops * (efficiency or usual))
+    optimizer_s = OPTIMIZER_NBYTES * num_parameters(model) / (1e9 * device.bandwidth_gbs)
+    return num_tokens / (products_s + optimizer_s)
+
+
+def cluster_of(device: Device, count: int, model: ModelConfig, train: TrainConfig, price_per_hour: float) -> Cluster:
+    """Return so many of a device in a data centre as `profiles.toml` assumes it."""
+    defaults = known().defaults
+    is_usual = device.name == defaults.cluster_device
+    return Cluster(
+        name=device.name,
+        count=count,
+        tokens_per_s=tokens_per_s(device, model, train),
+        fabric_bps=1e9 * defaults.cluster_fabric_gbit,
+        watts=defaults.cluster_watts if is_usual else device.watts + defaults.host_watts,
+        pue=defaults.cluster_pue,
+        price_per_hour=price_per_hour,
+    )

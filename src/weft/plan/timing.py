@@ -1,0 +1,352 @@
+"""How long a round takes among machines on lines: the way of its messages and bytes, added up.
+
+    inner steps | Ready | Collect | ask, payloads | Merged | ask, results | Holding | Propose, Accept | decision | ...
+
+Each arrow waits for the slowest that it needs: plans for all members, parts for all their contributions, proposals and
+commits for a majority. Leaders rotate, so the figure is the mean over who leads. Machines that are alike are one
+`Kind`.
+
+    a payload's part    (n - 1) / n of a payload leaves each uplink, as much arrives: whichever takes longer
+    a lossy stream      no faster than MSS / RTT sqrt(3 / (2 p))                    Mathis et al. (1997), equation 3
+
+Payloads and results do not overlap: a result is complete only once every contribution to it has come.
+
+It does not know what the bytes are, and nothing of processors: what encoding and encrypting take, its caller adds.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from weft import cost
+from weft.net.memory_link import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
+from weft.sync.deadline import FIRST_S, FLOOR_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A machine's line to the middle of the network: two machines are as far apart as both are from there."""
+
+    up_bps: float = math.inf
+    down_bps: float = math.inf
+    delay_s: float = 0.0
+    jitter_s: float = 0.0  # at most so much later, by chance
+    loss: float = 0.0  # share of the packets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Members that are alike.
+
+    Args:
+        train_s: the inner steps of a round.
+        evaluate_s: one evaluation, by the leader of a round.
+        serve_s: what its processor does for a round beside training: encode, encrypt, check, merge.
+    """
+
+    name: str
+    count: int
+    line: Line
+    train_s: float
+    evaluate_s: float = 0.0
+    serve_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a round moves, in parts of nearly equal size.
+
+    Args:
+        part_nbytes: the smallest and the largest part of a payload; `merged_nbytes`: of what is merged.
+        evaluate_every: rounds from one evaluation to the next; 0: none.
+    """
+
+    payload_nbytes: int
+    result_nbytes: int
+    part_nbytes: tuple[int, int]
+    merged_nbytes: tuple[int, int]
+    evaluate_every: int = 0
+
+    @classmethod
+    def of(cls, num: int, num_peers: int, payload: cost.Encoding, reply: cost.Encoding, every: int = 0) -> "Load":
+        """Return the load of averaging `num` elements among `num_peers`."""
+        sizes = [cost.part_size(num, num_peers, index) for index in range(num_peers)]
+        least, most = min(sizes), max(sizes)
+        return cls(
+            payload_nbytes=payload.nbytes(num),
+            result_nbytes=reply.nbytes(num),
+            part_nbytes=(payload.nbytes(least), payload.nbytes(most)),
+            merged_nbytes=(reply.nbytes(least), reply.nbytes(most)),
+            evaluate_every=every,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTime:
+    """The seconds of a mean round, by what a mean member does in them."""
+
+    train_s: float
+    uneven_s: float  # waits for the slowest member's inner steps
+    contribute_s: float  # payloads are under way
+    result_s: float  # merged parts are under way
+    messages_s: float  # messages are under way, and both kinds of bytes until the first and after the last of them
+    evaluate_s: float  # the others wait for who evaluates
+    serve_s: float  # processors encode, encrypt, check and merge
+    late: tuple[str, ...] = ()  # kinds that rounds do not wait for
+
+    @property
+    def total_s(self) -> float:
+        exchange_s = self.contribute_s + self.result_s + self.messages_s + self.serve_s
+        return self.train_s + self.uneven_s + exchange_s + self.evaluate_s
+
+    @property
+    def utilisation(self) -> float:
+        """Return the share of a round in which the mean member trains."""
+        return self.train_s / self.total_s
+
+
+def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
+    """Return the time of a round in the long run: links are up, deadlines have been measured, and nobody fails."""
+    waited, late = _waited_for(kinds)
+    num = sum(kind.count for kind in kinds)
+    slowest_s, serve_s = max(kind.train_s for kind in waited), max(kind.serve_s for kind in waited)
+    train_s = sum(kind.count * min(kind.train_s, slowest_s) for kind in kinds) / num
+    every = load.evaluate_every
+    if num == 1:
+        evaluate_s = kinds[0].evaluate_s / every if every else 0.0
+        return RoundTime(
+            train_s=train_s,
+            uneven_s=0.0,
+            contribute_s=0.0,
+            result_s=0.0,
+            messages_s=0.0,
+            evaluate_s=evaluate_s,
+            serve_s=serve_s,
+        )
+    way = _Way(kinds, load, num)
+    total_s = _mean_s(way, waited, has_evaluation=False) + (FLOOR_S if late else 0.0)
+    evaluate_s = (_mean_s(way, waited, has_evaluation=True) - total_s) / every if every and not late else 0.0
+    contribute_s, result_s = way.bulk_s()
+    # Where the slowest computer is not on the slowest line, its inner steps run while the others still fetch.
+    result_s = min(result_s, max(0.0, total_s - slowest_s - serve_s - contribute_s))
+    messages_s = total_s - slowest_s - serve_s - contribute_s - result_s
+    return RoundTime(
+        train_s=train_s,
+        uneven_s=slowest_s - train_s,
+        contribute_s=contribute_s,
+        result_s=result_s,
+        messages_s=messages_s,
+        evaluate_s=max(0.0, evaluate_s),
+        serve_s=serve_s,
+        late=tuple(kind.name for kind in late),
+    )
+
+
+def _waited_for(kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+    """Return the kinds whose members a round waits for, and those that are too late from its first round on."""
+    quorum_s = _nth(((kind.train_s, kind.count) for kind in kinds), _majority(sum(kind.count for kind in kinds)))
+    waited = [kind for kind in kinds if kind.train_s - quorum_s <= FIRST_S]
+    return waited, [kind for kind in kinds if kind not in waited]
+
+
+def _mean_s(way: "_Way", waited: Sequence[Kind], *, has_evaluation: bool) -> float:
+    """Return the mean over leaders from one plan to the next."""
+    total = 0.0
+    for leader in way.kinds:
+        starts = way.starts(leader, has_evaluation=has_evaluation)
+        for number, following in enumerate(starts):
+            weight = leader.count * following.count / way.num**2
+            total += weight * way.planned_s(starts, number, waited)
+    return total
+
+
+def _majority(num: int) -> int:
+    return num // 2 + 1
+
+
+@dataclass(frozen=True)
+class _Start:
+    """When members of a kind begin their next inner steps, in seconds from the plan."""
+
+    kind: Kind
+    count: int
+    at_s: float
+
+
+def _nth(times: Iterable[tuple[float, int]], number: int) -> float:
+    """Return when the `number`-th of all is there, given times and how many come at each."""
+    for time_s, count in sorted(times):
+        number -= count
+        if number <= 0:
+            return time_s
+    return math.inf
+
+
+class _Way:
+    """One round after its plan, for a leader of each kind. Members are (kind, count) entries; the leader is its own."""
+
+    def __init__(self, kinds: Sequence[Kind], load: Load, num: int) -> None:
+        self.kinds, self.num = kinds, num
+        self._load = load
+        self._letters = cost.round_letters(num)
+        self._others = num - 1
+
+    def bulk_s(self) -> tuple[float, float]:
+        """Return how long payloads are under way, and results: the slowest of all lines."""
+        entries = [(kind, kind.count) for kind in self.kinds]
+        pairs = [(a, b) for a, _ in entries for b, count in entries if a is not b or count > 1]
+        return max(self._payload_s(a, b) for a, b in pairs), max(self._result_s(a, b) for a, b in pairs)
+
+    def starts(self, leader: Kind, *, has_evaluation: bool) -> list[_Start]:
+        """Return when members begin their next inner steps; the leader comes first, as an entry of its own."""
+        entries = [(leader, 1)] + [(kind, kind.count - (kind is leader)) for kind in self.kinds]
+        entries = [(kind, count) for kind, count in entries if count]
+        letters = self._letters
+        others, pairs, load = self._others, self._others * self.num, self._load
+        # Uplinks are busy from the first request on, so the last member's plan counts half.
+        planned = [0.0] + [
+            self._hop_s(leader, kind, 0, others) + self._send_s(leader, letters.collect) / 2 for kind, _ in entries[1:]
+        ]
+        merged = [
+            max(
+                planned[j]
+                + self._hop_s(owner, other, 0, pairs)
+                + self._hop_s(other, owner, load.part_nbytes[1], pairs)
+                + self._payload_s(other, owner)
+                for other, _ in self._partners(entries, j)
+            )
+            + self._tail_s(owner, load.part_nbytes[1])
+            for j, (owner, _) in enumerate(entries)
+        ]
+        # A part may be merged while its owner's own payload still leaves: both pass the same uplink.
+        sent = [
+            max(
+                merged[j]
+                + self._send_s(owner, letters.merged)
+                + max(2 * self._hop_s(owner, other, 0, pairs) for other, _ in self._partners(entries, j))
+                + self._queue_s(owner),
+                min(planned) + self._least_hop_s(entries, j) + self._uplink_s(owner),
+            )
+            for j, (owner, _) in enumerate(entries)
+        ]
+        held = [
+            max(
+                sent[j] + self._hop_s(owner, member, load.merged_nbytes[1], pairs) + self._result_s(owner, member)
+                for j, (owner, count) in enumerate(entries)
+                if j != k or count > 1
+            )
+            + self._tail_s(member, load.merged_nbytes[1])
+            for k, (member, _) in enumerate(entries)
+        ]
+        # Half of an even number is a majority with the keeper in it, which every other half has.
+        needs = {self.num // 2 + 1, (self.num + 1) // 2}
+        decided = sum(self._decided_s(entries, held, need) for need in needs) / len(needs)
+        told = [decided] + [
+            decided + self._hop_s(leader, kind, 0, others) + self._send_s(leader, letters.decided)
+            for kind, _ in entries[1:]
+        ]
+        starts = [max(a, b) for a, b in zip(told, held, strict=True)]
+        if has_evaluation:
+            starts[0] += min(leader.evaluate_s, self._grace_s())
+        return [_Start(kind, count, at_s) for (kind, count), at_s in zip(entries, starts, strict=True)]
+
+    def planned_s(self, starts: Sequence[_Start], leader: int, waited: Sequence[Kind]) -> float:
+        """Return when the next leader, one of the members of `starts[leader]`, has heard all."""
+        ready = []
+        for number, start in enumerate(starts):
+            kind = start.kind
+            if kind in waited:
+                ready_s = start.at_s + kind.serve_s + kind.train_s
+                if number != leader or start.count > 1:
+                    ready_s += self._hop_s(kind, starts[leader].kind, num_waited=self._others)
+                    ready_s += self._send_s(kind, self._letters.ready)
+                ready.append(ready_s)
+        return max(ready)
+
+    def _decided_s(self, entries: Sequence[tuple[Kind, int]], held: Sequence[float], need: int) -> float:
+        """Return when the leader, `entries[0]`, has a majority's votes."""
+        leader = entries[0][0]
+        back = [0.0] + [self._hop_s(kind, leader) for kind, _ in entries[1:]]
+        counts = [count for _, count in entries]
+        holding = [(held_s + back_s, count) for held_s, back_s, count in zip(held, back, counts, strict=True)]
+        proposed = max(held[0], _nth(holding, need))
+        sent_s = self._send_s(leader, self._letters.proposed) * need / self.num  # to the majority's last
+        votes = [(proposed, 1)]
+        for k in range(1, len(entries)):
+            heard_s = proposed + sent_s + self._hop_s(leader, entries[k][0])
+            votes.append((max(heard_s, held[k]) + back[k], counts[k]))  # who votes holds what it votes for
+        return _nth(votes, need)
+
+    @staticmethod
+    def _partners(entries: Sequence[tuple[Kind, int]], number: int) -> list[tuple[Kind, int]]:
+        return [entry for k, entry in enumerate(entries) if k != number or entry[1] > 1]
+
+    def _least_hop_s(self, entries: Sequence[tuple[Kind, int]], number: int) -> float:
+        """Return when a first request can reach a member, from the first plan that anybody has."""
+        return min(self._hop_s(entries[number][0], other) for other, _ in self._partners(entries, number))
+
+    # --- lines ---
+
+    def _uplink_s(self, source: Kind) -> float:
+        """Return how long a member's own payload occupies its uplink."""
+        return 8 * (self._load.payload_nbytes - self._load.part_nbytes[0]) / source.line.up_bps
+
+    def _payload_s(self, source: Kind, owner: Kind) -> float:
+        load = self._load
+        sent_s = self._uplink_s(source)
+        received_s = 8 * self._others * load.part_nbytes[1] / owner.line.down_bps
+        return max(sent_s, received_s, _stream_s(source, owner, load.part_nbytes[1]))
+
+    def _result_s(self, owner: Kind, member: Kind) -> float:
+        load = self._load
+        sent_s = 8 * self._others * load.merged_nbytes[1] / owner.line.up_bps
+        received_s = 8 * (load.result_nbytes - load.merged_nbytes[0]) / member.line.down_bps
+        return max(sent_s, received_s, _stream_s(owner, member, load.merged_nbytes[1]))
+
+    def _queue_s(self, owner: Kind) -> float:
+        """Return how long a request for a result waits behind results on the uplink of who asks.
+
+        Parts of one chunk leave one after another, so the last is merged when the others' results are on their way. An
+        eighth of them is what plays of the simulator show.
+        """
+        if self._load.part_nbytes[1] > CHUNK_NBYTES:
+            return 0.0
+        return self._others * self._load.merged_nbytes[1] / owner.line.up_bps
+
+    def _send_s(self, source: Kind, letter_nbytes: int) -> float:
+        """Return how long a letter to all others occupies an uplink."""
+        return 8 * self._others * letter_nbytes / source.line.up_bps
+
+    @staticmethod
+    def _tail_s(receiver: Kind, nbytes: int) -> float:
+        """Return how long the last chunk occupies the downlink after it has left the uplink."""
+        return 8 * min(nbytes, CHUNK_NBYTES) / receiver.line.down_bps
+
+    @staticmethod
+    def _hop_s(a: Kind, b: Kind, nbytes: int = 0, num_waited: int = 1) -> float:
+        """Return how long the last of `num_waited` messages, or streams of `nbytes`, is under way beside its lines."""
+        delay_s, jitter_s = a.line.delay_s + b.line.delay_s, a.line.jitter_s + b.line.jitter_s
+        late_s = jitter_s * num_waited / (num_waited + 1)  # the mean of the largest of so many
+        loss = _loss(a, b)
+        if loss:
+            num_packets = max(1, math.ceil(nbytes / MSS_NBYTES))
+            again_s = 2 * delay_s if num_packets > NUM_REPEATS else max(RTO_S, 2 * delay_s)
+            late_s += again_s * (1 - (1 - loss) ** (num_packets * num_waited))
+        return delay_s + late_s
+
+    def _grace_s(self) -> float:
+        """Return how long others wait for who evaluates: about as long as they differ anyhow."""
+        spread_s = max(kind.train_s for kind in self.kinds) - min(kind.train_s for kind in self.kinds)
+        return min(FIRST_S, max(FLOOR_S, spread_s))
+
+
+def _loss(a: Kind, b: Kind) -> float:
+    return 1 - (1 - a.line.loss) * (1 - b.line.loss)
+
+
+def _stream_s(source: Kind, target: Kind, nbytes: int) -> float:
+    """Return how long one stream takes for `nbytes`, however fast the lines are."""
+    loss = _loss(source, target)
+    if not loss:
+        return 0.0
+    return nbytes / MSS_NBYTES * 2 * (source.line.delay_s + target.line.delay_s) / math.sqrt(1.5 / loss)

@@ -1,0 +1,124 @@
+"""Plans against plays: what `weft plan` reckons of a scenario is what production peers take on the virtual clock."""
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from scenarios.swarm import write_corpus
+from weft.cli.asked import group_machines
+from weft.codec import Fp32Config
+from weft.data import ByteTokenizer, CorpusConfig, TextSource
+from weft.events import RoundCommitted, read_jsonl
+from weft.peer.config import RunFile, ShapedModel, TrainConfig
+from weft.peer.seal import resolve
+from weft.plan import profiles
+from weft.plan.forecast import Pace, pace_of
+from weft.plan.question import Question, cluster_of
+from weft.sim.play import play
+from weft.sim.scenario import Group, Scenario
+from weft.sync.method import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out
+from weft.sync.schedule import ConstantConfig
+
+TINY = ShapedModel(num_layers=1, num_heads=2, width=32, ffn_width=48)  # 17,024 parameters
+SMALL = ShapedModel(num_layers=2, num_heads=4, width=96, ffn_width=256)  # some 250,000
+SEQ_LEN, BATCH = 16, 2
+SKIPPED = 3  # rounds: the first open streams and have measured no deadlines
+NEAR = 0.05
+
+
+def run_file(root: Path, model: ShapedModel, method: MethodConfig, num_peers: int, **train: int) -> RunFile:
+    tokens = (train.pop("num_rounds", 9)) * num_peers * BATCH * SEQ_LEN * getattr(method, "every", 1)
+    return RunFile(
+        name="planned",
+        peers=num_peers,
+        model=model,
+        data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),
+        train=TrainConfig(
+            seq_len=SEQ_LEN,
+            batch_size=BATCH,
+            tokens=tokens,
+            schedule=ConstantConfig(lr=1e-3),
+            **({"evaluate_every": 0, "evaluate_windows": 4} | train),
+        ),
+        method=method,
+    )
+
+
+def planned(file: RunFile, root: Path, groups: tuple[Group, ...]) -> Pace:
+    model = resolve(file, ByteTokenizer(), root)
+    return pace_of(
+        Question(
+            model=model,
+            train=file.train,
+            choices=spell_out(file.method, file.peers),
+            machines=tuple(map(group_machines, groups)),
+            cluster=cluster_of(profiles.device("h100-sxm"), 8, model, file.train, 2.0),
+            has_even_leases=getattr(file, "has_even_leases", True),
+            price_per_kwh=0.2,
+            idle_share=0.3,
+        )
+    )
+
+
+def played(file: RunFile, root: Path, groups: tuple[Group, ...]) -> tuple[float, float]:
+    """Return seconds per round, and bytes that a mean member sends in one."""
+    lines: list[bytes] = []
+    outcome = play(Scenario(run="", group=groups, seed=3, limit_s=1e6), file, root, root / "home", lines.append)
+    assert outcome.broken == ()
+    (root / "log.jsonl").write_bytes(b"".join(lines))
+    entries = [entry for entry in read_jsonl(root / "log.jsonl") if isinstance(entry.event, RoundCommitted)]
+    at = {number: min(entry.at for entry in entries if entry.event.round == number) for number in (SKIPPED, 9)}
+    assert outcome.num_rounds == 9
+    sent = [entry.event.sent_nbytes for entry in entries if entry.event.round > SKIPPED]
+    return (at[9] - at[SKIPPED]) / (9 - SKIPPED), fmean(sent)
+
+
+HOME = {"up_mbit": 20.0, "down_mbit": 100.0, "delay_ms": 10.0}
+CASES: dict[str, tuple[ShapedModel, MethodConfig, tuple[Group, ...]]] = {
+    "latency alone, fp32": (
+        TINY,
+        FedAvgConfig(every=2, codec=Fp32Config()),
+        (Group(name="lab", count=4, tokens_per_s=640.0),),
+    ),
+    "two peers": (TINY, FedAvgConfig(every=2), (Group(name="pair", count=2, tokens_per_s=640.0),)),
+    "homes, int8": (SMALL, DiLoCoConfig(every=4), (Group(name="home", count=5, tokens_per_s=200.0, **HOME),)),
+    "ddp in bf16 on narrow lines": (
+        SMALL,
+        DdpConfig(),
+        (Group(name="home", count=3, tokens_per_s=100.0, up_mbit=5.0, down_mbit=40.0, delay_ms=20.0),),
+    ),
+    "jitter and loss": (
+        SMALL,
+        DiLoCoConfig(every=4),
+        (Group(name="air", count=4, tokens_per_s=64.0, up_mbit=10.0, delay_ms=15.0, jitter_ms=10.0, loss=0.003),),
+    ),
+    "a site and homes": (
+        SMALL,
+        DiLoCoConfig(every=4),
+        (
+            Group(name="site", count=2, tokens_per_s=128.0, delay_ms=5.0, up_mbit=500.0, down_mbit=500.0),
+            Group(name="home", count=3, tokens_per_s=110.0, **HOME),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_is_what_a_play_takes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    model, method, groups = CASES[case]
+    file = run_file(tmp_path, model, method, sum(group.count for group in groups))
+    pace = planned(file, tmp_path, groups)
+    round_s, sent_nbytes = played(file, tmp_path, groups)
+    assert pace.round.total_s == pytest.approx(round_s, rel=NEAR)
+    assert pace.traffic.sent_nbytes == pytest.approx(sent_nbytes, rel=NEAR)
+
+
+def test_evaluation_is_waited_for_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    groups = (Group(name="lab", count=4, tokens_per_s=64.0),)
+    file = run_file(tmp_path, TINY, FedAvgConfig(every=2), 4, evaluate_every=3, evaluate_windows=8)
+    pace = planned(file, tmp_path, groups)
+    assert pace.round.evaluate_s > 0.1 * pace.round.train_s
+    assert pace.round.total_s == pytest.approx(played(file, tmp_path, groups)[0], rel=NEAR)

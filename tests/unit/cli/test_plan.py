@@ -1,0 +1,178 @@
+"""`weft plan` from files and options to what it prints."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unit.cli.small import Weft
+from weft.cli.asked import rate, time
+from weft.errors import ConfigError
+
+FAST = ("--tokens-per-s", "1000", "--peers", "4")
+SCENARIO = """
+run = "{run}"
+[[group]]
+name = "lab"
+count = 3
+tokens_per_s = 1000.0
+up_mbit = 10.0
+[[group]]
+name = "late"
+tokens_per_s = 500.0
+joins_at_s = 9.0
+[[fault]]
+type = "kill"
+peer = "lab-1"
+at_round = 2
+"""
+
+
+def test_a_plan_tells_time_bytes_memory_energy_money_and_method(weft: Weft, run_path: Path) -> None:
+    answer = weft("plan", run_path, "--peers", 8, "--up", "20mbit", "--down", "100mbit", "--device", "rtx4090")
+    assert (answer.code, answer.err) == (0, "")
+    for word in ("round", "speed", "bytes", "memory", "energy", "money", "data centre", "multiplier", "method", "note"):
+        assert any(line.startswith(word) for line in answer.out.splitlines()), word
+    assert "8 peers" in answer.out
+    assert "* " in answer.out
+    assert "165.2 TFLOP/s" in answer.out
+    assert "2503.09799" in answer.out
+
+
+def test_json_holds_the_same_figures(weft: Weft, run_path: Path) -> None:
+    answer = weft("plan", run_path, *FAST, "--watts", 300, "--json")
+    tree = json.loads(answer.out)
+    assert tree["num_peers"] == 4
+    assert tree["round_tokens"] / tree["round"]["total_s"] == pytest.approx(tree["tokens_per_s"])
+    assert tree["bill"]["kwh"] > 0
+    assert sum(row["is_chosen"] for row in tree["methods"]) == 1
+    assert [row["name"] for row in tree["methods"] if row["is_asked"]] == [tree["method"]]
+
+
+def test_nothing_is_packed_and_the_text_need_not_be_there(weft: Weft, run_path: Path, home: Path) -> None:
+    (run_path.parent / "text.txt").unlink()
+    assert weft("plan", run_path, *FAST).code == 0
+    answer = weft("plan", run_path, *FAST, "--set", "tokenizer.type=characters")
+    assert answer.code == 0
+    assert "100 different characters are assumed" in answer.out
+    assert not (home / "shards").exists()
+
+
+def test_an_alphabet_that_is_there_is_read(weft: Weft, run_path: Path) -> None:
+    answer = weft("plan", run_path, *FAST, "--set", "tokenizer.type=characters", "--json")
+    assert "assumed" not in answer.out
+    assert json.loads(answer.out)["num_parameters"] < 5000
+
+
+def test_the_method_can_be_another(weft: Weft, run_path: Path) -> None:
+    names = [
+        json.loads(weft("plan", run_path, *FAST, "--json", *more).out)["method"]
+        for more in (
+            (),
+            ("--method", "ddp"),
+            ("--method", "fedavg"),
+            ("--every", 7, "--codec", "bf16"),
+            ("--method", "diloco", "--every", 100),
+        )
+    ]
+    assert names == ["diloco H=30 int8", "ddp bf16", "fedavg H=30 bf16", "diloco H=7 bf16", "diloco H=100 int8"]
+
+
+def test_a_scenario_is_planned_group_by_group(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(SCENARIO.format(run=run_path.name))
+    answer = weft("plan", path)
+    assert (answer.code, answer.err) == (0, "")
+    assert "3 lab + 1 late" in answer.out
+    assert "1 faults of the scenario" in answer.out
+    assert "join later" in answer.out
+    refused = weft("plan", path, "--peers", 3)
+    assert refused.code == 2
+    assert "it is a scenario" in refused.err
+
+
+def test_this_machine_is_timed_alone_and_shared(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_second(step: Callable[[], None], _clock: object) -> float:
+        step()
+        return 1.0
+
+    monkeypatch.setattr("weft.cli.here.least_s", one_second)
+    monkeypatch.setattr("weft.cli.here.num_cores", lambda: 2)
+    monkeypatch.setattr("weft.peer.device._best", lambda: "cpu")
+    options = ("plan", run_path, "--device", "here", "--peers", 8, "--json")
+    alone, shared = json.loads(weft(*options).out), json.loads(weft(*options, "--line", "loopback").out)
+    assert alone["round"]["train_s"] == pytest.approx(30)
+    assert shared["round"]["train_s"] == pytest.approx(4 * 30)
+    assert any("8 peers that share this machine" in note for note in shared["notes"])
+
+
+def test_slower_lines_make_longer_rounds(weft: Weft, run_path: Path) -> None:
+    rounds = [
+        json.loads(weft("plan", run_path, *FAST, "--json", *more).out)["round"]["total_s"]
+        for more in (("--line", "datacentre"), ("--line", "dsl"), ("--line", "dsl", "--delay", "200ms"))
+    ]
+    assert rounds == sorted(set(rounds))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "nothing says how fast peers train"),
+        (("--device", "rtx9999"), "Known: rtx3060"),
+        ((*FAST, "--line", "string"), "Known: home"),
+        ((*FAST, "--up", "fast"), "--up fast: no rate"),
+        ((*FAST, "--down", "0mbit"), "--down 0mbit: no rate"),
+        ((*FAST, "--delay", "soon"), "--delay soon: no time"),
+        ((*FAST, "--method", "magic"), "Allowed: ddp, fedavg, diloco"),
+        ((*FAST, "--codec", "zip"), "Allowed: fp32, bf16, int8"),
+        ((*FAST, "--method", "ddp", "--every", 9), "ddp synchronises after each step"),
+        ((*FAST, "--every", 200_000), "--every"),
+        ((*FAST, "--cluster", "abacus"), "--cluster abacus: not known"),
+        ((*FAST, "--cluster", "l40s"), "Give --cluster-price"),
+        ((*FAST, "--set", "train.tokens=0"), "train.tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_to_do(
+    weft: Weft, run_path: Path, options: tuple[object, ...], words: str
+) -> None:
+    answer = weft("plan", run_path, *options)
+    assert answer.code == 2
+    assert words in answer.err
+    assert answer.out == ""
+
+
+def test_a_model_that_does_not_fit_is_said(weft: Weft, run_path: Path) -> None:
+    answer = weft("plan", run_path, "--device", "rtx3060", "--set", 'model={type="size", size="7b"}')
+    assert answer.code == 0
+    assert "IT DOES NOT FIT" in answer.out
+
+
+def test_a_model_too_large_to_time_here_is_refused(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.cli.here.host_free_nbytes", lambda: 1000)
+    monkeypatch.setattr("weft.peer.device._best", lambda: "cpu")
+    answer = weft("plan", run_path, "--device", "here")
+    assert answer.code == 10
+    assert "--tokens-per-s" in answer.err
+
+
+def test_more_members_than_a_run_has_room_for_are_planned_with_a_word(weft: Weft, run_path: Path) -> None:
+    answer = weft("plan", run_path, "--tokens-per-s", 1000, "--peers", 200)
+    assert answer.code == 0
+    assert "at most 32 members" in answer.out
+
+
+@pytest.mark.parametrize(("text", "bps"), [("20mbit", 20e6), ("1.5 Gbit/s", 1.5e9), ("500kbps", 5e5), ("7", 7e6)])
+def test_rates_are_read(text: str, bps: float) -> None:
+    assert rate("--up", text) == bps
+
+
+@pytest.mark.parametrize("text", ["20mb", "20MB/s", "-3mbit", "", "1e3"])
+def test_what_may_mean_bytes_is_no_rate(text: str) -> None:
+    with pytest.raises(ConfigError):
+        rate("--up", text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("0.5s", 0.5), ("7", 0.007)])
+def test_times_are_read(text: str, seconds: float) -> None:
+    assert time("--delay", text) == pytest.approx(seconds)
