@@ -29,7 +29,8 @@ class Clock(Protocol):
         ...
 
     def wall(self) -> float:
-        """Return seconds since 1970, for people only: no decision may depend on it."""
+        """Return seconds since 1970: for people, and for what they set by day and hour. Nothing that others see may
+        depend on it."""
         ...
 
 

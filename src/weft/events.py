@@ -40,6 +40,17 @@ class PeerStopped(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class Paused(Event, frozen=True, kw_only=True):
+    """This peer trains nothing until it is resumed; it votes and follows."""
+
+    reason: str
+
+
+class Resumed(Event, frozen=True, kw_only=True):
+    reason: str
+    paused_s: float
+
+
 class Notice(Event, frozen=True, kw_only=True):
     """Something a person should know that changes no behaviour."""
 

@@ -9,6 +9,8 @@ import typer
 from weft.cli import figures, settings
 from weft.cli.place import home_of
 from weft.cli.quantity import nbytes, rate_bps
+from weft.cli.until import until as read_until
+from weft.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -42,6 +44,8 @@ def join(
     memory: settings.Memory = None,
     vram: settings.Vram = None,
     cores: settings.Cores = None,
+    hours: settings.Hours = None,
+    until: settings.Until = None,
     machine: settings.Machine = None,
     quiet: settings.Quiet = False,
     report: settings.Report = None,
@@ -55,6 +59,7 @@ def join(
     read(text)  # a bad ticket is refused before anything heavy is loaded
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
+    stays = read_until(until, SystemClock().wall())
     chosen = settings.machine_settings(
         machine,
         {
@@ -70,10 +75,10 @@ def join(
             "caps.memory_nbytes": nbytes("--memory", memory),
             "caps.vram_nbytes": nbytes("--vram", vram),
             "caps.cores": cores,
+            "caps.hours": hours,
         },
     )
     from weft.cli.running import Manner, run
-    from weft.clock import SystemClock
     from weft.data import CorpusConfig, TextSource
     from weft.peer.footing import Options
     from weft.peer.home import Home
@@ -95,7 +100,7 @@ def join(
 
     watch = TrafficWatch(SystemClock())
     options = Options(home=Home(home_of(context)), key=key, settings=chosen, sinks=(watch,))
-    run(start, options, Manner(is_quiet=quiet, prints_ticket=False, report=report, parent=parent))
+    run(start, options, Manner(is_quiet=quiet, prints_ticket=False, until=stays, report=report, parent=parent))
 
 
 def describe(terms: "Terms") -> str:
@@ -131,6 +136,7 @@ def capped(caps: "CapsConfig") -> list[str]:
         "" if caps.memory_nbytes is None else f"{figures.nbytes(caps.memory_nbytes)} of memory",
         "" if caps.vram_nbytes is None else f"{figures.nbytes(caps.vram_nbytes)} of GPU memory",
         "" if caps.cores is None else f"{caps.cores} cores",
+        f"from {' and '.join(caps.hours)}" if caps.hours else "",
     ]
     found = ", ".join(filter(None, said))
     return [f"at most   {found}"] if found else []

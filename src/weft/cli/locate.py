@@ -92,9 +92,9 @@ def _listing(home: Path) -> str:
 
 
 def called(run: Path) -> str:
-    """Return a run's first digits, and the name it was given where one of its checkpoints tells it."""
-    with suppress(OSError, msgspec.DecodeError):
-        for path in run.glob("*/checkpoint/run-*.bin"):
+    """Return a run's first digits, and the name it was given where its config is in this home."""
+    for path in (run.parents[1] / "blobs" / run.name, *run.glob("*/checkpoint/run-*.bin")):
+        with suppress(OSError, msgspec.DecodeError):
             name = msgspec.msgpack.decode(path.read_bytes(), type=_Named).name
             return f"{short(run.name)} ({printable(name)})"
     return short(run.name)

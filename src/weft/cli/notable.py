@@ -20,7 +20,9 @@ from weft.events import (
     MemberSuspected,
     MicroBatchChanged,
     Notice,
+    Paused,
     PayloadRejected,
+    Resumed,
     RoundMissed,
     StateJoined,
 )
@@ -43,6 +45,10 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
     match entry.event:
         case Notice(text=text):
             return text
+        case Paused(reason=reason):
+            return f"{name(entry.peer)} is paused: {reason}"
+        case Resumed(paused_s=paused_s):
+            return f"{name(entry.peer)} trains again after {figures.duration(paused_s)}"
         case FellBack(wanted=wanted, used=used, reason=reason):
             return f"{name(entry.peer)}: {used} instead of {wanted}: {reason}"
         case MemberJoined(member=member, name=called):

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ from weft.cli.parent import stop_with_parent
 from weft.cli.place import command_for
 from weft.cli.screen import Screen, make_screen
 from weft.cli.summary import summary
+from weft.cli.until import Contributed, Until
 from weft.cli.view import Facts
 from weft.data import write_atomically
 from weft.errors import ConfigError
@@ -51,6 +52,7 @@ class Manner:
     report: Path | None = None
     parent: int = 0  # a process to stop with; 0: none
     wait_for: int = 1  # peers with which the run begins
+    until: Until = field(default_factory=Until)  # when it leaves by itself
 
 
 def run(start: Start, options: Options, manner: Manner) -> None:
@@ -65,10 +67,12 @@ def run(start: Start, options: Options, manner: Manner) -> None:
     stopper = _Stopper(screen)
     if manner.parent:
         stop_with_parent(manner.parent)
-    options = replace(options, sinks=(*options.sinks, screen))
+    contributed = Contributed(manner.until)
+    options = replace(options, sinks=(*options.sinks, screen, contributed), until=manner.until.wall)
 
     def on_started(peer: Peer, ticket: str) -> None:
         stopper.peer = peer
+        contributed.stop, contributed.emit = peer.stop, peer.place.emit
         if manner.prints_ticket:
             print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
             print("others join with: weft join TICKET", file=sys.stderr, flush=True)  # noqa: T201

@@ -29,6 +29,14 @@ PerDay = Annotated[str | None, typer.Option(help="Move at most so much from midn
 Memory = Annotated[str | None, typer.Option(help="Take at most so much main memory: 8GB.", metavar="BYTES")]
 Vram = Annotated[str | None, typer.Option(help="Take at most so much of the GPU's memory.", metavar="BYTES")]
 Cores = Annotated[int | None, typer.Option(help="Run on at most so many CPUs.", min=1, max=1024)]
+Hours = Annotated[
+    list[str] | None,
+    typer.Option(help="Train at these local times only: 22:00-07:00; again for more.", metavar="RANGE"),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(help="Leave at a time (07:00, 2h, 2026-12-01) or after a share (20rounds, 5Mtokens).", metavar="WHEN"),
+]
 Transports = Annotated[str | None, typer.Option(help="Ways to reach others, best first. Default: tls,iroh,via.")]
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
@@ -49,6 +57,7 @@ _ALLOWED = {
     "caps.memory_nbytes": ("--memory", "at least 1 byte"),
     "caps.vram_nbytes": ("--vram", "at least 1 byte"),
     "caps.cores": ("--cores", "a whole number from 1 to 1024"),
+    "caps.hours": ("--hours", "ranges of the day such as 22:00-07:00"),
 }
 
 

@@ -8,6 +8,8 @@ import typer
 from weft.cli import settings
 from weft.cli.place import home_of
 from weft.cli.quantity import nbytes, rate_bps
+from weft.cli.until import until as read_until
+from weft.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -49,6 +51,8 @@ def train(
     memory: settings.Memory = None,
     vram: settings.Vram = None,
     cores: settings.Cores = None,
+    hours: settings.Hours = None,
+    until: settings.Until = None,
     machine: settings.Machine = None,
     quiet: settings.Quiet = False,
     report: settings.Report = None,
@@ -56,6 +60,7 @@ def train(
 ) -> None:
     """Start a run and print its ticket on standard output; progress goes to standard error."""
     described = settings.run_file(run_file, changes or ())
+    stays = read_until(until, SystemClock().wall())
     chosen = settings.machine_settings(
         machine,
         {
@@ -71,6 +76,7 @@ def train(
             "caps.memory_nbytes": nbytes("--memory", memory),
             "caps.vram_nbytes": nbytes("--vram", vram),
             "caps.cores": cores,
+            "caps.hours": hours,
         },
     )
     from weft.cli.running import Manner, run
@@ -82,4 +88,8 @@ def train(
         return found(described, run_file.absolute().parent, options, wait_for=wait_for, on_started=on_started)
 
     options = Options(home=Home(home_of(context)), key=key, settings=chosen)
-    run(start, options, Manner(is_quiet=quiet, prints_ticket=True, report=report, parent=parent, wait_for=wait_for))
+    run(
+        start,
+        options,
+        Manner(is_quiet=quiet, prints_ticket=True, until=stays, report=report, parent=parent, wait_for=wait_for),
+    )

@@ -26,8 +26,10 @@ from weft.events import (
     MemberProgress,
     MemberRecovered,
     MemberSuspected,
+    Paused,
     PeerStarted,
     PeerStopped,
+    Resumed,
     RoundCommitted,
     RoundMissed,
     Sampled,
@@ -159,6 +161,10 @@ def _fold(view: View, entry: Entry) -> View:
             return _step(view, own, event)
         case RoundCommitted():
             return _commit(view, entry.at, own, event)
+        case Paused():
+            return _line(view, own, state="paused", tokens_per_s=0.0, is_heard=True)
+        case Resumed():
+            return _line(view, own, state="training", is_heard=True)
         case RoundMissed():
             return _line(view, own, state="missed a round", is_heard=True)
         case MajorityLost():
@@ -240,7 +246,8 @@ def _step(view: View, own: PeerId, event: StepDone) -> View:
 
 
 def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
-    state = "training" if own in event.contributors else "left out"
+    is_paused = own in view.lines and view.lines[own].state == "paused"
+    state = "paused" if is_paused else "training" if own in event.contributors else "left out"
     view = _line(view, own, round=event.round, state=state, committed_tokens=event.committed_tokens, is_heard=True)
     view = replace(
         view,

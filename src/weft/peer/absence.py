@@ -1,9 +1,10 @@
-"""Why a manifest does not count a member, as far as this peer knows.
+"""A commit as one peer saw it: the manifest, and why it does not count a member, as far as this peer knows.
 
 It does not know what the leader knew, which decided.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from weft.ids import PeerId
@@ -11,6 +12,20 @@ from weft.sync.machine import State
 from weft.sync.messages import Base, Manifest
 
 Status = Literal["alive", "suspected", "gone", "joining"]  # what membership says of a peer
+
+PAUSED = "it is paused"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A commit as this peer saw it.
+
+    Args:
+        left_out: members of the electorate that it does not count, and why, as far as this peer knows.
+    """
+
+    manifest: Manifest
+    left_out: dict[PeerId, str]
 
 
 def left_out(
@@ -37,4 +52,6 @@ def _why(base: Base, peer: PeerId, state: State | None, statuses: Mapping[PeerId
         return "nobody waits for a newcomer in its first round"
     if state is not None and peer in state.ready:
         return "it was ready when others were planned already, or its payload could not be had"
+    if state is not None and peer in state.passing:
+        return PAUSED
     return "it was not ready in time"

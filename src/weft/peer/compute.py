@@ -51,10 +51,12 @@ class Inline:
 
     def __init__(self, train_s: float = 0.0) -> None:
         self._train_s = train_s
+        self._training = asyncio.Lock()  # as on one thread: what comes later waits
 
     async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:  # noqa: ARG002
-        await asyncio.sleep(self._train_s)
-        return work()
+        async with self._training:
+            await asyncio.sleep(self._train_s)
+            return work()
 
     async def serve(self, work: Callable[[], T]) -> T:
         return work()

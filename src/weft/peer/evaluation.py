@@ -30,7 +30,7 @@ class Evaluator:
     """Evaluates and samples for one peer, and keeps the newest figures it made or heard.
 
     Args:
-        is_stopping: says, from any thread, that this peer is to end: what goes on breaks off.
+        is_stopping: says, from any thread, that this peer is to end or to pause: what goes on breaks off.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Evaluator:
             raise _Stopped
 
     async def _evaluate(self, head: Manifest) -> None:
+        self._between()
         outer, windows = self._replica.outer, self._run.train.evaluate_windows
         loss, num_tokens = await self._place.compute.train(
             lambda: self._trainer.evaluate(outer, self._heldout, windows, self._between),
@@ -96,6 +97,7 @@ class Evaluator:
             self._place.node.post(peer, evaluation)
 
     async def _sample(self, round: Round) -> None:
+        self._between()
         outer, tokenizer = self._replica.outer, self._place.tokenizer
         prompt, seed = self._run.train.sample_prompt, self._run.seed
         self.text = await self._place.compute.train(

@@ -25,7 +25,8 @@ from weft.net.throttle import Throttled
 from weft.net.ticket import Ticket, issue
 from weft.net.tls import TlsTransport
 from weft.net.transport import Transport
-from weft.peer.guard import DayCount, Guard, valve
+from weft.peer.control import Control
+from weft.peer.guard import DayCount, Guard, Guarded, valve
 from weft.peer.home import Home, PeerFolder
 from weft.peer.kept import drop_ticket, keep_addresses, keep_ticket, read_addresses
 from weft.peer.machine import PeerConfig
@@ -39,6 +40,7 @@ class Options:
     key: Path | None  # None: the first identity of the home that is free
     settings: PeerConfig
     sinks: Sequence[Sink] = ()
+    until: float | None = None  # wall seconds at which the peer leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +110,20 @@ class Footing:
             drop_ticket(self.folder)
 
     @asynccontextmanager
-    async def guarded(self, stop: Callable[[str], None]) -> AsyncIterator[None]:
-        """Hold what runs inside to this machine's caps; `stop` is told why it should leave, and once more at the end.
+    async def guarded(self, peer: Guarded) -> AsyncIterator[None]:
+        """Hold `peer`, which runs inside, to this machine's caps and to what its person says; stop it at the end.
 
         Where it was cancelled, its thread ends with the step under way.
         """
-        watching = asyncio.create_task(Guard(self.options.settings.caps, self.day, self.emit, stop).watch())
+        guard = Guard(self.options.settings.caps, self.day, self.emit, peer, self.options.until)
+        watching = [asyncio.create_task(guard.watch()), asyncio.create_task(Control(self.folder, peer).watch())]
         try:
             yield
         finally:
-            stop("it has ended")
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+            peer.stop("it has ended")
+            for each in watching:
+                each.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
 
 
 @contextmanager

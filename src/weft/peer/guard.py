@@ -2,15 +2,18 @@
 
     the day's bytes     nearly spent: said once; spent: the peer leaves, with a goodbye and a checkpoint
     memory              above the cap: the peer leaves
+    hours               outside of them the peer is paused
+    until               the time has come: the peer leaves
 
 How much is moved per second, VRAM and cores need nobody who looks: `net.throttle`, torch and the system hold them.
-It does not know how a peer leaves.
+It does not know how a peer leaves or pauses.
 """
 
 import asyncio
 from collections.abc import Callable
 from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -19,7 +22,7 @@ from weft.data import write_atomically
 from weft.errors import ConfigError, DataError, DiskFull
 from weft.events import Emit, Notice
 from weft.net.throttle import Ration, Valve
-from weft.peer.caps import CapsConfig, Moved, is_near, moved_on
+from weft.peer.caps import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at
 from weft.peer.host import process_nbytes
 
 LOOK_S = 1.0
@@ -84,8 +87,12 @@ class DayCount:
         except (DiskFull, DataError):
             return
 
+    def local(self, wall: float | None = None) -> datetime:
+        """Return the time of the machine's calendar: now, or at `wall` seconds."""
+        return datetime.fromtimestamp(self._clock.wall() if wall is None else wall, self._timezone)
+
     def _day(self) -> str:
-        return datetime.fromtimestamp(self._clock.wall(), self._timezone).date().isoformat()
+        return self.local().date().isoformat()
 
 
 def _read(path: Path) -> Moved | None:
@@ -102,11 +109,31 @@ def valve(caps: CapsConfig, clock: Clock, ration: Ration | None = None) -> Valve
     return Valve(clock, upload_bps=caps.upload_bps, download_bps=caps.download_bps, ration=ration)
 
 
+class Pausing(Protocol):
+    def want(self, reason: str) -> None: ...
+
+    def want_no_more(self, reason: str) -> None: ...
+
+    async def settled(self) -> None: ...
+
+    @property
+    def reasons(self) -> tuple[str, ...]: ...
+
+
+class Guarded(Protocol):
+    """What a guard looks after: a peer, or an anchor, which trains nothing and has nothing to pause."""
+
+    @property
+    def pausing(self) -> Pausing | None: ...
+
+    def stop(self, reason: str) -> None: ...
+
+
 class Guard:
     """Looks after one process.
 
     Args:
-        stop: told why the peer should leave.
+        until: wall seconds at which it should leave; None: never.
         memory: returns the bytes of main memory taken.
     """
 
@@ -115,18 +142,24 @@ class Guard:
         caps: CapsConfig,
         day: DayCount,
         emit: Emit,
-        stop: Callable[[str], None],
+        guarded: Guarded,
+        until: float | None = None,
         memory: Callable[[], int] = process_nbytes,
     ) -> None:
         self._caps = caps
         self._day = day
         self._emit = emit
-        self._stop = stop
+        self._guarded = guarded
+        self._until = until
         self._memory = memory
         self._is_near_told = False
+        self._paused_for = ""  # these hours
 
     async def watch(self) -> None:
         """Look until cancelled; then write down what was moved."""
+        if self._until is not None:
+            at = self._day.local(self._until)
+            self._emit(Notice(text=f"this peer leaves on {at:%Y-%m-%d} at {at:%H:%M}"))
         try:
             while True:
                 self.look()
@@ -140,13 +173,14 @@ class Guard:
             self._is_near_told = False
         self._look_at_bytes()
         self._look_at_memory()
+        self._look_at_the_clock()
 
     def _look_at_bytes(self) -> None:
         cap, moved = self._day.cap_nbytes, self._day.moved
         if cap is None:
             return
         if self._day.ration.is_spent:
-            self._stop(f"{_gigabytes(moved.nbytes)} moved today, the cap is {_gigabytes(cap)}")
+            self._guarded.stop(f"{_gigabytes(moved.nbytes)} moved today, the cap is {_gigabytes(cap)}")
         elif is_near(moved, cap) and not self._is_near_told:
             self._is_near_told = True
             text = f"{_gigabytes(moved.nbytes)} of the day's {_gigabytes(cap)} are moved; at the cap this peer leaves"
@@ -155,7 +189,20 @@ class Guard:
     def _look_at_memory(self) -> None:
         cap = self._caps.memory_nbytes
         if cap is not None and (taken := self._memory()) > cap:
-            self._stop(f"it has taken {_gigabytes(taken)} of memory, the cap is {_gigabytes(cap)}")
+            self._guarded.stop(f"it has taken {_gigabytes(taken)} of memory, the cap is {_gigabytes(cap)}")
+
+    def _look_at_the_clock(self) -> None:
+        now, hours, pausing = self._day.local(), self._caps.hours, self._guarded.pausing
+        if self._until is not None and now >= self._day.local(self._until):
+            self._guarded.stop(f"it is {clock_face(minute_of(now))}, as long as it was to stay")
+        if pausing is None or not hours:
+            return
+        if is_open(hours, minute_of(now)):
+            pausing.want_no_more(self._paused_for)
+            self._paused_for = ""
+        elif not self._paused_for:
+            self._paused_for = f"outside its hours, until {clock_face(opens_at(hours, minute_of(now)))}"
+            pausing.want(self._paused_for)
 
 
 def _gigabytes(nbytes: float) -> str:

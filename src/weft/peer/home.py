@@ -10,6 +10,7 @@
               durable.bin       what was promised and accepted in rounds
               addresses         where other peers were last reached
               moved             bytes moved today, where that is capped
+              wish, answer      what a person on this machine asks a running peer, and what it says
 
 Shards and blobs may be shared by many peers and runs: a name is the digest of what it names, and a file appears
 whole or not at all. What is read is checked first.

@@ -77,7 +77,7 @@ async def found(
             data = Data(sealed.tokenizer, sealed.store, sealed.index)
             peer = Peer(sealed.config, _place(ground, node, data, vector, compute))
             with ground.ticket(node, admission) as ticket:
-                async with ground.guarded(peer.stop):
+                async with ground.guarded(peer):
                     on_started(peer, ticket)
                     return await peer.found(wait_for=wait_for, snapshot=snapshot)
 
@@ -135,7 +135,7 @@ async def join(
             node.serve_blobs(public(run, options.home))
             peer = Peer(run, _place(ground, node, data, vector, compute))
             with ground.ticket(node, admission) as fresh:
-                async with ground.guarded(peer.stop):
+                async with ground.guarded(peer):
                     on_started(peer, fresh)
                     return await peer.join(snapshot=snapshot)
 

@@ -12,6 +12,7 @@ Failure:
 - this peer missed rounds: it replays the results it finds, or fetches the whole state, and asks to be a member again.
 - the majority is lost: after `orphan_after` those that remain open a branch.
 - it is told to stop: it says goodbye, saves, and returns, wherever it stands.
+- it is told to pause (`pausing`): it trains no more and frees its device, and stays a member that votes and follows.
 - something breaks here (the disk, a loss that is not finite): it says goodbye and raises; the last checkpoint stays.
 
 It does not know transports, nor how anything is shown.
@@ -34,6 +35,7 @@ from weft.model.config import num_parameters
 from weft.net.heartbeat import Membership
 from weft.net.membership import Gone, Left, New, Recovered, Suspected
 from weft.net.tasks import Tasks
+from weft.peer.absence import Decided
 from weft.peer.branches import Branches
 from weft.peer.chain import Chain
 from weft.peer.checkpoint import Snapshot
@@ -43,11 +45,12 @@ from weft.peer.donor import Donor
 from weft.peer.entrance import Entrance
 from weft.peer.evaluation import Evaluator
 from weft.peer.messages import Decision, Letter
+from weft.peer.pause import Pause
 from weft.peer.place import Outcome, Place
 from weft.peer.promises import Promises
 from weft.peer.replica import Replica
 from weft.peer.report import Report
-from weft.peer.rounds import Decided, Rounds
+from weft.peer.rounds import Rounds
 from weft.peer.saving import Saver
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer
@@ -79,7 +82,8 @@ class Peer:
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
         self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
         self._stopping = asyncio.Event()
-        self._evaluator = Evaluator(run, place, self._trainer, self._replica, self._stopping.is_set)
+        self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self._fail)
+        self._evaluator = Evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
         self._rounds: Rounds | None = None
         self._stop_reason = ""
@@ -196,17 +200,30 @@ class Peer:
                 self._report.state = "joining"
                 await self._unless_stopped(self._entrance.be_counted_in(rounds))
             elif self._replica.head == rounds.chain.head:
-                if not self._carry.is_overdue:
-                    await self._train()
-                if rounds.decided.empty() and not self._stopping.is_set():
-                    await self._offer(rounds)
-                    self._report.state = "syncing"
-                    await self._settle_next(rounds)
+                await self._take_turn(rounds)
             while not rounds.decided.empty() and not self._is_over():
                 await self._settle(rounds, rounds.decided.get_nowait())
 
     def _is_over(self) -> bool:
         return self._stopping.is_set() or self._is_complete()
+
+    def _should_break_off(self) -> bool:
+        return self._stopping.is_set() or self.pausing.is_on
+
+    async def _take_turn(self, rounds: Rounds) -> None:
+        """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
+        await self.pausing.settled()
+        if self._carry.offered is None and not self.pausing.is_on and not self._carry.is_overdue:
+            await self._train()
+        if not rounds.decided.empty() or self._stopping.is_set():
+            return
+        if self._carry.offered is None:
+            await self._offer(rounds)
+        self._report.state = "paused" if self.pausing.is_on else "syncing"
+        if self.pausing.is_on:
+            self._report.work = None
+            rounds.pass_on()
+        await self._settle_next(rounds)
 
     async def _train(self) -> None:
         """Make the inner steps that are left of this peer's lease."""
@@ -225,7 +242,7 @@ class Peer:
             gradient, work = await train(lambda: trainer.gradient(positions, tokens, num_members), num_tokens)
             self._carry.add_gradient(gradient, work)
         else:
-            is_over = self._stopping.is_set
+            is_over = self._should_break_off
             work = await train(lambda: trainer.train(positions, tokens, num_members, is_over), num_tokens)
             self._carry.add_steps(work)
         self._report.work = work
@@ -240,9 +257,18 @@ class Peer:
             self._carry.offered = rounds.announce(self._carry.tokens, payload)
 
     async def _settle_next(self, rounds: Rounds) -> None:
-        """Wait for the next decision and make the outer step."""
+        """Wait for the next decision and make the outer step; return without one where a pause begins or ends."""
         began = self.place.clock.now()
-        await self._settle(rounds, await self._unless_stopped(rounds.decided.get()), began)
+        deciding = asyncio.ensure_future(rounds.decided.get())
+        changing = asyncio.ensure_future(self.pausing.change())
+        try:
+            await self._unless_stopped(asyncio.wait((deciding, changing), return_when=asyncio.FIRST_COMPLETED))
+        finally:
+            changing.cancel()
+            if not deciding.done():
+                deciding.cancel()
+        if deciding.done() and not deciding.cancelled():
+            await self._settle(rounds, deciding.result(), began)
 
     async def _settle(self, rounds: Rounds, decided: Decided | None, began: float | None = None) -> None:
         """Make the outer step of a decided round; what it did not count stays in the carry."""
@@ -261,7 +287,7 @@ class Peer:
         )
         if manifest.contributions:
             self._report.tell_commit(decided, began)
-            if manifest.leader == self.peer and not self._is_complete():
+            if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_on:
                 await self._evaluator.maybe(manifest)
         await self._saver.save_if_due()
 
@@ -395,9 +421,11 @@ class Peer:
         await place.compute.train(lambda: self._trainer.start(self._replica.outer))
         if snapshot is not None:
             await place.compute.train(lambda: self._saver.restore(snapshot))
+        self.pausing.arm()
         await self._membership.start()
 
     async def _close(self) -> None:
+        await self.pausing.aclose()
         await self._tasks.aclose()
         if self._rounds is not None:
             await self._rounds.aclose()

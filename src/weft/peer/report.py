@@ -8,11 +8,11 @@ import math
 from weft.events import RoundCommitted, RoundMissed
 from weft.ids import BranchId, Round, Tokens
 from weft.net.messages import Heartbeat
+from weft.peer.absence import PAUSED, Decided
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
 from weft.peer.place import Place
 from weft.peer.replica import Replica
-from weft.peer.rounds import Decided
 from weft.peer.trainer import Work
 from weft.wire import digest_of
 
@@ -57,7 +57,7 @@ class Report:
         )
         self._traffic_before = (sent, received)
         reason = decided.left_out.get(self._place.node.peer)
-        if reason is not None:
+        if reason is not None and reason != PAUSED:
             missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._place.emit(missed)
 

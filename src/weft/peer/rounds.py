@@ -22,7 +22,6 @@ It does not know what a payload means to training, nor when a run ends.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
@@ -33,7 +32,7 @@ from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.net.membership import MAX_MEMBERS
 from weft.net.tasks import Tasks
-from weft.peer.absence import Status, left_out
+from weft.peer.absence import Decided, Status, left_out
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
 from weft.peer.messages import Decision, Letter
@@ -53,6 +52,7 @@ from weft.sync.machine import (
     Merge,
     Noticed,
     Output,
+    Paused,
     Persist,
     Received,
     Send,
@@ -79,18 +79,6 @@ from weft.sync.rules import Durable, is_successor, leader
 from weft.wire import Signed, unseal
 
 RECOVER_S = 5.0  # between two looks for results that nobody had
-
-
-@dataclass(frozen=True)
-class Decided:
-    """A commit as this peer saw it.
-
-    Args:
-        left_out: members of the electorate that it does not count, and why, as far as this peer knows.
-    """
-
-    manifest: Manifest
-    left_out: dict[PeerId, str]
 
 
 class Rounds:
@@ -181,6 +169,10 @@ class Rounds:
         self._timers.note_announced()
         self._feed(Trained(tokens=tokens, parts=digests))
         return digests
+
+    def pass_on(self) -> None:
+        """Bring nothing to the present round: this peer is paused."""
+        self._feed(Paused())
 
     def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says of a peer, for this round and the next."""

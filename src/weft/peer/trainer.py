@@ -7,10 +7,14 @@ A loss or a gradient that is not finite stops the peer before it reaches the par
 For methods that send deltas the trainer owns its parameters and an inner optimizer. For methods that send gradients it
 has neither: its parameters are the outer ones (on a CPU, the very same memory), and `gradient` is all it computes.
 
-Everything here is synchronous and belongs to one thread at a time. It does not know peers, rounds, sockets or asyncio.
+`park` leaves the device: what it held goes to the host's memory, where it is read and set as before, until `unpark`.
+
+Everything here is synchronous and belongs to one thread at a time, but for `park` and `unpark`, which may come beside
+whoever reads or sets what is kept. It does not know peers, rounds, sockets or asyncio.
 """
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,7 +33,7 @@ from weft.events import Emit, MicroBatchChanged, StepDone
 from weft.ids import Step
 from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
-from weft.peer.backward import Backward
+from weft.peer.backward import Backward, LossScale
 from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.device import allocating, check_fits, choose, limit_memory
 from weft.peer.inner import InnerOptimizer, State
@@ -50,6 +54,16 @@ class Work:
     duration_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parked:
+    """What a trainer that has left its device keeps on the host."""
+
+    vector: Float32[Tensor, " num"]
+    moments: State | None  # None: it has no optimizer
+    scale: LossScale
+    micro_batch: int
+
+
 class Trainer:
     """The inner loop of one peer.
 
@@ -68,6 +82,8 @@ class Trainer:
         self._clock = clock
         self._sends_gradient = run.method.send == "gradient"
         self._num_steps = 0
+        self._parked: Parked | None = None
+        self._parking = threading.Lock()
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         """Choose the device and take `vector`, the outer parameters on the CPU, as the local ones.
@@ -90,12 +106,51 @@ class Trainer:
         if micro_batch < min(wanted, run.train.batch_size):
             self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))
         is_shared = self._sends_gradient and self.device.is_cpu
+        self._take_device(vector if is_shared else vector.to(self.device.torch, copy=True), micro_batch)
+        self._num_steps = 0
+
+    def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
+        run, peer = self._run, self._peer
         with allocating("the model", self.device):
-            held = vector if is_shared else vector.to(self.device.torch, copy=True)
             self._model = _model_over(held, run, peer)
             self._optimizer = None if self._sends_gradient else InnerOptimizer(run.train.optimizer, self._model)
         self._backward = Backward(self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit)
-        self._num_steps = 0
+
+    @property
+    def is_parked(self) -> bool:
+        return self._parked is not None
+
+    def park(self) -> None:
+        """Leave the device, if it has not been left."""
+        with self._parking:
+            if self._parked is not None:
+                return
+            self._parked = Parked(
+                vector=self._model.vector.cpu(),
+                moments=None if self._optimizer is None else self._optimizer.state(),
+                scale=self._backward.scale,
+                micro_batch=self._backward.micro_batch,
+            )
+            del self._model, self._optimizer, self._backward
+        self.device.release_cache()
+
+    def unpark(self) -> None:
+        """Take the device again, as it was left.
+
+        Raises:
+            OutOfMemory: another program has taken it; what was parked is still here.
+        """
+        with self._parking:
+            parked = self._parked
+            if parked is None:
+                return
+            with allocating("the model", self.device):
+                held = parked.vector.to(self.device.torch)
+            self._take_device(held, parked.micro_batch)
+            if self._optimizer is not None and parked.moments is not None:
+                self._optimizer.load(parked.moments, self._num_steps)
+            self._backward.scale = parked.scale
+            self._parked = None
 
     @property
     def micro_batch(self) -> int:
@@ -142,12 +197,18 @@ class Trainer:
 
     def local(self) -> Float32[Tensor, " num"]:
         """Return the local parameters on the CPU: there they are the model's own memory, until the next `train`."""
-        return self._model.vector.cpu()
+        with self._parking:
+            return self._vector.cpu()
 
     def set_local(self, vector: Float32[Tensor, " num"]) -> None:
         """Set the local parameters, by copying unless they are `vector` already."""
-        if vector.data_ptr() != self._model.vector.data_ptr():
-            self._model.vector.copy_(vector)
+        with self._parking:
+            if vector.data_ptr() != self._vector.data_ptr():
+                self._vector.copy_(vector)
+
+    @property
+    def _vector(self) -> Tensor:
+        return self._model.vector if self._parked is None else self._parked.vector
 
     def private_state(self) -> State:
         """Return what only this peer has and an exact resume needs, on the CPU.
@@ -155,9 +216,14 @@ class Trainer:
         Returns:
             Flat fp32 vectors, views where the device is the CPU, until the next `train`; and counters, each one int64.
         """
-        counters = {"num_steps": self._num_steps, **self._backward.scale.counters()}
-        state = {name: torch.tensor([count], dtype=torch.int64) for name, count in counters.items()}
-        return state if self._optimizer is None else {**state, **self._optimizer.state()}
+        with self._parking:
+            if self._parked is None:
+                scale, moments = self._backward.scale, None if self._optimizer is None else self._optimizer.state()
+            else:
+                scale, moments = self._parked.scale, self._parked.moments
+            counters = {"num_steps": self._num_steps, **scale.counters()}
+            state = {name: torch.tensor([count], dtype=torch.int64) for name, count in counters.items()}
+            return {**state, **(moments or {})}
 
     def load_private_state(self, state: State) -> None:
         """Take up what `private_state` returned, by copying.

@@ -110,14 +110,16 @@ class Paced:
     def __init__(self, member: Member, tokens_per_s: float) -> None:
         self.tokens_per_s = tokens_per_s
         self._member = member
+        self._training = asyncio.Lock()  # as on one thread: what comes later waits
 
     async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
-        left_s = num_tokens / self.tokens_per_s
-        while left_s > 0:
-            frozen_s = self._member.frozen_s
-            await asyncio.sleep(left_s)
-            left_s = self._member.frozen_s - frozen_s
-        return work()
+        async with self._training:
+            left_s = num_tokens / self.tokens_per_s
+            while left_s > 0:
+                frozen_s = self._member.frozen_s
+                await asyncio.sleep(left_s)
+                left_s = self._member.frozen_s - frozen_s
+            return work()
 
     async def serve(self, work: Callable[[], T]) -> T:
         return work()

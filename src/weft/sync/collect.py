@@ -25,7 +25,7 @@ from weft.sync.machine import (
     then,
     without_plan,
 )
-from weft.sync.messages import Collect, Contribution, Holding, Manifest, Merged, PartResult, Ready, Stuck
+from weft.sync.messages import Collect, Contribution, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.rules import is_quorum, is_sound, leader, spent_farewells
 
 
@@ -37,11 +37,19 @@ def announce(state: State, mine: Contribution) -> Result:
     return then((state, (Broadcast(message=ready), SetTimer(timer="progress", attempt=state.attempt))), make_plan)
 
 
+def pass_on(state: State) -> Result:
+    """Bring nothing to this round, and say so."""
+    if state.committed is not None or state.me in state.ready or state.me in state.passing:
+        return state, ()
+    state = replace(state, passing=state.passing | {state.me})
+    return then((state, (Broadcast(message=Pass()),)), make_plan)
+
+
 def make_plan(state: State) -> Result:
     """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over.
 
     Nobody waits for a newcomer: it may still be fetching what was decided before it was counted in. What it announces
-    in time counts like anybody's, and what comes later stays in its carry.
+    in time counts like anybody's, and what comes later stays in its carry. The same holds for who is paused.
     """
     if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
         return state, ()
@@ -50,6 +58,7 @@ def make_plan(state: State) -> Result:
     if not usable:
         return state, ()
     waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
+    waiting_for -= state.passing
     if waiting_for and not state.is_grace_over:
         is_grace_due = is_quorum(state.base, usable, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()

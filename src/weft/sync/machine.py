@@ -25,6 +25,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     durable: Durable
     attempt: Attempt = Attempt(0)  # the attempt followed; its leader is the one listened to
     ready: dict[PeerId, Contribution] = {}  # announced, this peer's own included
+    passing: frozenset[PeerId] = frozenset()  # who is paused: not waited for
     plan: Collect | None = None
     revision: int = 0  # leader: of its next plan in this attempt
     results: dict[int, Digest] = {}  # of the plan's parts
@@ -63,6 +64,10 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     parts: tuple[Digest, ...]
 
 
+class Paused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """This peer trains nothing in this round."""
+
+
 class MergeDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     plan: Collect
     part: int
@@ -96,7 +101,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """This peer's person wants it to stop."""
 
 
-Input = Received | Trained | MergeDone | MergeFailed | ResultHeld | Noticed | TimedOut | Leave
+Input = Received | Trained | Paused | MergeDone | MergeFailed | ResultHeld | Noticed | TimedOut | Leave
 
 # --- outputs, to be carried out in order ---
 

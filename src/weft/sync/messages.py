@@ -3,6 +3,7 @@
 One round on one branch, in order of appearance (leader of attempt 0 on the left):
 
     member  -> all      Ready      I finished my inner steps; here are the digests of my payload's parts
+                        Pass       I am paused: I bring nothing, and nobody should wait for me; I vote as ever
     leader  -> all      Collect    these contributions count; these members own the parts
     owner   -> all      Merged     part i is merged; its result has this digest
     member  -> leader   Holding    I hold every result byte
@@ -101,6 +102,10 @@ class Ready(RoundMessage, frozen=True, kw_only=True):
     parts: _Digests
 
 
+class Pass(RoundMessage, frozen=True, kw_only=True):
+    """Its sender is paused. What it announces all the same counts like anybody's."""
+
+
 class Collect(RoundMessage, frozen=True, kw_only=True):
     attempt: _Attempt
     revision: _Revision  # a leader may plan anew until it proposes
@@ -172,7 +177,19 @@ class Goodbye(RoundMessage, frozen=True, kw_only=True):
 
 
 AnyRoundMessage = (
-    Ready | Collect | Stuck | Merged | Holding | Prepare | Promise | Propose | Accept | Refuse | Committed | Goodbye
+    Ready
+    | Pass
+    | Collect
+    | Stuck
+    | Merged
+    | Holding
+    | Prepare
+    | Promise
+    | Propose
+    | Accept
+    | Refuse
+    | Committed
+    | Goodbye
 )
 
 

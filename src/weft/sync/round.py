@@ -19,6 +19,7 @@ from weft.sync.collect import (
     hold,
     learn_result,
     make_plan,
+    pass_on,
     propose_if_held,
     publish,
     replan,
@@ -33,6 +34,7 @@ from weft.sync.machine import (
     MergeFailed,
     Noticed,
     Output,
+    Paused,
     Persist,
     Received,
     Result,
@@ -58,6 +60,7 @@ from weft.sync.messages import (
     Goodbye,
     Holding,
     Merged,
+    Pass,
     Prepare,
     Promise,
     Propose,
@@ -105,6 +108,8 @@ def _react(state: State, event: Input) -> Result:
             return _receive(state, event.sender, event.message)
         case Trained():
             return announce(state, Contribution(peer=state.me, tokens=event.tokens, parts=event.parts))
+        case Paused():
+            return pass_on(state)
         case MergeDone():
             return publish(state, event)
         case MergeFailed():
@@ -134,6 +139,8 @@ def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
             if len(message.parts) != state.base.num_parts or sender in state.ready:
                 return state, ()
             return make_plan(replace(state, ready={**state.ready, sender: contribution}))
+        case Pass():
+            return make_plan(replace(state, passing=state.passing | {sender}))
         case Collect():
             if sender != leader(state.base, message.attempt) or message.attempt < state.attempt:
                 return state, ()

@@ -1,5 +1,6 @@
-"""What one machine gives at most: a day's bytes over restarts, memory, cores, and who acts on them."""
+"""What one machine gives at most: hours, a day's bytes over restarts, memory, cores, and who acts on them."""
 
+import asyncio
 import os
 from datetime import UTC
 from pathlib import Path
@@ -10,12 +11,51 @@ from weft.clock import VirtualClock
 from weft.config import from_tree
 from weft.errors import ConfigError
 from weft.events import Event, Notice
-from weft.peer.caps import CapsConfig, Moved, is_near, moved_on
+from weft.peer.caps import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at, span
 from weft.peer.guard import DayCount, Guard
 from weft.peer.host import chosen_cores, limit_cores, process_nbytes
 from weft.peer.machine import PeerConfig
 
 DAY_S = 86_400.0
+
+
+def minute(text: str) -> int:
+    hours, minutes = text.split(":")
+    return int(hours) * 60 + int(minutes)
+
+
+@pytest.mark.parametrize(
+    ("hours", "at", "found"),
+    [
+        ((), "12:00", True),
+        (("22:00-07:00",), "21:59", False),
+        (("22:00-07:00",), "22:00", True),
+        (("22:00-07:00",), "00:00", True),
+        (("22:00-07:00",), "06:59", True),
+        (("22:00-07:00",), "07:00", False),
+        (("09:00-12:00", "13:00-17:30"), "12:30", False),
+        (("09:00-12:00", "13:00-17:30"), "17:29", True),
+        (("0:00-24:00",), "13:00", True),
+        (("18:00-24:00",), "23:59", True),
+        (("18:00-24:00",), "00:00", False),
+    ],
+)
+def test_hours_may_pass_midnight_and_be_several(hours: tuple[str, ...], at: str, found: bool) -> None:
+    assert is_open(CapsConfig(hours=hours).hours, minute(at)) is found
+
+
+@pytest.mark.parametrize("text", ["", "22-7", "22:00", "25:00-07:00", "22:60-07:00", "07:00-07:00", "10:00-24:30", "x"])
+def test_what_is_no_range_of_hours_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="22:00-07:00"):
+        span(text)
+    with pytest.raises(ConfigError, match="hours"):
+        from_tree({"caps": {"hours": [text]}}, PeerConfig, where="machine.toml")
+
+
+def test_the_next_opening_is_the_next_of_all_ranges() -> None:
+    assert clock_face(opens_at(("22:00-07:00", "12:00-13:00"), minute("08:15"))) == "12:00"
+    assert clock_face(opens_at(("22:00-07:00", "12:00-13:00"), minute("13:00"))) == "22:00"
+    assert clock_face(opens_at(("05:00-06:00",), minute("23:00"))) == "05:00"
 
 
 @pytest.mark.parametrize(
@@ -72,13 +112,30 @@ def test_a_count_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 class Watched:
     """A guard, and what it said and did."""
 
-    def __init__(self, root: Path, caps: CapsConfig) -> None:
+    def __init__(self, root: Path, caps: CapsConfig, until: float | None = None) -> None:
         self.clock = VirtualClock()
         self.day = DayCount(root / "moved", caps, self.clock, UTC)
         self.events: list[Event] = []
         self.stops: list[str] = []
+        self.reasons: list[str] = []
         self.taken = 0
-        self.guard = Guard(caps, self.day, self.events.append, self.stops.append, lambda: self.taken)
+        self.guard = Guard(caps, self.day, self.events.append, self, until, lambda: self.taken)
+
+    @property
+    def pausing(self) -> "Watched":
+        return self
+
+    def stop(self, reason: str) -> None:
+        self.stops.append(reason)
+
+    def want(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def want_no_more(self, reason: str) -> None:
+        self.reasons = [each for each in self.reasons if each != reason]
+
+    async def settled(self) -> None:
+        pass
 
 
 def test_near_the_days_cap_it_is_said_once_and_at_the_cap_the_peer_leaves(tmp_path: Path) -> None:
@@ -104,6 +161,37 @@ def test_who_takes_more_memory_than_its_cap_leaves(tmp_path: Path) -> None:
     watched.taken += 1
     watched.guard.look()
     assert watched.stops == ["it has taken 2 GB of memory, the cap is 2 GB"]
+
+
+def test_outside_its_hours_a_peer_is_paused(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, CapsConfig(hours=("22:00-07:00", "23:30-24:00")))
+    watched.clock.advance(DAY_S - watched.clock.wall() % DAY_S + 6.5 * 3600)  # half past six, UTC
+    seen = []
+    for _ in range(48):
+        watched.guard.look()
+        watched.guard.look()
+        seen.append((clock_face(minute_of(watched.day.local())), tuple(watched.reasons)))
+        watched.clock.advance(1800)
+    paused = [face for face, reasons in seen if reasons]
+    assert (paused[0], paused[-1], len(paused)) == ("07:00", "21:30", 30)
+    assert {reasons for _, reasons in seen if reasons} == {("outside its hours, until 22:00",)}
+    assert watched.stops == []
+
+
+def test_a_peer_leaves_when_its_time_has_come_and_says_when_at_its_start(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    watched = Watched(tmp_path, CapsConfig(), until=clock.wall() + 7200)
+
+    async def main() -> None:
+        watching = asyncio.ensure_future(watched.guard.watch())
+        await asyncio.sleep(7199)
+        assert watched.stops == []
+        await asyncio.sleep(2)
+        watching.cancel()
+
+    watched.clock.run(main())
+    assert watched.events == [Notice(text="this peer leaves on 2023-11-15 at 00:13")]
+    assert watched.stops[0] == "it is 00:13, as long as it was to stay"
 
 
 def test_memory_of_this_process_is_counted_without_mapped_files() -> None:

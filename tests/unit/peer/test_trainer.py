@@ -192,6 +192,62 @@ def test_the_learning_rate_follows_the_tokens_of_the_whole_run(stage: Stage) -> 
     assert rates == pytest.approx([0.5 * 3 / 20, 0.5 * 6 / 20, 0.5, 0.5 * 28 / 30, 0.5 * 25 / 30])
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_who_left_the_device_and_came_back_trains_on_bit_for_bit(stage: Stage, times: int) -> None:
+    run = run_config()
+    (plain, _), (parked, emitted) = stage(run), stage(run)
+    plain.train(positions(2 * run.quota), 0, 1)
+    parked.train(positions(run.quota), 0, 1)
+    for _ in range(times):
+        parked.park()
+        parked.park()
+        assert parked.is_parked
+        assert torch.equal(parked.local(), parked.local())
+        kept = parked.private_state()
+        assert int(kept["num_steps"]) == run.quota // run.train.batch_size
+        parked.unpark()
+        parked.unpark()
+        assert not parked.is_parked
+    parked.train(positions(run.quota, run.quota), run.quota * run.train.seq_len, 1)
+    assert torch.equal(plain.local(), parked.local())
+    for name, vector in plain.private_state().items():
+        assert torch.equal(vector, parked.private_state()[name]), name
+    assert len(steps(emitted)) == 2 * run.quota // run.train.batch_size
+
+
+def test_what_is_set_while_the_device_is_left_is_trained_on_after(stage: Stage) -> None:
+    run = run_config()
+    (plain, _), (parked, _) = stage(run), stage(run)
+    moved = initial_vector(run.model, run.seed + 1)
+    parked.park()
+    parked.set_local(moved)
+    assert torch.equal(parked.local(), moved)
+    parked.unpark()
+    plain.set_local(moved)
+    for trainer in (plain, parked):
+        trainer.train(positions(run.quota), 0, 1)
+    assert torch.equal(plain.local(), parked.local())
+
+
+def test_the_device_holds_nothing_of_who_left_it(stage: Stage) -> None:
+    trainer, _ = stage()
+    trainer.park()
+    assert not {"_model", "_optimizer", "_backward"} & set(vars(trainer))
+
+
+def test_where_gradients_are_sent_who_came_back_still_trains_on_the_outer_parameters(stage: Stage) -> None:
+    run = run_config(DdpConfig())
+    outer = initial_vector(run.model, run.seed)
+    trainer, _ = stage(run, outer)
+    before, _ = trainer.gradient(positions(run.quota), 0, 1)
+    before = before.clone()
+    trainer.park()
+    trainer.unpark()
+    after, _ = trainer.gradient(positions(run.quota), 0, 1)
+    assert torch.equal(before, after)
+    assert trainer.local().data_ptr() == outer.data_ptr()
+
+
 def test_work_counts_whole_batches_and_stops_when_told(stage: Stage) -> None:
     trainer, emitted = stage()
     work = trainer.train(positions(4 * 3 + 2), 0, 1)

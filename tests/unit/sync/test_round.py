@@ -10,7 +10,7 @@ from weft.ids import Attempt, PeerId, Tokens
 from weft.net.membership import MAX_MEMBERS
 from weft.sync import round
 from weft.sync.collect import new_manifest, new_plan
-from weft.sync.machine import Noticed, Received, State, Trained
+from weft.sync.machine import Broadcast, Noticed, Paused, Received, State, Trained
 from weft.sync.messages import (
     MAX_COUNT,
     AnyRoundMessage,
@@ -19,6 +19,7 @@ from weft.sync.messages import (
     Holding,
     Manifest,
     Merged,
+    Pass,
     Prepare,
     Promise,
     Propose,
@@ -55,6 +56,52 @@ def manifest_of(state: State) -> Manifest:
     assert state.plan is not None
     results = {part: digest(b"merged") for part in range(BASE.num_parts)}
     return new_manifest(msgspec.structs.replace(state, results=results), state.plan)
+
+
+def ready_of(number: int) -> Ready:
+    return Ready(tokens=Tokens(4), parts=contribution(BASE, number, 0).parts)
+
+
+def test_nobody_waits_for_who_is_paused() -> None:
+    state = round.begin(ORDER[0], BASE)
+    (paused,) = [peer for peer in BASE.electorate if peer == ORDER[3]]
+    for number, peer in enumerate(BASE.electorate):
+        if peer == ORDER[0]:
+            parts = contribution(BASE, number, 0).parts
+            state = round.step(state, Trained(tokens=Tokens(4), parts=parts))[0]
+        elif peer != paused:
+            state = hear(state, peer, ready_of(number))
+    assert state.plan is None
+    state = hear(state, paused, Pass())
+    assert state.plan is not None
+    assert {each.peer for each in state.plan.contributions} == set(BASE.electorate) - {paused}
+    assert paused not in state.plan.owners
+
+
+def test_a_paused_leader_plans_for_the_others_and_says_so_once() -> None:
+    state, outputs = round.step(round.begin(ORDER[0], BASE), Paused())
+    assert outputs == (Broadcast(message=Pass()),)
+    assert round.step(state, Paused()) == (state, ())
+    for number, peer in enumerate(BASE.electorate):
+        if peer != ORDER[0]:
+            state = hear(state, peer, ready_of(number))
+    assert state.plan is not None
+    assert len(state.plan.contributions) == 3
+
+
+def test_what_a_paused_member_announces_in_time_counts() -> None:
+    state = hear(round.begin(ORDER[0], BASE), ORDER[1], Pass())
+    for number, peer in enumerate(BASE.electorate):
+        parts = contribution(BASE, number, 0).parts
+        if peer == ORDER[0]:
+            last = Trained(tokens=Tokens(4), parts=parts)
+        else:
+            state = hear(state, peer, ready_of(number))
+    state = round.step(state, last)[0]
+    assert state.plan is not None
+    assert len(state.plan.contributions) == 4
+    # Who has announced something passes no more.
+    assert round.step(state, Paused()) == (state, ())
 
 
 def test_a_leader_gives_an_attempt_up_when_it_can_no_longer_succeed() -> None:

@@ -1,0 +1,101 @@
+"""A peer's pause: who wants it, and the way off the device and back on.
+
+    pause.want("asked to")         inner steps end after the one under way, then the device is freed
+    pause.want_no_more("asked to") the device is taken again, once nobody wants the pause any more
+    await pause.settled()          it is as it should be
+
+Whoever trains asks `is_on` between steps. Leaving the device runs where training runs, so behind the step under way.
+It does not know rounds.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from weft.clock import Clock
+from weft.errors import WeftError
+from weft.events import Emit, Paused, Resumed
+from weft.peer.compute import Compute
+from weft.peer.trainer import Trainer
+
+
+class Pause:
+    """Of one peer, off at first.
+
+    Args:
+        on_failure: told where the device cannot be taken again: another program has taken it meanwhile.
+    """
+
+    def __init__(
+        self, trainer: Trainer, compute: Compute, clock: Clock, emit: Emit, on_failure: Callable[[Exception], None]
+    ) -> None:
+        self._trainer = trainer
+        self._compute = compute
+        self._clock = clock
+        self._emit = emit
+        self._on_failure = on_failure
+        self._reasons: list[str] = []
+        self._began = 0.0
+        self._is_armed = False  # the trainer has its device
+        self._moving: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._reasons)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(self._reasons)
+
+    def want(self, reason: str) -> None:
+        if reason in self._reasons:
+            return
+        self._reasons.append(reason)
+        if len(self._reasons) == 1:
+            self._began = self._clock.now()
+            self._emit(Paused(reason=reason))
+            self._turn()
+
+    def want_no_more(self, reason: str) -> None:
+        if reason not in self._reasons:
+            return
+        self._reasons.remove(reason)
+        if not self._reasons:
+            self._emit(Resumed(reason=reason, paused_s=self._clock.now() - self._began))
+            self._turn()
+
+    def arm(self) -> None:
+        """The trainer has started: from now on a pause frees its device."""
+        self._is_armed = True
+        if self.is_on:
+            self._turn()
+
+    async def settled(self) -> None:
+        """Wait until the device is free, or taken, as it should be."""
+        while self._moving is not None and not self._moving.done():
+            await asyncio.wait([self._moving])
+
+    async def change(self) -> None:
+        """Wait until the pause begins or ends."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def aclose(self) -> None:
+        await self.settled()
+
+    def _turn(self) -> None:
+        self._changed.set()
+        if self._is_armed and (self._moving is None or self._moving.done()):
+            self._moving = asyncio.ensure_future(self._move())
+
+    async def _move(self) -> None:
+        """Follow what is wanted, however often that changes meanwhile."""
+        with suppress(asyncio.CancelledError):
+            while self._trainer.is_parked != self.is_on:
+                work = self._trainer.park if self.is_on else self._trainer.unpark
+                try:
+                    await self._compute.train(work)
+                except WeftError as error:
+                    self._on_failure(error)
+                    return
