@@ -11,7 +11,7 @@ Where no address leads to a peer, those to which direct links stand are asked wh
 through one (`via`). Such a link is replaced by a direct one as soon as an address works: that is tried now and then.
 
 Failure:
-- an address black-holes: `DIAL_S` later the next is tried; `LinkUp.tried` says which failed and why.
+- an address black-holes: the next one gets its turn a second later (`race`); `LinkUp.tried` says which failed and why.
 - another run, version or no admission: definite, so no other address is tried.
 """
 
@@ -26,6 +26,7 @@ from weft.net.frame import FRAME_S, FrameReader
 from weft.net.handshake import Passport, greet, handshake_reader
 from weft.net.links import VIA, Link, Links
 from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, PROTOCOL, Admitted, Contact, Hello, Reaches, WhoReaches
+from weft.net.race import Race
 from weft.net.tasks import Tasks
 from weft.net.transport import Lane, Stream, Transport
 from weft.rng import stream as random_stream
@@ -139,23 +140,32 @@ class Dialler:
     async def _dial(self, peer: PeerId, worse: Link | None = None) -> Link:
         """Return a link to `peer` other than `worse`, which stands until then and is as good as any through others."""
         tried: list[str] = []
-        for address in self._book.routes(peer):
-            if (link := self._other(peer, worse)) is not None:
-                return link
-            try:
-                return await self._dial_one(peer, address, tuple(tried), worse)
-            except DialError as error:
-                tried.append(_failure(address, error))
-        for address in await self._relayed(peer) if worse is None else ():
-            if (link := self._links.get(peer)) is not None:
-                return link
-            try:
-                return await self._dial_one(peer, address, tuple(tried))
-            except DialError as error:
-                tried.append(_failure(address, error))
-        if (link := self._other(peer, worse)) is not None:
-            return link
-        raise Unreachable(_nobody(peer, tried))
+        link = await self._dial_any(peer, self._book.routes(peer), tried, worse)
+        if link is None and worse is None:
+            link = await self._dial_any(peer, await self._relayed(peer), tried)
+        if link is None:
+            raise Unreachable(_nobody(peer, tried))
+        return link
+
+    async def _dial_any(
+        self, peer: PeerId, addresses: Sequence[str], tried: list[str], worse: Link | None = None
+    ) -> Link | None:
+        """Return the first link that `addresses` lead to, or that `peer` dials meanwhile; `tried` gets what failed."""
+        arrival = None if worse is not None else asyncio.ensure_future(self._links.arrival(peer))
+        try:
+            async with Race(addresses, lambda address: self._open(peer, address, "control"), arrival) as race:
+                while (outcome := await race.next()) is not None:
+                    address, opened = outcome
+                    try:
+                        if isinstance(opened, DialError):
+                            raise opened
+                        return await self._greet(opened, address, tuple(tried), worse)
+                    except DialError as error:
+                        tried.append(_failure(address, error))
+        finally:
+            if arrival is not None:
+                arrival.cancel()
+        return self._other(peer, worse)
 
     def _other(self, peer: PeerId, worse: Link | None) -> Link | None:
         link = self._links.get(peer)
@@ -181,8 +191,8 @@ class Dialler:
             return False
         return reaches.is_reached
 
-    async def _dial_one(self, peer: PeerId, address: str, tried: tuple[str, ...], worse: Link | None = None) -> Link:
-        stream = await self._open(peer, address, "control")
+    async def _greet(self, stream: Stream, address: str, tried: tuple[str, ...], worse: Link | None) -> Link:
+        peer = stream.peer
         if (link := self._other(peer, worse)) is not None:
             await stream.close()
             return link

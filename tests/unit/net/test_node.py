@@ -732,3 +732,17 @@ def test_who_breaks_the_protocol_again_and_again_is_barred_for_a_minute(world):
         assert len(world.seen(1, ConnectionDropped)) == 3
 
     world.run(scenario)
+
+
+def test_a_dial_ends_when_the_other_side_gets_through(world):
+    async def scenario():
+        a, b = await world.started(2)
+        world.network.partition(a.peer, b.peer)
+        dialling = asyncio.ensure_future(a.connect(b.peer))
+        await asyncio.sleep(1)
+        world.network.heal(a.peer, b.peer)
+        await b.connect(a.peer)
+        await asyncio.wait_for(dialling, 1)  # its own dial began in the partition and has four seconds to go
+        assert a.is_linked(b.peer)
+
+    world.run(scenario)
