@@ -115,9 +115,24 @@ async def connect(host: str, port: int) -> socket.socket:
 
 async def accept(listener: socket.socket) -> tuple[socket.socket, str, int]:
     """Return the next incoming connection, and the IP address and port it comes from."""
-    connection, (host, port, *_) = await asyncio.get_running_loop().sock_accept(listener)
-    _tune(connection)
-    return connection, host.removeprefix(_MAPPED), port
+    while True:
+        try:
+            connection, (host, port, *_) = listener.accept()
+        except BlockingIOError:
+            await _readable(listener)
+            continue
+        connection.setblocking(False)
+        _tune(connection)
+        return connection, host.removeprefix(_MAPPED), port  # nothing awaited since: nobody's end can lose it
+
+
+async def _readable(listener: socket.socket) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listener.fileno())
 
 
 def _tune(connection: socket.socket) -> None:
