@@ -90,6 +90,12 @@ class Nets:
             router = inner
         self.pair(name, router, subnet)
 
+    def proxied(self, name: str, subnet: str) -> str:
+        """Add the machine `name`, which reaches a machine with a proxy and nothing else; return the proxy's place."""
+        self.wide(f"{name}-proxy", "203.0.113.30")
+        self.pair(name, f"{name}-proxy", subnet)
+        return f"{subnet}.1"
+
     def rule(self, name: str, rule: str) -> None:
         """Add an iptables rule in a machine."""
         sh(f"ip netns exec {name} iptables {rule}")

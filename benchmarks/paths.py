@@ -32,6 +32,7 @@ MBPS = 100
 NBYTES = 24 << 20
 DEADLINE_S = 60.0
 PORT = 7077
+PROXY_PORT = 3128
 CANNOT = 3  # exit code where no networks can be made
 ENTER = ("unshare", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 PROBE = (
@@ -121,6 +122,11 @@ def one_cone(nets: Nets) -> None:
     nets.wide("b", "203.0.113.3")
 
 
+def proxied(nets: Nets) -> None:
+    nets.run("a-proxy", [sys.executable, str(HERE / "_paths_proxy.py"), nets.proxied("a", "10.1.1"), str(PROXY_PORT)])
+    nets.wide("b", "203.0.113.3")
+
+
 def homes(symmetric: bool, double: bool = False) -> Callable[[Nets], None]:
     def build(nets: Nets) -> None:
         nets.home("a", "203.0.113.10", "192.168.1", symmetric=symmetric, double=double)
@@ -145,6 +151,7 @@ NETWORKS: dict[str, Callable[[Nets], None]] = {
     "both behind symmetric NATs": homes(True),
     "both behind two cone NATs": homes(False, double=True),
     "both behind cone NATs, UDP blocked": cone_without_udp,
+    "a reaches nothing but an HTTP proxy, b open": proxied,
 }
 
 
@@ -157,7 +164,8 @@ def measure(name: str) -> list[object]:
         relay = Peer(nets, "relay", RELAY)
         if relay.await_word(lambda word: word["event"] == "started") is None:
             raise RuntimeError(f"{name}: the third peer did not start")
-        a, _ = (Peer(nets, each, relay_at[each]) for each in ("a", "b"))
+        options = {"proxy": f"http://10.1.1.1:{PROXY_PORT}"} if NETWORKS[name] is proxied else {}
+        a, _ = Peer(nets, "a", relay_at["a"], **options), Peer(nets, "b", relay_at["b"])
         heard = a.await_word(lambda word: word["event"] == "heard" and word["peer"] == KEYS["b"])
         up = heard and a.await_word(lambda word: word["event"] == "up" and word["peer"] == KEYS["b"])
         if not heard or not up:

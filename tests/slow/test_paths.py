@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
         ("each on a cable to the third alone", "via the third"),
         ("both behind symmetric NATs", "via the third"),
         ("both behind cone NATs, UDP blocked", "via the third"),
+        ("a reaches nothing but an HTTP proxy, b open", "tls"),
     ],
 )
 def test_peers_find_the_way_that_is_left(network: str, way: str) -> None:

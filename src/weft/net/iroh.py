@@ -56,7 +56,7 @@ class IrohConfig(Config, frozen=True, kw_only=True):
     ] = ("0.0.0.0", "::")
     port: Annotated[int, msgspec.Meta(ge=0, le=65535, description="UDP port; 0 lets the system choose")] = 0
     relays: Annotated[
-        tuple[str, ...],
+        tuple[Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]+\Z")], ...],
         msgspec.Meta(max_length=8, description="URLs of relays this peer may use; without any, connections are direct"),
     ] = ()
     dial_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60, description="seconds a dial may take")] = 5.0

@@ -29,6 +29,7 @@ from weft.keys import Identity
 from weft.net import tcp
 from weft.net.address import join_address, reachable_hosts, split_address
 from weft.net.gate import Gate, Handshakes
+from weft.net.proxy import Proxy
 from weft.net.tasks import Tasks
 from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
 from weft.net.tls_handshake import (
@@ -51,7 +52,7 @@ _CLOSE_TIMEOUT_S = 0.5  # how long `aclose` lets streams say farewell
 
 
 class TlsConfig(Config, frozen=True, kw_only=True):
-    """How this peer listens for TLS."""
+    """How this peer listens for TLS, and dials."""
 
     host: Annotated[
         str,
@@ -64,6 +65,17 @@ class TlsConfig(Config, frozen=True, kw_only=True):
             description="further host:port at which others reach this peer, such as a router's forwarded port"
         ),
     ] = ()
+    proxy: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^(http://(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5})?\Z",
+            description='HTTP proxy for all that is dialled, "http://host:port"; "": none',
+        ),
+    ] = ""
+    proxy_user: Annotated[str, msgspec.Meta(pattern=r"^[^:\x00-\x1f]*\Z", description="whom the proxy asks for")] = ""
+    proxy_password: Annotated[
+        str, msgspec.Meta(pattern=r"^[^\x00-\x1f]*\Z", description="its password, in clear to the proxy")
+    ] = ""
     handshake_timeout_s: Annotated[
         float, msgspec.Meta(gt=0, le=60, description="seconds a connection has to prove its key")
     ] = 10.0
@@ -92,6 +104,8 @@ class TlsTransport:
         self._identity = identity
         self._config = config
         self._on_drop = on_drop
+        proxy = Proxy(config.proxy, config.proxy_user, config.proxy_password)
+        self._connect = proxy.connect if config.proxy else tcp.connect
         self._tasks = Tasks()  # listening, and serving what came in
         self._farewells = Tasks()
         gate: Gate[asyncio.Task[None]] = Gate(config.max_half_open, config.max_half_open_per_ip)
@@ -120,7 +134,7 @@ class TlsTransport:
             raise DialError(f"cannot dial {address}: this transport is closed")
         try:
             async with asyncio.timeout(self._config.handshake_timeout_s):
-                connection = await tcp.connect(*split_address(SCHEME, address))
+                connection = await self._connect(*split_address(SCHEME, address))
                 stream = await self._introduce(connection, peer, lane)
         except TimeoutError:
             raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from weft.errors import DialError, NetError
+from weft.config import from_tree
+from weft.errors import ConfigError, DialError, NetError
 from weft.keys import Identity
 from weft.net.iroh import IrohConfig, IrohTransport, explain
 from weft.net.iroh_patch import mend
@@ -179,3 +180,27 @@ def test_an_error_says_what_iroh_hides() -> None:
     message = "Failed to bind (/home/somebody/src/socket.rs:943:24)\nCaused by:\n    Address in use"
     error = SimpleNamespace(message=lambda: message, kind=lambda: SimpleNamespace(name="BIND"))
     assert explain(error) == "Failed to bind Caused by: Address in use (bind)"
+
+
+@pytest.mark.parametrize("relays", [(), ("https://mine.example", "http://192.0.2.7:3340")])
+async def test_the_endpoint_gets_the_relays_of_the_settings_and_no_others(relays: tuple[str, ...]) -> None:
+    bound: list[Any] = []
+
+    async def bind(options: SimpleNamespace) -> str:
+        bound.append(options)
+        return "endpoint"
+
+    transport = IrohTransport(Identity.generate(), IrohConfig(hosts=("127.0.0.1",), relays=relays))
+    transport._iroh = SimpleNamespace(
+        Preset=object,
+        RelayMode=SimpleNamespace(custom_from_urls=lambda urls: ("custom", urls), disabled=lambda: "disabled"),
+        EndpointOptions=SimpleNamespace,
+        Endpoint=SimpleNamespace(bind=bind),
+    )
+    assert await transport._bind_to(("127.0.0.1",)) == "endpoint"
+    assert bound[0].relay_mode == (("custom", list(relays)) if relays else "disabled")
+
+
+def test_a_relay_that_is_no_url_is_refused() -> None:
+    with pytest.raises(ConfigError, match="relays"):
+        from_tree({"relays": ["mine.example"]}, IrohConfig, where="machine.toml")
