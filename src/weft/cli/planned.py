@@ -10,11 +10,12 @@ from weft.cli.asked import Asked
 from weft.cli.paragraph import terminal_width, wrapped
 from weft.net.membership import MAX_MEMBERS
 from weft.plan.forecast import Bill, Forecast, Hold, Part
-from weft.plan.loss import MIN_ROUNDS
+from weft.plan.loss import FEW_ROUNDS
 from weft.plan.methods import Row, name_of
 from weft.plan.profiles import known
 from weft.plan.timing import RoundTime
 
+SMALL = 100_000_000  # parameters: efficiencies were published of larger models
 _INDENT = " " * 14
 
 
@@ -54,7 +55,7 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
 
 
 def _row(name: str, text: str) -> Iterator[str]:
-    yield wrapped(f"{name:<{len(_INDENT)}}{text}", max(80, terminal_width()), _INDENT)
+    yield wrapped(f"{name:<{len(_INDENT) - 1}} {text}", max(80, terminal_width()), _INDENT)
 
 
 def _seconds(seconds: float) -> str:
@@ -161,10 +162,10 @@ def _warnings(plan: Forecast) -> Iterator[str]:
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
     if pace.penalty is not None and question.choices.send == "delta" and question.num_peers > 1:
-        if pace.num_rounds < MIN_ROUNDS:
+        if pace.num_rounds < FEW_ROUNDS:
             yield (
-                f"{pace.num_rounds} rounds are few: four peers ended 9 % above one peer's loss after 50, 13 % after 20 "
-                "(benchmarks/reports/shakespeare.md); lower --every"
+                f"{pace.num_rounds} rounds are few, and cost more than is reckoned: four small peers ended 8 % above "
+                "one peer's loss after 100, 13 % after 20 (benchmarks/reports/shakespeare.md)"
             )
         if pace.penalty.notes:
             yield f"what rare outer steps cost in loss is stretched: it was {' and '.join(pace.penalty.notes)}"
@@ -172,6 +173,11 @@ def _warnings(plan: Forecast) -> Iterator[str]:
 
 def _sources(plan: Forecast) -> Iterator[str]:
     found, cluster = known(), plan.question.cluster
+    if plan.question.num_parameters < SMALL:
+        yield (
+            f"so small a model uses far less of {cluster.name} than is reckoned ({found.defaults.gpu_efficiency:.0%}): "
+            "what is told of the data centre is the least it can take"
+        )
     yield f"loss: {found.replicas.source}; {found.steps.source}"
     usual = found.defaults
     if plan.question.price_per_kwh == usual.price_per_kwh and plan.bill.kwh:

@@ -1,0 +1,216 @@
+"""What `weft plan` says of four peers on this machine against four that train: writes benchmarks/reports/plan.md.
+
+    python -m benchmarks.plan
+
+Each case is timed as `weft plan --device here --line loopback` does, by one process that makes inner steps alone; then
+four processes train (`benchmarks._shells`), over TLS on loopback, a thread each, and their logs tell how long rounds
+took. What one process does alone is shared out among the four: here they share two cores.
+
+Other programs make both slower, and not alike, so CPU time is measured beside: of inner steps alone, and of all four
+processes from commit to commit, by the cores there are. On an idle machine that four processes fill, the two agree.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+import psutil
+import torch
+
+from benchmarks._shells import run as run_shells
+from benchmarks.report import load, load_line, table, write
+from weft.cli.asked import Method, Named, Own, Prices
+from weft.cli.asked import run as ask
+from weft.cli.here import measure, num_cores
+from weft.clock import Clock, SystemClock
+from weft.events import RoundCommitted, read_jsonl
+from weft.plan.forecast import Pace, pace_of
+from weft.plan.timing import Line
+
+HOUSE = Path(__file__).parents[1]
+PEERS = 4
+SKIPPED = 3  # rounds: streams open, caches are cold
+RUN = """
+name = "planned"
+peers = 4
+[model]
+{model}
+[data.source]
+type = "text"
+paths = ["text.txt"]
+[train]
+seq_len = 128
+batch_size = {batch}
+tokens = {tokens}
+evaluate_every = 0
+evaluate_windows = 16
+[train.schedule]
+type = "constant"
+[method]
+{method}
+"""
+DEMO = 'type = "shape"\nnum_layers = 2\nnum_heads = 4\nwidth = 128\nffn_width = 344\nhas_qk_norm = true'
+NANO = 'type = "size"\nsize = "nano"'
+TITLE = "What a plan says against what processes do"
+ABOUT = """
+Four processes on this machine, a thread each, over TLS on loopback, and the text is weft's own source. The plan knows
+one process's inner steps, timed alone for three seconds just before, and nothing of the run. Aim: 15 %.
+
+Seconds per round are the median over rounds after the first three, as the members' logs tell; bytes the mean that a
+member sends in one. Where other programs want the cores, wall time says how many they were: then CPU time is the fairer
+figure, of one process's fastest step on one side, and of all four processes from commit to commit on the other, shared
+out among the cores. What waits for a disk or another process is not in it.
+""".strip()
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: str
+    batch: int
+    method: str
+    every: int
+    num_rounds: int
+
+    def text(self) -> str:
+        tokens = self.num_rounds * PEERS * self.every * self.batch * 128
+        return RUN.format(model=self.model, batch=self.batch, tokens=tokens, method=self.method)
+
+
+CASES = (
+    Case("the demo's model, diloco, H = 10", DEMO, 4, 'type = "diloco"\nevery = 10', 10, 24),
+    Case("the demo's model, diloco, H = 50", DEMO, 4, 'type = "diloco"\nevery = 50', 50, 12),
+    Case("nano, diloco, H = 20", NANO, 8, 'type = "diloco"\nevery = 20', 20, 12),
+    Case("nano, fedavg, H = 5", NANO, 8, 'type = "fedavg"\nevery = 5', 5, 20),
+    Case("nano, ddp", NANO, 8, 'type = "ddp"', 1, 60),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    wall_s: float  # of a round
+    cpu_s: float  # of a round, of all processes
+    sent_nbytes: float
+    num_short: int  # rounds that left somebody out
+
+
+class CpuClock(SystemClock):
+    """This process's CPU time."""
+
+    def now(self) -> float:
+        return time.process_time()
+
+
+class Sampler:
+    """Notes how much CPU time the children of this process have used, until it is left."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, float]] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> "Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def at(self, moments: Sequence[float]) -> list[float]:
+        """Return the CPU-seconds used at moments of the wall clock."""
+        walls, used = zip(*self._seen, strict=True)
+        return [float(value) for value in np.interp(moments, walls, used)]
+
+    def _sample(self) -> None:
+        own, most = psutil.Process(), dict[int, float]()
+        while not self._is_over.wait(0.2):
+            for child in own.children():
+                with suppress(psutil.NoSuchProcess):
+                    times = child.cpu_times()
+                    most[child.pid] = times.user + times.system
+            self._seen.append((time.time(), sum(most.values())))
+
+
+def planned(path: Path, clock: Clock) -> tuple[Pace, float]:
+    """Return the plan of a run file on this machine, and the tokens per second that each peer is credited with."""
+    line = Named(Line(), True, "loopback")
+    own = Own(device=None, tokens_per_s=1.0, efficiency=None, watts=None, price_per_hour=0.0, line=line)
+    question = ask(path, (), PEERS, own, Method(method=None, every=None, codec=None), Prices(*4 * [None])).question
+    here = measure(question.model, question.train, PEERS, clock)
+    peers = replace(question.machines[0], tokens_per_s=here.tokens_per_s, crowding=here.crowding)
+    return pace_of(replace(question, machines=(peers,))), here.tokens_per_s
+
+
+def measured(folder: Path) -> Measured:
+    with Sampler() as sampler:
+        run_shells("run.toml", PEERS, folder)
+    entries = [entry for log in folder.glob("home*/runs/*/*/log.jsonl") for entry in read_jsonl(log)]
+    commits = [entry for entry in entries if isinstance(entry.event, RoundCommitted)]
+    numbers = sorted({entry.event.round for entry in commits})[SKIPPED - 1 :]
+    at = [min(entry.at for entry in commits if entry.event.round == number) for number in numbers]
+    used = sampler.at([at[0], at[-1]])
+    late = [entry for entry in commits if entry.event.round > SKIPPED]
+    return Measured(
+        wall_s=median(after - before for before, after in pairwise(at)),
+        cpu_s=(used[1] - used[0]) / (len(at) - 1),
+        sent_nbytes=fmean(entry.event.sent_nbytes for entry in late),
+        num_short=len({entry.event.round for entry in late if len(entry.event.contributors) < PEERS}),
+    )
+
+
+def row(case: Case, text: str) -> Sequence[object]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text.txt").write_text(text, encoding="utf-8")
+        (folder / "run.toml").write_text(case.text(), encoding="utf-8")
+        by_wall, by_cpu = planned(folder / "run.toml", SystemClock())[0], planned(folder / "run.toml", CpuClock())[0]
+        found = measured(folder)
+    cores_s = found.cpu_s / num_cores()
+    print(case.name, by_cpu.round, found, flush=True)
+    return (
+        case.name,
+        f"{by_wall.round.total_s:.3f}",
+        f"{found.wall_s:.3f}",
+        f"{found.wall_s / by_wall.round.total_s - 1:+.0%}",
+        f"{by_cpu.round.total_s:.3f}",
+        f"{cores_s:.3f}",
+        f"{by_cpu.tokens_per_s:,.0f}",
+        f"{by_cpu.tokens / cores_s:,.0f}",
+        f"{by_cpu.tokens_per_s / (by_cpu.tokens / cores_s) - 1:+.0%}",
+        f"{by_cpu.traffic.sent_nbytes / found.sent_nbytes - 1:+.1%}",
+        found.num_short,
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    before = load()
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((HOUSE / "src").rglob("*.py")))
+    rows = [row(case, text) for case in CASES]
+    header = (
+        "run",
+        "s a round, planned",
+        "measured",
+        "",
+        "by CPU time: planned",
+        "measured / cores",
+        "tokens/s, planned",
+        "measured",
+        "planned / measured",
+        "bytes, planned / measured",
+        "short rounds",
+    )
+    sections = [ABOUT, f"{num_cores()} cores. {load_line(before)}", table(header, rows)]
+    write("plan", TITLE, "python -m benchmarks.plan", sections)
+
+
+if __name__ == "__main__":
+    main()
