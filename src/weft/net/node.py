@@ -246,7 +246,7 @@ class Node:
             else:
                 return peer
         raise verdict or Unreachable(
-            "nobody answered. Is one of them running, and may this machine reach it? `weft doctor` checks. "
+            "nobody answered. Is one of them running, and may this machine reach it? `weft doctor TICKET` tries. "
             + ("; ".join(failures) or "No member is known: ask one for a ticket")
         )
 
@@ -274,6 +274,11 @@ class Node:
         """Return whether a third peer carries the link to `peer`."""
         link = self._links.get(peer)
         return link is not None and link.is_relayed
+
+    def source_of(self, peer: PeerId) -> str:
+        """Return the IP address that the link to `peer` comes from; '' if this side dialled it, or none stands."""
+        link = self._links.get(peer)
+        return "" if link is None else link.session.source
 
     def instance_of(self, peer: PeerId) -> bytes:
         """Return what names the remote process behind the link: it changes when the peer restarts."""

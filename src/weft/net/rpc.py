@@ -51,7 +51,7 @@ class Session:
 
     def __init__(self, stream: Stream, reader: FrameReader, services: Services, meter: Meter, emit: Emit) -> None:
         reader.max_nbytes, reader.on_bytes = MAX_FRAME_NBYTES, meter.received
-        self.peer = stream.peer
+        self.peer, self.source = stream.peer, stream.source
         self._stream = stream
         self._reader = reader
         self._services = services

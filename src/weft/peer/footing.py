@@ -17,6 +17,7 @@ from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.net import tcp
 from weft.net.admission import Admission, ByTicket
+from weft.net.gauge import Gauge
 from weft.net.handshake import Passport
 from weft.net.iroh import IrohTransport
 from weft.net.links import VIA
@@ -64,6 +65,7 @@ class Footing:
         passport = Passport(identity=self.identity, run=self.run, name=name, admission=admission)
         via = self.identity if VIA in settings.transports else None
         node = Node(passport, self._transports(), SystemClock(), self.emit, relay=settings.relay, via=via)
+        Gauge(node, SystemClock())
         for peer, addresses in read_addresses(folder).items():
             node.remember(peer, addresses)
 
