@@ -39,13 +39,16 @@ from weft.peer.compute import Compute, Threads
 from weft.peer.home import PeerFolder
 from weft.peer.messages import Decision, Letter
 from weft.peer.rounds import Rounds
+from weft.sync.acts import MAX_TOKENS
+from weft.sync.charter import Charter, Settings
 from weft.sync.messages import Manifest
 from weft.sync.method import Choices, Method
 from weft.sync.outer import AdamWConfig, SgdConfig
 from weft.sync.reduce import decode_parts, encode_parts, named
+from weft.sync.schedule import ConstantConfig
 
 RUN = RunId("be" * 32)
-QUOTA = SEQ_LEN = 1
+SEQ_LEN = 8
 MEET_S = 30.0
 
 
@@ -106,9 +109,13 @@ class Member:
     async def meet(self, others: Mapping[PeerId, Sequence[str]]) -> None:
         """Link up with all the others, and begin the first round with them. All must be listening."""
         members = sorted([self.peer, *others])
-        base = genesis(RUN, members[0], QUOTA)
-        chain = Chain(open_branch(base, members, members[0], base.branch, QUOTA), QUOTA)
-        self._rounds = Rounds(self._place, chain, self._method, self._num, SEQ_LEN, self._fail)  # type: ignore[arg-type]
+        settings = Settings(
+            tokens=MAX_TOKENS, seq_len=SEQ_LEN, batch_size=1, schedule=ConstantConfig(), method=self._method.choices
+        )
+        charter = Charter(stewards=(), serials=(), settings=settings, max_seq_len=SEQ_LEN)
+        base = genesis(RUN, members[0], charter)
+        chain = Chain(open_branch(base, members, members[0], base.branch), charter)
+        self._rounds = Rounds(self._place, chain, self._num, self._fail)  # type: ignore[arg-type]
         for peer, addresses in others.items():
             self.node.remember(peer, addresses)
         await self._membership.start()

@@ -14,6 +14,8 @@
     │   ├── Unreachable                      22   nobody on the ticket or in memory answered
     │   └── DialError                        23   one address did not lead to the expected peer
     ├── Refused (PermissionError)            24   the run's members refuse this peer
+    │   └── Removed                          31   stewards or a majority of the members removed this peer from the run
+    ├── ActVoid (ValueError)                 32   an act or a vote has no effect on the run
     ├── GenesisMismatch (ValueError)         25   the other side trains another run, or this one from other weights
     ├── PeerError (ConnectionError)          26   a remote's fault: bad frame, bad payload, silence, lie
     │   ├── WireError (ValueError)           27   bytes that are no canonical record
@@ -87,6 +89,14 @@ class DialError(NetError):
 
 class Refused(WeftError, PermissionError):
     exit_code = 24
+
+
+class Removed(Refused):
+    exit_code = 31
+
+
+class ActVoid(WeftError, ValueError):
+    exit_code = 32
 
 
 class GenesisMismatch(WeftError, ValueError):

@@ -233,6 +233,35 @@ class BranchOpened(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class ActWaits(Event, frozen=True, kw_only=True):
+    """An act of a steward, or a member's vote, waits for a manifest that holds it."""
+
+    by: PeerId
+    kind: str
+    subject: str  # a key or a run; empty where it is about settings
+
+
+class ActRefused(Event, frozen=True, kw_only=True):
+    """An act or vote that this peer was handed has no effect."""
+
+    by: PeerId
+    kind: str
+    subject: str
+    reason: str
+
+
+class ActEnacted(Event, frozen=True, kw_only=True):
+    """A committed manifest holds an act: it takes effect with the round after."""
+
+    branch: BranchId
+    round: Round
+    by: tuple[PeerId, ...]  # a steward, or the members that voted for it
+    kind: str
+    subject: str
+    reason: str
+    changes: dict[str, str]  # of settings, as JSON
+
+
 class PayloadRejected(Event, frozen=True, kw_only=True):
     round: Round
     member: PeerId

@@ -140,6 +140,15 @@ def read_peer(path: Path) -> PeerId:
     return Identity(_read_private(path)).peer
 
 
+def load_identity(path: Path) -> Identity:
+    """Load the identity at `path` to sign with, also while a process uses it. To connect with it, open it.
+
+    Raises:
+        KeyFileError: missing, unreadable, readable by others, or no Ed25519 key.
+    """
+    return Identity(_read_private(path))
+
+
 def is_backup(content: bytes) -> bool:
     """Return whether a file that begins with `content` is an encrypted backup of an identity."""
     return content.startswith(_BACKUP_MAGIC)

@@ -157,6 +157,7 @@ def checkpoint_file() -> dict[str, str]:
         run=run().run,
         tokenizer=ByteTokenizer().digest,
         head=None,
+        charter=None,
         replicated=state_index({"outer": torch.tensor([1.0, 2.0])}),
         private=state_index({}),
         counters={"uncounted_tokens": 3},
@@ -245,7 +246,7 @@ def test_the_ticket_on_the_page_is_read() -> None:
 
 
 def test_the_certificate_on_the_page_proves_its_manifest() -> None:
-    chain = Chain(vectors.opening_manifest(), vectors.QUOTA)
+    chain = Chain(vectors.opening_manifest(), vectors.first_charter())
     certificate = vectors.signed_certificate()
     assert chain.proven(certificate)
     assert not chain.proven(msgspec.structs.replace(certificate, attempt=Attempt(1)))

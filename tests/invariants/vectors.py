@@ -28,9 +28,14 @@ from weft.net.tls_handshake import Challenge, ClientProof, Welcome, preamble
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
 from weft.peer.promises import Promises
+from weft.sync.acts import Act, Amend, Ballot, Warrant
+from weft.sync.charter import Charter, Settings, enact
 from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, RoundNote, next_base
+from weft.sync.method import Choices
+from weft.sync.outer import SgdConfig
 from weft.sync.reduce import Merger, cut
 from weft.sync.rules import Durable, leader
+from weft.sync.schedule import ConstantConfig
 
 Vector = dict[str, str]
 
@@ -173,15 +178,21 @@ def result_of(part: int) -> Digest:
     return merger.result().digest
 
 
+def first_charter() -> Charter:
+    method = Choices(every=QUOTA, send="delta", apply=SgdConfig(lr=1.0), codec=codec.Int8Config())
+    settings = Settings(tokens=1000, seq_len=8, batch_size=1, schedule=ConstantConfig(lr=0.01), method=method)
+    return Charter(stewards=(B.peer,), serials=(0,), settings=settings, max_seq_len=16)
+
+
 @cache
 def opening_manifest() -> Manifest:
-    base = genesis(RUN, A.peer, QUOTA)
-    return open_branch(base, [A.peer, B.peer], A.peer, base.branch, QUOTA)
+    base = genesis(RUN, A.peer, first_charter())
+    return open_branch(base, [A.peer, B.peer], A.peer, base.branch)
 
 
 @cache
 def second_manifest() -> Manifest:
-    base = next_base(opening_manifest(), QUOTA)
+    base = next_base(opening_manifest(), first_charter())
     members = base.electorate
     leased, cursor = leases(base.cursor, dict.fromkeys(members, base.quota))
     return Manifest(
@@ -201,6 +212,8 @@ def second_manifest() -> Manifest:
         leases=leased,
         cursor=cursor,
         committed_tokens=Tokens(48),
+        acts=(),
+        charter=wire.digest_of(first_charter()),
     )
 
 
@@ -210,6 +223,29 @@ def opening() -> Vector:
 
 def manifest() -> Vector:
     return shown(second_manifest())
+
+
+def steward_act() -> wire.Signed:
+    return wire.seal(B, Act(run=RUN, serial=1, deed=Amend(reason="it diverges", every=4)))
+
+
+def charter() -> Vector:
+    return shown(first_charter())
+
+
+def act() -> Vector:
+    signed, base = steward_act(), next_base(opening_manifest(), first_charter())
+    after = enact(base.charter, base.body, (Warrant(letters=(signed,)),)).charter
+    return {
+        "body": signed.body.hex(),
+        "signature of B": signed.signature.hex(),
+        "digest of the charter after it": wire.digest_of(after),
+    }
+
+
+def ballot() -> Vector:
+    signed = wire.seal(A, Ballot(run=RUN, peer=B.peer, serial=1, reason="it sends noise"))
+    return {"body": signed.body.hex(), "signature of A": signed.signature.hex()}
 
 
 def round_note() -> Vector:
@@ -243,9 +279,9 @@ def promises() -> Vector:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "durable.bin"
         kept = Promises(path)
-        kept.write(Durable(base=next_base(opening_manifest(), QUOTA)))
+        kept.write(Durable(base=next_base(opening_manifest(), first_charter())))
         first = path.read_bytes()
-        kept.write(Durable(base=next_base(opening_manifest(), QUOTA), promised=Attempt(1)))
+        kept.write(Durable(base=next_base(opening_manifest(), first_charter()), promised=Attempt(1)))
         both = path.read_bytes()
         kept.close()
     return {
@@ -292,6 +328,9 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "data-index": data_index,
     "opening": opening,
     "manifest": manifest,
+    "charter": charter,
+    "act": act,
+    "ballot": ballot,
     "round-note": round_note,
     "certificate": certificate,
     "promises": promises,

@@ -23,13 +23,14 @@ Such a world may do more than a real one. What holds of it holds of them; what g
 It does not know progress: nobody here stops after a commit, and no leader has to plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from model.world import NONE, Bounds, Search, Taken, World, hashable, ones
+from model.world import NO_ACTS, NONE, Bounds, Search, Taken, World, hashable, ones
 from weft.ids import Attempt, PeerId
 from weft.sync import decide, round
+from weft.sync.acts import Warrant
 from weft.sync.machine import (
     Broadcast,
     Commit,
@@ -98,8 +99,8 @@ class NotDead(AssertionError):
 
 
 class ReducedSearch(Search):
-    def __init__(self, base: Base, bounds: Bounds) -> None:
-        super().__init__(base, bounds)
+    def __init__(self, base: Base, bounds: Bounds, acts: Mapping[int, tuple[Warrant, ...]] = NO_ACTS) -> None:
+        super().__init__(base, bounds, acts)
         if bounds.num_attempts > len(base.electorate):
             raise ValueError("some member would lead twice: only the whole search covers that")
         self._leaders = [leader(base, Attempt(attempt)) for attempt in range(len(base.electorate))]
@@ -206,7 +207,7 @@ class ReducedSearch(Search):
         if state.committed is not None:
             state = replace(state, committed=None, votes=frozenset(self.base.electorate))
         is_back = state.is_back and state.attempt == 0 and self._leads(state.me, state.attempt)
-        bare = State(me=state.me, durable=state.durable, attempt=state.attempt, is_back=is_back)
+        bare = State(me=state.me, durable=state.durable, attempt=state.attempt, is_back=is_back, acts=state.acts)
         if not self._is_at_the_head(state):
             return bare
         # A majority that has promised stays one: of whom it was made no longer matters.

@@ -1,16 +1,17 @@
 """Every interleaving of three members within bounds: one manifest per branch and round, progress with a majority."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from model.reduced import NotDead, ReducedSearch
-from model.world import Bounds, Search, TwoManifests, World, contribution, first_base, merged
+from model.world import NO_ACTS, Bounds, Search, TwoManifests, World, contribution, first_base, merged
 from weft.ids import Attempt, PeerId
 from weft.sync import decide, round, rules
+from weft.sync.acts import Warrant
 from weft.sync.machine import Result, State, replace
-from weft.sync.messages import Manifest, Prepare, Vote
+from weft.sync.messages import Base, Manifest, Prepare, Vote
 from weft.sync.rules import Durable
 
 LIMIT = 50_000_000  # far above what any bound here needs: reaching it is a failure
@@ -57,8 +58,11 @@ def test_no_interleaving_of_four_members_commits_two_manifests() -> None:
 
 
 def find_the_same(num_members: int, bounds: Bounds, run: str) -> None:
-    base = first_base(num_members, run=run)
-    whole, reduced = explored(Search(base, bounds)), explored(ReducedSearch(base, bounds))
+    find_the_same_in(first_base(num_members, run=run), bounds)
+
+
+def find_the_same_in(base: Base, bounds: Bounds, acts: Mapping[int, tuple[Warrant, ...]] = NO_ACTS) -> None:
+    whole, reduced = explored(Search(base, bounds, acts)), explored(ReducedSearch(base, bounds, acts))
     assert reduced.proposed() == whole.proposed()
     assert reduced.committed() == whole.committed()
     assert reduced.num_worlds < whole.num_worlds / 10

@@ -7,20 +7,23 @@ payloads that cannot be had, so the search covers each of them too.
 Merging and fetching take no time here. A merge fails for any of the other contributors, who may be out of reach, and
 always for those who lost their payload in a restart. A fetch succeeds: one that fails is a Holding that is lost.
 
-It does not know what membership says of peers (`Noticed`), but where all is calm. `reduced` searches the same with
-fewer worlds.
+Acts wait at some members, or at none. It does not know what membership says of peers (`Noticed`), but where all is
+calm. `reduced` searches the same with fewer worlds.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import astuple
 
+from charters import charter
 from weft.ids import BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.rng import stream
 from weft.sync import round
+from weft.sync.acts import Warrant
 from weft.sync.machine import (
     Broadcast,
     Commit,
@@ -30,6 +33,7 @@ from weft.sync.machine import (
     Merge,
     MergeDone,
     MergeFailed,
+    Moved,
     Noticed,
     Output,
     Persist,
@@ -47,13 +51,14 @@ from weft.sync.rules import Durable
 from weft.wire import digest
 
 NONE = -1
+NO_ACTS: Mapping[int, tuple[Warrant, ...]] = MappingProxyType({})
 
 
 def peer(number: int) -> PeerId:
     return PeerId(f"{number:02d}" * 32)
 
 
-def first_base(num_members: int, num_parts: int = 1, run: str = "00") -> Base:
+def first_base(num_members: int, num_parts: int = 1, run: str = "00", stewards: tuple[PeerId, ...] = ()) -> Base:
     """Return what a round follows on; `run`, two digits, decides in which order the members lead."""
     members = tuple(peer(number) for number in range(num_members))
     run_id = RunId(run * 32)
@@ -68,6 +73,7 @@ def first_base(num_members: int, num_parts: int = 1, run: str = "00") -> Base:
         cursor=0,
         quota=1,
         committed_tokens=Tokens(0),
+        charter=charter(1, stewards=stewards),
     )
 
 
@@ -129,9 +135,14 @@ class TwoManifests(AssertionError):
 class Search:
     """Explores all worlds breadth first, and stops at one in which two manifests are committed."""
 
-    def __init__(self, base: Base, bounds: Bounds) -> None:
+    def __init__(self, base: Base, bounds: Bounds, acts: Mapping[int, tuple[Warrant, ...]] = NO_ACTS) -> None:
+        """
+        Args:
+            acts: that wait at a member, by its number, from the beginning of the round and of each of its lives.
+        """
         self.base = base
         self.bounds = bounds
+        self.acts = acts
         self.num_commits = 0
         self.num_worlds = 0
         self._seen: set[World] = set()
@@ -229,7 +240,8 @@ class Search:
 
     def start(self) -> World:
         num = len(self.base.electorate)
-        states = tuple(self._intern(round.begin(member, self.base)) for member in self.base.electorate)
+        begun = [round.begin(member, self.base) for member in self.base.electorate]
+        states = tuple(self._intern(self._told(state, number)) for number, state in enumerate(begun))
         return World(states, lives=(0,) * num, sent=0, num_kills=0, num_leaves=0, chosen=NONE)
 
     def successors(self, world: World) -> Iterator[World]:
@@ -282,10 +294,14 @@ class Search:
         before = world.states[number]
         if before not in self._restarts:
             resumed, _ = round.resume(self.base.electorate[number], self._states[before].durable)
-            self._restarts[before] = self._intern(resumed)
+            self._restarts[before] = self._intern(self._told(resumed, number))
         lives = _put(world.lives, number, world.lives[number] + 1)
         states = _put(world.states, number, self._restarts[before])
         return world._replace(states=states, lives=lives, num_kills=world.num_kills + 1)
+
+    def _told(self, state: State, number: int) -> State:
+        told, _ = round.step(state, Moved(acts=self.acts.get(number, ())))
+        return told
 
     def _leave(self, world: World, number: int) -> list[World]:
         return [each._replace(num_leaves=world.num_leaves + 1) for each in self._apply(world, number, Leave())]

@@ -180,7 +180,8 @@ class Swarm(World):
                 uncounted = member.life.trained_tokens - counted.get(member.id, 0)
                 carried = member.peer._carry.tokens
                 # Who leaves may not hear that its last offer was counted; its checkpoint is checked when it returns.
-                possible = {carried} if member.life.outcome.reason == "complete" else {0, carried}
+                is_complete = member.life.task.exception() is None and member.life.outcome.reason == "complete"
+                possible = {carried} if is_complete else {0, carried}
                 assert uncounted in possible, f"{member.name} trained {uncounted} more than was counted"
         rules.everybody_is_named([event for life in self.lives for event in life.committed], self.chains)
 

@@ -131,6 +131,8 @@ def test_control_bytes_are_those_of_a_rounds_messages(num_peers: int) -> None:
         leases=tuple(Lease(peer=peer, start=100_000, stop=200_000) for peer in net.peers),
         cursor=1_000_000,
         committed_tokens=messages.Tokens(123_456_789),
+        acts=(),
+        charter=net.digest,
     )
     zero = messages.Attempt(0)
     net.send(messages.Ready(tokens=messages.Tokens(123_456), parts=digests), num_peers * others)

@@ -111,10 +111,11 @@ def describe(terms: "Terms") -> str:
     memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
     return "\n".join(
         (
-            f"run       {run.name}  {run.run[:16]}",
+            f"run       {run.name}  {terms.genesis[:16]}",
             f"issued by {issuer}  {terms.issuer[:16]}",
             f"model     {figures.amount(terms.num_parameters)} parameters",
             f"data      {where}",
+            *_stewards(len(run.stewards)),
             f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for this program as it stands, "
@@ -140,6 +141,10 @@ def capped(caps: "CapsConfig") -> list[str]:
     ]
     found = ", ".join(filter(None, said))
     return [f"at most   {found}"] if found else []
+
+
+def _stewards(num: int) -> list[str]:
+    return [f"stewards  {num}, who may remove and ban peers and amend the run (docs/stewards.md)"] if num else []
 
 
 def _pace(terms: "Terms") -> str:

@@ -15,6 +15,7 @@ import typer
 
 import weft
 from weft.cli import (
+    act,
     demo,
     doctor,
     eval,
@@ -99,6 +100,7 @@ def make_app(place: Place) -> typer.Typer:
         simulate.simulate,
     ):
         app.command(verb.__name__, epilog=train.EXAMPLE if verb is train.train else None)(verb)
+    app.add_typer(act.make_app(), name="act")
     app.add_typer(keys.make_app(), name="keys")
     app.add_typer(tokenizer.make_app(), name="tokenizer")
     return app

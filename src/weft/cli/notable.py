@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 from weft.cli import figures
 from weft.events import (
+    ActEnacted,
+    ActRefused,
+    ActWaits,
     AdmissionRefused,
     BranchOpened,
     CheckpointFailed,
@@ -70,6 +73,14 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{len(members)} peers go on in a branch: {reason}"
         case RoundMissed(round=number, reason=reason):
             return f"{name(entry.peer)} missed round {number} and carries its work on: {reason}"
+        case ActWaits(by=by, kind=kind, subject=subject):
+            return f"{kind} {name(PeerId(subject)) if subject else ''}: handed in by {name(by)}, waits for a round"
+        case ActRefused(by=by, kind=kind, reason=reason):
+            return f"{kind} of {name(by)} has no effect: {reason}"
+        case ActEnacted(by=by, kind=kind, subject=subject, reason=reason, changes=changes):
+            who = name(by[0]) if len(by) == 1 else f"{len(by)} members"
+            what = name(PeerId(subject)) if subject else ", ".join(f"{key} = {value}" for key, value in changes.items())
+            return f"{who}: {kind} {what}{f' ({reason})' if reason else ''}"
         case PayloadRejected(member=member, reason=reason):
             return f"the payload of {name(member)} was refused: {reason}"
         case ConnectionDropped(address=address, reason=reason):

@@ -125,6 +125,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sent_nbytes: int
     received_nbytes: int
     checkpoint: str
+    successor: str | None = None
 
 
 def report_of(outcome: Outcome) -> Report:
@@ -141,6 +142,7 @@ def report_of(outcome: Outcome) -> Report:
         sent_nbytes=outcome.sent_nbytes,
         received_nbytes=outcome.received_nbytes,
         checkpoint=str(outcome.checkpoint),
+        successor=None if outcome.successor is None else outcome.successor.run,
     )
 
 

@@ -116,16 +116,28 @@ def run_file(path: Path, changes: Sequence[str]) -> "RunFile":
     from weft.peer.config import RunFile
 
     tree = load_tree(path)
-    for change in changes:
-        dotted, separator, value = change.partition("=")
-        if not separator or not dotted.strip():
-            raise ConfigError(f"--set {change}: it should read --set section.field=value.")
-        replace_field(tree, dotted.strip(), toml_value(value.strip()))
+    for dotted, changed in changes_of(changes).items():
+        replace_field(tree, dotted, changed)
     try:
         found: RunFile = from_tree(tree, RunFile, where=str(path))
     except ConfigError as error:
         from_tree(load_tree(path), RunFile, where=str(path))  # the file's own fault is said as such
         raise ConfigError(f"{_blamed(changes, str(error))}{str(error).removeprefix(str(path))}") from None
+    return found
+
+
+def changes_of(changes: Sequence[str]) -> dict[str, Any]:
+    """Return what every `--set section.field=value` says, by field, in order.
+
+    Raises:
+        ConfigError: one of them reads otherwise.
+    """
+    found = {}
+    for change in changes:
+        dotted, separator, value = change.partition("=")
+        if not separator or not dotted.strip():
+            raise ConfigError(f"--set {change}: it should read --set section.field=value.")
+        found[dotted.strip()] = toml_value(value.strip())
     return found
 
 

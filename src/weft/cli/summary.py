@@ -44,6 +44,10 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         lines.append(f"{INDENT}of this peer; after the same round all have the same one")
     lines += [f"{INDENT}{name}: {_ending(line, is_complete=outcome.reason == 'complete')}" for name, line in others]
     lines.append(beside("checkpoint", outcome.checkpoint))
+    if outcome.successor is not None:
+        from weft.peer.succession import where
+
+        lines.append(where(outcome.run.run, outcome.successor))
     if outcome.sample:
         lines += ["", excerpt(outcome.run.train.sample_prompt + outcome.sample.rstrip()), ""]
     lines.append(try_next(command, short(outcome.run.run)))

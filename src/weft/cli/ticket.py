@@ -20,9 +20,23 @@ def ticket(
 ) -> None:
     """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
     from weft.cli.locate import find_tickets
-    from weft.errors import TicketError
 
     home = home_of(context)
+    file = kept_ticket(run, home)
+    typer.echo(read_kept(file))
+    if len({each.parents[1] for each in find_tickets(run, home)}) > 1:
+        typer.echo(f"this is the ticket of run {called(file.parents[1])}", err=True)
+
+
+def kept_ticket(run: str | None, home: Path) -> Path:
+    """Return the file of the newest ticket that a member on this machine keeps, of `run` where that is given.
+
+    Raises:
+        TicketError: there is none.
+    """
+    from weft.cli.locate import find_tickets
+    from weft.errors import TicketError
+
     files = find_tickets(run, home)
     file = next((each for each in files if is_kept(each, home)), None)
     if file is None and files:
@@ -33,12 +47,21 @@ def ticket(
             f"no member{which} keeps a ticket in {home}. Start one with weft train, or ask the machine of another "
             f"member; another home is named with --home."
         )
+    return file
+
+
+def read_kept(file: Path) -> str:
+    """Return the ticket in a file of this home.
+
+    Raises:
+        TicketError: it cannot be read.
+    """
+    from weft.errors import TicketError
+
     try:
-        typer.echo(file.read_text(encoding="ascii").strip())
+        return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise TicketError(f"cannot read the ticket in {file}: {error}. Start the member again.") from error
-    if len({each.parents[1] for each in files}) > 1:
-        typer.echo(f"this is the ticket of run {called(file.parents[1])}", err=True)
 
 
 def is_kept(ticket: Path, home: Path) -> bool:

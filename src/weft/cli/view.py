@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from weft import cost
 from weft.cli.notable import notable
 from weft.events import (
+    ActEnacted,
     CheckpointSaved,
     DataReady,
     Entry,
@@ -175,6 +176,8 @@ def _fold(view: View, entry: Entry) -> View:
             return view if point in view.evaluations else replace(view, evaluations=(*view.evaluations, point))
         case Sampled():
             return replace(view, sample=printable(event.prompt + event.text, keep="\n\t"))
+        case ActEnacted(changes={"tokens": tokens}) if view.facts is not None:
+            return replace(view, facts=replace(view.facts, total_tokens=int(tokens)))
         case CheckpointSaved():
             return replace(view, checkpoint=event.path)
         case PeerStopped():

@@ -52,12 +52,21 @@ class Batches:
         self.seq_len = seq_len
         self._store = store
         self._index = index
+        self._split = split
         self._infos = index.shards(split)
         self._seed = seed
         self._block_len = min(_BLOCK, self.num_windows)  # so that a block meets two epochs at most
         self._blocks: dict[int, NDArray[np.int64]] = {}
         # Shard s holds the stream's tokens from _borders[s] up to _borders[s + 1].
         self._borders = np.cumsum([0, *(info.num_tokens for info in self._infos)], dtype=np.int64)
+
+    def resized(self, seq_len: int) -> "Batches":
+        """Return the windows of `seq_len` tokens of the same data, shuffled anew.
+
+        Raises:
+            DataError: there is not one window so long.
+        """
+        return Batches(self._store, self._index, self._split, seq_len, self._seed)
 
     def at(self, positions: NDArray[np.int64]) -> Batch:
         """Return the training windows at `positions` of the run (see `weft.data.assign`), in their order.

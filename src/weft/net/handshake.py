@@ -23,6 +23,7 @@ from weft.rng import fresh_secret
 from weft.wire import Signer, decode, encode, printable
 
 HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
+_BANNED = "this key is banned from the run, by act of its stewards"
 LINGER_S = 2.0  # how long a refused peer may take to read why
 
 
@@ -30,7 +31,8 @@ LINGER_S = 2.0  # how long a refused peer may take to read why
 class Passport:
     """What this peer shows when it connects, and what it asks of others.
 
-    `admission` may be replaced while the node runs: a newcomer learns the run's rule from its RunConfig.
+    `admission` may be replaced while the node runs: a newcomer learns the run's rule from its RunConfig. So may
+    `banned`: acts of the run's stewards say who is.
     """
 
     identity: Signer
@@ -38,6 +40,9 @@ class Passport:
     name: str
     admission: Admission
     instance: bytes = field(default_factory=lambda: fresh_secret(8))  # this process; another one has another
+    predecessor: RunId | None = None  # the run that this one goes on with
+    banned: frozenset[PeerId] = frozenset()
+    banned_by: set[PeerId] = field(default_factory=set)  # who says that this peer is
 
     @property
     def peer(self) -> PeerId:
@@ -84,9 +89,14 @@ async def greet(stream: Stream, reader: FrameReader, hello: Hello, passport: Pas
         raise DialError(f"{who} closed the connection during the handshake")
     greeting: Admitted | Rejected = decode(data, Greeting)
     if isinstance(greeting, Rejected):
+        if greeting.code == "banned":
+            passport.banned_by.add(stream.peer)
         _raise_rejected(who, greeting)
         return None
+    passport.banned_by.discard(stream.peer)
     why_not = passport.objection_to(stream.peer, greeting.proof)
+    if stream.peer in passport.banned:
+        why_not = _BANNED
     if why_not is not None:
         raise PeerError(f"{who} answers for run {short(passport.run)} but could not prove its own admission: {why_not}")
     return greeting
@@ -101,7 +111,7 @@ def _raise_rejected(who: str, rejected: Rejected) -> None:
             raise WireError(f"{who} speaks another version of weft: {reason}")
         case "run":
             raise GenesisMismatch(f"{who} trains another run: {reason}")
-        case "admission":
+        case "admission" | "banned":
             raise Refused(f"{who} refuses this peer: {reason}")
         case _:
             raise DialError(f"{who} turned the connection away: {reason}")
@@ -137,11 +147,19 @@ async def hear(reader: FrameReader) -> Hello | Rejected | None:
 
 def judge(passport: Passport, prover: PeerId, hello: Hello) -> Rejected | None:
     """Return why `prover` is turned away, or None."""
+    if hello.run == passport.predecessor:
+        reason = (
+            f"run {short(hello.run)} has ended and goes on here as run {short(passport.run)}; ask a member for a "
+            "ticket of that one: weft ticket"
+        )
+        return Rejected(code="run", reason=reason)
     if hello.run != passport.run:
         reason = (
             f"run {short(passport.run)} is here, not {short(hello.run)}; ask a member for a fresh ticket: weft ticket"
         )
         return Rejected(code="run", reason=reason)
+    if prover in passport.banned:
+        return Rejected(code="banned", reason=_BANNED)
     why_not = passport.objection_to(prover, hello.proof)
     return None if why_not is None else Rejected(code="admission", reason=why_not)
 

@@ -105,7 +105,7 @@ class Admitted(Record, frozen=True, kw_only=True, tag="admitted"):
 
 
 class Rejected(Record, frozen=True, kw_only=True, tag="rejected"):
-    """The acceptor's refusal. `code`: version, run, admission, duplicate (a link already stands) or busy."""
+    """The acceptor's refusal. `code`: version, run, admission, banned, duplicate (a link already stands) or busy."""
 
     code: Annotated[str, Meta(max_length=16)]
     reason: Reason

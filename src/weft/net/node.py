@@ -56,6 +56,7 @@ from weft.wire import Buffer, decode, encode
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
+BAN_GRACE_S = 2.0  # between a ban and the end of links to the key: it is told meanwhile
 SETTLE_S = 1.0  # contacts come in crowds, and whoever writes them down syncs a disk
 
 
@@ -181,6 +182,19 @@ class Node:
     def admit(self, admission: Admission) -> None:
         """Replace the rule of admission: a newcomer learns the run's own from its RunConfig."""
         self.passport.admission = admission
+
+    def ban(self, peers: Iterable[PeerId]) -> None:
+        """Refuse these keys from now on, and no others; links to them are closed soon, so that they hear why."""
+        self.passport.banned = frozenset(peers)
+        for peer in self.passport.banned:
+            self.release(peer)
+            if self.is_linked(peer):
+                asyncio.get_running_loop().call_later(BAN_GRACE_S, self._drop_if_banned, peer)
+
+    @property
+    def banned_by(self) -> frozenset[PeerId]:
+        """Return who has told this peer, when it last dialled them, that its key is banned."""
+        return frozenset(self.passport.banned_by)
 
     def remember(self, peer: PeerId, addresses: Iterable[str], name: str = "") -> None:
         """Note where `peer` may be dialled; what others announce later does not displace it."""
@@ -373,6 +387,10 @@ class Node:
         return await self._blobs.fetch_any(peers, digest, nbytes, block)
 
     # --- inside ---
+
+    def _drop_if_banned(self, peer: PeerId) -> None:
+        if peer in self.passport.banned:
+            self.drop(peer, "its key is banned from the run")
 
     def _read_answer(self, link: Link, body: bytes, response: type[R]) -> R:
         try:

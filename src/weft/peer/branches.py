@@ -62,6 +62,7 @@ class Branches:
             self._miss(now)
             self._tell_standing()
             self._rounds.keep_up()
+            self._rounds.acts.tell_again(now)
             if self._rounds.standing.has_majority():
                 self._lost_at = None
                 continue
@@ -123,7 +124,7 @@ class Branches:
         if members[0] != me:
             return  # the lowest key proposes
         base = self._rounds.chain.base
-        opening = open_branch(base, members, me, branch_name(base, members, me), self._run.quota)
+        opening = open_branch(base, members, me, branch_name(base, members, me))
         for member in members:
             if member == me:
                 continue
@@ -145,7 +146,7 @@ class Branches:
 
     async def _consider(self, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
         opening, base = proposal.opening, self._rounds.chain.base
-        expected = open_branch(base, opening.members, peer, branch_name(base, opening.members, peer), self._run.quota)
+        expected = open_branch(base, opening.members, peer, branch_name(base, opening.members, peer))
         if opening != expected or self._node.peer not in opening.members or peer not in base.electorate:
             return BranchConsent(is_given=False, reason="it does not follow on what is committed here")
         is_everybody = opening.members == base.electorate

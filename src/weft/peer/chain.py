@@ -16,6 +16,7 @@ from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import verify
 from weft.peer.config import GENESIS
 from weft.rng import order_key
+from weft.sync.charter import Charter, enact
 from weft.sync.messages import (
     Accept,
     Base,
@@ -35,9 +36,13 @@ MAX_REMEMBERED = 256  # rounds whose certificates are kept
 
 
 class Chain:
-    def __init__(self, head: Manifest, quota: int) -> None:
-        self._quota = quota
-        self._set_head(head)
+    def __init__(self, head: Manifest, charter: Charter) -> None:
+        """
+        Args:
+            charter: what holds after `head`, which names its digest.
+        """
+        self._charters: dict[Round, Charter] = {}
+        self._set_head(head, charter)
         self._certificates: dict[Round, Certificate] = {}
         self._results: dict[Digest, tuple[Round, Buffer]] = {}
         self._named: dict[Round, set[Digest]] = {}  # the results of each round, oldest first
@@ -52,16 +57,27 @@ class Chain:
         self._drop(self._named.pop(forgotten, ()), forgotten)
         unused = self._named.get(manifest.round, set()) - {part.result for part in manifest.parts}
         self._drop(unused, manifest.round)
-        self._set_head(manifest)
+        self._charters.pop(forgotten, None)
+        self._set_head(manifest, enact(self.charter, self.base.body, manifest.acts).charter)
 
-    def restart(self, head: Manifest) -> None:
+    def restart(self, head: Manifest, charter: Charter) -> None:
         """Go on from another head, whose branch may be another; results are kept, for they are named by their bytes."""
         self._certificates.clear()
-        self._set_head(head)
+        self._set_head(head, charter)
 
-    def _set_head(self, head: Manifest) -> None:
+    @property
+    def charter(self) -> Charter:
+        """Return what holds after the head."""
+        return self.base.charter
+
+    def charter_in(self, round: Round) -> Charter:
+        """Return the charter by which a round is computed: of those since the last restart, and the next."""
+        return self._charters.get(round, self.charter)
+
+    def _set_head(self, head: Manifest, charter: Charter) -> None:
         self.head = head
-        self.base = next_base(head, self._quota)  # what the round after the head starts from: asked for at each message
+        self.base = next_base(head, charter)  # what the round after the head starts from: asked for at each message
+        self._charters[self.base.round] = charter
 
     def after(self, round: Round, limit: int) -> tuple[Certificate, ...] | None:
         """Return the certificates after `round`, oldest first and at most `limit`; None where they are forgotten."""
@@ -125,15 +141,14 @@ def _said(base: Base, letters: Iterable[Signed], kind: type[M]) -> list[tuple[Pe
     return said
 
 
-def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: BranchId, quota: int) -> Manifest:
+def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: BranchId) -> Manifest:
     """Return a manifest that counts nothing and names the members of a branch: the first of a run, or of a minority.
 
     Args:
         base: the round in which the branch begins; a run's first is `genesis`.
-        quota: samples leased to each member.
     """
     members = tuple(sorted(members))
-    leased, cursor = leases(base.cursor, dict.fromkeys(members, quota))
+    leased, cursor = leases(base.cursor, dict.fromkeys(members, base.quota))
     return Manifest(
         run=base.run,
         branch=branch,
@@ -149,10 +164,12 @@ def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: B
         leases=leased,
         cursor=cursor,
         committed_tokens=base.committed_tokens,
+        acts=(),
+        charter=digest_of(base.charter),
     )
 
 
-def genesis(run: RunId, founder: PeerId, quota: int) -> Base:
+def genesis(run: RunId, founder: PeerId, charter: Charter) -> Base:
     """Return the base of a run's first manifest."""
     return Base(
         run=run,
@@ -163,8 +180,9 @@ def genesis(run: RunId, founder: PeerId, quota: int) -> Base:
         keeper=founder,
         num_parts=1,
         cursor=0,
-        quota=quota,
+        quota=charter.settings.quota,
         committed_tokens=Tokens(0),
+        charter=charter,
     )
 
 

@@ -39,6 +39,7 @@ from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.home import CHECKPOINT_FILE
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.state import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName, chunks
+from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
 
 R = TypeVar("R")
@@ -61,6 +62,7 @@ class Contents(wire.Record, frozen=True, kw_only=True):
     run: HexRun  # also the digest of the RunConfig's bytes
     tokenizer: HexDigest
     head: Manifest | None  # the manifest that the state belongs to; None before the first
+    charter: Charter | None  # what holds after it; None: what the run began with
     replicated: StateIndex
     private: StateIndex
     counters: dict[VectorName, int]
@@ -80,6 +82,7 @@ class Snapshot:
     config: RunConfig
     tokenizer: bytes  # its blob
     head: Manifest | None
+    charter: Charter | None = None  # None: what the run began with
     replicated: Mapping[str, Tensor]  # "outer" and the outer optimizer's, flat fp32 on the CPU
     private: Mapping[str, Tensor] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)  # such as tokens that no manifest has counted
@@ -105,6 +108,7 @@ def save(folder: Path, snapshot: Snapshot) -> Contents:
             run=snapshot.config.run,
             tokenizer=wire.digest(tokenizer),
             head=snapshot.head,
+            charter=snapshot.charter,
             replicated=_write(folder / _vectors_name("replicated", serial), snapshot.replicated),
             private=_write(folder / _vectors_name("private", serial), snapshot.private),
             counters=dict(snapshot.counters),
@@ -136,6 +140,7 @@ def load(folder: Path, *, max_parameters: int | None = None) -> Snapshot:
             config=config,
             tokenizer=tokenizer,
             head=contents.head,
+            charter=contents.charter,
             replicated=dict(_read(folder / _vectors_name("replicated", contents.serial), contents.replicated)),
             private=dict(_read(folder / _vectors_name("private", contents.serial), contents.private)),
             counters=contents.counters,

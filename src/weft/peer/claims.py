@@ -10,49 +10,55 @@ disagree whether a plan stands. (docs/threat_model.md: a claim within the lease 
 It does not know payloads, nor whether the work was done.
 """
 
-from collections.abc import Iterable
+import msgspec
 
-from weft.ids import PeerId, Tokens
+from weft.events import Emit, Notice
+from weft.ids import PeerId, Tokens, short
 from weft.peer.config import GENESIS
-from weft.sync.messages import Base, Contribution, Manifest
+from weft.sync.charter import Charter
+from weft.sync.messages import Base, Collect, Manifest, Propose, Ready
 
 
 class Claims:
-    """The claims of one branch, from `head` on.
+    """The claims of one branch, from `head` on, after which `charter` holds."""
 
-    Args:
-        seq_len: tokens of a sample.
-    """
-
-    def __init__(self, head: Manifest, seq_len: int) -> None:
-        self._seq_len = seq_len
+    def __init__(self, head: Manifest, charter: Charter, emit: Emit) -> None:
+        self._emit = emit
         self._allowed: dict[PeerId, int] = {}  # tokens; who is not in here may carry work that this peer has not seen
-        self.restart(head)
+        self.restart(head, charter)
 
-    def restart(self, head: Manifest) -> None:
+    def restart(self, head: Manifest, charter: Charter) -> None:
         """Go on from another head, before which nothing is known, unless it is the run's first."""
         self._allowed = dict.fromkeys(head.members, 0) if head.previous == GENESIS else {}
-        self.follow(head)
+        self.follow(head, charter)
 
-    def follow(self, manifest: Manifest) -> None:
-        """Take up what a manifest counted, and what it leases."""
+    def follow(self, manifest: Manifest, charter: Charter) -> None:
+        """Take up what a manifest counted, and what it leases, in samples as long as `charter` says."""
         for contribution in manifest.contributions:
             self._allowed[contribution.peer] = 0
         for peer in manifest.joined:
             self._allowed.pop(peer, None)
         for lease in manifest.leases:
             if lease.peer in self._allowed:
-                self._allowed[lease.peer] += (lease.stop - lease.start) * self._seq_len
+                self._allowed[lease.peer] += (lease.stop - lease.start) * charter.settings.seq_len
 
-    def cut(self, base: Base, peer: PeerId, tokens: int) -> Tokens:
-        """Return what `peer` is believed of a claim of `tokens`."""
+    def believed(self, base: Base, peer: PeerId, ready: Ready) -> Ready:
+        """Return what `peer` announces, cut to what it is believed."""
         bound = self._bound(base)
-        return Tokens(max(0, min(tokens, bound, self._allowed.get(peer, bound))))
+        tokens = Tokens(max(0, min(ready.tokens, bound, self._allowed.get(peer, bound))))
+        if tokens != ready.tokens:
+            text = f"{short(peer)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
+            self._emit(Notice(text=text))
+        return msgspec.structs.replace(ready, tokens=tokens)
 
-    def are_possible(self, base: Base, contributions: Iterable[Contribution]) -> bool:
-        """Return whether a plan or manifest claims no more than was ever leased."""
+    def is_possible(self, base: Base, peer: PeerId, message: Collect | Propose) -> bool:
+        """Return whether the plan or manifest that `peer` sends claims no more than was ever leased."""
         bound = self._bound(base)
-        return all(0 <= contribution.tokens <= bound for contribution in contributions)
+        counted = message.contributions if isinstance(message, Collect) else message.manifest.contributions
+        if all(0 <= contribution.tokens <= bound for contribution in counted):
+            return True
+        self._emit(Notice(text=f"{short(peer)} plans to count more tokens than were ever leased: not followed"))
+        return False
 
     def _bound(self, base: Base) -> int:
-        return base.cursor * self._seq_len - base.committed_tokens
+        return base.charter.leased_tokens(base.cursor) - base.committed_tokens

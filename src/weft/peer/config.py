@@ -17,8 +17,9 @@ from weft.data.packing import BytesConfig
 from weft.errors import ConfigError
 from weft.ids import Digest, RunId
 from weft.model.config import ModelConfig, Size
-from weft.net.messages import HexDigest, HexPeer
+from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.machine import PeerConfig as PeerConfig
+from weft.sync.charter import MAX_STEWARDS
 from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
 from weft.sync.outer import AdamWConfig
 from weft.sync.schedule import ScheduleConfig
@@ -26,6 +27,11 @@ from weft.wire import digest_of
 
 FORMAT = 1  # of a RunConfig; raised when equal fields would mean another computation
 
+_Stewards = Annotated[
+    tuple[HexPeer, ...],
+    msgspec.Meta(max_length=MAX_STEWARDS, description="public keys whose holders may remove, ban and amend"),
+]
+_Predecessor = Annotated[HexRun, msgspec.Meta(description="the run that this one goes on with, 64 hex digits")]
 _Prompt = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
@@ -105,6 +111,8 @@ class RunFile(Config, frozen=True, kw_only=True):
     """Seconds without a majority after which a minority opens a branch of its own. None: 60, between two peers 15."""
     is_strict: bool = False
     """One history only: a minority never goes on alone."""
+    stewards: _Stewards = ()
+    predecessor: _Predecessor | None = None
 
 
 class RunConfig(Config, frozen=True, kw_only=True):
@@ -123,6 +131,8 @@ class RunConfig(Config, frozen=True, kw_only=True):
     admission: AdmissionConfig
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None
     is_strict: bool
+    stewards: _Stewards = ()
+    predecessor: HexRun | None = None
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -130,6 +140,8 @@ class RunConfig(Config, frozen=True, kw_only=True):
                 f"this run has format {self.format}, this weft reads {FORMAT}. "
                 "Install the version that made the run, or ask its maker for a new one."
             )
+        if self.stewards != tuple(sorted(set(self.stewards))):
+            raise ConfigError("stewards: each key is named once, in ascending order.")
         if self.data.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.data.vocab_size} tokens, the model {self.model.vocab_size}. "

@@ -21,15 +21,13 @@ from weft.errors import CheckpointError
 from weft.ids import Digest, Tokens
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer, Work
-from weft.sync.method import Method
 from weft.sync.reduce import EncodedPart, encode_parts, named
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 
 
 class Carry:
-    def __init__(self, method: Method, trainer: Trainer, replica: Replica) -> None:
-        self._method = method
+    def __init__(self, trainer: Trainer, replica: Replica) -> None:
         self._trainer = trainer
         self._replica = replica
         self._gradient: Float32[Tensor, " num"] | None = None
@@ -42,7 +40,7 @@ class Carry:
 
     @property
     def sends_gradient(self) -> bool:
-        return self._method.choices.send == "gradient"
+        return self._replica.method.choices.send == "gradient"
 
     @property
     def is_overdue(self) -> bool:
@@ -77,8 +75,8 @@ class Carry:
             NotFinite: what was trained holds NaN or infinity.
         """
         trained = self._trainer.local() if self._gradient is None else self._gradient
-        vector = self._method.contribution(self._replica.outer, trained)
-        return tuple(map(named, encode_parts(self._method.codec, vector, parts)))
+        vector = self._replica.method.contribution(self._replica.outer, trained)
+        return tuple(map(named, encode_parts(self._replica.method.codec, vector, parts)))
 
     def settle(self, apply: Callable[[], None], is_counted: bool) -> None:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
@@ -97,13 +95,13 @@ class Carry:
             return
         carry = None
         if self.tokens and not is_counted:
-            carry = self._method.contribution(self._replica.outer, self._trainer.local())
+            carry = self._replica.method.contribution(self._replica.outer, self._trainer.local())
         apply()
         local = self._replica.outer if carry is None else self._replica.outer.clone()
         if carry is None:
             self.drop()
         else:
-            self._method.rebase(local, self._replica.outer, carry)
+            self._replica.method.rebase(local, self._replica.outer, carry)
         self._trainer.set_local(local)
 
     def drop(self) -> None:

@@ -22,6 +22,7 @@ from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, StateOffer, State
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.replica import Replica
 from weft.peer.state import chunks, state_index
+from weft.sync.charter import Charter
 from weft.sync.messages import Certificate, Manifest
 from weft.wire import Buffer, digest, encode
 
@@ -35,6 +36,7 @@ ANSWER_NBYTES = 900_000  # of certificates: below what a call's body may have
 @dataclass
 class _Pin:
     head: Manifest | None
+    charter: Charter
     index: Digest
     vectors: dict[str, Tensor]
     blobs: dict[Digest, Buffer]
@@ -61,7 +63,7 @@ class Donor:
 
     async def _offer(self, _peer: PeerId, _request: StateRequest) -> StateOffer:
         if self._replica.head is None or self._chain() is None:  # what a restart has read may be long outdated
-            return StateOffer(head=None, index=None)
+            return StateOffer(head=None, index=None, charter=None)
         newest = self._pins[-1] if self._pins else None
         if newest is None or self._clock.now() - newest.made_at > FRESH_S or not self._is_replayable(newest):
             if self._pinning is None:
@@ -69,7 +71,7 @@ class Donor:
                 self._pinning.add_done_callback(self._pinned)
             newest = await asyncio.shield(self._pinning)
         newest.used_at = self._clock.now()
-        return StateOffer(head=newest.head, index=newest.index)
+        return StateOffer(head=newest.head, index=newest.index, charter=newest.charter)
 
     def _pinned(self, pinning: "asyncio.Future[_Pin]") -> None:
         self._pinning = None
@@ -111,7 +113,7 @@ class Donor:
         listing = encode(index)
         blobs[digest(listing)] = listing
         now = self._clock.now()
-        return _Pin(self._replica.head, digest(listing), vectors, blobs, now, now)
+        return _Pin(self._replica.head, self._replica.charter, digest(listing), vectors, blobs, now, now)
 
     async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
         chain = self._chain()

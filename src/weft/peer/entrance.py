@@ -24,6 +24,7 @@ from weft.events import Notice
 from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
+from weft.peer.amended import first_charter
 from weft.peer.chain import Chain, branch_name, genesis, open_branch
 from weft.peer.config import GENESIS, RunConfig
 from weft.peer.contribution import Carry
@@ -119,7 +120,9 @@ class Entrance:
         offers = await self._states()
         if not offers:
             return self._alone(head, promised)
-        has_left = promised is not None and promised.has_left and promised.base == next_base(head, self._run.quota)
+        has_left = (
+            promised is not None and promised.has_left and promised.base == next_base(head, self._replica.charter)
+        )
         if has_left and all(self._is_reached(found) and found != head for _, _, found in offers):
             for donor, offer, _ in offers:
                 with suppress(PeerError, NetError, Refused):
@@ -136,7 +139,7 @@ class Entrance:
             await asyncio.sleep(JOINING_S)
 
     def _alone(self, head: Manifest, promised: Durable | None) -> Manifest:
-        me, base = self._node.peer, next_base(head, self._run.quota)
+        me, base = self._node.peer, next_base(head, self._replica.charter)
         has_gone_on = promised is not None and (
             promised.base.round > base.round or (promised.base == base and promised.accepted is not None)
         )
@@ -144,7 +147,7 @@ class Entrance:
             return head
         if self._run.is_strict and head.members != (me,):
             return head  # nothing is decided until enough have come back
-        opening = open_branch(base, [me], me, branch_name(base, [me], me), self._run.quota)
+        opening = open_branch(base, [me], me, branch_name(base, [me], me))
         why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
         self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
         self._replica.head = opening
@@ -154,8 +157,8 @@ class Entrance:
         return [peer for peer in self._recent() if self._asking[peer][0] == GENESIS]
 
     def _first(self, members: list[PeerId], founder: PeerId) -> Manifest:
-        base = genesis(self._run.run, founder, self._run.quota)
-        return open_branch(base, members, founder, base.branch, self._run.quota)
+        base = genesis(self._run.run, founder, first_charter(self._run))
+        return open_branch(base, members, founder, base.branch)
 
     # --- a newcomer ---
 
@@ -209,7 +212,7 @@ class Entrance:
         self._ask(head.branch, digest_of(head))
         await asyncio.sleep(JOINING_S / 2)
         if not await self.catch_up(rounds):
-            rounds.restart(await self.enter())
+            rounds.restart(await self.enter(), self._replica.charter)
         elif rounds.chain.head == head and not rounds.is_member:
             rounds.begin()  # it had given a round up that nobody is further than any more
 
@@ -234,7 +237,7 @@ class Entrance:
     async def _take_over(self, donor: PeerId, offer: StateOffer) -> Manifest:
         vectors = {name: vector.clone() for name, vector in self._replica.vectors().items()}
         before = self._replica.head
-        head = await fetch_state(self._node, donor, offer, vectors, self._place.clock, self._place.emit)
+        head, charter = await fetch_state(self._node, donor, offer, vectors, self._place.clock, self._place.emit)
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
             self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
@@ -243,7 +246,7 @@ class Entrance:
             text = f"{self._carry.tokens} tokens of work are dropped: a round that is forgotten may have counted them"
             self._place.emit(Notice(text=text))
         await self._place.compute.serve(
-            lambda: self._carry.settle(lambda: self._replica.load(head, vectors), is_counted=is_lost)
+            lambda: self._carry.settle(lambda: self._replica.load(head, charter, vectors), is_counted=is_lost)
         )
         return head
 
@@ -254,7 +257,7 @@ class Entrance:
             return False
         # What this process offered can only be in the next round; what one before it saved, in any.
         last = until.round if self._carry.is_restored else head.round + 1
-        chain = Chain(head, self._run.quota)
+        chain = Chain(head, self._replica.charter)
         for peer in self._furthest_first():
             with suppress(PeerError, NetError, Refused):
                 while chain.head.round < last:

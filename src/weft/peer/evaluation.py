@@ -41,6 +41,7 @@ class Evaluator:
         self._trainer = trainer
         self._replica = replica
         self._is_stopping = is_stopping
+        # As long as they were at first, whatever was amended since: figures of all rounds can be compared.
         self._heldout = Batches(place.shards, place.index, "heldout", run.train.seq_len, run.seed)
         self._evaluated_at: Round | None = None
         self._news = asyncio.Event()

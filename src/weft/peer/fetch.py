@@ -25,8 +25,9 @@ from weft.peer.home import Home
 from weft.peer.messages import StateOffer
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.state import StateIndex, chunks
+from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
-from weft.wire import decode
+from weft.wire import decode, digest_of
 
 MAX_INDEX_NBYTES = 64 << 20  # of a state's digests: 64 hex digits per MiB of state
 PARALLEL = 4  # blobs on their way at a time, over several donors
@@ -86,14 +87,16 @@ async def fetch_initial(node: Node, peers: Sequence[PeerId], run: RunConfig, num
 
 async def fetch_state(
     node: Node, donor: PeerId, offer: StateOffer, into: dict[str, Tensor], clock: Clock, emit: Emit
-) -> Manifest:
-    """Fill the vectors of `into` with an offered state; return the manifest it belongs to.
+) -> tuple[Manifest, Charter]:
+    """Fill the vectors of `into` with an offered state; return the manifest it belongs to, and what holds after it.
 
     Raises:
         PeerError: the donor did not deliver, or offers another state than this run's.
     """
-    if offer.head is None or offer.index is None:
+    if offer.head is None or offer.index is None or offer.charter is None:
         raise PeerError("the run has not begun: there is no state to fetch")
+    if digest_of(offer.charter) != offer.head.charter:
+        raise WireError("the offered state comes with another charter than its manifest names")
     began = clock.now()
     index = decode(
         await node.fetch_small(donor, offer.index, MAX_INDEX_NBYTES), StateIndex, max_nbytes=MAX_INDEX_NBYTES
@@ -118,7 +121,7 @@ async def fetch_state(
     )
     nbytes = sum(4 * vector.numel() for vector in into.values())
     emit(StateJoined(round=offer.head.round, nbytes=nbytes, duration_s=clock.now() - began, donors=(donor,)))
-    return offer.head
+    return offer.head, offer.charter
 
 
 def _data_ready(index: DataIndex, fetched_nbytes: int) -> DataReady:

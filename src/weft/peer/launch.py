@@ -26,6 +26,7 @@ from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
 from weft.net.heartbeat import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import read
+from weft.peer.amended import amended
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.company import Company
 from weft.peer.compute import Compute, Threads
@@ -38,6 +39,7 @@ from weft.peer.host import limit_cores
 from weft.peer.kept import keep_secret, read_secret
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import initial, pack_private, public, seal
+from weft.peer.succession import charter_at, require_going, require_unended
 from weft.peer.terms import Terms, terms
 
 
@@ -68,7 +70,9 @@ async def found(
             ground.emit(event)
         admission = _admission(sealed.config, read_secret(ground.folder) or new_secret())
         keep_secret(ground.folder, admission)
+        require_unended(ground.folder, run)
         async with aclosing(Threads()) as compute, ground.node(admission) as node:
+            node.passport.predecessor = sealed.config.predecessor
             node.serve_blobs(public(sealed.config, options.home))
             vector = await asyncio.to_thread(initial, sealed.config, options.home)
             if vector is None:
@@ -108,6 +112,7 @@ async def join(
     ticket = read(ticket_text)
     _limit(options.settings)
     with footing(options, ticket.run, open_for(options, ticket.run, is_maker=False)) as ground:
+        require_unended(ground.folder, ticket.run)
         async with aclosing(Threads()) as compute, ground.node(ticket.admission()) as node:
             contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
             for contact in contacts:
@@ -116,15 +121,19 @@ async def join(
                 first = await connect(node, ticket, [contact.peer for contact in contacts])
                 members = [first, *(peer for peer in node.peers if peer != first)]
                 run = await fetch_run(node, members, options.home, options.settings.max_parameters)
-                await asyncio.to_thread(check_fits, run, options.settings, choose(options.settings))
+                charter = await charter_at(node, first)
+                require_going(ticket.run, charter)
+                now = run if charter is None else amended(run, charter)  # what it costs is by what holds now
+                await asyncio.to_thread(check_fits, now, options.settings, choose(options.settings))
                 pace = await company.pace()
-            asked = await asyncio.to_thread(terms, run, ticket, options.home, options.settings, SystemClock(), pace)
+            asked = await asyncio.to_thread(terms, now, ticket, options.home, options.settings, SystemClock(), pace)
             if not await asyncio.to_thread(agree, asked):
                 await say_goodbye(node, "did not agree to the terms")
                 return None
             ground.day.require(asked.fetch_nbytes)
             admission = _admission(run, ticket.secret)
             node.admit(admission)
+            node.passport.predecessor = run.predecessor
             keep_secret(ground.folder, admission)
             snapshot = await _snapshot(ground.folder, run, options.settings)
             await fetch_initial(node, members, run, num_parameters(run.model), options.home)
@@ -196,7 +205,7 @@ def _admission(run: RunConfig, secret: bytes | None) -> Admission:
                 )
             return ByTicket(secret=secret)
         case KeysAdmission(keys=keys):
-            return ByKeys(allowed=keys)
+            return ByKeys(allowed=(*keys, *run.stewards))  # those hand in their acts
         case OpenAdmission():
             return Anyone()
         case _:

@@ -9,12 +9,15 @@ newcomer                         member
   ◄────────────────────── Chain          certificates, in order
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from weft.ids import Attempt, BranchId, Round, RunId
+from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
+from weft.sync.acts import Reason
+from weft.sync.charter import Charter
 from weft.sync.messages import MAX_COUNT, Certificate, Manifest
 from weft.wire import Record, Signed
 
@@ -55,6 +58,7 @@ class StateOffer(Record, frozen=True, kw_only=True, tag="StateOffer"):
 
     head: Manifest | None
     index: HexDigest | None  # of the StateIndex, itself a blob
+    charter: Charter | None  # what holds after `head`, which names its digest
 
 
 class ChainRequest(Record, frozen=True, kw_only=True, tag="ChainRequest"):
@@ -103,3 +107,35 @@ class BranchBegin(Record, frozen=True, kw_only=True, tag="BranchBegin"):
     """A note: all consented."""
 
     opening: Manifest
+
+
+# --- acts ---
+
+
+class ActNote(Record, frozen=True, kw_only=True, tag="ActNote"):
+    """A note: a signed Act or Ballot that waits for a manifest."""
+
+    letter: Signed
+
+
+class HandIn(Record, frozen=True, kw_only=True, tag="HandIn"):
+    """A call, of anybody that is admitted: let this act or ballot be decided. Asked again, what became of it?"""
+
+    letter: Signed
+
+
+class HandInAnswer(Record, frozen=True, kw_only=True, tag="HandInAnswer"):
+    outcome: Literal["waits", "decided", "refused"]
+    reason: Reason = ""
+
+
+class CharterRequest(Record, frozen=True, kw_only=True, tag="CharterRequest"):
+    run: RunId
+
+
+class CharterAnswer(Record, frozen=True, kw_only=True, tag="CharterAnswer"):
+    """What holds of the run where its sender stands."""
+
+    charter: Charter
+    round: Round
+    members: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
-from weft.codec import Codec
+from weft.codec import Codec, build
 from weft.errors import DeadlineExceeded, PayloadError, PeerError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
@@ -27,7 +27,6 @@ from weft.peer.place import Place
 from weft.peer.pool import Pool
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Collect, Contribution, Manifest
-from weft.sync.method import Method
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
 from weft.wire import Buffer
 
@@ -48,13 +47,12 @@ class Parts:
         num: elements of the vector that is synchronised.
     """
 
-    def __init__(self, place: Place, chain: Chain, method: Method, num: int) -> None:
+    def __init__(self, place: Place, chain: Chain, num: int) -> None:
         self._node = place.node
         self._clock = place.clock
         self._compute = place.compute
         self._emit = place.emit
         self._chain = chain
-        self._method = method
         self._num = num
         self._payload: dict[Digest, Buffer] = {}
         self._pool = Pool(POOL_VECTORS * 4 * num)
@@ -78,7 +76,7 @@ class Parts:
         fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
         if not any(each.tokens for each in plan.contributions):  # no mean; the leader waits for somebody's work
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
-        merger = Merger(num, self._method.codec, self._method.reply_codec, self._pool.empty)
+        merger = Merger(num, self._codec(round), self._reply_codec(round), self._pool.empty)
         missing = []
         for each, data in zip(plan.contributions, fetched, strict=True):
             if data is None or not await self._add(merger, each, data, round):
@@ -113,7 +111,10 @@ class Parts:
     def has_results(self, manifest: Manifest) -> bool:
         """Return whether all results that a manifest names are here: what is here can be applied."""
         parts = self.cut(len(manifest.parts))
-        return all(self._known(part.result, len(here)) for here, part in zip(parts, manifest.parts, strict=True))
+        codec = self._reply_codec(manifest.round)
+        return all(
+            self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
+        )
 
     async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
         """Return the results that a manifest names, fetched from whoever holds them, once they are known to decode.
@@ -137,8 +138,15 @@ class Parts:
             return False
         return True
 
-    def _check(self, result: Buffer, num: int) -> None:
-        decode_parts(self._method.reply_codec, [result], [range(num)], self._pool.empty(num))
+    def _codec(self, round: Round) -> Codec:
+        return build(self._chain.charter_in(round).settings.method.codec)
+
+    def _reply_codec(self, round: Round) -> Codec:
+        method = self._chain.charter_in(round).settings.method
+        return build(method.reply_codec or method.codec)
+
+    def _check(self, codec: Codec, result: Buffer, num: int) -> None:
+        decode_parts(codec, [result], [range(num)], self._pool.empty(num))
 
     async def _contribution(self, contribution: Contribution, part: int, num: int, round: Round) -> Buffer | None:
         wanted, peer = contribution.parts[part], contribution.peer
@@ -149,8 +157,8 @@ class Parts:
         asked = (round, peer, wanted)
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
         try:
-            nbytes = self._method.codec.nbytes(num)
-            data = await self._fetch(peer, wanted, nbytes, self._limit_s(self._method.codec) - waited_s)
+            codec = self._codec(round)
+            data = await self._fetch(peer, wanted, codec.nbytes(num), self._limit_s(codec) - waited_s)
         except DeadlineExceeded as error:
             self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
             return None
@@ -159,32 +167,34 @@ class Parts:
         self._asked_at.pop(asked, None)
         return data
 
-    def _known(self, wanted: Digest, num: int) -> Buffer | None:
+    def _known(self, wanted: Digest, nbytes: int) -> Buffer | None:
         known = self._chain.result(wanted)
-        is_whole = known is not None and memoryview(known).nbytes == self._method.reply_codec.nbytes(num)
+        is_whole = known is not None and memoryview(known).nbytes == nbytes
         return known if is_whole else None
 
     async def _result(self, round: Round, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
-        known = self._known(wanted, num)
+        codec = self._reply_codec(round)
+        nbytes = codec.nbytes(num)
+        known = self._known(wanted, nbytes)
         if known is not None:
             return known
         # Where a quorum commits before this member holds the result, its round and its outer step both want it.
         async with self._fetching.setdefault(wanted, asyncio.Lock()):
-            known = self._known(wanted, num)
+            known = self._known(wanted, nbytes)
             if known is not None:
                 return known
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
             others = [peer for peer in dict.fromkeys(holders) if self._node.is_linked(peer)]
-            data = await self._from_any(others, wanted, self._method.reply_codec.nbytes(num))
-            await self._compute.serve(lambda: self._check(data, num))
+            data = await self._from_any(others, wanted, nbytes, self._limit_s(codec))
+            await self._compute.serve(lambda: self._check(codec, data, num))
             self._chain.keep(round, wanted, data)
             return data
 
-    async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int) -> Buffer:
+    async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
         failures = []
         for holder in holders:
             try:
-                return await self._fetch(holder, wanted, nbytes, self._limit_s(self._method.reply_codec))
+                return await self._fetch(holder, wanted, nbytes, limit_s)
             except PeerError as error:
                 failures.append(str(error))
         raise PeerError(f"no holder delivered blob {short(wanted)}: {'; '.join(failures) or 'nobody is linked'}")

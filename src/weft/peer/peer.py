@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from weft import __version__
 from weft.data.batch import Batches
-from weft.errors import PeerError, WeftError
+from weft.errors import PeerError, Removed, WeftError
 from weft.events import Event, Notice, PeerStarted, PeerStopped
 from weft.ids import PeerId, Round, Tokens
 from weft.model.config import num_parameters
@@ -55,7 +55,6 @@ from weft.peer.saving import Saver
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer
 from weft.sync.messages import Manifest
-from weft.sync.method import Method
 
 __all__ = ["Outcome", "Peer", "Place"]
 
@@ -71,11 +70,10 @@ class Peer:
         self.run = run
         self.place = place
         self.peer = place.node.peer
-        self._method = Method(run.method, run.train.optimizer)
-        self._replica = Replica(run, self._method, place.initial)
+        self._replica = Replica(run, place.initial)
         batches = Batches(place.shards, place.index, "train", run.train.seq_len, run.seed)
         self._trainer = Trainer(run, place.settings, batches, self._emit_from_thread, place.clock)
-        self._carry = Carry(self._method, self._trainer, self._replica)
+        self._carry = Carry(self._trainer, self._replica)
         self._report = Report(run, place, self._replica, self._carry)
         self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat)
         self._membership.on_change(self._on_member)
@@ -144,6 +142,8 @@ class Peer:
                     self.place.emit(Notice(text="the run is complete already: nothing is left to train"))
                 else:
                     await self._take_part(await self._unless_stopped(self._come(begin)))
+            if isinstance(self._failure, Removed):
+                await self._saver.save()
             if self._failure is not None:
                 raise self._failure
             return await self._finish()
@@ -184,8 +184,8 @@ class Peer:
     # --- the main loop ---
 
     async def _take_part(self, head: Manifest) -> None:
-        num, seq_len = self._replica.outer.numel(), self.run.train.seq_len
-        rounds = Rounds(self.place, Chain(head, self.run.quota), self._method, num, seq_len, self._fail)
+        chain = Chain(head, self._replica.charter)
+        rounds = Rounds(self.place, chain, self._replica.outer.numel(), self._fail)
         rounds.recall()
         self._rounds = rounds
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
@@ -229,15 +229,17 @@ class Peer:
         """Make the inner steps that are left of this peer's lease."""
         head = self._replica.head
         assert head is not None
-        size, num_members = self.run.train.batch_size, len(head.members)
+        config = self._replica.config
+        self._trainer.heed(config)
+        size, num_members = config.train.batch_size, len(head.members)
         positions = self._leased(head)[self._carry.num_done * size :]
         if not len(positions):
             return
         self._report.state = "training"
-        made = self._carry.num_done * self.run.tokens_per_step * num_members  # before this call, in the same round
+        made = self._carry.num_done * config.tokens_per_step * num_members  # before this call, in the same round
         tokens = head.committed_tokens + made
         train, trainer = self.place.compute.train, self._trainer
-        num_tokens = len(positions) * self.run.train.seq_len
+        num_tokens = len(positions) * config.train.seq_len
         if self._carry.sends_gradient:
             gradient, work = await train(lambda: trainer.gradient(positions, tokens, num_members), num_tokens)
             self._carry.add_gradient(gradient, work)
@@ -287,6 +289,8 @@ class Peer:
         )
         if manifest.contributions:
             self._report.tell_commit(decided, began)
+            if (reason := self._report.tell_acts(manifest)) is not None:
+                self._fail(Removed(reason))
             if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_on:
                 await self._evaluator.maybe(manifest)
         await self._saver.save_if_due()
@@ -298,13 +302,16 @@ class Peer:
         if any(each.peer == self.peer for each in manifest.contributions):
             self._carry.drop()  # it is in there
         self._carry.offered = None
-        rounds.restart(await self._unless_stopped(self._entrance.enter()), without=manifest)
+        head = await self._unless_stopped(self._entrance.enter())
+        rounds.restart(head, self._replica.charter, without=manifest)
 
     async def _watch_lag(self, rounds: Rounds) -> None:
         """A member that missed a decision finds it in another's chain, or else gives its round up."""
         behind: Manifest | None = None
         while True:
             await asyncio.sleep(LAG_S)
+            if len(self.place.node.banned_by) > len(self.place.node.peers):  # it was away when that was decided
+                self._fail(Removed("more peers refuse this key as banned than are linked to it: it may not come back."))
             head = rounds.chain.head
             is_behind = any(self._entrance.is_ahead(peer, head) for peer in self.place.node.peers)
             is_left = behind == head or self._entrance.is_on_lesser_branch(head)
@@ -350,7 +357,8 @@ class Peer:
 
     def _is_complete(self) -> bool:
         head = self._replica.head
-        return head is not None and head.committed_tokens >= self.run.train.tokens
+        is_all_trained = head is not None and head.committed_tokens >= self._replica.config.train.tokens
+        return is_all_trained or self._replica.charter.has_ended
 
     async def _finish(self) -> Outcome:
         is_complete = self._is_complete()
@@ -381,6 +389,7 @@ class Peer:
             sent_nbytes=sent,
             received_nbytes=received,
             checkpoint=self.place.folder.checkpoint,
+            successor=self._replica.charter.successor,
         )
 
     async def _linger(self) -> None:

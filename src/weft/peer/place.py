@@ -14,6 +14,7 @@ from weft.net.node import Node
 from weft.peer.compute import Compute
 from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.home import PeerFolder
+from weft.sync.acts import Succeed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +48,4 @@ class Outcome:
     sent_nbytes: int
     received_nbytes: int
     checkpoint: Path
+    successor: Succeed | None = None  # the run that goes on where this one ends

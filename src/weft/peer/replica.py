@@ -1,4 +1,4 @@
-"""The replicated state: outer parameters, outer optimizer, and the manifest they belong to.
+"""The replicated state: outer parameters, outer optimizer, the manifest they belong to, and the charter after it.
 
 Everything here is computed the same way on every member (docs/adr: exact arithmetic), so equal heads mean equal bits.
 It does not know where results come from, nor this peer's own training.
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from weft.errors import CheckpointError
 from weft.model.flat import layout
+from weft.peer.amended import amended, first_charter
 from weft.peer.config import RunConfig
-from weft.sync.messages import Manifest
+from weft.sync.charter import Charter, enact
+from weft.sync.messages import Manifest, next_base
 from weft.sync.method import Method
 from weft.sync.outer import State as OuterState
 from weft.sync.outer import StepContext
@@ -25,12 +27,17 @@ OUTER = "outer"  # the name of the parameters among the replicated vectors
 
 
 class Replica:
-    def __init__(self, run: RunConfig, method: Method, outer: Float32[Tensor, " num"]) -> None:
+    """
+    Args:
+        run: the genesis.
+    """
+
+    def __init__(self, run: RunConfig, outer: Float32[Tensor, " num"]) -> None:
         self.outer = outer
-        self.state: OuterState = method.init(outer.numel())
         self.head: Manifest | None = None
         self._run = run
-        self._method = method
+        self._set_charter(first_charter(run))
+        self.state: OuterState = self.method.init(outer.numel())
         self._num_decayed = layout(run.model).num_decayed
         self._merged = torch.empty_like(outer)
 
@@ -42,16 +49,19 @@ class Replica:
         """
         if manifest.contributions:
             parts = cut(self.outer.numel(), [1] * len(manifest.parts))
-            decode_parts(self._method.reply_codec, results, parts, self._merged)
-            self._method.apply(self.outer, self.state, self._merged, self._context(manifest))
+            decode_parts(self.method.reply_codec, results, parts, self._merged)
+            self.method.apply(self.outer, self.state, self._merged, self._context(manifest))
+        if manifest.acts and self.head is not None:
+            body = next_base(self.head, self.charter).body
+            self._set_charter(enact(self.charter, body, manifest.acts).charter)
         self.head = manifest
 
     def vectors(self) -> dict[str, Tensor]:
         """Return every replicated vector by name; views, not copies."""
         return {OUTER: self.outer, **self.state}
 
-    def load(self, head: Manifest | None, vectors: Mapping[str, Tensor]) -> None:
-        """Take over another replica's state.
+    def load(self, head: Manifest | None, charter: Charter, vectors: Mapping[str, Tensor]) -> None:
+        """Take over another replica's state, and what holds after `head`.
 
         Raises:
             CheckpointError: vectors are missing, or of another length.
@@ -65,12 +75,18 @@ class Replica:
         for name, vector in mine.items():
             vector.copy_(vectors[name])
         self.head = head
+        self._set_charter(charter)
+
+    def _set_charter(self, charter: Charter) -> None:
+        self.charter = charter
+        self.config = amended(self._run, charter)  # to train by
+        self.method = Method(self.config.method, self.config.train.optimizer)
 
     def _context(self, manifest: Manifest) -> StepContext:
-        train = self._run.train
+        train = self.config.train
         return StepContext(
             number=max(manifest.round, 1),
             lr=lr(train.schedule, manifest.committed_tokens),
             num_decayed=self._num_decayed,
-            max_norm=train.clip if self._run.method.send == "gradient" else None,
+            max_norm=train.clip if self.config.method.send == "gradient" else None,
         )

@@ -9,11 +9,13 @@ from weft.events import RoundCommitted, RoundMissed
 from weft.ids import BranchId, Round, Tokens
 from weft.net.messages import Heartbeat
 from weft.peer.absence import PAUSED, Decided
+from weft.peer.acts import REMOVALS, told, why_removed
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.trainer import Work
+from weft.sync.messages import Manifest
 from weft.wire import digest_of
 
 
@@ -60,6 +62,19 @@ class Report:
         if reason is not None and reason != PAUSED:
             missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._place.emit(missed)
+
+    def tell_acts(self, manifest: Manifest) -> str | None:
+        """Tell of the acts that a manifest holds; return why one of them ends this peer, or None."""
+        reason = None
+        for event in told(manifest):
+            self._place.emit(event)
+            if (
+                event.subject == self._place.node.peer
+                and event.kind in REMOVALS
+                and event.subject not in manifest.members
+            ):
+                reason = why_removed(event)
+        return reason
 
     def heartbeat(self) -> Heartbeat:
         """Return what the others are told every two seconds."""

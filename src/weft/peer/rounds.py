@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import assert_never
 
-import msgspec
-
 from weft.errors import DataError, DiskFull, PeerError, WireError
 from weft.events import AttemptStarted, Notice, PayloadRejected
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
@@ -33,6 +31,7 @@ from weft.keys import verify
 from weft.net.membership import MAX_MEMBERS
 from weft.net.tasks import Tasks
 from weft.peer.absence import Decided, Status, left_out
+from weft.peer.acts import Acts
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
 from weft.peer.messages import Decision, Letter
@@ -43,6 +42,7 @@ from weft.peer.proofs import Proofs
 from weft.peer.standing import Standing
 from weft.peer.timers import Timers
 from weft.sync import round as machine
+from weft.sync.charter import Charter
 from weft.sync.machine import (
     Broadcast,
     Commit,
@@ -50,6 +50,7 @@ from weft.sync.machine import (
     Input,
     Leave,
     Merge,
+    Moved,
     Noticed,
     Output,
     Paused,
@@ -73,7 +74,6 @@ from weft.sync.messages import (
     RoundNote,
     manifest_in,
 )
-from weft.sync.method import Method
 from weft.sync.reduce import EncodedPart
 from weft.sync.rules import Durable, is_successor, leader
 from weft.wire import Signed, unseal
@@ -93,14 +93,12 @@ class Rounds:
         self,
         place: Place,
         chain: Chain,
-        method: Method,
         num: int,
-        seq_len: int,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
-        self.parts = Parts(place, chain, method, num)
+        self.parts = Parts(place, chain, num)
         self._node = place.node
         self._emit = place.emit
         self._on_failure = on_failure
@@ -113,7 +111,8 @@ class Rounds:
         self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
         self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
-        self._claims = Claims(chain.head, seq_len)
+        self._claims = Claims(chain.head, chain.charter, place.emit)
+        self.acts = Acts(place.node, chain, place.emit, self._move)
         self._early: list[tuple[PeerId, Signed, RoundNote]] = []  # of the round after this one
 
     # --- what the peer does ---
@@ -152,6 +151,7 @@ class Rounds:
                 self._tasks.spawn(self._recover(last.accepted.manifest))
         else:
             self._state = machine.begin(self._node.peer, base)
+        self._move()
         self._carry_out(outputs)
         if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
             self._give_up_attempt()
@@ -179,6 +179,8 @@ class Rounds:
         electorate = self.chain.base.electorate
         if status == "joining" and peer in electorate:
             return
+        if status == "joining" and peer in self.chain.charter.banned:
+            return
         if status == "joining" and len(electorate) >= MAX_MEMBERS and peer not in self._turned_away:
             self._turned_away.add(peer)
             self._emit(Notice(text=f"{short(peer)} is not counted in: a run has at most {MAX_MEMBERS} members"))
@@ -205,16 +207,16 @@ class Rounds:
         self._decide(certificate)
         return True
 
-    def restart(self, head: Manifest, without: Manifest | None = None) -> None:
+    def restart(self, head: Manifest, charter: Charter, without: Manifest | None = None) -> None:
         """Go on from a head whose state this peer has taken over; what is decided and not yet applied is in it.
 
         Args:
+            charter: what holds after `head`.
             without: a decision whose results nobody delivers: until they are found, its round has no outcome.
         """
         while not self.decided.empty():
             self.decided.get_nowait()
-        self.chain.restart(head)
-        self._claims.restart(head)
+        self._restart(head, charter)
         if without is not None and without.previous == self.chain.base.previous:
             self.standing.lose_results(self.chain.base)
             self._tasks.spawn(self._recover(without))
@@ -222,10 +224,14 @@ class Rounds:
 
     def branch_off(self, opening: Manifest) -> None:
         """Go on in a branch that begins after the head."""
-        self.chain.restart(opening)
-        self._claims.restart(opening)
+        self._restart(opening, self.chain.charter)
         self.decided.put_nowait(Decided(opening, {}))
         self.begin()
+
+    def _restart(self, head: Manifest, charter: Charter) -> None:
+        self.chain.restart(head, charter)
+        self._claims.restart(head, charter)
+        self.acts.follow(head)
 
     def give_up(self) -> None:
         """Take no part in a round that the others have long left behind."""
@@ -279,10 +285,11 @@ class Rounds:
         # any more, and whoever still asks is told (`_tell_decision`).
         if isinstance(message, Committed):
             return
-        if isinstance(message, Collect | Propose) and not self._is_possible(sender, message):
+        if isinstance(message, Collect | Propose) and not self._claims.is_possible(self.chain.base, sender, message):
+            self._feed(Noticed(peer=sender, status="suspected"))  # were it the leader: the next need not be waited for
             return
         if isinstance(message, Ready):
-            message = self._believed(sender, message)
+            message = self._claims.believed(self.chain.base, sender, message)
         named = manifest_in(message)
         if named is None or not is_successor(self._state.base, named) or self.parts.has_results(named):
             self._take(sender, signed, message)
@@ -326,21 +333,6 @@ class Rounds:
         if isinstance(message, Ready) and sender not in self._state.ready:  # it may be said again, to a later leader
             self._timers.note_ready()
         self._feed(Received(sender=sender, message=message))
-
-    def _believed(self, sender: PeerId, ready: Ready) -> Ready:
-        tokens = self._claims.cut(self.chain.base, sender, ready.tokens)
-        if tokens != ready.tokens:
-            text = f"{short(sender)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
-            self._emit(Notice(text=text))
-        return msgspec.structs.replace(ready, tokens=tokens)
-
-    def _is_possible(self, sender: PeerId, message: Collect | Propose) -> bool:
-        counted = message.contributions if isinstance(message, Collect) else message.manifest.contributions
-        if self._claims.are_possible(self.chain.base, counted):
-            return True
-        self._emit(Notice(text=f"{short(sender)} plans to count more tokens than were ever leased: not followed"))
-        self._feed(Noticed(peer=sender, status="suspected"))  # were it the leader: the next one need not be waited for
-        return False
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:
         for certificate in self.chain.after(Round(round - 1), 1) or ():
@@ -420,12 +412,19 @@ class Rounds:
         self._timers.note_decided()
         absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
         self.chain.append(certificate)
-        self._claims.follow(manifest)
+        self._claims.follow(manifest, self.chain.charter)
+        self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.standing.statuses.pop(peer, None)
         self.decided.put_nowait(Decided(manifest, absent))
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()
+
+    def _move(self) -> None:
+        """Let the machine know which acts wait."""
+        acts = self.acts.warrants()
+        if self._state is not None and self._state.acts != acts:
+            self._feed(Moved(acts=acts))
 
     def _leads(self) -> bool:
         return self._state is not None and leader(self._state.base, self._state.attempt) == self._node.peer

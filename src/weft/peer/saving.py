@@ -9,6 +9,7 @@ import torch
 
 from weft.errors import DiskFull
 from weft.events import CheckpointFailed, CheckpointSaved
+from weft.peer.amended import first_charter
 from weft.peer.checkpoint import Contents, Snapshot, save
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
@@ -56,7 +57,8 @@ class Saver:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on exactly where the snapshot was taken."""
-        self._replica.load(snapshot.head, snapshot.replicated)
+        charter = snapshot.charter or first_charter(self._run)
+        self._replica.load(snapshot.head, charter, snapshot.replicated)
         vectors, counters = dict(snapshot.private), dict(snapshot.counters)
         self._carry.load(vectors, counters)
         state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}
@@ -72,6 +74,7 @@ class Saver:
             config=self._run,
             tokenizer=self._place.tokenizer.to_bytes(),
             head=self._replica.head,
+            charter=self._replica.charter,
             replicated=self._replica.vectors(),
             private={**vectors, **self._carry.vectors()},
             counters={**counters, **self._carry.counters()},

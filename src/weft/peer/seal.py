@@ -36,13 +36,12 @@ from weft.peer.config import FolderModel, PeerConfig, RunConfig, RunFile, Shaped
 from weft.peer.device import check_host
 from weft.peer.home import Home
 from weft.peer.state import raw
+from weft.sync.acts import MAX_TOKENS
+from weft.sync.charter import MAX_TOKENS_PER_STEP
 from weft.sync.method import spell_out
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
 MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES
-# Of one peer: their ids fill 128 MiB, and no single machine steps on so many at once.
-MAX_TOKENS_PER_STEP = 1 << 24
-MAX_TOKENS = 1 << 62  # as many as fit into a cursor
 
 Lookup = Callable[[PeerId, Digest], wire.Buffer | None]
 
@@ -92,6 +91,8 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         admission=run_file.admission,
         orphan_after_s=run_file.orphan_after_s,
         is_strict=run_file.is_strict,
+        stewards=tuple(sorted(set(run_file.stewards))),
+        predecessor=run_file.predecessor,
     )
     data = wire.encode(config)
     read_run(data, limit)  # what others would refuse is refused here, where it can still be changed

@@ -16,7 +16,7 @@ import torch
 
 from weft import cost
 from weft.clock import Clock
-from weft.ids import PeerId
+from weft.ids import PeerId, RunId
 from weft.model.config import ModelConfig, num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
@@ -38,7 +38,8 @@ TOLERANCE = 1.5  # times what was shown: an estimate may be so much too low and 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    run: RunConfig
+    genesis: RunId
+    run: RunConfig  # as amended: its own digest names nothing
     issuer: PeerId
     contacts: tuple[Contact, ...]
     num_parameters: int
@@ -110,6 +111,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         num_vectors += 1
     fetch_nbytes = sum(info.nbytes for info in home.shards.missing(run.data)) + num_vectors * cost.FP32.nbytes(num)
     return Terms(
+        genesis=ticket.run,
         run=run,
         issuer=ticket.issuer,
         contacts=ticket.contacts,

@@ -152,6 +152,12 @@ class Trainer:
             self._backward.scale = parked.scale
             self._parked = None
 
+    def heed(self, run: RunConfig) -> None:
+        """Train by the settings of `run` from now on: those of the same run, as amended."""
+        if run.train.seq_len != self._batches.seq_len:
+            self._batches = self._batches.resized(run.train.seq_len)
+        self._run = run
+
     @property
     def micro_batch(self) -> int:
         """Samples that are computed at a time."""

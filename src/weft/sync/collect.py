@@ -7,6 +7,8 @@ A manifest is proposed only once a majority holds every result byte, so whatever
 from weft.data.assign import leases
 from weft.ids import PeerId, Tokens
 from weft.net.membership import MAX_MEMBERS
+from weft.sync.acts import MAX_ACTS
+from weft.sync.charter import Enacted, enact, in_effect
 from weft.sync.decide import propose
 from weft.sync.machine import (
     Broadcast,
@@ -27,6 +29,7 @@ from weft.sync.machine import (
 )
 from weft.sync.messages import Collect, Contribution, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.rules import is_quorum, is_sound, leader, spent_farewells
+from weft.wire import digest_of
 
 
 def announce(state: State, mine: Contribution) -> Result:
@@ -168,11 +171,17 @@ def propose_if_held(state: State) -> Result:
 
 def new_manifest(state: State, plan: Collect) -> Manifest:
     base = state.base
-    left = tuple(peer for peer in base.electorate if peer in state.gone or peer in state.farewells)
+    acts = in_effect(base.charter, base.body, state.acts, MAX_ACTS)
+    enacted = enact(base.charter, base.body, acts)
+    away = state.gone | state.farewells.keys()
+    if set(base.electorate) <= away | set(enacted.removed):  # an act may leave nobody: then it waits
+        acts, enacted = (), Enacted(base.charter)
+    left = tuple(peer for peer in base.electorate if peer in away or peer in enacted.removed)
     room = MAX_MEMBERS - (len(base.electorate) - len(left))
-    joined = tuple(sorted(state.joiners - set(base.electorate))[: max(room, 0)])
+    waiting = state.joiners - set(base.electorate) - set(enacted.charter.banned)
+    joined = tuple(sorted(waiting)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
-    leased, cursor = leases(base.cursor, dict.fromkeys(members, base.quota))
+    leased, cursor = leases(base.cursor, dict.fromkeys(members, enacted.charter.settings.quota))
     return Manifest(
         run=base.run,
         branch=base.branch,
@@ -188,4 +197,6 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
         leases=leased,
         cursor=cursor,
         committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
+        acts=acts,
+        charter=digest_of(enacted.charter),
     )

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from weft.ids import Attempt, Digest, PeerId, Tokens
+from weft.sync.acts import Warrant
 from weft.sync.messages import AnyRoundMessage, Base, Collect, Contribution, Goodbye, Manifest, Vote
 from weft.sync.rules import Durable, is_quorum, leader, spent_farewells
 
@@ -41,6 +42,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     gone: frozenset[PeerId] = frozenset()
     farewells: dict[PeerId, Goodbye] = {}
     joiners: frozenset[PeerId] = frozenset()
+    acts: tuple[Warrant, ...] = ()  # that wait for a manifest, in order
     committed: Vote | None = None
     is_back: bool = False  # from its disk, in the middle of the round
 
@@ -92,6 +94,12 @@ class Noticed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     status: Literal["alive", "suspected", "gone", "joining"]
 
 
+class Moved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """These acts wait for a manifest: the next one that this member proposes holds the first of them."""
+
+    acts: tuple[Warrant, ...]
+
+
 class TimedOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timer: Timer
     attempt: Attempt  # it was set in; a timer of another attempt is stale
@@ -101,7 +109,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """This peer's person wants it to stop."""
 
 
-Input = Received | Trained | Paused | MergeDone | MergeFailed | ResultHeld | Noticed | TimedOut | Leave
+Input = Received | Trained | Paused | MergeDone | MergeFailed | ResultHeld | Noticed | Moved | TimedOut | Leave
 
 # --- outputs, to be carried out in order ---
 

@@ -26,6 +26,8 @@ from weft.data.assign import Lease
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
+from weft.sync.acts import MAX_ACTS, Warrant
+from weft.sync.charter import Body, Charter
 from weft.wire import Record, Signed, digest_of
 
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
@@ -75,6 +77,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     leases: Annotated[tuple[Lease, ...], Meta(max_length=MAX_MEMBERS)]  # who trains on which samples in the next round
     cursor: _Cursor  # first sample that no lease covers yet
     committed_tokens: _Tokens  # counted on this branch since the run began, this round included
+    acts: Annotated[tuple[Warrant, ...], Meta(max_length=MAX_ACTS)]  # that take effect after it, in this order
+    charter: HexDigest  # of what holds for the next round
 
 
 class Base(Record, frozen=True, kw_only=True):
@@ -91,6 +95,11 @@ class Base(Record, frozen=True, kw_only=True):
     cursor: int
     quota: int  # samples leased to each member per round
     committed_tokens: Tokens
+    charter: Charter  # by which the round is computed
+
+    @property
+    def body(self) -> Body:
+        return Body(self.run, self.electorate, self.cursor)
 
 
 class RoundMessage(Record, frozen=True, kw_only=True, tag=True, tag_field="type"):
@@ -213,8 +222,8 @@ class Certificate(Record, frozen=True, kw_only=True):
     farewells: Annotated[tuple[Signed, ...], Meta(max_length=MAX_MEMBERS)]
 
 
-def next_base(manifest: Manifest, quota: int) -> Base:
-    """Return the base of the round after `manifest`."""
+def next_base(manifest: Manifest, charter: Charter) -> Base:
+    """Return the base of the round after `manifest`, which names the digest of `charter`."""
     return Base(
         run=manifest.run,
         branch=manifest.branch,
@@ -225,8 +234,9 @@ def next_base(manifest: Manifest, quota: int) -> Base:
         keeper=manifest.leader,
         num_parts=len(manifest.members),
         cursor=manifest.cursor,
-        quota=quota,
+        quota=charter.settings.quota,
         committed_tokens=manifest.committed_tokens,
+        charter=charter,
     )
 
 

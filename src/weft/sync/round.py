@@ -32,6 +32,7 @@ from weft.sync.machine import (
     Leave,
     MergeDone,
     MergeFailed,
+    Moved,
     Noticed,
     Output,
     Paused,
@@ -118,6 +119,8 @@ def _react(state: State, event: Input) -> Result:
             return hold(state, event.plan, event.part)
         case Noticed():
             return _notice(state, event)
+        case Moved():
+            return replace(state, acts=event.acts), ()
         case TimedOut():
             return _time_out(state, event)
         case Leave():

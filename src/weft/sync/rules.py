@@ -11,8 +11,9 @@ from weft.data.assign import leases
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.net.membership import MAX_MEMBERS
 from weft.rng import order_key
+from weft.sync.charter import Enacted, Void, enact
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
-from weft.wire import Record
+from weft.wire import Record, digest_of
 
 
 class Durable(Record, frozen=True, kw_only=True):
@@ -80,9 +81,15 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
     """Return whether `manifest` may follow on `base`.
 
     All that follows from the base and from who contributed is checked here, so a leader can choose only who counts,
-    who is gone and who joins. The bytes that it counts are checked when they are fetched.
+    who is gone, who joins, and which acts take effect first. The bytes that it counts are checked when they are
+    fetched.
     """
     peers = [contribution.peer for contribution in manifest.contributions]
+    try:
+        enacted = enact(base.charter, base.body, manifest.acts)
+    except Void:
+        return False
+    quota = enacted.charter.settings.quota
     is_in_place = (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
     return (
         is_in_place
@@ -92,15 +99,16 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and peers == sorted(set(peers))
         and set(peers) <= set(base.electorate)
         and len(manifest.parts) == base.num_parts
-        and _has_right_members(base, manifest)
-        and (manifest.leases, manifest.cursor) == leases(base.cursor, dict.fromkeys(manifest.members, base.quota))
+        and manifest.charter == digest_of(enacted.charter)
+        and _has_right_members(base, manifest, enacted)
+        and (manifest.leases, manifest.cursor) == leases(base.cursor, dict.fromkeys(manifest.members, quota))
         and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
     )
 
 
-def _has_right_members(base: Base, manifest: Manifest) -> bool:
+def _has_right_members(base: Base, manifest: Manifest, enacted: Enacted) -> bool:
     left, joined, before = set(manifest.left), set(manifest.joined), set(base.electorate)
-    is_change = left <= before and not joined & before
+    is_change = set(enacted.removed) <= left <= before and not joined & (before | set(enacted.charter.banned))
     is_right_number = 0 < len(manifest.members) <= MAX_MEMBERS
     return is_change and is_right_number and list(manifest.members) == sorted((before - left) | joined)
 

@@ -21,11 +21,13 @@ from weft.data import ByteTokenizer, DataIndex, Lease, ShardInfo
 from weft.errors import WeftError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
 from weft.model import named, num_parameters
+from weft.peer.amended import first_charter
 from weft.peer.checkpoint import Snapshot, load, save
 from weft.peer.config import RunConfig, TicketAdmission, TrainConfig
 from weft.sync.messages import Contribution, Manifest, PartResult
 from weft.sync.method import DiLoCoConfig, spell_out
 from weft.sync.schedule import ConstantConfig
+from weft.wire import digest_of
 
 PEER = PeerId("cd" * 32)
 DIGEST = Digest("ab" * 32)
@@ -71,6 +73,8 @@ def manifest(number: int) -> Manifest:
         leases=(Lease(peer=PEER, start=0, stop=8),),
         cursor=8,
         committed_tokens=Tokens(7 * number),
+        acts=(),
+        charter=digest_of(first_charter(CONFIG)),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from charters import charter
 from weft.data.assign import leases
 from weft.errors import WireError
 from weft.ids import Attempt, BranchId, PeerId, RunId
@@ -28,7 +29,7 @@ STRANGER = Identity.from_seed(b"s" * 32)
 @pytest.fixture
 def known() -> Chain:
     peers = [each.peer for each in MEMBERS]
-    return Chain(open_branch(genesis(RUN, peers[0], 4), peers, peers[0], BranchId(RUN), 4), 4)
+    return Chain(open_branch(genesis(RUN, peers[0], charter(4)), peers, peers[0], BranchId(RUN)), charter(4))
 
 
 def successor(known: Chain) -> Manifest:
@@ -134,6 +135,6 @@ def test_a_certificate_names_only_the_farewells_that_it_needs(known: Chain) -> N
 
 @pytest.mark.parametrize("name", ["00" * 32, "ff" * 32])
 def test_a_branch_just_opened_is_preferred_to_the_one_it_leaves(known: Chain, name: str) -> None:
-    opening = open_branch(known.base, known.base.electorate, known.base.electorate[0], BranchId(name), 4)
+    opening = open_branch(known.base, known.base.electorate, known.base.electorate[0], BranchId(name))
     assert _is_further(opening, known.head)
     assert not _is_further(known.head, opening)

@@ -15,19 +15,18 @@ from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.contribution import Carry
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
-from weft.sync.method import DdpConfig, Method
+from weft.sync.method import DdpConfig
 
 LEASE = np.arange(8)
 DDP = DdpConfig(codec=Fp32Config())
 
 
 def carry_of(run: RunConfig, folder: Path) -> tuple[Carry, Replica, Trainer]:
-    method = Method(run.method, run.train.optimizer)
-    replica = Replica(run, method, initial_vector(run.model, run.seed))
+    replica = Replica(run, initial_vector(run.model, run.seed))
     settings = PeerConfig(device="cpu", micro_batch=4)
     trainer = Trainer(run, settings, tiny.batches(folder), lambda event: None, VirtualClock())
     trainer.start(replica.outer)
-    return Carry(method, trainer, replica), replica, trainer
+    return Carry(trainer, replica), replica, trainer
 
 
 def halve(replica: Replica) -> None:

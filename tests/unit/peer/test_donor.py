@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from charters import charter
 from weft.clock import VirtualClock
 from weft.ids import BranchId, PeerId, Round, RunId
 from weft.peer import donor as module
@@ -19,7 +20,7 @@ from weft.peer.messages import ChainRequest, StateRequest
 from weft.sync.messages import Certificate
 
 RUN, A, B = RunId("cc" * 32), PeerId("aa" * 32), PeerId("bb" * 32)
-OPENING = open_branch(genesis(RUN, A, 1), [A, B], A, BranchId(RUN), 1)
+OPENING = open_branch(genesis(RUN, A, charter()), [A, B], A, BranchId(RUN))
 
 
 class Slow:
@@ -52,9 +53,9 @@ def node() -> Node:
 
 
 def donor(node: Node, compute: Any, chain: Any = None, clock: VirtualClock | None = None) -> Donor:
-    replica = SimpleNamespace(head=OPENING, vectors=lambda: {"outer": torch.arange(5.0)})
+    replica = SimpleNamespace(head=OPENING, charter=charter(), vectors=lambda: {"outer": torch.arange(5.0)})
     clock = clock or VirtualClock()
-    return Donor(node, replica, lambda: chain or Chain(OPENING, 1), compute, clock)  # type: ignore[arg-type]
+    return Donor(node, replica, lambda: chain or Chain(OPENING, charter()), compute, clock)  # type: ignore[arg-type]
 
 
 async def test_a_pin_is_made_once_though_who_asked_first_stopped_waiting(node: Node) -> None:
@@ -117,7 +118,7 @@ def test_what_waits_for_a_pin_to_be_due_keeps_no_donor_alive() -> None:
 async def test_an_answer_holds_as_many_certificates_as_fit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     certificates = tuple(Certificate(attempt=0, manifest=OPENING, votes=(), farewells=()) for _ in range(10))
     size = len(module.encode(certificates[0]))
-    chain = SimpleNamespace(head=OPENING, after=lambda after, most: certificates)
+    chain = SimpleNamespace(head=OPENING, charter=charter(), after=lambda after, most: certificates)
     donor(node, Slow(), chain)
     ask, request = node.served[ChainRequest], ChainRequest(branch=OPENING.branch, after=Round(0))
     for room, num in ((100 * size, 10), (3 * size + 1, 3), (1, 1)):

@@ -17,6 +17,7 @@ from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.events import ConnectionDropped, Event, Notice, PayloadRejected, RoundCommitted
 from weft.ids import Digest, Tokens
 from weft.keys import Identity
+from weft.peer.amended import first_charter
 from weft.peer.messages import Decision, Letter
 from weft.peer.peer import Peer
 from weft.sync.messages import Accept, Certificate, Goodbye, Ready, RoundNote, next_base
@@ -197,7 +198,7 @@ async def test_a_decision_without_a_quorum_is_not_followed(tmp_path: Path) -> No
         """Claim that everybody has left and the run is over, with the votes of the liar and of strangers."""
         assert peer._rounds is not None
         head = peer._rounds.chain.head
-        base = next_base(head, peer.run.quota)
+        base = next_base(head, first_charter(peer.run))
         manifest = msgspec.structs.replace(
             head,
             round=base.round,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from charters import charter
 from weft.clock import VirtualClock
-from weft.codec import Fp32Config
 from weft.errors import PayloadError, PeerError
 from weft.ids import BranchId, PeerId, Round, RunId
 from weft.peer import chain
@@ -15,8 +15,6 @@ from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Inline
 from weft.peer.parts import Parts
 from weft.sync.messages import PartResult
-from weft.sync.method import FedAvgConfig, Method, spell_out
-from weft.sync.outer import AdamWConfig
 from weft.wire import digest
 
 NUM = 5000
@@ -50,15 +48,14 @@ class FakeNode:
 
 
 def parts_and_manifest(node):
-    method = Method(spell_out(FedAvgConfig(codec=Fp32Config()), 2), AdamWConfig())
-    base = genesis(RUN, A, 1)
-    opening = open_branch(base, [A, B], A, BranchId(RUN), 1)
+    base = genesis(RUN, A, charter())
+    opening = open_branch(base, [A, B], A, BranchId(RUN))
     manifest = type(opening)(
         **{name: getattr(opening, name) for name in opening.__struct_fields__ if name != "parts"},
         parts=(PartResult(owner=B, result=digest(node.data)),),
     )
     place = SimpleNamespace(node=node, clock=VirtualClock(), compute=Inline(), emit=node.events.append)
-    return Parts(place, Chain(opening, 1), method, NUM), manifest
+    return Parts(place, Chain(opening, charter()), NUM), manifest
 
 
 @pytest.fixture
@@ -94,8 +91,8 @@ async def test_who_waited_for_a_fetch_that_was_cancelled_takes_over(data):
 
 def test_no_result_of_the_last_two_rounds_is_given_up_however_large(monkeypatch):
     monkeypatch.setattr(chain, "RESULTS_NBYTES", 10)
-    base = genesis(RUN, A, 1)
-    kept = Chain(open_branch(base, [A, B], A, BranchId(RUN), 1), 1)  # two members: two parts a round
+    base = genesis(RUN, A, charter())
+    kept = Chain(open_branch(base, [A, B], A, BranchId(RUN)), charter())  # two members: two parts a round
     results = [bytes([number]) * 100 for number in range(6)]
     for number, data in enumerate(results):
         kept.keep(Round(1 + number // 2), digest(data), data)

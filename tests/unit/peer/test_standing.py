@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from charters import charter
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import StandingNote
@@ -22,7 +23,7 @@ class Case:
     """How one of three members sees the others, in the second round of a run."""
 
     def __init__(self, folder: Path) -> None:
-        self.chain = Chain(open_branch(genesis(RUN, PEERS[0], 4), PEERS, PEERS[0], BranchId(RUN), 4), 4)
+        self.chain = Chain(open_branch(genesis(RUN, PEERS[0], charter(4)), PEERS, PEERS[0], BranchId(RUN)), charter(4))
         base = self.chain.base
         self.order = [leader(base, Attempt(turn)) for turn in range(3)]
         self.me = self.order[2]

@@ -1,0 +1,347 @@
+"""`weft act`: what stewards and members decide about a run, handed in at any member.
+
+Without --ticket it goes to a member on this machine. An act is signed here with --key, a vote with the identity that
+takes part from here; neither key leaves this machine.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from weft.cli import settings
+from weft.cli.place import home_of
+from weft.ids import PeerId, short
+
+if TYPE_CHECKING:
+    from weft.keys import Identity
+    from weft.net.node import Node
+    from weft.net.ticket import Ticket
+    from weft.peer.messages import CharterAnswer
+    from weft.sync.acts import AnyDeed
+    from weft.wire import Signed
+
+T = TypeVar("T")
+
+_Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a member's.", show_default=False)]
+_Reason = Annotated[str, typer.Option(help="Why: everybody can read it.")]
+_Key = Annotated[Path, typer.Option(help="Key file of a steward.", show_default=False)]
+_VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
+_Ticket = Annotated[
+    str | None,
+    typer.Option(help='Ticket of the run; "-" reads it from standard input. Default: that of a member here.'),
+]
+_Run = Annotated[str | None, typer.Option(help="First digits of the run, where members of several are here.")]
+_WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
+_WAIT_S = 120.0  # a round of a slow run takes minutes; the act is decided without whoever handed it in
+
+
+def make_app() -> typer.Typer:
+    app = typer.Typer(
+        help="Act on a run: show, remove, ban, pardon, amend, succeed, vote-out (docs/stewards.md).",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    for verb in (show, remove, ban, pardon, amend, succeed):
+        app.command(verb.__name__)(verb)
+    app.command("vote-out")(vote_out)
+    return app
+
+
+def show(
+    context: typer.Context, ticket: _Ticket = None, run: _Run = None, transports: settings.Transports = None
+) -> None:
+    """Print what holds of a run now: stewards, members, banned keys, settings as amended, a successor."""
+    from weft.clock import SystemClock
+    from weft.keys import Identity
+    from weft.peer.errand import ask_charter
+
+    found = _ticket(context, ticket, run)
+    answer = _visit(found, Identity.generate(), transports, lambda node: ask_charter(node, SystemClock()))
+    typer.echo(describe(answer))
+
+
+def remove(
+    context: typer.Context,
+    peer: _Peer,
+    key: _Key,
+    reason: _Reason = "",
+    ticket: _Ticket = None,
+    run: _Run = None,
+    wait_s: _WaitS = _WAIT_S,
+    transports: settings.Transports = None,
+) -> None:
+    """Remove a member. It may come back as a newcomer."""
+    from weft.sync.acts import Remove
+
+    def deed(answer: "CharterAnswer") -> "AnyDeed":
+        return Remove(peer=_key_of(peer, answer.members), reason=_checked(reason))
+
+    _act(_ticket(context, ticket, run), key, deed, wait_s, transports)
+
+
+def ban(
+    context: typer.Context,
+    peer: _Peer,
+    key: _Key,
+    reason: _Reason = "",
+    ticket: _Ticket = None,
+    run: _Run = None,
+    wait_s: _WaitS = _WAIT_S,
+    transports: settings.Transports = None,
+) -> None:
+    """Remove a key and refuse it from now on."""
+    from weft.sync.acts import Ban
+
+    def deed(answer: "CharterAnswer") -> "AnyDeed":
+        return Ban(peer=_key_of(peer, answer.members), reason=_checked(reason))
+
+    _act(_ticket(context, ticket, run), key, deed, wait_s, transports)
+
+
+def pardon(
+    context: typer.Context,
+    peer: _Peer,
+    key: _Key,
+    reason: _Reason = "",
+    ticket: _Ticket = None,
+    run: _Run = None,
+    wait_s: _WaitS = _WAIT_S,
+    transports: settings.Transports = None,
+) -> None:
+    """Refuse a banned key no more."""
+    from weft.sync.acts import Pardon
+
+    def deed(answer: "CharterAnswer") -> "AnyDeed":
+        return Pardon(peer=_key_of(peer, answer.charter.banned), reason=_checked(reason))
+
+    _act(_ticket(context, ticket, run), key, deed, wait_s, transports)
+
+
+def amend(
+    context: typer.Context,
+    key: _Key,
+    changes: Annotated[
+        list[str], typer.Option("--set", metavar="FIELD=VALUE", help="As in a run file: --set method.every=50.")
+    ],
+    reason: _Reason = "",
+    ticket: _Ticket = None,
+    run: _Run = None,
+    wait_s: _WaitS = _WAIT_S,
+    transports: settings.Transports = None,
+) -> None:
+    """Go on with other settings from the next round on: rates, inner steps per round, codecs, lengths, totals."""
+    from weft.peer.amended import amendment
+
+    parsed = settings.changes_of(changes)
+
+    def deed(answer: "CharterAnswer") -> "AnyDeed":
+        return amendment(answer.charter.settings, parsed, _checked(reason))
+
+    _act(_ticket(context, ticket, run), key, deed, wait_s, transports)
+
+
+def succeed(
+    context: typer.Context,
+    successor: Annotated[str, typer.Argument(help="Ticket of the run that goes on, or its name.", show_default=False)],
+    key: _Key,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="End this run with its next outer step; else when it is complete.")
+    ] = False,
+    without_ticket: Annotated[
+        bool, typer.Option("--without-ticket", help="Tell members the run's name only: they ask for a ticket.")
+    ] = False,
+    reason: _Reason = "",
+    ticket: _Ticket = None,
+    run: _Run = None,
+    wait_s: _WaitS = _WAIT_S,
+    transports: settings.Transports = None,
+) -> None:
+    """Say which run goes on where this one ends."""
+    from weft.errors import ConfigError
+    from weft.net.ticket import read
+    from weft.sync.acts import MAX_TICKET_CHARS, Succeed
+
+    is_name = _is_key(successor)
+    name = successor if is_name else read(successor).run
+    told = "" if is_name or without_ticket else successor.strip()
+    if len(told) > MAX_TICKET_CHARS:
+        raise ConfigError(f"a ticket of {len(told)} characters does not fit into an act. Add --without-ticket.")
+    deed = Succeed(run=name, is_at_once=at_once, reason=_checked(reason), ticket=told)  # type: ignore[arg-type]
+    _act(_ticket(context, ticket, run), key, lambda _: deed, wait_s, transports)
+
+
+def vote_out(
+    context: typer.Context,
+    peer: _Peer,
+    key: _VoterKey = None,
+    reason: _Reason = "",
+    ticket: _Ticket = None,
+    run: _Run = None,
+    wait_s: _WaitS = 5.0,
+    transports: settings.Transports = None,
+) -> None:
+    """Vote, as a member, for the removal of another; more than half of the members must."""
+    from weft.keys import Identity, load_identity
+    from weft.peer.errand import ballot_of
+
+    found = _ticket(context, ticket, run)
+    voter = load_identity(key) if key is not None else _member_here(context, found)
+
+    def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
+        return ballot_of(voter, node, answer.charter, _key_of(peer, answer.members), _checked(reason))
+
+    _hand_in(found, Identity.generate(), letter, wait_s, transports)
+
+
+# --- handing in ---
+
+
+def _act(
+    ticket: "Ticket", key: Path, deed: "Callable[[CharterAnswer], AnyDeed]", wait_s: float, transports: str | None
+) -> None:
+    from weft.errors import ActVoid
+    from weft.keys import load_identity
+    from weft.peer.errand import act_of
+
+    steward = load_identity(key)
+
+    def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
+        stewards = answer.charter.stewards
+        if not stewards:
+            raise ActVoid(
+                f"run {short(ticket.run)} has no stewards, so nobody can act on it alone. A majority of its members "
+                "can remove a key: weft act vote-out"
+            )
+        if steward.peer not in stewards:
+            listed = ", ".join(short(each) for each in stewards)
+            raise ActVoid(f"{key} holds {short(steward.peer)}, which is no steward of this run. Stewards: {listed}.")
+        return act_of(steward, node, answer.charter, deed(answer))
+
+    _hand_in(ticket, steward, letter, wait_s, transports)
+
+
+def _hand_in(
+    ticket: "Ticket",
+    identity: "Identity",
+    letter: "Callable[[Node, CharterAnswer], Signed]",
+    wait_s: float,
+    transports: str | None,
+) -> None:
+    from weft.clock import SystemClock
+    from weft.errors import ActVoid
+    from weft.peer.acts import kind_of, subject_of
+    from weft.peer.errand import ask_charter, hand_in
+    from weft.peer.messages import HandInAnswer
+
+    async def errand(node: "Node") -> "tuple[Signed, HandInAnswer]":
+        signed = letter(node, await ask_charter(node, SystemClock()))
+        return signed, await hand_in(node, signed, SystemClock(), wait_s)
+
+    signed, answer = _visit(ticket, identity, transports, errand)
+    what = f"{kind_of(signed)} {subject_of(signed)[:16]}".strip()
+    match answer.outcome:
+        case "decided":
+            typer.echo(f"decided: {what}")
+        case "waits":
+            typer.echo(f"waits: {what}. Members keep it until a manifest holds it.")
+        case "refused":
+            raise ActVoid(f"{what} has no effect: {answer.reason}.")
+
+
+def _visit(
+    ticket: "Ticket", identity: "Identity", transports: str | None, errand: "Callable[[Node], Awaitable[T]]"
+) -> T:
+    from weft.peer.errand import visit
+
+    chosen = settings.machine_settings(None, {"transports": settings.check_transports(transports)})
+
+    async def main() -> T:
+        async with visit(ticket, identity, chosen) as node:
+            return await errand(node)
+
+    # The tls transport watches sockets, which no other loop does on every platform.
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(main())
+
+
+# --- what was given ---
+
+
+def _ticket(context: typer.Context, given: str | None, run: str | None) -> "Ticket":
+    import sys
+
+    from weft.cli.ticket import kept_ticket, read_kept
+    from weft.net.ticket import MAX_CHARS, read
+
+    if given is None:
+        return read(read_kept(kept_ticket(run, home_of(context))))
+    return read(sys.stdin.readline(MAX_CHARS + 1) if given == "-" else given)
+
+
+def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":
+    """Return the identity that takes part in the run from this home."""
+    from weft.errors import ConfigError, KeyFileError
+    from weft.keys import load_identity
+
+    home = home_of(context)
+    for path in sorted((home / "keys").glob("*.pem")):
+        try:
+            identity = load_identity(path)
+        except KeyFileError:
+            continue
+        if (home / "runs" / ticket.run / identity.peer).is_dir():
+            return identity
+    raise ConfigError(f"no identity in {home} takes part in run {short(ticket.run)}. Name the member's with --key.")
+
+
+def _key_of(given: str, known: tuple[PeerId, ...]) -> PeerId:
+    """Return the key that `given` is, or that of those known which begins with it.
+
+    Raises:
+        ConfigError: none does, or several do.
+    """
+    from weft.errors import ConfigError
+
+    if _is_key(given):
+        return PeerId(given)
+    found = [peer for peer in known if given and peer.startswith(given)]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(short(peer) for peer in known[:8]) or "none"
+    how = "several keys begin" if found else "no key begins"
+    raise ConfigError(f"{how} with {given[:64]!r}; there are: {listed}. Give more digits, or all 64.")
+
+
+def _is_key(given: str) -> bool:
+    return len(given) == 64 and all(letter in "0123456789abcdef" for letter in given)
+
+
+def _checked(reason: str) -> str:
+    from weft.errors import ConfigError
+    from weft.net.messages import MAX_REASON_CHARS
+    from weft.wire import printable
+
+    if len(reason) > MAX_REASON_CHARS or printable(reason) != reason:
+        raise ConfigError(f"--reason should be one printable line of at most {MAX_REASON_CHARS} characters.")
+    return reason
+
+
+def describe(answer: "CharterAnswer") -> str:
+    """Return what holds of a run, line by line."""
+    from weft.config import dump
+    from weft.peer.amended import as_run_file
+
+    charter = answer.charter
+    lines = [f"round     {answer.round}, {len(answer.members)} members"]
+    lines += [f"member    {peer}" for peer in answer.members]
+    acted = zip(charter.stewards, charter.serials, strict=True)
+    lines += [f"steward   {peer}  {count} acts" for peer, count in acted] or ["steward   none: nobody can act alone"]
+    lines += [f"banned    {peer}" for peer in charter.banned]
+    lines += [f"voted out {each.peer}  {each.times} times" for each in charter.expelled]
+    if charter.successor is not None:
+        when = "ended with it" if charter.successor.is_at_once else "once this one is complete"
+        lines.append(f"successor {charter.successor.run}  {when}")
+    return "\n".join([*lines, "", dump(as_run_file(charter.settings)).rstrip()])

@@ -1,0 +1,252 @@
+"""Acts on their way into a manifest: taken from whoever hands them in, told to all, kept until they are decided.
+
+    a person  -- HandIn -->  any member  -- ActNote -->  all members  -- next manifest -->  holds for all
+
+A member keeps what takes effect where the run stands. Acts of one steward wait in the order of their serials; ballots
+for the removal of a key wait until more than half of the electorate has cast one. What waits is told again now and
+then, for those that were away. It is kept in memory: where all members end before it is decided, it has to be handed in
+again.
+
+Failure:
+- an act that has no effect, or not any more: it is dropped, and an event says why.
+- a leader that keeps an act back: the next one has it, too.
+
+It does not know how a manifest comes about, nor what an act means to training.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from weft.errors import WireError
+from weft.events import ActEnacted, ActRefused, ActWaits, Emit
+from weft.ids import Digest, PeerId, short
+from weft.net.messages import MAX_REASON_CHARS
+from weft.net.node import Node
+from weft.peer.chain import Chain
+from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, HandIn, HandInAnswer
+from weft.sync.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
+from weft.sync.charter import Void, in_effect, objection, read_act, read_ballot
+from weft.sync.messages import Manifest
+from weft.wire import Signed, decode, digest_of, printable
+
+MAX_AHEAD = 8  # acts of one steward that may wait
+MAX_BALLOTS = 8  # of one member that may wait
+MAX_REMEMBERED = 256  # letters that were decided: ballots are many
+TELL_AGAIN_S = 5.0
+
+
+# What takes a key's place among the members: told to a peer, it ends it.
+REMOVALS = ("remove", "ban", "vote out")
+
+
+class Acts:
+    """What waits in one peer, for the round after the chain's head.
+
+    Args:
+        on_change: told when what the next manifest should hold has changed.
+    """
+
+    def __init__(self, node: Node, chain: Chain, emit: Emit, on_change: Callable[[], None]) -> None:
+        self._node = node
+        self._chain = chain
+        self._emit = emit
+        self._on_change = on_change
+        self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
+        self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
+        self._decided: dict[Digest, None] = {}  # letters, oldest first
+        self._told_at = 0.0
+        self._bar()
+        node.serve(HandIn, self._on_hand_in)
+        node.serve(CharterRequest, self._on_request)
+        node.on_note(ActNote, self._on_note)
+
+    def warrants(self) -> tuple[Warrant, ...]:
+        """Return what the next manifest should hold, in order."""
+        base = self._chain.base
+        acts = [Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
+        votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
+        return in_effect(base.charter, base.body, [*acts, *votes], MAX_ACTS) if acts or votes else ()
+
+    def follow(self, manifest: Manifest) -> None:
+        """Take up what a manifest has decided: the chain's head."""
+        for warrant in manifest.acts:
+            for letter in warrant.letters:
+                self._decided[digest_of(letter)] = None
+        for forgotten in list(self._decided)[:-MAX_REMEMBERED]:
+            del self._decided[forgotten]
+        self._bar()
+        if self._waiting or self._ballots:
+            self._drop_void()
+
+    def _bar(self) -> None:
+        banned = self._chain.charter.banned
+        if self._node.passport.banned != frozenset(banned):
+            self._node.ban(banned)
+
+    def tell_again(self, now: float) -> None:
+        """Tell all that are linked what waits, if it is time."""
+        if (self._waiting or self._ballots) and now - self._told_at >= TELL_AGAIN_S:
+            self._told_at = now
+            for letter in (*self._waiting.values(), *self._ballots.values()):
+                self._tell(letter, but=None)
+
+    def take(self, letter: Signed, sender: PeerId | None = None) -> str | None:
+        """Keep an act or ballot and tell the others; return why it is not kept, or None."""
+        try:
+            is_news = self._keep_ballot(letter) if letter.kind == Ballot.__name__ else self._keep_act(letter)
+        except Void as void:
+            return str(void)
+        if is_news:
+            self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
+            self._tell(letter, but=sender)
+            self._on_change()
+        return None
+
+    def _keep_act(self, letter: Signed) -> bool:
+        act, base, signer = read_act(letter), self._chain.base, letter.signer
+        if self._waiting.get((signer, act.serial)) == letter:
+            return False
+        before = [number for steward, number in self._waiting if steward == signer and number < act.serial]
+        if (signer, act.serial) in self._waiting or len(before) >= MAX_AHEAD:
+            raise Void(f"other acts of {short(signer)} wait in its place")
+        waiting = tuple(Warrant(letters=(self._waiting[signer, number],)) for number in sorted(before))
+        if (why_not := objection(base.charter, base.body, (*waiting, Warrant(letters=(letter,))))) is not None:
+            raise Void(why_not)
+        self._waiting[signer, act.serial] = letter
+        return True
+
+    def _keep_ballot(self, letter: Signed) -> bool:
+        ballot, base, voter = read_ballot(letter), self._chain.base, letter.signer
+        if self._ballots.get((ballot.peer, voter)) == letter:
+            return False
+        if ballot.run != base.run:
+            raise Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
+        if voter not in base.electorate:
+            raise Void(f"{short(voter)} is no member: only members vote")
+        if ballot.peer not in base.electorate:
+            raise Void(f"{short(ballot.peer)} is no member")
+        if (next_serial := base.charter.times_expelled(ballot.peer) + 1) != ballot.serial:
+            raise Void(f"it is for removal {ballot.serial} of {short(ballot.peer)}; the next is {next_serial}")
+        if sum(by == voter for _, by in self._ballots) >= MAX_BALLOTS:
+            raise Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
+        self._ballots[ballot.peer, voter] = letter
+        return True
+
+    def _majority(self, peer: PeerId) -> Warrant | None:
+        base = self._chain.base
+        cast = {voter: self._ballots[peer, voter] for voter in base.electorate if (peer, voter) in self._ballots}
+        if 2 * len(cast) <= len(base.electorate):
+            return None
+        return Warrant(letters=tuple(cast[voter] for voter in sorted(cast)))
+
+    def _drop_void(self) -> None:
+        """Drop what was decided, and what has no effect any more."""
+        base = self._chain.base
+        for signer, number in sorted(self._waiting):
+            before = [other for steward, other in sorted(self._waiting) if steward == signer and other < number]
+            letters = [self._waiting[signer, other] for other in (*before, number)]
+            why_not = objection(base.charter, base.body, tuple(Warrant(letters=(each,)) for each in letters))
+            if why_not is not None:
+                self._drop(self._waiting.pop((signer, number)), why_not)
+        for peer, voter in sorted(self._ballots):
+            ballot = read_ballot(self._ballots[peer, voter])
+            is_member = peer in base.electorate and voter in base.electorate
+            if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
+                self._drop(self._ballots.pop((peer, voter)), "voter or key is no member any more")
+
+    def _drop(self, letter: Signed, reason: str) -> None:
+        if digest_of(letter) not in self._decided:
+            self._refuse(letter, reason)
+
+    def _refuse(self, letter: Signed, reason: str) -> None:
+        self._emit(ActRefused(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter), reason=reason))
+
+    def _tell(self, letter: Signed, but: PeerId | None) -> None:
+        for peer in sorted(self._node.peers):
+            if peer != but:
+                self._node.post(peer, ActNote(letter=letter))
+
+    # --- what others say ---
+
+    async def _on_note(self, peer: PeerId, note: ActNote) -> None:
+        self.take(note.letter, peer)  # what is void here is so by the time it comes, or was never meant
+
+    async def _on_hand_in(self, _peer: PeerId, request: HandIn) -> HandInAnswer:
+        if digest_of(request.letter) in self._decided:
+            return HandInAnswer(outcome="decided")
+        why_not = self.take(request.letter)
+        if why_not is None:
+            return HandInAnswer(outcome="waits")
+        self._refuse(request.letter, why_not)
+        return HandInAnswer(outcome="refused", reason=why_not[:MAX_REASON_CHARS])
+
+    async def _on_request(self, _peer: PeerId, _request: CharterRequest) -> CharterAnswer:
+        head = self._chain.head
+        return CharterAnswer(charter=self._chain.charter, round=head.round, members=head.members)
+
+
+# --- in words ---
+
+
+def told(manifest: Manifest) -> Iterator[ActEnacted]:
+    """Yield an event for each act that a committed manifest holds."""
+    for warrant in manifest.acts:
+        first = warrant.letters[0]
+        yield ActEnacted(
+            branch=manifest.branch,
+            round=manifest.round,
+            by=tuple(letter.signer for letter in warrant.letters),
+            kind=kind_of(first),
+            subject=subject_of(first),
+            reason=reason_of(first),
+            changes=changes_in(first),
+        )
+
+
+def why_removed(event: ActEnacted) -> str:
+    """Return what a removed peer is told."""
+    who = f"{len(event.by)} members" if event.kind == "vote out" else f"steward {short(event.by[0])}"
+    reason = event.reason.rstrip(".") or "no reason was given"
+    what_now = "Its key may not come back." if event.kind == "ban" else "It may come back as a newcomer: weft join."
+    return f"{who} took this peer out of the run after round {event.round} ({event.kind}): {reason}. {what_now}"
+
+
+def kind_of(letter: Signed) -> str:
+    """Return what a letter is, in a word or two."""
+    deed = _deed(letter)
+    return "vote out" if isinstance(deed, Ballot) else type(deed).__name__.lower() if deed is not None else "unknown"
+
+
+def subject_of(letter: Signed) -> str:
+    """Return the key or run that a letter is about; none where it is about settings."""
+    match _deed(letter):
+        case Remove(peer=subject) | Ban(peer=subject) | Pardon(peer=subject) | Ballot(peer=subject):
+            return subject
+        case Succeed(run=run):
+            return run
+        case _:
+            return ""
+
+
+def reason_of(letter: Signed) -> str:
+    deed = _deed(letter)
+    return "" if deed is None else printable(deed.reason)
+
+
+def changes_in(letter: Signed) -> dict[str, str]:
+    """Return what an amendment changes, as text."""
+    deed = _deed(letter)
+    changed = changes_of(deed) if isinstance(deed, Amend) else {}
+    return {name: msgspec.json.encode(value).decode() for name, value in changed.items()}
+
+
+def _deed(letter: Signed) -> Remove | Ban | Pardon | Amend | Succeed | Ballot | None:
+    try:
+        if letter.kind == Ballot.__name__:
+            ballot: Ballot = decode(letter.body, Ballot)
+            return ballot
+        act: Act = decode(letter.body, Act)
+        return act.deed
+    except WireError:
+        return None
