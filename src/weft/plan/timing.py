@@ -7,6 +7,7 @@ commits for a majority. Leaders rotate, so the figure is the mean over who leads
 `Kind`.
 
     a payload's part    (n - 1) / n of a payload leaves each uplink, as much arrives: whichever takes longer
+    jitter, loss        of many ways the slowest counts: `_Way.late_s`
     a lossy stream      no faster than MSS / RTT sqrt(3 / (2 p))                    Mathis et al. (1997), equation 3
 
 Payloads and results do not overlap: a result is complete only once every contribution to it has come.
@@ -17,6 +18,7 @@ It does not know what the bytes are, and nothing of processors: what encoding an
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from weft import cost
 from weft.net.memory_link import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
@@ -124,12 +126,14 @@ def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
             serve_s=serve_s,
         )
     way = _Way(kinds, load, num)
-    total_s = _mean_s(way, waited, has_evaluation=False) + (FLOOR_S if late else 0.0)
-    evaluate_s = (_mean_s(way, waited, has_evaluation=True) - total_s) / every if every and not late else 0.0
+    total_s = _mean_s(way, waited, has_evaluation=False) + way.late_s() + (FLOOR_S if late else 0.0)
+    evaluate_s = (
+        (_mean_s(way, waited, has_evaluation=True) + way.late_s() - total_s) / every if every and not late else 0.0
+    )
     contribute_s, result_s = way.bulk_s()
     # Where the slowest computer is not on the slowest line, its inner steps run while the others still fetch.
     result_s = min(result_s, max(0.0, total_s - slowest_s - serve_s - contribute_s))
-    messages_s = max(0.0, total_s - slowest_s - serve_s - contribute_s - result_s)
+    messages_s = total_s - slowest_s - serve_s - contribute_s - result_s
     return RoundTime(
         train_s=train_s,
         uneven_s=slowest_s - train_s,
@@ -193,26 +197,25 @@ class _Way:
 
     def bulk_s(self) -> tuple[float, float]:
         """Return how long payloads are under way, and results: the slowest of all lines."""
-        entries = [(kind, kind.count) for kind in self.kinds]
-        pairs = [(a, b) for a, _ in entries for b, count in entries if a is not b or count > 1]
+        pairs = self._pairs()
         return max(self._payload_s(a, b) for a, b in pairs), max(self._result_s(a, b) for a, b in pairs)
+
+    def _pairs(self) -> list[tuple[Kind, Kind]]:
+        return [(a, b) for a in self.kinds for b in self.kinds if a is not b or b.count > 1]
 
     def starts(self, leader: Kind, *, has_evaluation: bool) -> list[_Start]:
         """Return when members begin their next inner steps; the leader comes first, as an entry of its own."""
         entries = [(leader, 1)] + [(kind, kind.count - (kind is leader)) for kind in self.kinds]
         entries = [(kind, count) for kind, count in entries if count]
         letters = self._letters
-        others, pairs, load = self._others, self._others * self.num, self._load
+        load = self._load
         # Uplinks are busy from the first request on, so the last member's plan counts half.
         planned = [0.0] + [
-            self._hop_s(leader, kind, 0, others) + self._send_s(leader, letters.collect) / 2 for kind, _ in entries[1:]
+            self._hop_s(leader, kind) + self._send_s(leader, letters.collect) / 2 for kind, _ in entries[1:]
         ]
         merged = [
             max(
-                planned[j]
-                + self._hop_s(owner, other, 0, pairs)
-                + self._hop_s(other, owner, load.part_nbytes[1], pairs)
-                + self._payload_s(other, owner)
+                planned[j] + self._hop_s(owner, other) + self._hop_s(other, owner) + self._payload_s(other, owner)
                 for other, _ in self._partners(entries, j)
             )
             + self._tail_s(owner, load.part_nbytes[1])
@@ -223,7 +226,7 @@ class _Way:
             max(
                 merged[j]
                 + self._send_s(owner, letters.merged)
-                + max(2 * self._hop_s(owner, other, 0, pairs) for other, _ in self._partners(entries, j))
+                + max(2 * self._hop_s(owner, other) for other, _ in self._partners(entries, j))
                 + self._queue_s(owner),
                 min(planned) + self._least_hop_s(entries, j) + self._uplink_s(owner),
             )
@@ -231,7 +234,7 @@ class _Way:
         ]
         held = [
             max(
-                sent[j] + self._hop_s(owner, member, load.merged_nbytes[1], pairs) + self._result_s(owner, member)
+                sent[j] + self._hop_s(owner, member) + self._result_s(owner, member)
                 for j, (owner, count) in enumerate(entries)
                 if j != k or count > 1
             )
@@ -242,8 +245,7 @@ class _Way:
         needs = {self.num // 2 + 1, (self.num + 1) // 2}
         decided = sum(self._decided_s(entries, held, need) for need in needs) / len(needs)
         told = [decided] + [
-            decided + self._hop_s(leader, kind, 0, others) + self._send_s(leader, letters.decided)
-            for kind, _ in entries[1:]
+            decided + self._hop_s(leader, kind) + self._send_s(leader, letters.decided) for kind, _ in entries[1:]
         ]
         starts = [max(a, b) for a, b in zip(told, held, strict=True)]
         if has_evaluation:
@@ -258,7 +260,7 @@ class _Way:
             if kind in waited:
                 ready_s = start.at_s + kind.serve_s + kind.train_s
                 if number != leader or start.count > 1:
-                    ready_s += self._hop_s(kind, starts[leader].kind, num_waited=self._others)
+                    ready_s += self._hop_s(kind, starts[leader].kind)
                     ready_s += self._send_s(kind, self._letters.ready)
                 ready.append(ready_s)
         return max(ready)
@@ -323,16 +325,46 @@ class _Way:
         return 8 * min(nbytes, CHUNK_NBYTES) / receiver.line.down_bps
 
     @staticmethod
-    def _hop_s(a: Kind, b: Kind, nbytes: int = 0, num_waited: int = 1) -> float:
-        """Return how long the last of `num_waited` messages, or streams of `nbytes`, is under way beside its lines."""
-        delay_s, jitter_s = a.line.delay_s + b.line.delay_s, a.line.jitter_s + b.line.jitter_s
-        late_s = jitter_s * num_waited / (num_waited + 1)  # the mean of the largest of so many
-        loss = _loss(a, b)
-        if loss:
-            num_packets = max(1, math.ceil(nbytes / MSS_NBYTES))
-            again_s = 2 * delay_s if num_packets > NUM_REPEATS else max(RTO_S, 2 * delay_s)
-            late_s += again_s * (1 - (1 - loss) ** (num_packets * num_waited))
-        return delay_s + late_s
+    def _hop_s(a: Kind, b: Kind) -> float:
+        return a.line.delay_s + b.line.delay_s
+
+    # --- chance ---
+
+    def late_s(self) -> float:
+        """Return what jitter and lost packets add to a round.
+
+        Each of n (n - 1) ways from a plan over a payload to a result has six hops, and the slowest of all is waited
+        for; then the votes of a majority, one hop there and two back; then each member's way over the decision to its
+        next announcement, two hops.
+        """
+        pairs = self.num * self._others
+        nbytes = (self._load.part_nbytes[1], self._load.merged_nbytes[1])
+        bulk = [max(1, math.ceil(each / MSS_NBYTES)) for each in nbytes]
+        short = [num_packets for num_packets in bulk if num_packets <= NUM_REPEATS]
+        exchanged = self._latest_s(6, pairs) + self._again_s(pairs * (4 + sum(short)))
+        exchanged += sum(self._again_s(pairs, num_packets) for num_packets in bulk if num_packets > NUM_REPEATS)
+        voted = 3 * self._jitter_s() / 2 + self._again_s(3)
+        return exchanged + voted + self._latest_s(2, self._others) + self._again_s(2 * self._others)
+
+    def _jitter_s(self) -> float:
+        jitters = sorted((kind.line.jitter_s for kind in self.kinds for _ in range(min(2, kind.count))), reverse=True)
+        return sum(jitters[:2])
+
+    def _latest_s(self, num_hops: int, num_ways: int) -> float:
+        """Return how late the latest of several ways is: their hops' mean, and as many deviations as its rank."""
+        jitter_s = self._jitter_s()
+        rank = NormalDist().inv_cdf((num_ways - 0.375) / (num_ways + 0.25)) if num_ways > 1 else 0.0  # Blom, 1958
+        return min(num_hops * jitter_s, jitter_s * (num_hops / 2 + rank * math.sqrt(num_hops / 12)))
+
+    def _again_s(self, num_messages: int, num_packets: int = 1) -> float:
+        """Return how late the latest of so many messages is, since packets are lost and sent again.
+
+        That takes a timeout, or where many packets follow, a round trip.
+        """
+        loss = max(_loss(a, b) for a, b in self._pairs())
+        trip_s = 2 * max(self._hop_s(a, b) for a, b in self._pairs())
+        again_s = trip_s if num_packets > NUM_REPEATS else max(RTO_S, trip_s)
+        return again_s * (1 - (1 - loss) ** (num_messages * num_packets))
 
     def _grace_s(self) -> float:
         """Return how long others wait for who evaluates: about as long as they differ anyhow."""
