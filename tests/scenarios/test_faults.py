@@ -473,6 +473,29 @@ def test_attempts_follow_only_on_trouble(make_swarm: MakeSwarm) -> None:
     swarm.run(scenario)
 
 
+def test_a_result_that_overtakes_its_plan_is_not_lost(make_swarm: MakeSwarm) -> None:
+    """One of three hears the leader's plan at once and is through with its part before the others hear of it."""
+    swarm = make_swarm(num_rounds=6)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd")
+        for member in members:
+            await swarm.round(member, 3)
+        await asyncio.sleep(0.5)
+        leader = leading(members)
+        _, *late = [member for member in members if member is not leader]
+        for member in late:
+            swarm.network.set_link(leader.id, member.id, delay_s=0.15)
+        at = swarm.clock.now()
+        await swarm.round(leader, 4)
+        assert swarm.clock.now() - at < 5
+        one_replica(await swarm.done(*members))
+        assert all(member.life.seen(AttemptStarted) == [] for member in members)
+
+    swarm.run(scenario)
+    swarm.check()
+
+
 def test_who_finds_no_room_is_not_counted_in_and_that_is_said_once(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""A commit as one peer saw it: the manifest, and why it does not count a member, as far as this peer knows.
+"""A commit or another attempt as one peer saw it: the manifest, who is not counted, and why, as far as it knows.
 
 It does not know what the leader knew, which decided.
 """
@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from weft.events import AttemptStarted
 from weft.ids import PeerId
 from weft.sync.machine import State
 from weft.sync.messages import Base, Manifest
+from weft.sync.rules import leader
 
 Status = Literal["alive", "suspected", "gone", "joining"]  # what membership says of a peer
 
@@ -38,6 +40,18 @@ def left_out(
     """
     counted = {each.peer for each in manifest.contributions}
     return {peer: _why(base, peer, state, statuses) for peer in base.electorate if peer not in counted}
+
+
+def attempt_started(state: State, reason: str) -> AttemptStarted:
+    """Tell that a member follows another attempt now."""
+    base = state.base
+    return AttemptStarted(
+        branch=base.branch,
+        round=base.round,
+        attempt=state.attempt,
+        leader=leader(base, state.attempt),
+        reason=reason,
+    )
 
 
 def _why(base: Base, peer: PeerId, state: State | None, statuses: Mapping[PeerId, Status]) -> str:

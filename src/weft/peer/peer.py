@@ -53,7 +53,6 @@ from weft.peer.report import Report
 from weft.peer.rounds import Rounds
 from weft.peer.saving import Saver
 from weft.peer.state import replica_digest
-from weft.peer.trainer import Trainer
 from weft.sync.messages import Manifest
 
 __all__ = ["Outcome", "Peer", "Place"]
@@ -72,7 +71,7 @@ class Peer:
         self.peer = place.node.peer
         self._replica = Replica(run, place.initial)
         batches = Batches(place.shards, place.index, "train", run.train.seq_len, run.seed)
-        self._trainer = Trainer(run, place.settings, batches, self._emit_from_thread, place.clock)
+        self._trainer = place.make_trainer(run, place.settings, batches, self._emit_from_thread, place.clock)
         self._carry = Carry(self._trainer, self._replica)
         self._report = Report(run, place, self._replica, self._carry)
         self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat)

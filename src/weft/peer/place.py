@@ -1,5 +1,6 @@
 """What a peer stands on, and what it leaves: the records at its two ends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from weft.clock import Clock
 from weft.data import DataIndex, ShardStore, Tokenizer
+from weft.data.batch import Batches
 from weft.events import Emit
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.keys import Identity
@@ -14,7 +16,10 @@ from weft.net.node import Node
 from weft.peer.compute import Compute
 from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.home import PeerFolder
+from weft.peer.trainer import Trainer
 from weft.sync.acts import Succeed
+
+MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Trainer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +37,7 @@ class Place:
     clock: Clock
     compute: Compute
     emit: Emit
+    make_trainer: MakeTrainer = Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

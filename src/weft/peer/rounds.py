@@ -25,15 +25,16 @@ from contextlib import suppress
 from typing import assert_never
 
 from weft.errors import DataError, DiskFull, PeerError, WireError
-from weft.events import AttemptStarted, Notice, PayloadRejected
+from weft.events import Notice, PayloadRejected
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.net.membership import MAX_MEMBERS
 from weft.net.tasks import Tasks
-from weft.peer.absence import Decided, Status, left_out
+from weft.peer.absence import Decided, Status, attempt_started, left_out
 from weft.peer.acts import Acts
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
+from weft.peer.early import Early
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts
 from weft.peer.place import Place
@@ -113,7 +114,7 @@ class Rounds:
         self._tasks = Tasks(on_failure)
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self.acts = Acts(place.node, chain, place.emit, self._move)
-        self._early: list[tuple[PeerId, Signed, RoundNote]] = []  # of the round after this one
+        self._early = Early()
 
     # --- what the peer does ---
 
@@ -138,6 +139,7 @@ class Rounds:
         """Enter the round after the chain's head, where this peer is in its electorate and may vote."""
         self._timers.begin()
         base = self.chain.base
+        early = self._early.begin()
         self._state = None
         self._proofs.begin()
         self._weighing.clear()
@@ -158,7 +160,6 @@ class Rounds:
         for peer, status in self.standing.statuses.items():
             if status != "alive":
                 self._feed(Noticed(peer=peer, status=status))
-        early, self._early = self._early, []
         for sender, signed, note in early:
             if (note.branch, note.round) == (self.chain.base.branch, self.chain.base.round):
                 self._read(sender, signed, note)
@@ -267,7 +268,7 @@ class Rounds:
         if note.round < base.round:
             self._tell_decision(peer, note.round)
         elif note.round == base.round + 1:
-            self._early = [*self._early[-4 * len(base.electorate) :], (peer, letter.signed, note)]
+            self._early.keep_for_next(peer, letter.signed, note, len(base.electorate))
         elif note.round == base.round:
             self._read(peer, letter.signed, note)
 
@@ -327,10 +328,11 @@ class Rounds:
             await asyncio.sleep(RECOVER_S)
 
     def _take(self, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:
-        if self._state is None:
+        state = self._state
+        if state is None or self._early.is_kept(state.base, state.plan, sender, signed, message):
             return
-        self._proofs.keep(self._state, sender, signed, message)
-        if isinstance(message, Ready) and sender not in self._state.ready:  # it may be said again, to a later leader
+        self._proofs.keep(state, sender, signed, message)
+        if isinstance(message, Ready) and sender not in state.ready:  # it may be said again, to a later leader
             self._timers.note_ready()
         self._feed(Received(sender=sender, message=message))
 
@@ -352,16 +354,12 @@ class Rounds:
         before = self._state
         self._state, outputs = machine.step(before, event)
         if self._state.attempt != before.attempt:
-            self._emit(
-                AttemptStarted(
-                    branch=before.base.branch,
-                    round=before.base.round,
-                    attempt=self._state.attempt,
-                    leader=leader(before.base, self._state.attempt),
-                    reason=type(event).__name__,
-                )
-            )
+            self._emit(attempt_started(self._state, type(event).__name__))
+        plan = self._state.plan
         self._carry_out(outputs)
+        if plan is not None and plan != before.plan:
+            for told in self._early.of_plan(plan):
+                self._take(*told)
 
     def _carry_out(self, outputs: Iterable[Output]) -> None:
         for output in outputs:

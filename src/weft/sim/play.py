@@ -27,6 +27,7 @@ from weft.net.memory import MemoryNetwork
 from weft.peer.config import RunFile
 from weft.peer.home import Home
 from weft.peer.seal import seal
+from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.scenario import Group, Scenario, at_present
 from weft.sim.world import Life, Member, Paced, World
@@ -92,8 +93,10 @@ def play(scenario: Scenario, run_file: RunFile, base: Path, folder: Path, write:
     torch.set_num_threads(1)  # sums in another order are other bits
     home = Home(folder)
     sealed = seal(run_file, base, home, lambda _event: None)
-    stage = _Stage(scenario, World(sealed, home, MemoryNetwork(seed=scenario.seed), scenario.seed), write)
-    return stage.world.clock.run(stage.play())
+    world = World(sealed, home, MemoryNetwork(seed=scenario.seed), scenario.seed)
+    if scenario.compute == "cost":
+        world.make_trainer = CostTrainer
+    return world.clock.run(_Stage(scenario, world, write).play())
 
 
 class _Stage:

@@ -20,7 +20,7 @@ It does not know how any of it is played.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -58,6 +58,7 @@ class Scenario(Config, frozen=True, kw_only=True):
     group: Annotated[tuple[Group, ...], Meta(min_length=1)]
     fault: tuple[Fault, ...] = ()
     seed: Annotated[int, Meta(ge=0)] = 0  # of keys, jitter, loss and whatever faults leave to chance
+    compute: Literal["real", "cost"] = "real"  # cost: nothing is learnt, and nothing heavy computed
     limit_s: Annotated[float, Meta(gt=0, description="virtual seconds after which all stop")] = 7 * 86_400.0
 
     def __post_init__(self) -> None:

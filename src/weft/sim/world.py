@@ -29,7 +29,9 @@ from weft.peer.compute import Compute, Inline
 from weft.peer.config import PeerConfig
 from weft.peer.home import Home
 from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.place import MakeTrainer
 from weft.peer.seal import Sealed, initial
+from weft.peer.trainer import Trainer
 from weft.sim.crooked import CrookedNode
 from weft.sim.faults import Fault
 
@@ -141,6 +143,7 @@ class World:
         self.home = home
         self.network = network
         self.seed = seed
+        self.make_trainer: MakeTrainer = Trainer
         self.clock = VirtualClock()
         self.members: dict[str, Member] = {}
         self.lives: list[Life] = []
@@ -217,6 +220,7 @@ class World:
                 clock=clock,
                 compute=compute,
                 emit=life.emit,
+                make_trainer=self.make_trainer,
             )
             life.peer = Peer(run, place)
             self.on_made(life)
