@@ -31,8 +31,19 @@ SPREAD = 1009  # a prime: u has so many values
 
 class CostTrainer(Trainer):
     def start(self, vector: Float32[Tensor, " num"]) -> None:
-        self._vector = vector if self._sends_gradient else vector.clone()
+        self._held = vector if self._sends_gradient else vector.clone()
+        self._has_left = False
         self._num_steps = 0
+
+    @property
+    def is_parked(self) -> bool:
+        return self._has_left
+
+    def park(self) -> None:
+        self._has_left = True
+
+    def unpark(self) -> None:
+        self._has_left = False
 
     def train(
         self,
@@ -58,13 +69,6 @@ class CostTrainer(Trainer):
         began = self._clock.now()
         self._step_done(self._loss, 0.0, self._rate(committed_tokens, 1, num_members), len(positions), began)
         return self._vector * _change(positions), self._work([self._loss], len(positions), began)
-
-    def local(self) -> Float32[Tensor, " num"]:
-        return self._vector
-
-    def set_local(self, vector: Float32[Tensor, " num"]) -> None:
-        if vector.data_ptr() != self._vector.data_ptr():
-            self._vector.copy_(vector)
 
     def private_state(self) -> State:
         return {"num_steps": tensor([self._num_steps])}
@@ -95,6 +99,10 @@ class CostTrainer(Trainer):
     ) -> str:
         between()
         return ""
+
+    @property
+    def _vector(self) -> Tensor:
+        return self._held
 
     @property
     def _loss(self) -> float:

@@ -105,7 +105,6 @@ class _Stage:
         self._scenario = scenario
         self._write = write
         self._groups: dict[str, Group] = dict(scenario.machines())  # as they are without faults
-        self._paces = {name: Paced(world.member(name), group.tokens_per_s) for name, group in self._groups.items()}
         self._clocks = {name: SkewedClock(world.clock, group.clock_skew_s) for name, group in self._groups.items()}
         self._partitions: list[Partition] = []  # in force
         self._cut: set[tuple[str, str]] = set()  # pairs of machines between which nothing passes
@@ -162,7 +161,7 @@ class _Stage:
     # --- machines ---
 
     def _launch(self, member: Member, wait_for: int = 1) -> None:
-        self.world.launch(member, wait_for=wait_for, compute=self._paces[member.name], clock=self._clocks[member.name])
+        self.world.launch(member, wait_for=wait_for, compute=Paced(member), clock=self._clocks[member.name])
 
     async def _join(self, member: Member) -> None:
         await asyncio.sleep(self._groups[member.name].joins_at_s)
@@ -171,7 +170,7 @@ class _Stage:
     def _arrange(self, member: Member) -> None:
         """Give a machine what it has at the moment: its line to the network, its speed, its clock on the wall."""
         now = at_present(self._groups[member.name], member.in_force)
-        self._paces[member.name].tokens_per_s = now.tokens_per_s
+        member.tokens_per_s = now.tokens_per_s
         self._clocks[member.name].ahead_s = now.clock_skew_s
         self.world.network.set_line(
             member.id,

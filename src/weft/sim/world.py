@@ -93,6 +93,7 @@ class Member:
         self.folder = world.home.folder(world.sealed.config.run, self.id)
         self.lives: list[Life] = []
         self.is_founder = False
+        self.tokens_per_s = 10_000.0  # of training
         self.frozen_s = 0.0  # how long its processes stood still, in all
         self.in_force: Sequence[Fault] = ()  # what befalls it at the moment
 
@@ -106,17 +107,16 @@ class Member:
 
 
 class Paced:
-    """Where a simulated machine computes: each call of training takes the virtual seconds its tokens take, and those
-    in which the machine stands still."""
+    """Where a process of a simulated machine computes: each call of training takes the virtual seconds its tokens take,
+    and those in which the machine stands still."""
 
-    def __init__(self, member: Member, tokens_per_s: float) -> None:
-        self.tokens_per_s = tokens_per_s
+    def __init__(self, member: Member) -> None:
         self._member = member
         self._training = asyncio.Lock()  # as on one thread: what comes later waits
 
     async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
         async with self._training:
-            left_s = num_tokens / self.tokens_per_s
+            left_s = num_tokens / self._member.tokens_per_s
             while left_s > 0:
                 frozen_s = self._member.frozen_s
                 await asyncio.sleep(left_s)
