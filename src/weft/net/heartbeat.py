@@ -122,6 +122,12 @@ class Membership:
         """Return every member that is not forgotten and what is believed of it."""
         return dict(self._state.members)
 
+    def relayed(self) -> frozenset[PeerId]:
+        """Return who reaches somebody through a third only, this peer among them: as they say, or as is seen here."""
+        said = {peer for peer, beat in self._heartbeats.items() if beat.is_relayed}
+        seen = {peer for peer in self._node.peers if self._node.is_relayed(peer)}
+        return frozenset(said | seen | ({self._node.peer} if seen else set()))
+
     def heartbeat_of(self, peer: PeerId) -> Heartbeat | None:
         """Return what `peer` last told of itself."""
         return self._heartbeats.get(peer)

@@ -229,6 +229,7 @@ class Heartbeat(Record, frozen=True, kw_only=True, tag="Heartbeat"):
     manifest: HexDigest | None  # of the last commit this peer applied
     committed_tokens: Annotated[int, Meta(ge=0)] = 0  # on that branch: branches that meet are weighed by it
     state: Annotated[str, Meta(max_length=32, pattern=r"^[\w -]*\Z")]  # one word for people: training, syncing
+    is_relayed: bool = False  # it reaches some only through others, and so owns no parts
     loss: float | None  # nats per token of the last inner steps
     tokens_per_s: Annotated[float, Meta(ge=0)]
 

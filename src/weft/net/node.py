@@ -289,6 +289,11 @@ class Node:
         link = self._links.get(peer)
         return link is not None and link.is_relayed
 
+    @property
+    def has_relayed_links(self) -> bool:
+        """Return whether this peer reaches somebody through a third only."""
+        return any(map(self.is_relayed, self.peers))
+
     def source_of(self, peer: PeerId) -> str:
         """Return the IP address that the link to `peer` comes from; '' if this side dialled it, or none stands."""
         link = self._links.get(peer)

@@ -311,6 +311,7 @@ class Peer:
             await asyncio.sleep(LAG_S)
             if len(self.place.node.banned_by) > len(self.place.node.peers):  # it was away when that was decided
                 self._fail(Removed("more peers refuse this key as banned than are linked to it: it may not come back."))
+            rounds.reroute(self._membership.relayed())
             head = rounds.chain.head
             is_behind = any(self._entrance.is_ahead(peer, head) for peer in self.place.node.peers)
             is_left = behind == head or self._entrance.is_on_lesser_branch(head)

@@ -86,6 +86,7 @@ class Report:
             manifest=None if head is None else digest_of(head),
             committed_tokens=0 if head is None else head.committed_tokens,
             state=self.state,
+            is_relayed=self._place.node.has_relayed_links,
             loss=None if work is None or math.isnan(work.mean_loss) else work.mean_loss,
             tokens_per_s=0.0 if work is None or not work.duration_s else work.num_tokens / work.duration_s,
         )

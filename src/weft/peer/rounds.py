@@ -57,6 +57,7 @@ from weft.sync.machine import (
     Paused,
     Persist,
     Received,
+    Rerouted,
     Send,
     SetTimer,
     State,
@@ -157,9 +158,8 @@ class Rounds:
         self._carry_out(outputs)
         if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
             self._give_up_attempt()
-        for peer, status in self.standing.statuses.items():
-            if status != "alive":
-                self._feed(Noticed(peer=peer, status=status))
+        for known in self.standing.known():
+            self._feed(known)
         for sender, signed, note in early:
             if (note.branch, note.round) == (self.chain.base.branch, self.chain.base.round):
                 self._read(sender, signed, note)
@@ -187,6 +187,11 @@ class Rounds:
             self._emit(Notice(text=f"{short(peer)} is not counted in: a run has at most {MAX_MEMBERS} members"))
         self.standing.statuses[peer] = status
         self._feed(Noticed(peer=peer, status=status))
+
+    def reroute(self, relayed: frozenset[PeerId]) -> None:
+        """Take up who is reached through others: what they would merge for all passes a relay twice."""
+        self.standing.relayed = relayed
+        self._feed(Rerouted(relayed=relayed))
 
     def keep_up(self) -> None:
         """Give up attempts that nobody leads any more: the others' timers ran out before this peer's."""

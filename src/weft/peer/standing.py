@@ -13,7 +13,7 @@ from weft.peer.absence import Status
 from weft.peer.chain import Chain
 from weft.peer.messages import StandingNote
 from weft.peer.promises import Promises
-from weft.sync.machine import State
+from weft.sync.machine import Input, Noticed, Rerouted, State
 from weft.sync.messages import Base
 from weft.sync.rules import is_quorum, leader
 
@@ -27,12 +27,18 @@ class Standing:
 
     def __init__(self, me: PeerId, chain: Chain, promises: Promises, state: Callable[[], State | None]) -> None:
         self.statuses: dict[PeerId, Status] = {}
+        self.relayed: frozenset[PeerId] = frozenset()  # who is reached through others
         self._me = me
         self._chain = chain
         self._promises = promises
         self._state = state
         self._told: dict[PeerId, StandingNote] = {}
         self._lost_in: Base | None = None
+
+    def known(self) -> list[Input]:
+        """Return what the machine of a round that begins has to know of the members."""
+        notices = [Noticed(peer=peer, status=status) for peer, status in self.statuses.items() if status != "alive"]
+        return [Rerouted(relayed=self.relayed), *notices]
 
     def lose_results(self, base: Base) -> None:
         """Nobody delivers the results of what was decided or accepted in this round, and it can have no others."""

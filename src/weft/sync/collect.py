@@ -65,7 +65,8 @@ def make_plan(state: State) -> Result:
     if waiting_for and not state.is_grace_over:
         is_grace_due = is_quorum(state.base, usable, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
-    present = sorted(usable - absent) or [state.me]
+    # What an owner merges and serves would pass a relay twice; where all are relayed somewhere, all own.
+    present = sorted(usable - absent - state.relayed) or sorted(usable - absent) or [state.me]
     return follow(state, new_plan(state, usable, present), state.me)
 
 

@@ -43,6 +43,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     farewells: dict[PeerId, Goodbye] = {}
     joiners: frozenset[PeerId] = frozenset()
     acts: tuple[Warrant, ...] = ()  # that wait for a manifest, in order
+    relayed: frozenset[PeerId] = frozenset()  # reached by some through a third peer only: they own no parts
     committed: Vote | None = None
     is_back: bool = False  # from its disk, in the middle of the round
 
@@ -100,6 +101,12 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     acts: tuple[Warrant, ...]
 
 
+class Rerouted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Who is reached through others has changed."""
+
+    relayed: frozenset[PeerId]
+
+
 class TimedOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timer: Timer
     attempt: Attempt  # it was set in; a timer of another attempt is stale
@@ -109,7 +116,9 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """This peer's person wants it to stop."""
 
 
-Input = Received | Trained | Paused | MergeDone | MergeFailed | ResultHeld | Noticed | Moved | TimedOut | Leave
+Input = (
+    Received | Trained | Paused | MergeDone | MergeFailed | ResultHeld | Noticed | Moved | Rerouted | TimedOut | Leave
+)
 
 # --- outputs, to be carried out in order ---
 

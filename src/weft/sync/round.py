@@ -38,6 +38,7 @@ from weft.sync.machine import (
     Paused,
     Persist,
     Received,
+    Rerouted,
     Result,
     ResultHeld,
     Send,
@@ -117,6 +118,8 @@ def _react(state: State, event: Input) -> Result:
             return report_stuck(state, event)
         case ResultHeld():
             return hold(state, event.plan, event.part)
+        case Rerouted():
+            return replace(state, relayed=event.relayed), ()
         case Noticed():
             return _notice(state, event)
         case Moved():
