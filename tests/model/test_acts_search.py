@@ -7,10 +7,13 @@ import pytest
 from model.reduced import ReducedSearch
 from model.test_round_search import explored, find_the_same_in
 from model.world import Bounds, TwoManifests, first_base
+from weft.data import leases
+from weft.ids import PeerId
 from weft.keys import Identity
 from weft.sync import decide, rules
 from weft.sync.acts import Act, AnyDeed, Ban, Remove, Warrant
 from weft.sync.charter import enact
+from weft.sync.machine import replace
 from weft.sync.messages import Base, Manifest, next_base
 from weft.sync.rules import is_successor
 from weft.wire import digest_of, seal
@@ -19,8 +22,8 @@ STEWARD = Identity.from_seed(bytes(32))
 BASE = first_base(3, stewards=(STEWARD.peer,))
 
 
-def warrant(deed: AnyDeed) -> Warrant:
-    return Warrant(letters=(seal(STEWARD, Act(run=BASE.run, serial=1, deed=deed)),))
+def warrant(deed: AnyDeed, serial: int = 1) -> Warrant:
+    return Warrant(letters=(seal(STEWARD, Act(run=BASE.run, serial=serial, deed=deed)),))
 
 
 def removal(number: int) -> Warrant:
@@ -81,6 +84,34 @@ def test_the_round_after_a_removal_is_decided_without_the_removed() -> None:
     following = base_after(manifest)
     assert following.electorate == tuple(peer for peer in BASE.electorate if peer != BASE.electorate[2])
     explored(ReducedSearch(following, Bounds(num_attempts=2, num_kills=1)))
+
+
+def test_a_manifest_that_does_not_do_what_its_acts_say_follows_on_nothing() -> None:
+    first = first_leader()
+    acts = (removal(2), warrant(Ban(peer=PeerId("ab" * 32), reason=""), 2))
+    search = explored(ReducedSearch(BASE, Bounds(num_attempts=1, num_kills=0), {first: acts}))
+    (manifest, *_) = search.committed()
+    assert manifest.acts == acts
+    kept, banned = BASE.electorate, tuple(sorted((*manifest.members, PeerId("ab" * 32))))
+
+    def leased(members: tuple[PeerId, ...]) -> dict[str, Any]:
+        lent, cursor = leases(BASE.cursor, dict.fromkeys(members, BASE.quota))
+        return {"members": members, "leases": lent, "cursor": cursor}
+
+    other = warrant(Ban(peer=PeerId("cd" * 32), reason=""))
+    for change in (
+        {"acts": ()},
+        {"acts": acts[::-1]},
+        {"acts": (other,)},
+        {"charter": digest_of(BASE.charter)},
+        {"left": (), **leased(kept)},
+        {"joined": (PeerId("ab" * 32),), **leased(banned)},
+    ):
+        assert is_successor(BASE, manifest)
+        assert not is_successor(BASE, replace(manifest, **change)), change  # type: ignore[arg-type]
+    joined = PeerId("ef" * 32)
+    with_another = leased(tuple(sorted((*manifest.members, joined))))
+    assert is_successor(BASE, replace(manifest, joined=(joined,), **with_another)), "whom nobody banned may join"
 
 
 def base_after(manifest: Manifest) -> Base:

@@ -177,6 +177,9 @@ def vote_out(
     context: typer.Context,
     peer: _Peer,
     key: _VoterKey = None,
+    connect_with: Annotated[
+        Path | None, typer.Option(help="Key file to connect with, where a run admits by key: one that trains nowhere.")
+    ] = None,
     reason: _Reason = "",
     ticket: _Ticket = None,
     run: _Run = None,
@@ -184,6 +187,7 @@ def vote_out(
     transports: settings.Transports = None,
 ) -> None:
     """Vote, as a member, for the removal of another; more than half of the members must."""
+    from weft.errors import Refused
     from weft.keys import Identity, load_identity
     from weft.peer.errand import ballot_of
 
@@ -193,7 +197,16 @@ def vote_out(
     def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
         return ballot_of(voter, node, answer.charter, _key_of(peer, answer.members), _checked(reason))
 
-    _hand_in(found, Identity.generate(), letter, wait_s, transports)
+    try:
+        visitor = Identity.generate() if connect_with is None else load_identity(connect_with)
+        _hand_in(found, visitor, letter, wait_s, transports)
+    except Refused as error:
+        if found.secret is not None or connect_with is not None:
+            raise
+        raise Refused(
+            f"{error}. Where a run admits by key, a vote needs a key to come with: add --connect-with and the file of "
+            "one that is listed, or a steward's, and that no process trains with."
+        ) from error
 
 
 # --- handing in ---

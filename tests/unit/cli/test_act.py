@@ -96,6 +96,18 @@ def test_a_steward_acts_on_a_run_that_admits_by_key(weft: Weft, key: Path, stewa
         assert answer.out == "decided: amend\n", answer.err
 
 
+def test_a_vote_in_a_run_that_admits_by_key_needs_a_key_to_come_with(
+    weft: Weft, key: Path, steward: str, tmp_path: Path
+) -> None:
+    with open_identity(tmp_path / "voter.pem", create=True):
+        voter = ("act", "vote-out", "ab" * 32, "--key", tmp_path / "voter.pem")
+    listed = KeysAdmission(keys=("ab" * 32,))
+    with founder(tmp_path / "f", admission=listed, stewards=(steward,), **LONG) as member:
+        said = refused(weft, 24, "is not on this run's list", *voter, *to(member))
+        assert "--connect-with" in said
+        refused(weft, 32, "only members vote", *voter, "--connect-with", key, *to(member))
+
+
 @pytest.mark.parametrize(
     ("words", "arguments"),
     [
