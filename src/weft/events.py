@@ -273,8 +273,9 @@ class StateJoined(Event, frozen=True, kw_only=True):
 
     round: Round
     nbytes: int
+    fetched_nbytes: int  # the last time it asked: less where it had some of it already, or chunks are equal
     duration_s: float
-    donors: tuple[PeerId, ...]
+    donors: tuple[PeerId, ...]  # who delivered
 
 
 # --- files ---

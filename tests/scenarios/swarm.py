@@ -89,6 +89,7 @@ class Swarm(World):
         seed: int = 1,
         delay_s: float = 0.02,
         train: dict[str, Any] | None = None,
+        model: ShapedModel = MODEL,
         **run: Any,
     ) -> None:
         torch.set_num_threads(1)
@@ -104,7 +105,7 @@ class Swarm(World):
         run_file = RunFile(
             name="scenario",
             seed=seed,
-            model=MODEL,
+            model=model,
             data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),
             train=TrainConfig(**(fields | (train or {}))),
             method=method,

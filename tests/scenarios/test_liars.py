@@ -145,7 +145,7 @@ def test_a_contributor_that_drips_its_payload_is_left_out(make_swarm: MakeSwarm)
         blobs = liar.peer.place.node._blobs
 
         async def drip(bulk: Any, request: Any) -> None:
-            found = (look(bulk.peer, request.digest) for look in blobs._lookups)
+            found = (look(bulk.peer, request.digest) for look, _ in blobs._lookups)
             view = memoryview(next(data for data in found if data is not None)).cast("B")
             await blobs._send(bulk, encode_frame(encode(BlobHeader(nbytes=len(view)))))
             for index in range(len(view)):

@@ -7,7 +7,8 @@ import pytest
 
 from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import RoundCommitted, StateJoined, StepDone
+from weft.events import BranchOpened, RoundCommitted, StateJoined, StepDone
+from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
 
 FAST_S = 0.1  # a lease: rounds follow each other within less than a second
 
@@ -132,5 +133,71 @@ def test_who_comes_again_after_the_end_adds_nothing(make_swarm: MakeSwarm) -> No
         assert outcome.loss is not None
         assert members[0].life.committed == []
         assert members[0].life.seen(StepDone) == []
+
+    swarm.run(scenario)
+
+
+@pytest.mark.parametrize("num_peers", [2, 3])
+def test_who_joined_and_comes_back_to_nobody_waits_for_them_and_then_goes_on_alone(
+    make_swarm: MakeSwarm, num_peers: int
+) -> None:
+    """As long as a minority of the run waits: 15 s of two peers, 60 s of more."""
+    swarm = make_swarm(num_rounds=40, num_peers=num_peers)
+
+    async def scenario() -> None:
+        a, b, *others = members = await swarm.start("abc"[:num_peers])
+        await swarm.round(a, 3)
+        await stop(*members)
+        at = swarm.clock.now()
+        swarm.launch(b)
+        alone = await swarm.when(b, RoundCommitted)
+        assert alone.contributors == (b.id,)
+        wait_s = ORPHAN_AFTER_PAIR_S if num_peers == 2 else ORPHAN_AFTER_S
+        assert wait_s < swarm.clock.now() - at < wait_s + 20
+        for member in (a, *others):
+            swarm.launch(member)
+        await swarm.when(a, RoundCommitted, lambda event: len(event.contributors) == num_peers)
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
+
+
+def test_who_joined_and_comes_back_to_nobody_meets_the_others_while_it_waits(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=8, num_peers=3)
+
+    async def scenario() -> None:
+        a, b, c = members = await swarm.start("abc")
+        await swarm.round(a, 3)
+        await a.peer._saver.save()
+        await b.peer._saver.save()
+        for member in members:
+            swarm.kill(member)
+        swarm.launch(b)
+        await asyncio.sleep(20)
+        assert b.life.committed == []
+        swarm.launch(a)
+        swarm.launch(c)
+        one_replica(await swarm.done(*members))
+        assert all(life.seen(BranchOpened) == [] for life in swarm.lives)
+
+    swarm.run(scenario)
+
+
+def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=8, num_peers=2, is_strict=True)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab")
+        await swarm.round(a, 3)
+        await a.peer._saver.save()
+        await b.peer._saver.save()
+        swarm.kill(a)
+        swarm.kill(b)
+        swarm.launch(b)
+        await asyncio.sleep(600)
+        assert b.life.committed == []
+        assert b.life.is_running
+        swarm.launch(a)
+        one_replica(await swarm.done(a, b))
 
     swarm.run(scenario)

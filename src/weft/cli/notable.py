@@ -89,8 +89,9 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{short(remote)} was not admitted: {reason}"
         case MicroBatchChanged(before=before, after=after, reason=reason):
             return f"{name(entry.peer)} computes {after} samples at a time, not {before}: {reason}"
-        case StateJoined(nbytes=nbytes, duration_s=duration_s):
-            return f"{name(entry.peer)} has the state: {figures.nbytes(nbytes)} in {duration_s:.1f} s"
+        case StateJoined(fetched_nbytes=fetched, duration_s=duration_s, donors=donors):
+            whence = ", ".join(name(donor) for donor in donors) or "what it had kept"
+            return f"{name(entry.peer)} has the state: {figures.nbytes(fetched)} in {duration_s:.1f} s from {whence}"
         case DataReady(fetched_nbytes=fetched) if fetched:
             return f"{name(entry.peer)} fetched {figures.nbytes(fetched)} of data"
         case CheckpointFailed(path=path, reason=reason):

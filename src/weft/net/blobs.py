@@ -19,6 +19,7 @@ from blake3 import blake3
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
+from weft.net import turns
 from weft.net.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
 from weft.net.dial import Dialler
 from weft.net.frame import FRAME_S, encode_frame
@@ -35,6 +36,7 @@ from weft.net.messages import (
 from weft.net.meter import Meters
 from weft.net.services import Services
 from weft.net.transport import Stream
+from weft.net.turns import Turns
 from weft.wire import Buffer, encode
 
 PIECE_NBYTES = 1 << 20  # received and hashed at a time, as long as a frame: worth a thread hop, soon cancelled
@@ -70,16 +72,25 @@ class Blobs:
         self._meters = meters
         self._emit = emit
         self._offload = offload
-        self._lookups: list[Lookup] = []
+        self._lookups: list[tuple[Lookup, bool]] = []
+        self._turns = Turns()
         self._links = links
         self._num_accepted: Counter[PeerId] = Counter()
         self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
         self.streams = BulkStreams(links, dialler, services, meters, self._serve)
         links.on_link(self._on_link)
 
-    def offer(self, lookup: Lookup) -> None:
-        """Serve what `lookup(peer, digest)` returns; several are asked in turn."""
-        self._lookups.append(lookup)
+    def offer(self, lookup: Lookup, *, is_patient: bool = False) -> None:
+        """Serve what `lookup(peer, digest)` returns; several are asked in turn.
+
+        Args:
+            is_patient: what it returns gives way to what others return.
+        """
+        self._lookups.append((lookup, is_patient))
+
+    def exchange(self, is_going_on: bool) -> None:
+        """Let patient blobs give way while a round's exchange is going on."""
+        self._turns.exchange(is_going_on)
 
     async def accept(self, stream: Stream) -> None:
         """Serve an admitted peer's bulk stream to its end, or until its peer wants it relayed.
@@ -271,7 +282,8 @@ class Blobs:
                 self.streams.close_soon(bulk)
 
     async def _answer(self, bulk: Bulk, request: BlobRequest) -> None:
-        data = next((data for look in self._lookups if (data := look(bulk.peer, request.digest)) is not None), None)
+        found = ((look(bulk.peer, request.digest), is_patient) for look, is_patient in self._lookups)
+        data, is_patient = next((each for each in found if each[0] is not None), (None, False))
         if data is None:
             await self._send(bulk, encode_frame(encode(BlobHeader(nbytes=None))))
             return
@@ -279,10 +291,24 @@ class Blobs:
         head = encode_frame(encode(BlobHeader(nbytes=len(view))))
         if len(view) <= SMALL_NBYTES:
             await self._send(bulk, head + view)
-            return
-        await self._send(bulk, head)
-        for start in range(0, len(view), SLICE_NBYTES):
-            await self._send(bulk, view[start : start + SLICE_NBYTES])
+            if not is_patient:
+                self._turns.moved(len(view))
+        elif is_patient:
+            await self._send_patiently(bulk, head, view)
+        else:
+            with self._turns.urgent():
+                await self._send(bulk, head)
+                for start in range(0, len(view), SLICE_NBYTES):
+                    await self._send(bulk, view[start : start + SLICE_NBYTES])
+                    self._turns.moved(len(view[start : start + SLICE_NBYTES]))
+
+    async def _send_patiently(self, bulk: Bulk, head: bytes, view: memoryview) -> None:
+        async with self._turns.patient(bulk.peer):
+            await self._send(bulk, head)
+            for start in range(0, len(view), turns.SLICE_NBYTES):
+                piece = view[start : start + turns.SLICE_NBYTES]
+                await self._turns.may_send(len(piece))
+                await self._send(bulk, piece)
 
     async def _send(self, bulk: Bulk, data: Buffer) -> None:
         limit_s = FRAME_S + 8 * len(data) / SLOWEST_STREAM_BPS

@@ -375,9 +375,17 @@ class Node:
 
     # --- blobs ---
 
-    def serve_blobs(self, lookup: Lookup) -> None:
-        """Let others fetch what `lookup(peer, digest)` returns. May be called several times."""
-        self._blobs.offer(lookup)
+    def serve_blobs(self, lookup: Lookup, *, is_patient: bool = False) -> None:
+        """Let others fetch what `lookup(peer, digest)` returns. May be called several times.
+
+        Args:
+            is_patient: nobody waits for it: it gives way to blobs that somebody waits for.
+        """
+        self._blobs.offer(lookup, is_patient=is_patient)
+
+    def exchange(self, is_going_on: bool) -> None:
+        """Note that a round's exchange begins or has ended: meanwhile patient blobs give way."""
+        self._blobs.exchange(is_going_on)
 
     async def fetch(self, peer: PeerId, digest: Digest, into: Buffer, *, stall_s: float = STALL_S) -> None:
         """Fill `into` with a blob; see `Blobs.fetch`."""

@@ -18,6 +18,7 @@ It does not know tensors, nor how two branches become one again.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from weft.clock import Clock
 from weft.errors import WeftError
@@ -36,6 +37,12 @@ ORPHAN_AFTER_PAIR_S = 15.0  # of two peers, one is all that is left to wait for
 CHECK_S = 0.5
 CONSENT_S = 5.0
 UNREACHED_S = 30.0  # a member that this process never reached: a first link may take so long, through relays
+
+
+def patience_s(run: RunConfig, electorate: Sequence[PeerId]) -> float:
+    """Return how long a minority of the electorate waits before it opens a branch, where the run is not strict."""
+    default = ORPHAN_AFTER_PAIR_S if len(electorate) <= 2 else ORPHAN_AFTER_S
+    return default if run.orphan_after_s is None else run.orphan_after_s
 
 
 class Branches:
@@ -78,8 +85,7 @@ class Branches:
         electorate = self._rounds.chain.base.electorate
         if self._run.is_strict and self._rounds.standing.present() != electorate:
             return None
-        default = ORPHAN_AFTER_PAIR_S if len(electorate) <= 2 else ORPHAN_AFTER_S
-        return default if self._run.orphan_after_s is None else self._run.orphan_after_s
+        return patience_s(self._run, electorate)
 
     def _miss(self, now: float) -> None:
         """Give up who was never heard in this process's life, of whom membership therefore says nothing."""

@@ -31,6 +31,7 @@ from weft.wire import Buffer, Signed, digest_of, unseal
 
 M = TypeVar("M")
 
+FIRST = Round(0)
 RESULTS_NBYTES = 512 << 20  # of the last rounds' results, kept for others
 MAX_REMEMBERED = 256  # rounds whose certificates are kept
 
@@ -102,8 +103,10 @@ class Chain:
             if result in self._results and self._results[result][0] == round:
                 self._nbytes -= memoryview(self._results.pop(result)[1]).nbytes
 
-    def result(self, digest: Digest) -> Buffer | None:
-        return self._results[digest][1] if digest in self._results else None
+    def result(self, digest: Digest, since: Round = FIRST) -> Buffer | None:
+        """Return a result of the round `since` or a later one, if it is here."""
+        round, data = self._results.get(digest, (FIRST, None))
+        return data if round >= since else None
 
     def proven(self, certificate: Certificate) -> bool:
         """Return whether a quorum of the present electorate accepted the manifest."""

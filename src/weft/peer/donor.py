@@ -1,8 +1,10 @@
 """Gives newcomers and stragglers what they ask for: a pinned state, and what was committed since.
 
 A pin is a copy of the replicated vectors at one head, kept for a while so that a newcomer can fetch it chunk by chunk
-whatever is committed meanwhile. Few pins exist at a time; askers share the newest, as long as what was committed since
-can be replayed.
+whatever is committed meanwhile, and go on with it when it was interrupted. Who asks for a head by name gets that one
+where it is pinned or still the present one, so that several members pin the same; else the present one. Few pins exist
+at a time, and none is dropped that somebody is fetching: askers share the newest, as long as what was committed since
+can be replayed. Chunks give way to rounds (`weft.net.turns`).
 It does not know who joins when.
 """
 
@@ -21,22 +23,25 @@ from weft.peer.compute import Compute
 from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.replica import Replica
-from weft.peer.state import chunks, state_index
+from weft.peer.state import StateIndex, VectorIndex, chunks
 from weft.sync.charter import Charter
 from weft.sync.messages import Certificate, Manifest
-from weft.wire import Buffer, digest, encode
+from weft.wire import Buffer, digest, digest_of, encode
 
 PIN_S = 600.0  # after the last request for it: a newcomer on a slow link comes back for more
 DROP_AGAIN_S = 1.0  # at least between two looks for pins that are due
 FRESH_S = 30.0  # askers within this share a pin
 MAX_PINS = 2
+RESTING_S = 15.0  # a pin of which nothing was asked for so long may give way to another
+HASHED_AT_ONCE = 16  # chunks: some ten milliseconds, after which what a round wants merged has its turn
 ANSWER_NBYTES = 900_000  # of certificates: below what a call's body may have
 
 
 @dataclass
 class _Pin:
-    head: Manifest | None
+    head: Manifest
     charter: Charter
+    name: Digest  # of the head
     index: Digest
     vectors: dict[str, Tensor]
     blobs: dict[Digest, Buffer]
@@ -59,24 +64,40 @@ class Donor:
         self._chain = chain
         node.serve(StateRequest, self._offer)
         node.serve(ChainRequest, self._continue)
-        node.serve_blobs(self._lookup)
+        node.serve_blobs(self._lookup, is_patient=True)
 
-    async def _offer(self, _peer: PeerId, _request: StateRequest) -> StateOffer:
-        if self._replica.head is None or self._chain() is None:  # what a restart has read may be long outdated
+    async def _offer(self, _peer: PeerId, request: StateRequest) -> StateOffer:
+        head = self._replica.head
+        if head is None or self._chain() is None:  # what a restart has read may be long outdated
             return StateOffer(head=None, index=None, charter=None)
-        newest = self._pins[-1] if self._pins else None
-        if newest is None or self._clock.now() - newest.made_at > FRESH_S or not self._is_replayable(newest):
+        if request.wanted is None:
+            return StateOffer(head=head, index=None, charter=None)
+        pin = self._at_hand(request.wanted, digest_of(head))
+        if pin is None:
             if self._pinning is None:
-                self._pinning = asyncio.ensure_future(self._compute.serve(self._pin))
+                self._pinning = asyncio.ensure_future(self._pin())
                 self._pinning.add_done_callback(self._pinned)
-            newest = await asyncio.shield(self._pinning)
-        newest.used_at = self._clock.now()
-        return StateOffer(head=newest.head, index=newest.index, charter=newest.charter)
+            pin = await asyncio.shield(self._pinning)
+        pin.used_at = self._clock.now()
+        return StateOffer(head=pin.head, index=pin.index, charter=pin.charter)
+
+    def _at_hand(self, wanted: Digest, present: Digest) -> _Pin | None:
+        """Return the pin to offer; None where a new one is to be made."""
+        now = self._clock.now()
+        good = [pin for pin in self._pins if self._is_replayable(pin)]
+        named = next((pin for pin in good if pin.name == wanted), None)
+        if named is not None or not good:
+            return named
+        can_make = len(self._pins) < MAX_PINS or any(now - pin.used_at > RESTING_S for pin in self._pins)
+        is_shared = now - good[-1].made_at <= FRESH_S and wanted != present
+        return good[-1] if is_shared or not can_make else None
 
     def _pinned(self, pinning: "asyncio.Future[_Pin]") -> None:
         self._pinning = None
         if not pinning.cancelled() and pinning.exception() is None:
-            self._pins = [*self._pins, pinning.result()][-MAX_PINS:]
+            if len(self._pins) >= MAX_PINS:
+                self._pins.remove(min(self._pins, key=lambda pin: pin.used_at))
+            self._pins.append(pinning.result())
             self._drop_when_due()
 
     def _drop_when_due(self) -> None:
@@ -95,7 +116,7 @@ class Donor:
     def _is_replayable(self, pin: _Pin) -> bool:
         """Return whether this peer holds every result that leads from the pin to its own state."""
         chain, head = self._chain(), self._replica.head
-        if chain is None or head is None or pin.head is None:
+        if chain is None or head is None:
             return True
         if head.branch != pin.head.branch:
             return False
@@ -103,17 +124,35 @@ class Donor:
         parts = [part for certificate in since or () for part in certificate.manifest.parts]
         return since is not None and all(chain.result(part.result) is not None for part in parts)
 
-    def _pin(self) -> _Pin:
-        """Copy the state. Runs where outer steps run, so never in the middle of one."""
-        vectors = {name: vector.clone() for name, vector in self._replica.vectors().items()}
-        index = state_index(vectors)
+    async def _pin(self) -> _Pin:
+        """Copy the state where outer steps are made, so never in the middle of one, and name its chunks afterwards."""
+        head, charter, vectors = await self._compute.serve(self._copy)
         blobs: dict[Digest, Buffer] = {}
-        for each in index.vectors:
-            blobs.update(zip(each.chunks, chunks(vectors[each.name]), strict=True))
-        listing = encode(index)
+        names: dict[str, list[Digest]] = {name: [] for name in vectors}
+        for name, vector in sorted(vectors.items()):
+            pieces = chunks(vector)
+            for start in range(0, len(pieces), HASHED_AT_ONCE):
+                some = pieces[start : start + HASHED_AT_ONCE]
+                found = await self._compute.serve(lambda some=some: [digest(piece) for piece in some])  # type: ignore[misc]
+                names[name] += found
+                blobs.update(zip(found, some, strict=True))
+        listing = encode(
+            StateIndex(
+                vectors=tuple(
+                    VectorIndex(name=name, num=vectors[name].numel(), chunks=tuple(found))
+                    for name, found in names.items()
+                )
+            )
+        )
         blobs[digest(listing)] = listing
         now = self._clock.now()
-        return _Pin(self._replica.head, self._replica.charter, digest(listing), vectors, blobs, now, now)
+        return _Pin(head, charter, digest_of(head), digest(listing), vectors, blobs, now, now)
+
+    def _copy(self) -> tuple[Manifest, Charter, dict[str, Tensor]]:
+        head = self._replica.head
+        assert head is not None  # a replica that has a state never loses it
+        vectors = {name: vector.clone() for name, vector in sorted(self._replica.vectors().items())}
+        return head, self._replica.charter, vectors
 
     async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
         chain = self._chain()

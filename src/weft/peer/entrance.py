@@ -25,10 +25,11 @@ from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.amended import first_charter
-from weft.peer.chain import Chain, branch_name, genesis, open_branch
+from weft.peer.arrival import Arrival, Heads
+from weft.peer.branches import patience_s
+from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, open_branch
 from weft.peer.config import GENESIS, RunConfig
 from weft.peer.contribution import Carry
-from weft.peer.fetch import fetch_state
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.messages import ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.place import Place
@@ -38,12 +39,14 @@ from weft.sync.messages import Manifest, next_base
 from weft.sync.rules import Durable
 from weft.wire import digest_of
 
+MEET_S, NUM_LOOKS = 1.0, 10
 JOINING_S = 1.0  # between two requests to be counted in
 JOINING_EXPIRES_S = 5.0  # who has not asked for so long is not counted in
 CALL_S = 10.0
 PATIENCE_S = 30.0  # with peers that tell of a later state and do not deliver it
 Found = Literal["nobody", "reached", "failed"]  # nobody has a state, has a later one, delivers it
 OWN_AFTER_S: dict[Found, float] = {"nobody": JOINING_EXPIRES_S, "reached": 0.0, "failed": PATIENCE_S}
+AHEAD_NBYTES = RESULTS_NBYTES // 2  # of results, that are fetched before the first of them is applied
 FAILED_S = 60.0  # who failed to deliver is asked after all others for so long
 
 
@@ -73,6 +76,8 @@ class Entrance:
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
         self._failed_at: dict[PeerId, float] = {}  # to deliver a state
+        self._arrival = Arrival(place, replica, self._beats)
+        self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
         self._node.on_note(Joining, self._on_joining)
         self._node.on_note(RunBegin, self._on_opening)
@@ -108,8 +113,11 @@ class Entrance:
         for member in opening.members:
             self._node.post(member, RunBegin(opening=opening))
 
-    async def resume(self, head: Manifest, promised: Durable | None) -> Manifest:
+    async def resume(self, head: Manifest, promised: Durable | None, *, is_maker: bool) -> Manifest:
         """Return where to go on from, back from a checkpoint: what others have reached, or `head`.
+
+        Where nobody answers, a maker goes on at once, for the others come to it; who joined waits for them as long as a
+        minority of the run waits.
 
         Who has said its last word in the round after `head` is no member of it any more. If the others have gone on
         from elsewhere, such a peer follows them even where `head` counts more: on its own it would split the run.
@@ -117,25 +125,38 @@ class Entrance:
         known = [peer for peer in self._node.known_addresses() if peer != self._node.peer]
         with suppress(WeftError):
             await self._node.connect_any(known)
-        offers = await self._states()
-        if not offers:
+        heads = await self._states(0.0 if is_maker else self._patience_s(head))
+        if not heads:
             return self._alone(head, promised)
-        has_left = (
-            promised is not None and promised.has_left and promised.base == next_base(head, self._replica.charter)
-        )
-        if has_left and all(self._is_reached(found) and found != head for _, _, found in offers):
-            for donor, offer, _ in offers:
-                with suppress(PeerError, NetError, Refused):
-                    return await self._take_over(donor, offer)
+        base = next_base(head, self._replica.charter)
+        has_left = promised is not None and promised.has_left and promised.base == base
+        if has_left and all(self._is_reached(found) and found != head for _, found in heads):
+            with suppress(PeerError, NetError, Refused):
+                return await self._take_over(heads)
         return await self.enter()
 
-    async def _states(self) -> list[tuple[PeerId, StateOffer, Manifest]]:
-        """Return what linked peers offer that have a state; where all are starting just now, wait for them a little."""
+    def _patience_s(self, head: Manifest) -> float:
+        """Return how long to wait for anybody; a strict run waits with its head, as any member that is left alone."""
+        if head.members == (self._node.peer,) or self._run.is_strict:
+            return 0.0
+        wait_s = patience_s(self._run, head.members)
+        if not self._node.peers:
+            text = f"nobody answers: waiting {wait_s:.0f} s for them, then going on alone, as this run has it"
+            self._place.emit(Notice(text=text))
+        return wait_s
+
+    async def _states(self, wait_s: float) -> Heads:
+        """Return what linked peers hold; where all are starting just now, wait for them a little.
+
+        Args:
+            wait_s: for anybody to be linked.
+        """
         began = self._place.clock.now()
         while True:
-            offers = [(peer, offer, offer.head) for peer, offer in await self._offers() if offer.head is not None]
-            if offers or not self._node.peers or self._place.clock.now() - began > JOINING_EXPIRES_S:
-                return offers
+            heads = await self._heads()
+            waited_s = self._place.clock.now() - began
+            if heads or (waited_s > JOINING_EXPIRES_S if self._node.peers else waited_s >= wait_s):
+                return heads
             await asyncio.sleep(JOINING_S)
 
     def _alone(self, head: Manifest, promised: Durable | None) -> Manifest:
@@ -177,10 +198,12 @@ class Entrance:
             if isinstance(found, Manifest):
                 return found
             if own is not None and waited_s >= OWN_AFTER_S[found]:
+                await self._arrival.forget()
                 return own
             if waited_s >= PATIENCE_S and not is_told:
                 is_told = True
-                self._place.emit(Notice(text="no linked peer has delivered a state of this run yet; asking on"))
+                text = f"no linked peer has delivered a state of this run yet; asking on{self._last_failure}"
+                self._place.emit(Notice(text=text))
             if found == "nobody":
                 self._ask(BranchId(self._run.run), GENESIS)
             with suppress(TimeoutError):
@@ -188,23 +211,30 @@ class Entrance:
                     opening = await self._opening.get()
                     if self._replica.head is None and self._node.peer in opening.members:
                         self._replica.head = opening
+                        await self._arrival.forget()
                         return opening
 
+    async def _meet(self) -> None:
+        """Wait a moment for links: those to all others come up right after the first."""
+        known = set(self._node.known_addresses()) - {self._node.peer}
+        for _ in range(NUM_LOOKS):
+            if known <= set(self._node.peers):
+                return
+            await asyncio.sleep(MEET_S / NUM_LOOKS)
+
     async def _from_others(self) -> Manifest | Found:
-        """Take over the first later state that a peer delivers, or tell why there is none."""
-        outcome: Found = "nobody"
-        for peer in self._furthest_first():
-            try:
-                offer = await self._offer_of(peer)
-                if offer.head is not None and not self._is_reached(offer.head):
-                    outcome = "failed"
-                    return await self._take_over(peer, offer)
-            except (PeerError, NetError, Refused):
-                self._failed_at[peer] = self._place.clock.now()
-            else:
-                if offer.head is not None and outcome == "nobody":
-                    outcome = "reached"
-        return outcome
+        """Take over the furthest state that peers deliver, or tell why there is none."""
+        if self._replica.head is None and await self._heads():
+            await self._meet()  # more donors
+        heads = await self._heads()
+        later = [(peer, head) for peer, head in heads if not self._is_reached(head)]
+        if not later:
+            return "reached" if heads else "nobody"
+        try:
+            return await self._take_over(later)
+        except (PeerError, NetError, Refused) as error:
+            self._last_failure = f": {error}"
+            return "failed"
 
     async def be_counted_in(self, rounds: Rounds) -> None:
         """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it."""
@@ -220,24 +250,37 @@ class Entrance:
         mine = self._replica.head
         return mine is not None and not _is_further(head, mine)
 
-    async def _offer_of(self, peer: PeerId) -> StateOffer:
-        return await self._node.call(peer, StateRequest(run=self._run.run), StateOffer, deadline_s=CALL_S)
+    async def _heads(self) -> Heads:
+        """Return which linked peers have a state, and whose it is: the furthest first, who just failed last."""
+        asked = self._furthest_first()
+        request = StateRequest(run=self._run.run)
+        answers = await asyncio.gather(
+            *(self._node.call(peer, request, StateOffer, deadline_s=CALL_S) for peer in asked), return_exceptions=True
+        )
+        now = self._place.clock.now()
+        heads: list[tuple[PeerId, Manifest]] = []
+        for peer, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, StateOffer):
+                if answer.head is not None:
+                    heads.append((peer, answer.head))
+            elif isinstance(answer, PeerError | NetError | Refused):
+                self._failed_at[peer] = now
+            else:
+                raise answer
 
-    async def _offers(self) -> list[tuple[PeerId, StateOffer]]:
-        """Return what the first peer offers that has a later state; where nobody has, what everybody says."""
-        offers = list[tuple[PeerId, StateOffer]]()
-        for peer in self._furthest_first():
-            with suppress(PeerError, NetError, Refused):
-                offer = await self._offer_of(peer)
-                offers.append((peer, offer))
-                if offer.head is not None and not self._is_reached(offer.head):
-                    return [offers[-1]]
-        return offers
+        def order(each: tuple[PeerId, Manifest]) -> tuple[bool, int, int, BranchId, PeerId]:
+            peer, head = each
+            return peer in self._failed_at, -head.committed_tokens, -head.round, head.branch, peer
 
-    async def _take_over(self, donor: PeerId, offer: StateOffer) -> Manifest:
-        vectors = {name: vector.clone() for name, vector in self._replica.vectors().items()}
+        return sorted(heads, key=order)
+
+    async def _take_over(self, heads: Heads) -> Manifest:
         before = self._replica.head
-        head, charter = await fetch_state(self._node, donor, offer, vectors, self._place.clock, self._place.emit)
+        try:
+            head, charter, vectors = await self._arrival.fetch(heads)
+        except (PeerError, NetError, Refused):
+            self._failed_at |= dict.fromkeys(self._arrival.failed, self._place.clock.now())
+            raise
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
             self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
@@ -287,7 +330,9 @@ class Entrance:
                 answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
                 if rounds.chain.head != head:
                     return True  # heard meanwhile
-                if sum(rounds.follow(certificate) for certificate in answer.certificates or ()):
+                # No more than is kept until the outer steps are made: what had to give way would be fetched again.
+                most = max(1, AHEAD_NBYTES // max(self._replica.result_nbytes, 1))
+                if sum(rounds.follow(certificate) for certificate in (answer.certificates or ())[:most]):
                     return True
                 is_too_far = is_too_far or answer.certificates is None
         return not is_too_far
@@ -326,6 +371,10 @@ class Entrance:
     def _ask(self, branch: BranchId, manifest: Digest) -> None:
         for peer in sorted(self._node.peers):
             self._node.post(peer, Joining(branch=branch, manifest=manifest))
+
+    def _beats(self) -> dict[PeerId, Heartbeat]:
+        beats = {peer: self._membership.heartbeat_of(peer) for peer in sorted(self._node.peers)}
+        return {peer: beat for peer, beat in beats.items() if beat is not None}
 
     def _furthest_first(self) -> list[PeerId]:
         """Return the linked peers, those first that tell of the latest round, and last who just failed to deliver."""

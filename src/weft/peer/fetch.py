@@ -1,37 +1,31 @@
-"""What a newcomer fetches: the run's config, its data and tokenizer, and the state of its members.
+"""What a newcomer fetches before it takes part: the run's config, its data, tokenizer and first weights.
 
-Everything is a blob named by a digest that the ticket, the config or a manifest gives, so any member may deliver it and
-none can alter it. It does not know when to join, nor how a round works.
+Everything is a blob named by a digest that the ticket or the config gives, so any member may deliver it and none can
+alter it. Shards come from all members at once, and each is on disk once it has come: a shard is a few megabytes, so
+whole ones are what an interruption leaves, and what is fetched again of one is little.
 
 Failure:
-- a donor that vanishes or lies: the next one is asked.
-- a donor that forgot the pinned state: the newcomer asks for a newer one.
+- a member that vanishes or lies: the others deliver.
+- this process ends: the next one fetches what is missing.
+
+It does not know when to join, how a round works, nor the state (`arrival` does).
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from weft.clock import Clock
 from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
-from weft.errors import DeadlineExceeded, GenesisMismatch, NetError, PeerError, Refused, WireError
-from weft.events import DataReady, Emit, StateJoined
-from weft.ids import Digest, PeerId, short
+from weft.errors import GenesisMismatch, NetError, PeerError, Refused
+from weft.events import DataReady, Emit
+from weft.ids import Digest, PeerId
 from weft.net.node import Node
 from weft.peer.config import RunConfig
 from weft.peer.home import Home
-from weft.peer.messages import StateOffer
+from weft.peer.pull import pull
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
-from weft.peer.state import StateIndex, chunks
-from weft.sync.charter import Charter
-from weft.sync.messages import Manifest
-from weft.wire import decode, digest_of
-
-MAX_INDEX_NBYTES = 64 << 20  # of a state's digests: 64 hex digits per MiB of state
-PARALLEL = 4  # blobs on their way at a time, over several donors
-CHUNK_S = 120.0  # for 1 MiB beside three more: who is slower than 300 kbit/s never catches up
+from weft.peer.shares import Blob
+from weft.wire import Buffer
 
 
 async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_parameters: int) -> RunConfig:
@@ -52,7 +46,9 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
     return run
 
 
-async def fetch_files(node: Node, peers: Sequence[PeerId], run: RunConfig, home: Home, emit: Emit) -> Tokenizer:
+async def fetch_files(
+    node: Node, peers: Sequence[PeerId], run: RunConfig, home: Home, clock: Clock, emit: Emit
+) -> Tokenizer:
     """Fetch what is missing of the run's shards, tokenizer and initial vector; return the tokenizer.
 
     Raises:
@@ -66,62 +62,33 @@ async def fetch_files(node: Node, peers: Sequence[PeerId], run: RunConfig, home:
         home.blobs.put(blob)
     tokenizer = from_bytes(blob)
     check_vocabulary(tokenizer, run.model.vocab_size)
-    missing = home.shards.missing(run.data)
-    gate = asyncio.Semaphore(PARALLEL)
-
-    async def shard(number: int, digest: Digest, nbytes: int) -> None:
-        async with gate:
-            data = await node.fetch_any(_turned(peers, number), digest, nbytes)
-            home.shards.add(run.data, digest, data)
-
-    await _all(shard(number, info.digest, info.nbytes) for number, info in enumerate(missing))
-    emit(_data_ready(run.data, sum(info.nbytes for info in missing)))
+    emit(_data_ready(run.data, await _fetch_shards(node, peers, run.data, home, clock)))
     return tokenizer
+
+
+async def _fetch_shards(node: Node, peers: Sequence[PeerId], index: DataIndex, home: Home, clock: Clock) -> int:
+    """Fetch missing shards, again and again as long as some come; return how many bytes there were to fetch."""
+
+    async def keep(shard: Blob, data: Buffer) -> None:
+        await asyncio.to_thread(home.shards.add, index, shard.digest, data)
+
+    first = missing = home.shards.missing(index)
+    while missing:
+        before = len(missing)
+        blobs = [Blob(digest=info.digest, nbytes=info.nbytes) for info in missing]
+        try:
+            await pull(node, blobs, list(dict.fromkeys([*peers, *node.peers])), keep, clock)
+        except PeerError:
+            if len(home.shards.missing(index)) == before:
+                raise
+        missing = home.shards.missing(index)
+    return sum(info.nbytes for info in first)
 
 
 async def fetch_initial(node: Node, peers: Sequence[PeerId], run: RunConfig, num: int, home: Home) -> None:
     """Fetch the initial vector into the home where it does not follow from the seed and is not there."""
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         home.blobs.put(await node.fetch_any(peers, run.initial, 4 * num))
-
-
-async def fetch_state(
-    node: Node, donor: PeerId, offer: StateOffer, into: dict[str, Tensor], clock: Clock, emit: Emit
-) -> tuple[Manifest, Charter]:
-    """Fill the vectors of `into` with an offered state; return the manifest it belongs to, and what holds after it.
-
-    Raises:
-        PeerError: the donor did not deliver, or offers another state than this run's.
-    """
-    if offer.head is None or offer.index is None or offer.charter is None:
-        raise PeerError("the run has not begun: there is no state to fetch")
-    if digest_of(offer.charter) != offer.head.charter:
-        raise WireError("the offered state comes with another charter than its manifest names")
-    began = clock.now()
-    index = decode(
-        await node.fetch_small(donor, offer.index, MAX_INDEX_NBYTES), StateIndex, max_nbytes=MAX_INDEX_NBYTES
-    )
-    wanted = {each.name: each for each in index.vectors}
-    if set(wanted) != set(into) or any(wanted[name].num != vector.numel() for name, vector in into.items()):
-        raise WireError("the offered state has other vectors than this run's model")
-    gate = asyncio.Semaphore(PARALLEL)
-
-    async def chunk(digest: Digest, place: memoryview) -> None:
-        async with gate:
-            try:
-                async with asyncio.timeout(CHUNK_S):
-                    await node.fetch(donor, digest, place)
-            except TimeoutError:
-                raise DeadlineExceeded(f"{short(donor)} did not deliver a chunk within {CHUNK_S:g} s") from None
-
-    await _all(
-        chunk(digest, place)
-        for name, vector in into.items()
-        for digest, place in zip(wanted[name].chunks, chunks(vector), strict=True)
-    )
-    nbytes = sum(4 * vector.numel() for vector in into.values())
-    emit(StateJoined(round=offer.head.round, nbytes=nbytes, duration_s=clock.now() - began, donors=(donor,)))
-    return offer.head, offer.charter
 
 
 def _data_ready(index: DataIndex, fetched_nbytes: int) -> DataReady:
@@ -141,22 +108,3 @@ async def _small(node: Node, peers: Sequence[PeerId], digest: Digest, max_nbytes
         except (PeerError, NetError, Refused) as error:
             failures.append(str(error))
     raise PeerError(f"nobody delivered {digest[:8]}: {'; '.join(failures) or 'nobody is connected'}")
-
-
-def _turned(peers: Sequence[PeerId], number: int) -> list[PeerId]:
-    start = number % len(peers) if peers else 0
-    return [*peers[start:], *peers[:start]]
-
-
-async def _all(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run jobs together; the first that fails ends the others, and its error is raised.
-
-    A `TaskGroup` of Python 3.11 or 3.12 forgets that it was cancelled where a job fails at the same moment.
-    """
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@
               addresses         where other peers were last reached
               moved             bytes moved today, where that is capped
               wish, answer      what a person on this machine asks a running peer, and what it says
+              arriving/         what has come of a state that is being fetched
 
 Shards and blobs may be shared by many peers and runs: a name is the digest of what it names, and a file appears
 whole or not at all. What is read is checked first.
@@ -123,6 +124,10 @@ class PeerFolder:
     @property
     def has_checkpoint(self) -> bool:
         return (self.checkpoint / CHECKPOINT_FILE).exists()
+
+    @property
+    def arriving(self) -> Path:
+        return self.root / "arriving"
 
     @property
     def log(self) -> Path:

@@ -9,7 +9,7 @@ import psutil
 
 def host_free_nbytes() -> int:
     """Return the bytes this process may still take: what the system has, or what its container allows it."""
-    return min(int(psutil.virtual_memory().available), *_container_free_nbytes(Path("/sys/fs/cgroup")))
+    return min([int(psutil.virtual_memory().available), *_container_free_nbytes(Path("/sys/fs/cgroup"))])
 
 
 def process_nbytes() -> int:

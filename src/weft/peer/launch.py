@@ -18,14 +18,14 @@ from torch import Tensor
 
 from weft.clock import SystemClock
 from weft.data import CorpusConfig, DataIndex, ShardStore, Tokenizer
-from weft.errors import ConfigError
-from weft.events import Event
+from weft.errors import ConfigError, Unreachable
+from weft.events import Event, Notice
 from weft.ids import PeerId
 from weft.model.config import num_parameters
 from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
 from weft.net.heartbeat import say_goodbye
 from weft.net.node import Node
-from weft.net.ticket import read
+from weft.net.ticket import Ticket, read
 from weft.peer.amended import amended
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.company import Company
@@ -73,7 +73,7 @@ async def found(
         require_unended(ground.folder, run)
         async with aclosing(Threads()) as compute, ground.node(admission) as node:
             node.passport.predecessor = sealed.config.predecessor
-            node.serve_blobs(public(sealed.config, options.home))
+            node.serve_blobs(public(sealed.config, options.home), is_patient=True)
             vector = await asyncio.to_thread(initial, sealed.config, options.home)
             if vector is None:
                 raise ConfigError("the run's initial weights are not on this machine; start it anew.")
@@ -105,7 +105,7 @@ async def join(
 
     Raises:
         TicketError: no ticket; TicketMismatch: of another version or run.
-        Unreachable, Refused: nobody on it answered, or let this peer in.
+        Unreachable, Refused: nobody on it answered and there is no checkpoint, or nobody let this peer in.
         GenesisMismatch: the run's first weights are others than its maker's.
         WeftError: as `Peer.join`, and what this machine cannot do.
     """
@@ -114,14 +114,13 @@ async def join(
     with footing(options, ticket.run, open_for(options, ticket.run, is_maker=False)) as ground:
         require_unended(ground.folder, ticket.run)
         async with aclosing(Threads()) as compute, ground.node(ticket.admission()) as node:
-            contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
-            for contact in contacts:
-                node.remember(contact.peer, contact.addresses, contact.name)
+            for contact in ticket.contacts:
+                if contact.peer != node.peer:
+                    node.remember(contact.peer, contact.addresses, contact.name)
             async with Company(node, SystemClock()) as company:
-                first = await connect(node, ticket, [contact.peer for contact in contacts])
-                members = [first, *(peer for peer in node.peers if peer != first)]
+                members = await _members(node, ticket, ground)
                 run = await fetch_run(node, members, options.home, options.settings.max_parameters)
-                charter = await charter_at(node, first)
+                charter = await charter_at(node, members[0]) if members else None
                 require_going(ticket.run, charter)
                 now = run if charter is None else amended(run, charter)  # what it costs is by what holds now
                 await asyncio.to_thread(check_fits, now, options.settings, choose(options.settings))
@@ -141,7 +140,7 @@ async def join(
             if vector is None:
                 raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
             data = await _data(node, members, run, ground, own_data)
-            node.serve_blobs(public(run, options.home))
+            node.serve_blobs(public(run, options.home), is_patient=True)
             peer = Peer(run, _place(ground, node, data, vector, compute))
             with ground.ticket(node, admission) as fresh:
                 async with ground.guarded(peer):
@@ -150,6 +149,22 @@ async def join(
 
 
 # --- pieces ---
+
+
+async def _members(node: Node, ticket: Ticket, ground: Footing) -> list[PeerId]:
+    """Return those that let this peer in, or nobody where nobody answers and this machine has kept the run.
+
+    Raises:
+        Unreachable: nobody answers, and there is nothing here to go on with.
+    """
+    try:
+        first = await connect(node, ticket, [contact.peer for contact in ticket.contacts if contact.peer != node.peer])
+    except Unreachable as error:
+        if not ground.folder.has_checkpoint:
+            raise
+        ground.emit(Notice(text=f"going on with what this machine has kept of the run: {error}"))
+        return []
+    return [first, *(peer for peer in node.peers if peer != first)]
 
 
 @dataclass(frozen=True)
@@ -190,7 +205,7 @@ async def _data(
     own_data: tuple[CorpusConfig, Path] | None,
 ) -> Data:
     home = ground.options.home
-    tokenizer = await fetch_files(node, members, run, home, ground.emit)
+    tokenizer = await fetch_files(node, members, run, home, SystemClock(), ground.emit)
     if run.is_private:
         return Data(tokenizer, home.private, await _own(run, tokenizer, ground.options, own_data))
     return Data(tokenizer, home.shards, run.data)

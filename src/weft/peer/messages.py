@@ -1,8 +1,10 @@
 """What peers of a run say to each other above rounds: decisions, state, the chain, branches.
 
 newcomer                         member
-  StateRequest ────────────────►         what do you hold?
-  ◄────────────────── StateOffer         the head of the chain and the digests of the state's chunks
+  StateRequest ────────────────► all     what do you hold?
+  ◄────────────────── StateOffer         the head of the chain
+  StateRequest ────────────────► some    pin this one for me
+  ◄────────────────── StateOffer         the digests of the state's chunks, equal at all
   (blobs) ◄────────────────────►
   Joining ─────────────────────► all     count me in from the next manifest on (every second until it does)
   ChainRequest ────────────────►         what was committed since?
@@ -50,15 +52,21 @@ class Joining(Record, frozen=True, kw_only=True, tag="Joining"):
 
 
 class StateRequest(Record, frozen=True, kw_only=True, tag="StateRequest"):
+    """What state do you hold? `wanted`, the digest of its manifest, asks to pin it; None: only to tell."""
+
     run: RunId
+    wanted: HexDigest | None = None
 
 
 class StateOffer(Record, frozen=True, kw_only=True, tag="StateOffer"):
-    """A pinned state: its chunks can be fetched for a while, whatever is committed meanwhile. None: not begun."""
+    """A pinned state: its chunks can be fetched for a while, whatever is committed meanwhile.
 
-    head: Manifest | None
-    index: HexDigest | None  # of the StateIndex, itself a blob
-    charter: Charter | None  # what holds after `head`, which names its digest
+    Who was asked for a state that it holds no more offers its own. Nothing is pinned for who did not ask for it.
+    """
+
+    head: Manifest | None  # None: not begun
+    index: HexDigest | None  # of the StateIndex, itself a blob; None: not pinned
+    charter: Charter | None  # what holds after `head`, which names its digest; None: not pinned
 
 
 class ChainRequest(Record, frozen=True, kw_only=True, tag="ChainRequest"):

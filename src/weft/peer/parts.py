@@ -59,6 +59,7 @@ class Parts:
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
         self._node.serve_blobs(self._lookup)
+        self._node.serve_blobs(lambda _peer, wanted: chain.result(wanted), is_patient=True)
 
     def cut(self, num_parts: int) -> tuple[range, ...]:
         """Return where the parts of the vector lie."""
@@ -119,16 +120,22 @@ class Parts:
     async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
         """Return the results that a manifest names, fetched from whoever holds them, once they are known to decode.
 
+        Each part comes from its owner, or else from another holder, and all at once.
+
         Raises:
             PeerError: nobody that can be reached has one of them.
             PayloadError: one of them is no part of a vector.
         """
         parts = self.cut(len(manifest.parts))
         others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
-        found = []
-        for here, part in zip(parts, manifest.parts, strict=True):
-            found.append(await self._result(manifest.round, part.result, len(here), [part.owner, *others]))
-        return tuple(found)
+        return tuple(
+            await asyncio.gather(
+                *(
+                    self._result(manifest.round, part.result, len(here), [part.owner, *others[at:], *others[:at]])
+                    for at, (here, part) in enumerate(zip(parts, manifest.parts, strict=True))
+                )
+            )
+        )
 
     async def _add(self, merger: Merger, contribution: Contribution, data: Buffer, round: Round) -> bool:
         try:
@@ -213,4 +220,4 @@ class Parts:
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is
-        return self._chain.result(wanted) if mine is None else mine
+        return self._chain.result(wanted, since=Round(self._chain.head.round)) if mine is None else mine

@@ -62,6 +62,7 @@ LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last
 MAX_EARLY = 256  # letters kept while this peer still fetches the state
 
 T = TypeVar("T")
+Begin = Callable[[], Coroutine[Any, Any, Manifest]]
 
 
 class Peer:
@@ -117,7 +118,7 @@ class Peer:
             self._entrance.begin(opening)
             return opening
 
-        return await self._live(begin, snapshot)
+        return await self._live(begin, snapshot, is_maker=True)
 
     async def join(self, *, snapshot: Snapshot | None = None) -> Outcome:
         """Take part in a run that others keep, for the first time or again, with what `snapshot` holds.
@@ -125,14 +126,14 @@ class Peer:
         Raises:
             WeftError: something broke that this peer cannot go on with.
         """
-        return await self._live(self._entrance.enter, snapshot)
+        return await self._live(self._entrance.enter, snapshot, is_maker=False)
 
     def stop(self, reason: str) -> None:
         """Say goodbye, save and return from `found` or `join`, soon."""
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 
-    async def _live(self, begin: Callable[[], Coroutine[Any, Any, Manifest]], snapshot: Snapshot | None) -> Outcome:
+    async def _live(self, begin: Begin, snapshot: Snapshot | None, *, is_maker: bool) -> Outcome:
         try:
             await self._start(snapshot)
             with suppress(_Stopped):
@@ -140,7 +141,7 @@ class Peer:
                 if self._is_complete():
                     self.place.emit(Notice(text="the run is complete already: nothing is left to train"))
                 else:
-                    await self._take_part(await self._unless_stopped(self._come(begin)))
+                    await self._take_part(await self._unless_stopped(self._come(begin, is_maker)))
             if isinstance(self._failure, Removed):
                 await self._saver.save()
             if self._failure is not None:
@@ -152,11 +153,12 @@ class Peer:
         finally:
             await self._close()
 
-    async def _come(self, begin: Callable[[], Coroutine[Any, Any, Manifest]]) -> Manifest:
+    async def _come(self, begin: Begin, is_maker: bool) -> Manifest:
         head = self._replica.head
         if head is None:
             return await begin()
-        return await self._entrance.resume(head, Promises(self.place.folder.durable).read())
+        promised = Promises(self.place.folder.durable).read()
+        return await self._entrance.resume(head, promised, is_maker=is_maker)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns, or end it when this peer is told to stop.

@@ -56,6 +56,11 @@ class Replica:
             self._set_charter(enact(self.charter, body, manifest.acts).charter)
         self.head = manifest
 
+    @property
+    def result_nbytes(self) -> int:
+        """Return what all results of one round take: what a newcomer fetches for each that it replays."""
+        return self.method.reply_codec.nbytes(self.outer.numel())
+
     def vectors(self) -> dict[str, Tensor]:
         """Return every replicated vector by name; views, not copies."""
         return {OUTER: self.outer, **self.state}

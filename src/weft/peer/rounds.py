@@ -142,6 +142,7 @@ class Rounds:
         base = self.chain.base
         early = self._early.begin()
         self._state = None
+        self._node.exchange(False)
         self._proofs.begin()
         self._weighing.clear()
         if self._node.peer not in base.electorate or self._is_closed or not self.standing.has_vote:
@@ -312,8 +313,7 @@ class Rounds:
         except PeerError as error:
             reason = f"it names results that cannot be applied: {error}"
             self._emit(PayloadRejected(round=named.round, member=sender, reason=reason))
-            is_its_own = isinstance(message, Propose) and named.attempt == message.attempt
-            if is_its_own:
+            if isinstance(message, Propose) and named.attempt == message.attempt:  # its own
                 self._feed(Noticed(peer=sender, status="suspected"))
             else:
                 self._tasks.spawn(self._recover(named))
@@ -354,10 +354,10 @@ class Rounds:
         return self._state
 
     def _feed(self, event: Input) -> None:
-        if self._state is None:
+        if (before := self._state) is None:
             return
-        before = self._state
         self._state, outputs = machine.step(before, event)
+        self._node.exchange(self._state.plan is not None and len(before.base.electorate) > 1)
         if self._state.attempt != before.attempt:
             self._emit(attempt_started(self._state, type(event).__name__))
         plan = self._state.plan

@@ -71,9 +71,9 @@ class CrookedNode(Node):
                 record = self._in_its_place(record, note)
         return super().post(peer, record)
 
-    def serve_blobs(self, lookup: Lookup) -> None:
+    def serve_blobs(self, lookup: Lookup, *, is_patient: bool = False) -> None:
         self._lookups.append(lookup)
-        super().serve_blobs(lambda peer, wanted: self._served(lookup(peer, wanted), wanted))
+        super().serve_blobs(lambda peer, wanted: self._served(lookup(peer, wanted), wanted), is_patient=is_patient)
 
     # --- lost and damaged ---
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from weft import rng
 from weft.clock import Clock, VirtualClock
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, Unreachable
 from weft.events import Event, RoundCommitted, StepDone
 from weft.keys import Identity
 from weft.net.admission import ByTicket
@@ -230,7 +230,8 @@ class World:
                 snapshot = None
             if member.is_founder:
                 return await life.peer.found(wait_for=wait_for, snapshot=snapshot)
-            await node.connect_any([other.id for other in others])
+            with suppress(*([] if snapshot is None else [Unreachable])):  # who has a state can go on alone
+                await node.connect_any([other.id for other in others])
             return await life.peer.join(snapshot=snapshot)
         finally:
             await node.aclose()

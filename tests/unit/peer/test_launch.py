@@ -108,6 +108,23 @@ async def test_a_joiner_that_comes_again_brings_its_inner_optimizer(tmp_path: Pa
     assert found["moment1"].count_nonzero()
 
 
+async def test_a_joiner_that_nobody_answers_goes_on_with_its_checkpoint_and_without_one_says_so(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2, num_rounds=10_000, orphan_after_s=1.0)
+    home = Home(tmp_path / "b")
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        b = crew.join("b", home=home)
+        await b.until(RoundCommitted, lambda event: event.round >= 2)
+        for member in (b, a):
+            member.peer.stop("asked to")
+            await member.task
+        again = crew.join("b", a.ticket, home=home)
+        alone = await again.until(RoundCommitted)
+        assert alone.contributors == (again.id,)
+        with pytest.raises(Unreachable):
+            await crew.join("c", a.ticket).task
+
+
 async def test_a_ticket_whose_maker_is_gone_leads_back_who_met_others(tmp_path: Path) -> None:
     crew = Crew(tmp_path, num_peers=3, num_rounds=10_000)
     home = Home(tmp_path / "c")

@@ -1,0 +1,285 @@
+"""How the state comes to a newcomer: which members are asked to pin it, and its chunks from all of them at once.
+
+    heads     what linked members hold (`Entrance` asks)
+    ask       some of them, the furthest first, to pin one and the same head
+    choose    the state that most of them offer: after a commit replicas are equal, and so are the digests of chunks
+    pull      the chunks that are missing, from everybody who offers that state
+
+What has come stays, also over a restart of this process: the same head is asked for again as long as that is less to
+fetch than a newer one.
+
+Failure:
+- some donors vanish, lie or forget their pin: the others deliver the rest. All do: the caller asks again, and what has
+  come stays.
+- members disagree what the state at one head is: what most of those asked offer is believed, and an event says so.
+
+It does not know whom a newcomer may trust beyond that, nor what it does with a state.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from weft.errors import NetError, PeerError, Refused, WireError
+from weft.events import Notice, StateJoined
+from weft.ids import Digest, PeerId, short
+from weft.net.messages import Heartbeat
+from weft.peer.messages import StateOffer, StateRequest
+from weft.peer.partial import MAX_OFFER_NBYTES, Partial, drop
+from weft.peer.place import Place
+from weft.peer.pull import pull
+from weft.peer.replica import Replica
+from weft.peer.shares import Blob
+from weft.peer.state import StateIndex
+from weft.sync.charter import Charter
+from weft.sync.messages import Manifest
+from weft.wire import Buffer, decode, digest_of
+
+MAX_DONORS = 4  # each copies the state for it; and a newcomer's line is seldom faster than those of four members
+TELL_AFTER_S, TELL_AFTER_ROUNDS = 20.0, 3  # before that a pace is luck
+OFFER_S = 60.0  # for a member to copy its state and name the chunks
+Heads = Sequence[tuple[PeerId, Manifest]]
+Beats = Callable[[], Mapping[PeerId, Heartbeat]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Offered:
+    """One state, and who offers it."""
+
+    head: Manifest
+    charter: Charter
+    index: Digest
+    donors: tuple[PeerId, ...]
+
+
+@dataclass
+class Pace:
+    """Whether a newcomer can ever catch up: what reaches it, against what the run adds meanwhile.
+
+    Args:
+        began: when it began to fetch.
+        round: the latest one at that time.
+        received_nbytes: by this machine up to then, whatever it is.
+        result_nbytes: what one round adds.
+    """
+
+    began: float
+    round: int
+    received_nbytes: int
+    result_nbytes: int
+    is_told: bool = False
+
+    def warning(self, now: float, round: int, received_nbytes: int) -> str | None:
+        """Return, once, what to tell a person whose line is slower than the run, or None."""
+        passed_s, num_rounds = now - self.began, round - self.round
+        if self.is_told or passed_s < TELL_AFTER_S or num_rounds < TELL_AFTER_ROUNDS:
+            return None
+        got_bps = 8 * (received_nbytes - self.received_nbytes) / passed_s
+        added_bps = 8 * self.result_nbytes * num_rounds / passed_s
+        if got_bps > added_bps:
+            return None
+        self.is_told = True
+        return (
+            f"this machine receives {got_bps / 1e6:.3g} Mbit/s, and the run adds {added_bps / 1e6:.3g} Mbit/s "
+            "of results, which it must receive too: at this pace it never catches up. A faster line would help, or a "
+            "run with more inner steps a round; Ctrl-C gives up, and what has come is kept"
+        )
+
+
+class Arrival:
+    """Fetches states for one peer, of the shape that `replica` has.
+
+    Args:
+        beats: returns what linked members told last: who stands at a head can still pin it.
+    """
+
+    def __init__(self, place: Place, replica: Replica, beats: Beats) -> None:
+        self._node = place.node
+        self._place = place
+        self._replica = replica
+        self._beats = beats
+        self._folder = place.folder.arriving
+        self._partial: Partial | None = None
+        self._is_opened = False
+        self._began_at: float | None = None
+        self._asked: set[PeerId] = set()  # for the state that is being fetched
+        self._votes: Counter[tuple[Digest, Digest]] = Counter()  # what those asked offer: head and index
+        self.failed: set[PeerId] = set()  # who delivered nothing when `fetch` last failed
+
+    async def fetch(self, heads: Heads) -> tuple[Manifest, Charter, dict[str, Tensor]]:
+        """Return the manifest that a state belongs to, what holds after it, and the state.
+
+        Args:
+            heads: who holds which state, in the order in which they are asked; the first is the one that is wanted.
+
+        Raises:
+            PeerError, NetError, Refused: nobody delivered one; what has come is kept for the next time.
+        """
+        if self._began_at is None:
+            self._began_at = self._place.clock.now()
+        if not self._is_opened:
+            self._partial = await self._place.compute.serve(lambda: Partial.open(self._folder))
+            self._is_opened = True
+        best = heads[0][1]
+        self.failed, self._asked, self._votes = set(), set(), Counter()
+        offered = await self._ask([peer for peer, head in heads if head.branch == best.branch], self._wanted(best))
+        self.failed |= set(offered.donors)
+        partial = await self._begin(offered)
+        delivered = await self._pull(partial, offered)
+        await self._place.compute.serve(partial.drop)
+        self._partial = None
+        self._tell(partial, delivered)
+        return partial.head, partial.charter, partial.vectors
+
+    async def forget(self) -> None:
+        """Drop what has come of a state: this peer needs none."""
+        self._partial = None
+        await self._place.compute.serve(lambda: drop(self._folder))
+
+    def _wanted(self, best: Manifest) -> Digest:
+        """Return the head to ask for: that of what has come, where the rest and what was committed since is less."""
+        partial = self._partial
+        if partial is None or partial.head.branch != best.branch:
+            return digest_of(best)
+        num_rounds = max(best.round - partial.head.round, 0)
+        is_less = partial.missing_nbytes + num_rounds * self._replica.result_nbytes < partial.index.nbytes
+        return partial.name if is_less else digest_of(best)
+
+    async def _ask(self, peers: Sequence[PeerId], wanted: Digest) -> _Offered:
+        """Ask members to pin the state of a head, as many at once as may give it; return what most of them offer."""
+        offers: list[tuple[PeerId, StateOffer]] = []
+        failures: list[str] = []
+        rest = list(peers)
+        while rest and len(offers) < MAX_DONORS:
+            now, rest = rest[: MAX_DONORS - len(offers)], rest[MAX_DONORS - len(offers) :]
+            self._asked |= set(now)
+            answers = await asyncio.gather(*(self._offer_of(peer, wanted) for peer in now))
+            for peer, answer in zip(now, answers, strict=True):
+                if isinstance(answer, str):
+                    self.failed.add(peer)
+                    failures.append(answer)
+                else:
+                    offers.append((peer, answer))
+        if not offers:
+            raise PeerError(f"nobody offers a state: {'; '.join(failures)}")
+        return self._choose(offers)
+
+    async def _offer_of(self, peer: PeerId, wanted: Digest) -> StateOffer | str:
+        request = StateRequest(run=self._node.run, wanted=wanted)
+        try:
+            offer = await self._node.call(peer, request, StateOffer, deadline_s=OFFER_S)
+        except (PeerError, NetError, Refused) as error:
+            return str(error)
+        if offer.head is None or offer.index is None or offer.charter is None or offer.head.run != self._node.run:
+            return f"{short(peer)} offers no state of this run"
+        if digest_of(offer.charter) != offer.head.charter:
+            return f"{short(peer)} offers a state with another charter than its manifest names"
+        return offer
+
+    def _choose(self, offers: Sequence[tuple[PeerId, StateOffer]]) -> _Offered:
+        heads = {name: offer.head for _, offer in offers if (name := self._count(offer)) and offer.head is not None}
+        name, index = max(self._votes, key=lambda each: (self._votes[each], heads[each[0]].round, each))
+        self._tell_disagreement(heads[name], index)
+        chosen = [(peer, offer) for peer, offer in offers if (offer.head, offer.index) == (heads[name], index)]
+        charter = chosen[0][1].charter
+        assert charter is not None
+        return _Offered(head=heads[name], charter=charter, index=index, donors=tuple(peer for peer, _ in chosen))
+
+    def _count(self, offer: StateOffer) -> Digest:
+        """Count what is offered; return the name of its head."""
+        assert offer.head is not None
+        assert offer.index is not None
+        name = digest_of(offer.head)
+        self._votes[name, Digest(offer.index)] += 1
+        return name
+
+    def _tell_disagreement(self, head: Manifest, index: Digest) -> None:
+        name = digest_of(head)
+        num_asked = sum(votes for (each, _), votes in self._votes.items() if each == name)
+        if self._votes[name, index] < num_asked:
+            text = f"members disagree what the state after round {head.round} is: {self._votes[name, index]} of "
+            text += f"{num_asked} asked are believed; others lie, or their machines are broken"
+            self._place.emit(Notice(text=text))
+
+    async def _begin(self, offered: _Offered) -> Partial:
+        """Return what is to be completed: what has come, if it is of the offered state, else a new one."""
+        before = self._partial
+        if before is not None and (before.name, digest_of(before.index)) == (digest_of(offered.head), offered.index):
+            return before
+        index = await self._index(offered)
+        mine = self._replica.vectors()
+        found = {each.name: each.num for each in index.vectors}
+        if found != {name: vector.numel() for name, vector in mine.items()}:
+            raise WireError("the offered state has other vectors than this run's model")
+        partial = Partial(self._folder, offered.head, offered.charter, index)
+        await self._place.compute.serve(lambda: partial.begin(before))
+        self._partial = partial
+        return partial
+
+    async def _index(self, offered: _Offered) -> StateIndex:
+        failures = []
+        for donor in offered.donors:
+            try:
+                data = await self._node.fetch_small(donor, offered.index, MAX_OFFER_NBYTES)
+                index: StateIndex = decode(data, StateIndex, max_nbytes=MAX_OFFER_NBYTES)
+                return index
+            except (PeerError, NetError, Refused) as error:
+                failures.append(str(error))
+        raise PeerError(f"no donor delivered the index of its state: {'; '.join(failures)}")
+
+    async def _more(self, offered: _Offered, known: Sequence[PeerId]) -> Sequence[PeerId]:
+        """Ask those that stand at the head and were not asked to pin it, too: a link may have come up since."""
+        beats, wanted = self._beats(), digest_of(offered.head)
+        found = [peer for peer, beat in beats.items() if beat.manifest == wanted and peer not in self._asked]
+        asked = found[: max(MAX_DONORS - len(known), 0)]
+        self._asked |= set(asked)
+        name = wanted
+        answers = await asyncio.gather(*(self._offer_of(peer, name) for peer in asked))
+        offers = [(peer, each) for peer, each in zip(asked, answers, strict=True) if isinstance(each, StateOffer)]
+        for _, offer in offers:
+            self._count(offer)
+        if max(votes for (each, _), votes in self._votes.items() if each == name) > self._votes[name, offered.index]:
+            raise PeerError(f"most members offer another state after round {offered.head.round} than those asked first")
+        if any(offer.head == offered.head and offer.index != offered.index for _, offer in offers):
+            self._tell_disagreement(offered.head, offered.index)
+        return [peer for peer, offer in offers if (offer.head, offer.index) == (offered.head, offered.index)]
+
+    async def _pull(self, partial: Partial, offered: _Offered) -> dict[PeerId, int]:
+        pace = Pace(self._place.clock.now(), self._round(), self._received(), self._replica.result_nbytes)
+
+        async def keep(blob: Blob, data: Buffer) -> None:
+            if (warning := pace.warning(self._place.clock.now(), self._round(), self._received())) is not None:
+                self._place.emit(Notice(text=warning))
+            was_kept = partial.why_not_kept is None
+            await self._place.compute.serve(lambda: partial.put(blob.digest, data))
+            if was_kept and partial.why_not_kept is not None:
+                text = f"what has come of the state cannot be kept on disk ({partial.why_not_kept}): should this "
+                self._place.emit(Notice(text=text + "process end before all has come, it is fetched anew"))
+
+        async def more(known: Sequence[PeerId]) -> Sequence[PeerId]:
+            return await self._more(offered, known)
+
+        return await pull(self._node, partial.missing(), offered.donors, keep, self._place.clock, more)
+
+    def _round(self) -> int:
+        """Return the latest round that a linked member has told of."""
+        return max((beat.round for beat in self._beats().values() if beat.manifest is not None), default=0)
+
+    def _received(self) -> int:
+        return sum(meter.received_nbytes for meter in self._node.traffic.values())
+
+    def _tell(self, partial: Partial, delivered: dict[PeerId, int]) -> None:
+        assert self._began_at is not None
+        self._place.emit(
+            StateJoined(
+                round=partial.head.round,
+                nbytes=partial.index.nbytes,
+                fetched_nbytes=sum(delivered.values()),
+                duration_s=self._place.clock.now() - self._began_at,
+                donors=tuple(sorted(delivered)),
+            )
+        )
+        self._began_at = None
