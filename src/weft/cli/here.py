@@ -7,13 +7,13 @@ It does not know the run's data: the tokens are zeros, which take as long as any
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from weft import cost
 from weft.cli.pace import least_s
-from weft.clock import Clock
 from weft.errors import TooLarge
 from weft.model import ModelConfig, Transformer, flatten
 from weft.model.config import num_parameters
@@ -24,6 +24,8 @@ from weft.peer.host import host_free_nbytes
 from weft.peer.inner import InnerOptimizer
 
 _SPARE = 0.9
+
+Timed = Callable[[Callable[[], None]], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,12 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure(model: ModelConfig, train: TrainConfig, num_sharing: int, clock: Clock | None = None) -> Here:
+def measure(model: ModelConfig, train: TrainConfig, num_sharing: int, timed: Timed | None = None) -> Here:
     """Return the pace of this machine's best device; takes about three seconds, and longer where a step does.
 
     Args:
         num_sharing: peers on this machine.
+        timed: makes a step often enough and returns its seconds; None: the fastest of many.
 
     Raises:
         TooLarge: the model and one sample do not fit; says the figures.
@@ -82,7 +85,7 @@ def measure(model: ModelConfig, train: TrainConfig, num_sharing: int, clock: Clo
             optimizer.step(1e-6)
             float(flat.vector[0])  # waits for a GPU
 
-        step_s = least_s(step, clock)
+        step_s = (timed or least_s)(step)
     finally:
         torch.set_num_threads(before)
     alone = tokens.numel() / step_s

@@ -10,6 +10,7 @@ It does not know where the figures it is given come from.
 
 import math
 from dataclasses import dataclass
+from statistics import median
 
 from weft import cost
 from weft.peer.device import decoder, encoding
@@ -20,6 +21,8 @@ from weft.sync.outer import NesterovConfig
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 _SPARE = 0.9  # of a device's memory may be planned for
+# Of the fastest's speed: who has so much is leased as much. And how much faster than the median the fastest may count.
+EVEN, MAX_LEAD = 0.7, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,13 +155,13 @@ def forecast(question: Question) -> Forecast:
 def pace_of(question: Question) -> Pace:
     """Return how the method of `question` would run."""
     train, num_peers = question.train, question.num_peers
-    steps = leased_steps(question)
+    leased = leased_tokens(question)
     payload, reply = _encodings(question)
     load = Load.of(question.num_parameters, num_peers, payload, reply, train.evaluate_every)
-    round = round_time([_kind(question, each, steps[each.name], load) for each in question.machines], load)
-    tokens = sum(each.count * steps[each.name] for each in question.machines) * question.tokens_per_step
+    round = round_time([_kind(question, each, leased[each.name], load) for each in question.machines], load)
+    tokens = sum(each.count * leased[each.name] for each in question.machines)
     late = [each for each in question.machines if each.name in round.late]
-    per_s = (tokens - sum(each.count * steps[each.name] for each in late) * question.tokens_per_step) / round.total_s
+    per_s = (tokens - sum(each.count * leased[each.name] for each in late)) / round.total_s
     per_s += sum(each.count * each.tokens_per_s for each in late)  # hand in what they have, rounds later
     return Pace(
         round=round,
@@ -171,22 +174,31 @@ def pace_of(question: Question) -> Pace:
     )
 
 
-def leased_steps(question: Question) -> dict[str, int]:
-    """Return the inner steps that a member of each kind is leased in a round: the fastest all of them."""
-    every = question.choices.every
-    if question.has_even_leases or every == 1:
-        return {each.name: every for each in question.machines}
-    fastest = max(each.tokens_per_s for each in question.machines)
-    return {each.name: max(1, int(every * each.tokens_per_s / fastest)) for each in question.machines}
+def leased_tokens(question: Question) -> dict[str, int]:
+    """Return the tokens that a member of each kind is leased in a round.
+
+    Where leases follow speeds, the fastest is leased all of a round's samples, and so is who is nearly as fast; others
+    less, in whole inner steps where they make any of their own.
+    """
+    choices, train = question.choices, question.train
+    quota, unit = choices.every * train.batch_size, 1 if choices.send == "gradient" else train.batch_size
+    speeds = [each.tokens_per_s for each in question.machines for _ in range(each.count)]
+    fastest = min(max(speeds), MAX_LEAD * median(speeds))
+    leased = {}
+    for each in question.machines:
+        ratio = each.tokens_per_s / fastest
+        is_whole = question.has_even_leases or ratio >= EVEN
+        leased[each.name] = train.seq_len * (quota if is_whole else unit * max(1, int(quota // unit * ratio)))
+    return leased
 
 
-def _kind(question: Question, machines: Machines, num_steps: int, load: Load) -> Kind:
+def _kind(question: Question, machines: Machines, num_tokens: int, load: Load) -> Kind:
     train = question.train
     return Kind(
         name=machines.name,
         count=machines.count,
         line=machines.line,
-        train_s=num_steps * question.tokens_per_step / machines.tokens_per_s,
+        train_s=num_tokens / machines.tokens_per_s,
         evaluate_s=train.evaluate_windows * train.seq_len // 3 / machines.tokens_per_s,  # forward only
         serve_s=0.0 if machines.is_serving_free else _serve_s(machines, question.num_peers, load),
     )
@@ -277,7 +289,7 @@ def _bill(question: Question, pace: Pace) -> Bill:
 
 def _joules(question: Question, pace: Pace, machines: Machines) -> float:
     """Return the energy of one machine in a round."""
-    train_s = leased_steps(question)[machines.name] * question.tokens_per_step / machines.tokens_per_s
+    train_s = leased_tokens(question)[machines.name] / machines.tokens_per_s
     train_s = min(train_s, pace.round.total_s)
     return machines.watts * (train_s + question.idle_share * (pace.round.total_s - train_s))
 

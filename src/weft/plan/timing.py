@@ -133,7 +133,7 @@ def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
     contribute_s, result_s = way.bulk_s()
     # Where the slowest computer is not on the slowest line, its inner steps run while the others still fetch.
     result_s = min(result_s, max(0.0, total_s - slowest_s - serve_s - contribute_s))
-    messages_s = total_s - slowest_s - serve_s - contribute_s - result_s
+    messages_s = max(0.0, total_s - slowest_s - serve_s - contribute_s - result_s)
     return RoundTime(
         train_s=train_s,
         uneven_s=slowest_s - train_s,

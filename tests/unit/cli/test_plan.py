@@ -93,7 +93,7 @@ def test_a_scenario_is_planned_group_by_group(weft: Weft, run_path: Path, tmp_pa
 
 
 def test_this_machine_is_timed_alone_and_shared(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_second(step: Callable[[], None], _clock: object) -> float:
+    def one_second(step: Callable[[], None]) -> float:
         step()
         return 1.0
 

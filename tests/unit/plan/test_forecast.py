@@ -12,7 +12,7 @@ from weft.codec import Bf16Config
 from weft.model.config import num_parameters
 from weft.peer.config import PeerConfig
 from weft.peer.device import Device, decoder, needed_nbytes
-from weft.plan.forecast import forecast, leased_steps, pace_of
+from weft.plan.forecast import forecast, leased_tokens, pace_of
 from weft.plan.methods import choose, rows
 from weft.plan.profiles import device
 from weft.plan.question import OPTIMIZER_NBYTES, tokens_per_s
@@ -49,7 +49,9 @@ def test_a_device_multiplies_matrices_and_moves_its_optimizers_numbers() -> None
 
 def test_slower_machines_are_leased_less_unless_all_are_leased_the_same() -> None:
     kinds = machines("fast", 2), machines("slow", 2, tokens_per_s=5_000.0)
-    assert leased_steps(question(*kinds, has_even_leases=False)) == {"fast": 30, "slow": 7}
+    assert leased_tokens(question(*kinds, has_even_leases=False)) == {"fast": 30 * 8192, "slow": 7 * 8192}
+    ddp = leased_tokens(question(*kinds, has_even_leases=False, method=DdpConfig()))
+    assert ddp == {"fast": 8192, "slow": 2 * 1024}
     even, shared = pace_of(question(*kinds)), pace_of(question(*kinds, has_even_leases=False))
     assert even.round.uneven_s > 0.2 * even.round.total_s
     assert shared.round.uneven_s < 0.05 * shared.round.total_s
