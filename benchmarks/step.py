@@ -32,7 +32,8 @@ from weft.clock import SystemClock
 from weft.data.batch import Batch, Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.model import ModelConfig, Transformer, initial_vector, layout, named
-from weft.peer.config import PeerConfig, RunConfig, TicketAdmission, TrainConfig
+from weft.peer.config import PeerConfig, RunConfig, TrainConfig
+from weft.peer.outline import TicketAdmission
 from weft.peer.trainer import Trainer
 from weft.sync.method import DiLoCoConfig, spell_out
 from weft.sync.outer import AdamWConfig

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.codec import Bf16Config, Codec, CodecConfig, Fp32Config, Int8Config, build
+from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.codec.bounds import CHUNK
+from weft.codec.codec import Codec, build
 from weft.errors import NotFinite, PayloadError, PeerError
 
 CONFIGS: list[CodecConfig] = [Fp32Config(), Bf16Config(), Int8Config(block=32), Int8Config(), Int8Config(block=4096)]

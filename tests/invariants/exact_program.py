@@ -11,7 +11,10 @@ import sys
 import numpy as np
 import torch
 
-from weft.codec import Bf16, Bf16Config, Codec, Fp32, Fp32Config, Int8
+from weft.codec import Bf16Config, Fp32Config
+from weft.codec.codec import Codec
+from weft.codec.dense import Bf16, Fp32
+from weft.codec.quantize import Int8
 from weft.model.config import named
 from weft.model.initial import initial_vector
 from weft.rng import integers64, stream

@@ -20,6 +20,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "weft"
 SHARED_PATH = (
     "codec/bounds.py",
     "codec/codec.py",
+    "codec/config.py",
     "codec/dense.py",
     "codec/quantize.py",
     "model/initial.py",

@@ -23,7 +23,8 @@ from weft.model import ModelConfig, initial_vector
 from weft.net import ticket
 from weft.peer import checkpoint
 from weft.peer.chain import Chain
-from weft.peer.config import RunConfig, TicketAdmission, TrainConfig
+from weft.peer.config import RunConfig, TrainConfig
+from weft.peer.outline import TicketAdmission
 from weft.peer.seal import read_run
 from weft.peer.state import chunk_digests, raw, replica_digest, state_index
 from weft.rng import integers64, order_key, stream

@@ -14,7 +14,11 @@ import msgspec
 import numpy as np
 import torch
 
-from weft import codec, wire
+from weft import wire
+from weft.codec import Int8Config
+from weft.codec.codec import Codec
+from weft.codec.dense import Bf16, Fp32
+from weft.codec.quantize import Int8
 from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore, leases
 from weft.data.tokenizer import CharTokenizer
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
@@ -163,7 +167,7 @@ PARTS = cut(8192, (1, 1))
 
 def payload(peer: Identity, part: int) -> bytes:
     sign = 1.0 if peer is A else -0.5
-    return bytes(codec.Int8(256).encode(torch.full((len(PARTS[part]),), sign * (part + 1))))
+    return bytes(Int8(256).encode(torch.full((len(PARTS[part]),), sign * (part + 1))))
 
 
 def contribution(peer: Identity, tokens: int) -> Contribution:
@@ -172,14 +176,14 @@ def contribution(peer: Identity, tokens: int) -> Contribution:
 
 
 def result_of(part: int) -> Digest:
-    merger = Merger(len(PARTS[part]), codec.Int8(256), codec.Int8(256))
+    merger = Merger(len(PARTS[part]), Int8(256), Int8(256))
     for peer, weight in sorted(((A, 32), (B, 16)), key=lambda pair: pair[0].peer):
         merger.add(weight, payload(peer, part))
     return merger.result().digest
 
 
 def first_charter() -> Charter:
-    method = Choices(every=QUOTA, send="delta", apply=SgdConfig(lr=1.0), codec=codec.Int8Config())
+    method = Choices(every=QUOTA, send="delta", apply=SgdConfig(lr=1.0), codec=Int8Config())
     settings = Settings(tokens=1000, seq_len=8, batch_size=1, schedule=ConstantConfig(lr=0.01), method=method)
     return Charter(stewards=(B.peer,), serials=(0,), settings=settings, max_seq_len=16)
 
@@ -298,19 +302,19 @@ NUMBERS = [0.0, 1.0, -2.5, 1 / 3, 1e-3, -127.0, 3.0e38, -1.0e-45]
 
 
 def codec_fp32() -> Vector:
-    return encoded(codec.Fp32(), NUMBERS)
+    return encoded(Fp32(), NUMBERS)
 
 
 def codec_bf16() -> Vector:
-    return encoded(codec.Bf16(), [*NUMBERS, 3.4e38])
+    return encoded(Bf16(), [*NUMBERS, 3.4e38])
 
 
 def codec_int8() -> Vector:
     numbers = [*([0.0] * 32), *(0.01 * place for place in range(-16, 16)), 1.0, -1 / 3]
-    return encoded(codec.Int8(32), numbers)
+    return encoded(Int8(32), numbers)
 
 
-def encoded(chosen: codec.Codec, numbers: list[float]) -> Vector:
+def encoded(chosen: Codec, numbers: list[float]) -> Vector:
     vector = torch.tensor(numbers, dtype=torch.float32)
     data = bytes(chosen.encode(vector))
     again = chosen.decode(data, len(numbers)).numpy().astype("<f4").tobytes()

@@ -17,9 +17,9 @@ from weft.ids import PeerId
 from weft.peer import arrival
 from weft.peer.compute import Inline
 from weft.peer.config import ShapedModel
+from weft.peer.index import CHUNK_NBYTES
 from weft.peer.pull import SILENT_S
 from weft.peer.shares import Blob
-from weft.peer.state import CHUNK_NBYTES
 from weft.sync.messages import Accept, Collect, Holding, Merged, Propose, Ready
 from weft.sync.method import DiLoCoConfig
 

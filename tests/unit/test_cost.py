@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from weft import cost
-from weft.codec import Bf16, Codec, Fp32, Int8
+from weft.codec.codec import Codec
+from weft.codec.dense import Bf16, Fp32
+from weft.codec.quantize import Int8
 from weft.cost import BF16, FP32, Decoder, Encoding, Link, Traffic, int8
 from weft.data.assign import Lease
 from weft.ids import Digest, PeerId

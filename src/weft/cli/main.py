@@ -16,6 +16,7 @@ import typer
 import weft
 from weft.cli import (
     act,
+    anchor,
     demo,
     doctor,
     eval,
@@ -88,6 +89,7 @@ def make_app(place: Place) -> typer.Typer:
         demo.demo,
         train.train,
         join.join,
+        anchor.anchor,
         ticket.ticket,
         pause.pause,
         pause.resume,

@@ -1,30 +1,20 @@
 """One peer in the foreground: shows it, stops it when asked, says how it ended. What train and join have in common.
 
-    SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
-    the same again       the process ends at once
-    too slow             after `_PATIENCE_S` the process ends by itself, and says so
-
 It imports torch: verbs import it when they run.
 """
 
 import asyncio
-import os
-import signal
 import sys
-import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import msgspec
-import typer
 
 from weft.cli.parent import stop_with_parent
 from weft.cli.place import command_for
-from weft.cli.screen import Screen, make_screen
+from weft.cli.screen import make_screen
+from weft.cli.stopper import NOTHING_TO_SAVE, Stopper
 from weft.cli.summary import summary
 from weft.cli.until import Contributed, Until
 from weft.cli.view import Facts
@@ -33,10 +23,6 @@ from weft.errors import ConfigError
 from weft.peer.config import RunConfig
 from weft.peer.footing import Options
 from weft.peer.peer import Outcome, Peer
-
-_PATIENCE_S = 22.0  # to say goodbye and save: the promise is 25 s, and a process takes a moment to end
-_EARLY_PATIENCE_S = 3.0  # before it takes part there is nobody to say goodbye to
-_NOTHING_TO_SAVE = "stopped before it took part: there is nothing to save"
 
 OnStarted = Callable[[Peer, str], None]
 Ask = Callable[[str], bool]
@@ -64,7 +50,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
     if manner.report is not None:
         _check_report(manner.report)
     screen = make_screen(is_quiet=manner.is_quiet)
-    stopper = _Stopper(screen)
+    stopper = Stopper(screen)
     if manner.parent:
         stop_with_parent(manner.parent)
     contributed = Contributed(manner.until)
@@ -87,7 +73,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             outcome = runner.run(main())
     except asyncio.CancelledError:
-        print(_NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
+        print(NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
         return
     finally:
         stopper.remove()
@@ -144,67 +130,3 @@ def report_of(outcome: Outcome) -> Report:
         checkpoint=str(outcome.checkpoint),
         successor=None if outcome.successor is None else outcome.successor.run,
     )
-
-
-class _Stopper:
-    """Turns the first signal into a goodbye and the second into an end."""
-
-    def __init__(self, screen: Screen) -> None:
-        self.peer: Peer | None = None
-        self._screen = screen
-        self._num_signals = 0
-        self._is_asking = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._before: dict[int, Any] = {}
-        self._timer: threading.Timer | None = None
-
-    def install(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._task = loop, asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # Not the loop's own handlers: these run even while the loop is busy, and on every platform.
-            self._before[number] = signal.signal(number, self._on_signal)
-
-    def remove(self) -> None:
-        """Put back what signals did before, once the peer has ended."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def ask(self, question: str) -> bool:
-        """Ask the person at the terminal, from any thread. A signal meanwhile is a no, for which nothing waits."""
-        self._is_asking = True
-        try:
-            return typer.confirm(question, default=True, err=True)
-        finally:
-            self._is_asking = False
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._num_signals += 1
-        name = signal.Signals(number).name
-        if self._is_asking:
-            self._end(0, "not joined")
-        if self._num_signals > 1:
-            self._end(128 + number, f"{name} again: ended at once, without saving")
-        if self.peer is None:  # a thread may be packing data or reading weights; both are written whole or not at all
-            self._timer = threading.Timer(_EARLY_PATIENCE_S, self._end, (0, _NOTHING_TO_SAVE))
-        else:
-            why = f"not done {_PATIENCE_S:.0f} s after {name}: ended"
-            self._timer = threading.Timer(_PATIENCE_S, self._end, (1, why))
-        self._timer.daemon = True
-        self._timer.start()
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended already
-                self._loop.call_soon_threadsafe(self._stop, name)
-
-    def _stop(self, name: str) -> None:
-        if self.peer is not None:
-            self.peer.stop(f"asked to by {name}")
-        elif self._task is not None:
-            self._task.cancel()
-
-    def _end(self, code: int, message: str) -> None:
-        self._screen.close()
-        print(f"weft: {message}", file=sys.stderr, flush=True)  # noqa: T201
-        os._exit(code)

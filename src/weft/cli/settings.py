@@ -15,7 +15,8 @@ from weft.config import from_tree, load_tree, replace_field
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.peer.config import PeerConfig, RunFile
+    from weft.peer.config import RunFile
+    from weft.peer.machine import PeerConfig
 
 Name = Annotated[str, typer.Option(help="How others see this peer. Default: the machine's name and a part of its key.")]
 Key = Annotated[Path | None, typer.Option(help="Key file (made if missing). Default: a free one of the home.")]
@@ -71,7 +72,7 @@ def machine_settings(file: Path | None, options: dict[str, Any]) -> "PeerConfig"
     Raises:
         ConfigError: names the option or the file's field.
     """
-    from weft.peer.config import PeerConfig
+    from weft.peer.machine import PeerConfig
 
     tree = {} if file is None else load_tree(file)
     if file is not None:
@@ -90,7 +91,7 @@ def check_option(dotted: str, value: Any) -> None:
     Raises:
         ConfigError: names the option, and what it may hold.
     """
-    from weft.peer.config import PeerConfig
+    from weft.peer.machine import PeerConfig
 
     tree: dict[str, Any] = {}
     replace_field(tree, dotted, value)

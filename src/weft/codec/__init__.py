@@ -1,7 +1,8 @@
-"""Codecs: flat fp32 vectors to canonical bytes and back."""
+"""Codecs: flat fp32 vectors to canonical bytes and back.
 
-from weft.codec.codec import Codec, CodecConfig, build
-from weft.codec.dense import Bf16, Bf16Config, Fp32, Fp32Config
-from weft.codec.quantize import Int8, Int8Config
+`weft.codec.codec` and the codecs themselves are not re-exported: they need torch, and a codec's name does not.
+"""
 
-__all__ = ["Bf16", "Bf16Config", "Codec", "CodecConfig", "Fp32", "Fp32Config", "Int8", "Int8Config", "build"]
+from weft.codec.config import MAX_BLOCK, Bf16Config, CodecConfig, Fp32Config, Int8Config
+
+__all__ = ["MAX_BLOCK", "Bf16Config", "CodecConfig", "Fp32Config", "Int8Config"]

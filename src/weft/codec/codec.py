@@ -17,8 +17,9 @@ from typing import Protocol, assert_never, runtime_checkable
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec.dense import Bf16, Bf16Config, Fp32, Fp32Config
-from weft.codec.quantize import Int8, Int8Config
+from weft.codec.config import Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.codec.dense import Bf16, Fp32
+from weft.codec.quantize import Int8
 from weft.wire import Buffer
 
 
@@ -47,9 +48,6 @@ class Codec(Protocol):
     def nbytes(self, num: int) -> int:
         """Return the exact size in bytes of an encoding of `num` values."""
         ...
-
-
-CodecConfig = Fp32Config | Bf16Config | Int8Config
 
 
 def build(config: CodecConfig) -> Codec:

@@ -11,18 +11,9 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec import bounds
-from weft.config import Config
 from weft.wire import Buffer
 
 MAX_BF16 = float.fromhex("0x1.fep127")  # bits 7F7F
-
-
-class Fp32Config(Config, frozen=True, kw_only=True, tag_field="type", tag="fp32"):
-    """4 bytes a value, nothing lost."""
-
-
-class Bf16Config(Config, frozen=True, kw_only=True, tag_field="type", tag="bf16"):
-    """2 bytes a value, 8 significant bits."""
 
 
 class Fp32:

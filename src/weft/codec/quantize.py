@@ -14,9 +14,6 @@ zeros where s = 0, never -128. Scheme: absmax quantization by blocks, Dettmers e
 Block-wise Quantization" (2110.02861), section 2.1, with a linear code.
 """
 
-from typing import Annotated
-
-import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float32
@@ -24,27 +21,12 @@ from jaxtyping import Int8 as Int8Array
 from torch import Tensor
 
 from weft.codec import bounds
-from weft.config import Config
-from weft.errors import ConfigError, PayloadError
+from weft.errors import PayloadError
 from weft.wire import Buffer
-
-MAX_BLOCK = 4096  # parts are cut at multiples of it (sync/reduce.py), so a part's blocks are the vector's blocks
 
 _GRID = np.uint32(0xFFFFFF80)  # clears the 7 lowest of 23 stored bits: 17 significant bits stay
 _LOWEST_BITS = 0x00800000  # smallest normal fp32
 _HIGHEST_BITS = 0x7C010200  # largest fp32 over 127, on the grid
-
-
-class Int8Config(Config, frozen=True, kw_only=True, tag_field="type", tag="int8"):
-    """1 byte a value and 4 bytes a block."""
-
-    block: Annotated[
-        int, msgspec.Meta(ge=32, le=MAX_BLOCK, description="values that share a scale; a power of two")
-    ] = 256
-
-    def __post_init__(self) -> None:
-        if self.block & (self.block - 1):
-            raise ConfigError(f"codec int8: block: {self.block} is no power of two from 32 to {MAX_BLOCK}.")
 
 
 class Int8:

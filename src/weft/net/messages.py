@@ -232,6 +232,7 @@ class Heartbeat(Record, frozen=True, kw_only=True, tag="Heartbeat"):
     is_relayed: bool = False  # it reaches some only through others, and so owns no parts
     loss: float | None  # nats per token of the last inner steps
     tokens_per_s: Annotated[float, Meta(ge=0)]
+    is_anchor: bool = False  # it keeps a state for others, trains nothing and asks for no vote
 
 
 class Departure(Record, frozen=True, kw_only=True, tag="Departure"):

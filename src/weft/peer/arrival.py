@@ -27,13 +27,13 @@ from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Notice, StateJoined
 from weft.ids import Digest, PeerId, short
 from weft.net.messages import Heartbeat
+from weft.peer.index import StateIndex
 from weft.peer.messages import StateOffer, StateRequest
 from weft.peer.partial import MAX_OFFER_NBYTES, Partial, drop
 from weft.peer.place import Place
 from weft.peer.pull import pull
 from weft.peer.replica import Replica
 from weft.peer.shares import Blob
-from weft.peer.state import StateIndex
 from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
 from weft.wire import Buffer, decode, digest_of

@@ -14,7 +14,8 @@ from weft.data import leases
 from weft.errors import WireError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import verify
-from weft.peer.config import GENESIS
+from weft.net.messages import Heartbeat
+from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.charter import Charter, enact
 from weft.sync.messages import (
@@ -27,12 +28,13 @@ from weft.sync.messages import (
     next_base,
 )
 from weft.sync.rules import is_quorum, is_successor
-from weft.wire import Buffer, Signed, digest_of, unseal
+from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
 M = TypeVar("M")
 
 FIRST = Round(0)
 RESULTS_NBYTES = 512 << 20  # of the last rounds' results, kept for others
+ANSWER_NBYTES = 900_000  # of certificates: below what a call's body may have
 MAX_REMEMBERED = 256  # rounds whose certificates are kept
 
 
@@ -192,3 +194,23 @@ def genesis(run: RunId, founder: PeerId, charter: Charter) -> Base:
 def branch_name(base: Base, members: Iterable[PeerId], opener: PeerId) -> BranchId:
     """Return the name of the branch that `members` open where `base` lost its majority."""
     return BranchId(order_key("branch", base.previous, base.branch, base.round, opener, *sorted(members)))
+
+
+def is_further(one: Manifest | Heartbeat, other: Manifest) -> bool:
+    """Return whether `one` is later than `other` on its branch, or on one to prefer.
+
+    That is one of more tokens, of a later round (just opened, and not the one it leaves), or of a lower name.
+    """
+    if one.branch == other.branch:
+        return one.round > other.round
+    if (one.committed_tokens, one.round) == (other.committed_tokens, other.round):
+        return one.branch < other.branch
+    return (one.committed_tokens, one.round) > (other.committed_tokens, other.round)
+
+
+def as_many_as_fit(certificates: tuple[Certificate, ...]) -> tuple[Certificate, ...]:
+    """Return the first certificates that an answer holds, one at least: those of many members are large."""
+    taken, nbytes = 0, 0
+    while taken < len(certificates) and (nbytes := nbytes + len(encode(certificates[taken]))) < ANSWER_NBYTES:
+        taken += 1
+    return certificates[: max(taken, 1)]

@@ -14,7 +14,7 @@ import msgspec
 
 from weft.events import Emit, Notice
 from weft.ids import PeerId, Tokens, short
-from weft.peer.config import GENESIS
+from weft.peer.messages import GENESIS
 from weft.sync.charter import Charter
 from weft.sync.messages import Base, Collect, Manifest, Propose, Ready
 

@@ -64,8 +64,9 @@ class Company:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until() - self._clock.now()):
                     await self._news.wait()
-        speeds = [beat.tokens_per_s for beat in self._heard.values() if math.isfinite(beat.tokens_per_s)]
-        return Pace(num_members=len(self._heard), tokens_per_s=max(speeds, default=0.0))
+        training = [beat for beat in self._heard.values() if not beat.is_anchor]
+        speeds = [beat.tokens_per_s for beat in training if math.isfinite(beat.tokens_per_s)]
+        return Pace(num_members=len(training), tokens_per_s=max(speeds, default=0.0))
 
     def _until(self) -> float:
         """Return how long to listen: not at all where a run waits to begin and all that are linked have spoken."""

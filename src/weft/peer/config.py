@@ -15,10 +15,11 @@ from weft.config import UNBOUNDED, Config
 from weft.data import CorpusConfig, DataIndex, TokenizerConfig
 from weft.data.packing import BytesConfig
 from weft.errors import ConfigError
-from weft.ids import Digest, RunId
+from weft.ids import RunId
 from weft.model.config import ModelConfig, Size
 from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.machine import PeerConfig as PeerConfig
+from weft.peer.outline import AdmissionConfig, TicketAdmission
 from weft.sync.charter import MAX_STEWARDS
 from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
 from weft.sync.outer import AdamWConfig
@@ -50,23 +51,6 @@ class TrainConfig(Config, frozen=True, kw_only=True):
     evaluate_windows: Annotated[int, msgspec.Meta(ge=1, description="held-out samples per evaluation")] = 128
     sample_every: Annotated[int, msgspec.Meta(ge=0, description="rounds between samples; 0: at the end only")] = 0
     sample_prompt: _Prompt = ""
-
-
-class TicketAdmission(Config, frozen=True, kw_only=True, tag_field="admit", tag="ticket"):
-    """Whoever holds a ticket; its secret is in no config."""
-
-
-class KeysAdmission(Config, frozen=True, kw_only=True, tag_field="admit", tag="keys"):
-    """The listed keys only."""
-
-    keys: Annotated[tuple[HexPeer, ...], msgspec.Meta(min_length=1)]
-
-
-class OpenAdmission(Config, frozen=True, kw_only=True, tag_field="admit", tag="open"):
-    """Anyone."""
-
-
-AdmissionConfig = TicketAdmission | KeysAdmission | OpenAdmission
 
 
 class SizedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="size"):
@@ -164,6 +148,3 @@ class RunConfig(Config, frozen=True, kw_only=True):
     @property
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.train.seq_len
-
-
-GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it

@@ -18,14 +18,15 @@ from torch import Tensor
 from weft.clock import Clock
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
-from weft.peer.chain import Chain
+from weft.peer.chain import Chain, as_many_as_fit
 from weft.peer.compute import Compute
+from weft.peer.index import StateIndex, VectorIndex
 from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.replica import Replica
-from weft.peer.state import StateIndex, VectorIndex, chunks
+from weft.peer.state import chunks
 from weft.sync.charter import Charter
-from weft.sync.messages import Certificate, Manifest
+from weft.sync.messages import Manifest
 from weft.wire import Buffer, digest, digest_of, encode
 
 PIN_S = 600.0  # after the last request for it: a newcomer on a slow link comes back for more
@@ -34,7 +35,6 @@ FRESH_S = 30.0  # askers within this share a pin
 MAX_PINS = 2
 RESTING_S = 15.0  # a pin of which nothing was asked for so long may give way to another
 HASHED_AT_ONCE = 16  # chunks: some ten milliseconds, after which what a round wants merged has its turn
-ANSWER_NBYTES = 900_000  # of certificates: below what a call's body may have
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Donor:
         if chain is None or chain.head.branch != request.branch:
             return ChainAnswer(certificates=None)
         found = chain.after(request.after, MAX_CERTIFICATES)
-        return ChainAnswer(certificates=None if found is None else _as_many_as_fit(found))
+        return ChainAnswer(certificates=None if found is None else as_many_as_fit(found))
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         for pin in self._pins:
@@ -172,11 +172,3 @@ class Donor:
 def _call_if_alive(method: WeakMethod[Callable[[], None]]) -> None:
     if (bound := method()) is not None:
         bound()
-
-
-def _as_many_as_fit(certificates: tuple[Certificate, ...]) -> tuple[Certificate, ...]:
-    """Return the first certificates that an answer holds, one at least: those of many members are large."""
-    taken, nbytes = 0, 0
-    while taken < len(certificates) and (nbytes := nbytes + len(encode(certificates[taken]))) < ANSWER_NBYTES:
-        taken += 1
-    return certificates[: max(taken, 1)]

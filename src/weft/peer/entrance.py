@@ -27,11 +27,11 @@ from weft.net.messages import Heartbeat
 from weft.peer.amended import first_charter
 from weft.peer.arrival import Arrival, Heads
 from weft.peer.branches import patience_s
-from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, open_branch
-from weft.peer.config import GENESIS, RunConfig
+from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, is_further, open_branch
+from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
+from weft.peer.messages import GENESIS, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
-from weft.peer.messages import ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
@@ -248,7 +248,7 @@ class Entrance:
 
     def _is_reached(self, head: Manifest) -> bool:
         mine = self._replica.head
-        return mine is not None and not _is_further(head, mine)
+        return mine is not None and not is_further(head, mine)
 
     async def _heads(self) -> Heads:
         """Return which linked peers have a state, and whose it is: the furthest first, who just failed last."""
@@ -344,7 +344,7 @@ class Entrance:
     def is_ahead(self, peer: PeerId, head: Manifest) -> bool:
         """Return whether `peer` has told of a state that this peer should follow, at `head`, or go over to."""
         beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.manifest is not None and _is_further(beat, head)
+        return beat is not None and beat.manifest is not None and is_further(beat, head)
 
     def is_on_lesser_branch(self, head: Manifest) -> bool:
         """Return whether a peer tells of another branch than `head` is on, and one to prefer."""
@@ -386,15 +386,3 @@ class Entrance:
             return peer in self._failed_at, (0 if beat is None or beat.manifest is None else -beat.round - 1), peer
 
         return sorted(self._node.peers, key=progress)
-
-
-def _is_further(one: Manifest | Heartbeat, other: Manifest) -> bool:
-    """Return whether `one` is later than `other` on its branch, or on one to prefer.
-
-    That is one of more tokens, of a later round (just opened, and not the one it leaves), or of a lower name.
-    """
-    if one.branch == other.branch:
-        return one.round > other.round
-    if (one.committed_tokens, one.round) == (other.committed_tokens, other.round):
-        return one.branch < other.branch
-    return (one.committed_tokens, one.round) > (other.committed_tokens, other.round)

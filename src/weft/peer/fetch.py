@@ -16,11 +16,12 @@ from collections.abc import Sequence
 
 from weft.clock import Clock
 from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
-from weft.errors import GenesisMismatch, NetError, PeerError, Refused
+from weft.errors import GenesisMismatch, PeerError
 from weft.events import DataReady, Emit
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
 from weft.peer.config import RunConfig
+from weft.peer.holders import small_from
 from weft.peer.home import Home
 from weft.peer.pull import pull
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
@@ -38,7 +39,7 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
     """
     data = home.blobs.read(Digest(node.run), MAX_RUN_NBYTES)
     if data is None:
-        data = await _small(node, peers, Digest(node.run), MAX_RUN_NBYTES)
+        data = await small_from(node, peers, Digest(node.run), MAX_RUN_NBYTES)
     run = read_run(data, max_parameters)
     if run.run != node.run:
         raise GenesisMismatch(f"the config is of run {run.run}, the ticket of run {node.run}. Ask for a fresh ticket.")
@@ -58,7 +59,7 @@ async def fetch_files(
     """
     blob = home.blobs.read(run.data.tokenizer, MAX_TOKENIZER_NBYTES)
     if blob is None:
-        blob = await _small(node, peers, run.data.tokenizer, MAX_TOKENIZER_NBYTES)
+        blob = await small_from(node, peers, run.data.tokenizer, MAX_TOKENIZER_NBYTES)
         home.blobs.put(blob)
     tokenizer = from_bytes(blob)
     check_vocabulary(tokenizer, run.model.vocab_size)
@@ -98,13 +99,3 @@ def _data_ready(index: DataIndex, fetched_nbytes: int) -> DataReady:
         train_tokens=index.num_tokens("train"),
         heldout_tokens=index.num_tokens("heldout"),
     )
-
-
-async def _small(node: Node, peers: Sequence[PeerId], digest: Digest, max_nbytes: int) -> bytes:
-    failures = []
-    for peer in peers:
-        try:
-            return await node.fetch_small(peer, digest, max_nbytes)
-        except (PeerError, NetError, Refused) as error:
-            failures.append(str(error))
-    raise PeerError(f"nobody delivered {digest[:8]}: {'; '.join(failures) or 'nobody is connected'}")

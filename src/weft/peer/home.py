@@ -9,6 +9,7 @@
               log.jsonl         the events
               durable.bin       what was promised and accepted in rounds
               addresses         where other peers were last reached
+              anchored/         what an anchor keeps in the place of a checkpoint
               moved             bytes moved today, where that is capped
               wish, answer      what a person on this machine asks a running peer, and what it says
               arriving/         what has come of a state that is being fetched
@@ -20,6 +21,7 @@ It does not know where the root is: that is for the command line to say, which m
 """
 
 import re
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +97,14 @@ class BlobStore:
             self._mapped[digest] = view
         return self._mapped[digest]
 
+    def keep_only(self, named: Container[Digest]) -> None:
+        """Remove every blob that is not `named`; what cannot be removed stays."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if Digest(path.name) not in named:
+                self._mapped.pop(Digest(path.name), None)
+                with suppress(OSError):
+                    path.unlink()
+
     def close(self) -> None:
         """Let go of all mapped files."""
         self._mapped.clear()
@@ -140,6 +150,10 @@ class PeerFolder:
     @property
     def addresses(self) -> Path:
         return self.root / "addresses"
+
+    @property
+    def anchored(self) -> Path:
+        return self.root / "anchored"
 
     @property
     def moved(self) -> Path:

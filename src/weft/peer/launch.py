@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from weft.errors import ConfigError, Unreachable
 from weft.events import Event, Notice
 from weft.ids import PeerId
 from weft.model.config import num_parameters
-from weft.net.admission import Admission, Anyone, ByKeys, ByTicket, new_secret
+from weft.net.admission import new_secret
 from weft.net.heartbeat import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
@@ -30,15 +29,16 @@ from weft.peer.amended import amended
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.company import Company
 from weft.peer.compute import Compute, Threads
-from weft.peer.config import KeysAdmission, OpenAdmission, PeerConfig, RunConfig, RunFile, TicketAdmission
+from weft.peer.config import PeerConfig, RunConfig, RunFile
 from weft.peer.device import check_fits, choose
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.footing import Footing, Options, connect, footing, open_for
 from weft.peer.home import PeerFolder
 from weft.peer.host import limit_cores
 from weft.peer.kept import keep_secret, read_secret
+from weft.peer.outline import admission_of, public
 from weft.peer.peer import Outcome, Peer, Place
-from weft.peer.seal import initial, pack_private, public, seal
+from weft.peer.seal import initial, pack_private, seal
 from weft.peer.succession import charter_at, require_going, require_unended
 from weft.peer.terms import Terms, terms
 
@@ -68,12 +68,14 @@ async def found(
     with footing(options, run, open_for(options, run, is_maker=True)) as ground:
         for event in pending:
             ground.emit(event)
-        admission = _admission(sealed.config, read_secret(ground.folder) or new_secret())
+        admission = admission_of(
+            sealed.config.admission, sealed.config.stewards, read_secret(ground.folder) or new_secret()
+        )
         keep_secret(ground.folder, admission)
         require_unended(ground.folder, run)
         async with aclosing(Threads()) as compute, ground.node(admission) as node:
             node.passport.predecessor = sealed.config.predecessor
-            node.serve_blobs(public(sealed.config, options.home), is_patient=True)
+            node.serve_blobs(public(sealed.config, sealed.config.run, options.home), is_patient=True)
             vector = await asyncio.to_thread(initial, sealed.config, options.home)
             if vector is None:
                 raise ConfigError("the run's initial weights are not on this machine; start it anew.")
@@ -130,7 +132,7 @@ async def join(
                 await say_goodbye(node, "did not agree to the terms")
                 return None
             ground.day.require(asked.fetch_nbytes)
-            admission = _admission(run, ticket.secret)
+            admission = admission_of(run.admission, run.stewards, ticket.secret)
             node.admit(admission)
             node.passport.predecessor = run.predecessor
             keep_secret(ground.folder, admission)
@@ -140,7 +142,7 @@ async def join(
             if vector is None:
                 raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
             data = await _data(node, members, run, ground, own_data)
-            node.serve_blobs(public(run, options.home), is_patient=True)
+            node.serve_blobs(public(run, run.run, options.home), is_patient=True)
             peer = Peer(run, _place(ground, node, data, vector, compute))
             with ground.ticket(node, admission) as fresh:
                 async with ground.guarded(peer):
@@ -209,22 +211,6 @@ async def _data(
     if run.is_private:
         return Data(tokenizer, home.private, await _own(run, tokenizer, ground.options, own_data))
     return Data(tokenizer, home.shards, run.data)
-
-
-def _admission(run: RunConfig, secret: bytes | None) -> Admission:
-    match run.admission:
-        case TicketAdmission():
-            if secret is None:
-                raise ConfigError(
-                    "this run admits by ticket, and this ticket holds no secret. Ask a member: weft ticket"
-                )
-            return ByTicket(secret=secret)
-        case KeysAdmission(keys=keys):
-            return ByKeys(allowed=(*keys, *run.stewards))  # those hand in their acts
-        case OpenAdmission():
-            return Anyone()
-        case _:
-            assert_never(run.admission)
 
 
 async def _own(

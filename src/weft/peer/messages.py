@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from weft.ids import Attempt, BranchId, Round, RunId
+from weft.ids import Attempt, BranchId, Digest, Round, RunId
 from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.sync.acts import Reason
@@ -23,6 +23,7 @@ from weft.sync.charter import Charter
 from weft.sync.messages import MAX_COUNT, Certificate, Manifest
 from weft.wire import Record, Signed
 
+GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it
 MAX_CERTIFICATES = 16  # per answer, and no more than fit a call's body
 
 

@@ -23,8 +23,9 @@ from torch import Tensor
 from weft.data import write_atomically
 from weft.errors import DataError, WireError
 from weft.ids import Digest
+from weft.peer.index import StateIndex
 from weft.peer.shares import Blob
-from weft.peer.state import StateIndex, chunks
+from weft.peer.state import chunks
 from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
 from weft.wire import Buffer, Record, decode, digest, digest_of, encode

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
-from weft.codec import Codec, build
+from weft.codec.codec import Codec, build
 from weft.errors import DeadlineExceeded, PayloadError, PeerError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round, short

@@ -196,28 +196,6 @@ def initial(config: RunConfig, home: Home) -> Float32[Tensor, " num"] | None:
     return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
 
 
-def public(config: RunConfig, home: Home) -> Lookup:
-    """Return what peers of the run may request: its RunConfig, tokenizer, initial vector and shards.
-
-    A digest that the RunConfig does not name is answered with None, whatever lies in `home`; so are files that are
-    missing or found corrupt.
-    """
-    blobs = {Digest(config.run), config.data.tokenizer}
-    if not config.is_seeded:
-        blobs.add(config.initial)
-    shards = {info.digest for info in (*config.data.train, *config.data.heldout)}
-
-    def lookup(peer: PeerId, digest: Digest) -> wire.Buffer | None:  # noqa: ARG001  # whoever was admitted may have them
-        try:
-            if digest in blobs:
-                return home.blobs.open(digest)
-            return home.shards.read(digest) if digest in shards else None
-        except DataError:
-            return None
-
-    return lookup
-
-
 # --- sealing ---
 
 

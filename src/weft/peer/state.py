@@ -1,8 +1,8 @@
 """Flat vectors as bytes: cut into chunks, each named by its digest, and one index that names them all.
 
     vector    |------ 1 MiB ------|------ 1 MiB ------|-- rest --|
-    digests           d0                  d1               d2          VectorIndex(name, num, chunks)
-                                                                       StateIndex(vectors), ascending by name
+    digests           d0                  d1               d2          index.VectorIndex(name, num, chunks)
+                                                                       index.StateIndex(vectors), ascending by name
 
 A chunk is a blob: newcomers fetch it by digest, a checkpoint is checked by it, and where two replicas differ, it says
 where. The digest of the replicated vectors' index is what a replica prints at the end: equal digests, equal bits.
@@ -12,55 +12,15 @@ little-endian. It does not know what the vectors mean.
 """
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Float32
-from msgspec import Meta
 from torch import Tensor
 
 from weft.ids import Digest
-from weft.net.messages import HexDigest
-from weft.wire import Record, digest, digest_of
-
-CHUNK_NBYTES = 1 << 20  # one piece of a blob transfer; its digest weighs 1/16000 of it
-MAX_NUM = 1 << 48  # of one vector: a petabyte, and small enough for every product with it
-
-VectorName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.]{0,63}\Z")]
-
-
-class VectorIndex(Record, frozen=True, kw_only=True):
-    """One flat fp32 vector by the digests of its chunks, in order."""
-
-    name: VectorName
-    num: Annotated[int, Meta(ge=0, le=MAX_NUM)]
-    chunks: tuple[HexDigest, ...]
-
-    def __post_init__(self) -> None:
-        """Refuse an index that contradicts itself, whoever sent it."""
-        if len(self.chunks) != (expected := -(-self.nbytes // CHUNK_NBYTES)):
-            raise ValueError(f"{self.num} numbers make {expected} chunks, not {len(self.chunks)}")
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * self.num
-
-
-class StateIndex(Record, frozen=True, kw_only=True):
-    """Vectors by name, ascending."""
-
-    vectors: tuple[VectorIndex, ...]
-    chunk_nbytes: Annotated[int, Meta(ge=CHUNK_NBYTES, le=CHUNK_NBYTES)] = CHUNK_NBYTES
-
-    def __post_init__(self) -> None:
-        names = [vector.name for vector in self.vectors]
-        if names != sorted(set(names)):
-            raise ValueError("the vectors of a state are named once each, in ascending order")
-
-    @property
-    def nbytes(self) -> int:
-        return sum(vector.nbytes for vector in self.vectors)
+from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex
+from weft.wire import digest, digest_of
 
 
 def raw(vector: Float32[Tensor, " num"]) -> memoryview:

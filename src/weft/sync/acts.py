@@ -17,7 +17,7 @@ from msgspec import Meta
 from weft.codec import CodecConfig
 from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import MAX_REASON_CHARS, HexPeer, HexRun
-from weft.sync.outer import NesterovConfig, SgdConfig
+from weft.sync.choices import NesterovConfig, SgdConfig
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import Record, Signed
 

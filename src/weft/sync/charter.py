@@ -38,7 +38,7 @@ from weft.sync.acts import (
     Warrant,
     changes_of,
 )
-from weft.sync.method import Choices
+from weft.sync.choices import Choices
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import Record, Signed, unseal
 

@@ -13,124 +13,25 @@ A run file names a row or spells the choices out (`type = "custom"`). Before a r
 FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.08105, algorithm 1.
 """
 
-from typing import Annotated, Literal, assert_never, final
+from typing import final
 
-import msgspec
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec import Bf16Config, CodecConfig, Int8Config, bounds
-from weft.codec import build as build_codec
-from weft.config import Config
-from weft.errors import ConfigError
+from weft.codec import bounds
+from weft.codec.codec import build as build_codec
 from weft.sync import outer as optimizers
-from weft.sync.outer import AdamWConfig, NesterovConfig, SgdConfig, State, StepContext
-
-_Every = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="inner steps between synchronisations")]
-_Lr = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate")]
-_Momentum = Annotated[float, msgspec.Meta(ge=0, lt=1, description="outer momentum")]
-
-
-class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inner"):
-    """Apply what was merged with the run's inner optimizer, whose moments are then replicated."""
-
-
-ApplyConfig = SgdConfig | NesterovConfig | InnerConfig
-
-
-class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom"):
-    """The five choices spelled out, and who is waited for."""
-
-    every: _Every
-    send: Literal["gradient", "delta"]
-    apply: ApplyConfig
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None  # of the merged parts; None: the same as `codec`
-    among: Literal["all"] = "all"
-    wait: Literal["all"] = "all"  # for all members, until the deadline
-
-    def __post_init__(self) -> None:
-        if self.send == "gradient" and self.every != 1:
-            raise ConfigError(
-                f"method: every: {self.every} inner steps leave no single gradient to send; "
-                'set every = 1, or send = "delta".'
-            )
-        if self.send == "delta" and isinstance(self.apply, InnerConfig):
-            raise ConfigError(
-                'method: apply: "inner" steps along gradients, a delta already holds inner steps; '
-                'set apply to "sgd" or "nesterov", or send = "gradient".'
-            )
-
-
-class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
-    """Every step, the mean gradient, applied by the inner optimizer on every member alike."""
-
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None
-
-
-class FedAvgConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="fedavg"):
-    """Every H steps, the mean of the members' weights."""
-
-    every: _Every = 30
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None
-
-
-class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="diloco"):
-    """Every H steps, the mean delta, applied with Nesterov momentum."""
-
-    every: _Every = 30
-    lr: _Lr | None = None  # None: by number of peers, `diloco_defaults`
-    momentum: _Momentum | None = None
-    codec: CodecConfig = Int8Config()
-    reply_codec: CodecConfig | None = None
-
-
-MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | Choices
-
-
-def spell_out(config: MethodConfig, num_peers: int) -> Choices:
-    """Return the five choices that `config` names in a run of about `num_peers` (>= 1) peers."""
-    match config:
-        case Choices():
-            return config
-        case DdpConfig():
-            return Choices(
-                every=1, send="gradient", apply=InnerConfig(), codec=config.codec, reply_codec=config.reply_codec
-            )
-        case FedAvgConfig():
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=SgdConfig(lr=1.0),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-            )
-        case DiLoCoConfig():
-            lr, momentum = diloco_defaults(num_peers)
-            apply = NesterovConfig(
-                lr=lr if config.lr is None else config.lr,
-                momentum=momentum if config.momentum is None else config.momentum,
-            )
-            return Choices(
-                every=config.every, send="delta", apply=apply, codec=config.codec, reply_codec=config.reply_codec
-            )
-    assert_never(config)
-
-
-def diloco_defaults(num_peers: int) -> tuple[float, float]:
-    """Return the outer learning rate and momentum for `num_peers` replicas.
-
-    Best constant rates of "Scaling Laws for DiLoCo" (2503.09799; H = 30, momentum 0.9, 35M to 10B parameters): one
-    replica 0.4, two and four 0.6, eight 0.8 to 1.0; they depend on the replicas, hardly on the model's size. They rise
-    with H by an amount the paper plots but does not print, so H is not an argument. All are tuned on runs of thousands
-    of rounds: where a run has only tens, momentum 0.9 has no time to settle and less is better.
-    """
-    if num_peers <= 1:
-        return 0.4, 0.9
-    return (0.6 if num_peers < 6 else 0.8), 0.9  # 6 is nearer to 8 than to 4, by ratio
+from weft.sync.choices import ApplyConfig as ApplyConfig
+from weft.sync.choices import Choices as Choices
+from weft.sync.choices import DdpConfig as DdpConfig
+from weft.sync.choices import DiLoCoConfig as DiLoCoConfig
+from weft.sync.choices import FedAvgConfig as FedAvgConfig
+from weft.sync.choices import InnerConfig as InnerConfig
+from weft.sync.choices import MethodConfig as MethodConfig
+from weft.sync.choices import diloco_defaults as diloco_defaults
+from weft.sync.choices import spell_out as spell_out
+from weft.sync.outer import AdamWConfig, State, StepContext
 
 
 @final

@@ -20,42 +20,20 @@ It does not know schedules (the learning rate is an argument) nor peers.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Protocol, assert_never, runtime_checkable
+from typing import Protocol, assert_never, runtime_checkable
 
-import msgspec
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.config import Config
+from weft.sync.choices import AdamWConfig as AdamWConfig
+from weft.sync.choices import NesterovConfig as NesterovConfig
+from weft.sync.choices import OuterConfig
+from weft.sync.choices import SgdConfig as SgdConfig
 
 State = dict[str, Float32[Tensor, " num"]]
 
 CHUNK = 1 << 16  # elements: three operands of 256 KiB fit a core's second-level cache
-
-_Rate = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate, held constant")]
-_Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
-
-
-class SgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sgd"):
-    lr: _Rate = 1.0
-
-
-class NesterovConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="nesterov"):
-    lr: _Rate = 0.6
-    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
-
-
-class AdamWConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="adamw"):
-    """The learning rate comes from the run's schedule, step by step."""
-
-    beta1: _Beta = 0.9
-    beta2: _Beta = 0.95
-    eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-8
-    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
-
-
-OuterConfig = SgdConfig | NesterovConfig | AdamWConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,8 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec import Codec, bounds
-from weft.codec.quantize import MAX_BLOCK
+from weft.codec import MAX_BLOCK, bounds
+from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.ids import Digest
 from weft.wire import Buffer, digest

@@ -22,7 +22,7 @@ from weft.model import Transformer
 from weft.net.ticket import issue, read
 from weft.peer import peer, seal
 from weft.peer.checkpoint import load, read_contents
-from weft.peer.config import KeysAdmission
+from weft.peer.outline import KeysAdmission
 from weft.peer.state import state_index
 from weft.wire import digest_of
 

@@ -1,7 +1,10 @@
 import msgspec
 import pytest
 
-from weft.codec import Bf16, CodecConfig, Fp32, Int8, build
+from weft.codec import CodecConfig
+from weft.codec.codec import build
+from weft.codec.dense import Bf16, Fp32
+from weft.codec.quantize import Int8
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
 

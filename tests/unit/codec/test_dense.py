@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.codec import Bf16, Fp32
+from weft.codec.dense import Bf16, Fp32
 from weft.errors import PayloadError
 from weft.rng import integers64, stream
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.codec import Int8
+from weft.codec.quantize import Int8
 from weft.errors import PayloadError
 from weft.rng import integers64, stream
 

@@ -23,7 +23,8 @@ from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
 from weft.model import named, num_parameters
 from weft.peer.amended import first_charter
 from weft.peer.checkpoint import Snapshot, load, save
-from weft.peer.config import RunConfig, TicketAdmission, TrainConfig
+from weft.peer.config import RunConfig, TrainConfig
+from weft.peer.outline import TicketAdmission
 from weft.sync.messages import Contribution, Manifest, PartResult
 from weft.sync.method import DiLoCoConfig, spell_out
 from weft.sync.schedule import ConstantConfig

@@ -13,7 +13,7 @@ import torch
 from charters import charter
 from weft.clock import VirtualClock
 from weft.ids import BranchId, PeerId, Round, RunId
-from weft.peer import donor as module
+from weft.peer import chain as module
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Inline
 from weft.peer.donor import PIN_S, Donor

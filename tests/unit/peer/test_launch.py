@@ -18,8 +18,8 @@ from weft.keys import Identity, open_identity, read_peer
 from weft.net.ticket import issue, read
 from weft.peer import device, launch
 from weft.peer.checkpoint import Snapshot, load
-from weft.peer.config import KeysAdmission
 from weft.peer.home import Home
+from weft.peer.outline import KeysAdmission
 from weft.peer.peer import Peer
 from weft.sync.method import FedAvgConfig
 from weft.sync.schedule import ConstantConfig

@@ -26,7 +26,8 @@ from weft.model import ModelConfig, initial_vector, named, num_parameters, write
 from weft.peer import seal as seal_module
 from weft.peer.config import RunConfig, RunFile
 from weft.peer.home import Home
-from weft.peer.seal import Sealed, initial, load_tokenizer, pack_private, public, read_run, seal
+from weft.peer.outline import public
+from weft.peer.seal import Sealed, initial, load_tokenizer, pack_private, read_run, seal
 from weft.peer.state import raw
 from weft.sync.method import Choices
 from weft.sync.outer import NesterovConfig
@@ -222,7 +223,7 @@ def stored(home: Home) -> dict[str, list[Digest]]:
 def test_what_the_run_names_is_served_and_nothing_else(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     config = sealed(tmp_path, home).config
-    lookup = public(config, home)
+    lookup = public(config, config.run, home)
     wanted = [Digest(config.run), config.data.tokenizer, *(info.digest for info in config.data.train)]
     for digest in [*wanted, *(info.digest for info in config.data.heldout)]:
         data = lookup(PEER, digest)
@@ -238,7 +239,7 @@ def test_a_shard_found_corrupt_is_not_served(tmp_path: Path) -> None:
     path = home.shards.folder / config.data.train[0].digest
     path.chmod(0o644)
     path.write_bytes(b"changed")
-    assert public(config, home)(PEER, config.data.train[0].digest) is None
+    assert public(config, config.run, home)(PEER, config.data.train[0].digest) is None
 
 
 def test_no_private_shard_is_named_or_served(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_no_private_shard_is_named_or_served(tmp_path: Path) -> None:
     assert here["shards"] == []
     assert len(own) == 2
     assert (made.config.data.train, made.config.data.heldout, made.config.data.train_text_nbytes) == ((), (), 0)
-    lookup = public(made.config, home)
+    lookup = public(made.config, made.config.run, home)
     assert {digest for place in here.values() for digest in place if lookup(PEER, digest) is not None} == {
         made.config.run,
         made.config.data.tokenizer,
@@ -269,7 +270,7 @@ def test_a_peer_of_a_private_run_packs_its_own_files_apart(tmp_path: Path) -> No
     assert stored(home)["shards"] == []
     assert set(stored(home)["private"]) == {info.digest for info in (*index.train, *index.heldout)}
     assert index != made.index
-    assert all(public(made.config, home)(PEER, info.digest) is None for info in index.train)
+    assert all(public(made.config, made.config.run, home)(PEER, info.digest) is None for info in index.train)
     long = msgspec.structs.replace(made.config.train, seq_len=5000)
     large = msgspec.structs.replace(made.config, model=tiny(257, 5000), train=long)
     with pytest.raises(DataError, match="too small"):

@@ -10,7 +10,8 @@ from weft.codec import Fp32Config
 from weft.data.batch import Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.model import ModelConfig
-from weft.peer.config import RunConfig, TicketAdmission, TrainConfig
+from weft.peer.config import RunConfig, TrainConfig
+from weft.peer.outline import TicketAdmission
 from weft.sync.method import FedAvgConfig, MethodConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 

@@ -2,7 +2,8 @@ import msgspec
 import pytest
 import torch
 
-from weft.codec import Bf16Config, Fp32Config, Int8, Int8Config
+from weft.codec import Bf16Config, Fp32Config, Int8Config
+from weft.codec.quantize import Int8
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
 from weft.sync.method import (

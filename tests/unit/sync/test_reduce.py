@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.codec import Bf16, Codec, Fp32, Int8
+from weft.codec.codec import Codec
+from weft.codec.dense import Bf16, Fp32
+from weft.codec.quantize import Int8
 from weft.errors import PayloadError
 from weft.sync.reduce import ALIGNMENT, MAX_WEIGHT, Merger, cut, decode_parts, encode_parts, merge
 from weft.wire import digest

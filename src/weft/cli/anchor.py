@@ -1,0 +1,102 @@
+"""`weft anchor`: keep addresses and the newest state of a run, so that it outlives all who train. Needs no torch."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import weft
+from weft.cli import settings
+from weft.cli.place import home_of
+from weft.cli.quantity import nbytes, rate_bps
+from weft.cli.until import until as read_until
+from weft.clock import SystemClock
+
+if TYPE_CHECKING:
+    from weft.peer.anchor import Anchor
+    from weft.peer.footing import Options
+    from weft.peer.outline import Outline
+
+
+def anchor(
+    context: typer.Context,
+    ticket: Annotated[str, typer.Argument(help='The ticket; "-" reads it from standard input.', show_default=False)],
+    name: settings.Name = "",
+    key: settings.Key = None,
+    host: settings.Host = None,
+    port: settings.Port = None,
+    transports: settings.Transports = None,
+    up: settings.Up = None,
+    down: settings.Down = None,
+    per_day: settings.PerDay = None,
+    until: settings.Until = None,
+    machine: settings.Machine = None,
+    quiet: settings.Quiet = False,
+    parent: settings.Parent = 0,
+) -> None:
+    """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
+    from weft.errors import ConfigError
+    from weft.net.ticket import MAX_CHARS, read
+
+    text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
+    read(text)
+    stays = read_until(until, SystemClock().wall())
+    if stays.rounds is not None or stays.tokens is not None:
+        raise ConfigError("--until: an anchor contributes no rounds or tokens. Name a time, a while or a date.")
+    chosen = settings.machine_settings(
+        machine,
+        {
+            "name": name or None,
+            "tls.host": host,
+            "tls.port": port,
+            "transports": settings.check_transports(transports),
+            "caps.upload_bps": rate_bps("--up", up),
+            "caps.download_bps": rate_bps("--down", down),
+            "caps.day_nbytes": nbytes("--per-day", per_day),
+        },
+    )
+    from weft.peer.footing import Options
+    from weft.peer.home import Home
+
+    options = Options(home=Home(home_of(context)), key=key, settings=chosen, until=stays.wall)
+    _run(text, options, quiet, parent)
+
+
+def _run(text: str, options: "Options", is_quiet: bool, parent: int) -> None:
+    from weft.cli.parent import stop_with_parent
+    from weft.cli.screen import make_screen
+    from weft.cli.stopper import NOTHING_TO_SAVE, Stopper
+    from weft.cli.view import Facts
+    from weft.peer.launch_anchor import anchor as keep
+
+    screen = make_screen(is_quiet=is_quiet)
+    stopper = Stopper(screen)
+    if parent:
+        stop_with_parent(parent)
+    options = replace(options, sinks=(*options.sinks, screen))
+
+    def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:
+        stopper.peer = anchor
+        train = outline.train
+        screen.start(
+            Facts(run=outline.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
+        )
+        typer.echo(f"anchor of {outline.name}; others join with what `weft ticket` prints here", err=True)
+
+    async def main() -> str:
+        stopper.install(asyncio.get_running_loop())
+        return await keep(text, options, software=f"weft {weft.__version__}", on_started=on_started)
+
+    try:
+        # The tls transport watches sockets, which no other loop does on every platform.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            reason = runner.run(main())
+    except asyncio.CancelledError:
+        typer.echo(NOTHING_TO_SAVE, err=True)
+        return
+    finally:
+        stopper.remove()
+        screen.close()
+    typer.echo(f"anchor ended: {reason}; what it kept is in {options.home.root}")

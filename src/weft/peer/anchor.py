@@ -1,0 +1,324 @@
+"""An anchor: keeps addresses and the newest state of a run for whoever comes, without torch and without a vote.
+
+    another peer      what an anchor does
+    trains            follows its chain: asks for the certificates of what was committed, fetches the results they name
+    is far ahead      fetches its state, whole, and drops the one before only then
+    joins             is told the state that is kept here, its chunks, and what was committed since
+    comes back        the same; so those that were all killed meet at the newest round that any of them or this one has
+
+It never asks to be counted in, so it is in no electorate and nobody waits for it. It sends heartbeats, so members see
+it and know how far its state is; it takes one of the places among those who watch each other.
+
+Outer steps need arithmetic that it does not have, so it keeps a state and the results of the rounds since, and fetches
+a new state when those weigh as much as the state does.
+
+Failure:
+- a donor vanishes: the chunks that came are kept, and the next one is asked for the rest.
+- the disk is full: it says so, and goes on with what it has.
+- nobody else is there: it serves what it has, and waits.
+
+It does not know what a state means. It believes a donor, as a newcomer does (docs/threat_model.md).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from weft.clock import Clock
+from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
+from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused, WireError
+from weft.events import DataReady, Emit, Notice, PeerStopped, StateJoined
+from weft.ids import BranchId, Digest, PeerId, Round, short
+from weft.net.heartbeat import Membership
+from weft.net.messages import Heartbeat
+from weft.net.node import Node
+from weft.peer.anchored import MAX_INDEX_NBYTES, Anchored
+from weft.peer.chain import as_many_as_fit, is_further
+from weft.peer.compute import Compute
+from weft.peer.holders import all_of, small_from
+from weft.peer.home import Home
+from weft.peer.index import CHUNK_NBYTES, StateIndex
+from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, CharterAnswer, CharterRequest, StateOffer, StateRequest
+from weft.peer.messages import Chain as ChainAnswer
+from weft.peer.outline import Outline
+from weft.sync.messages import Certificate, Manifest
+from weft.wire import Buffer, digest_of
+
+LOOK_S = 1.0
+CALL_S = 10.0
+PARALLEL = 4  # blobs on their way at a time
+FAILED_S = 60.0  # who failed to deliver is asked after all others for so long
+LEAST_RENEWED_NBYTES = 16 << 20  # results, below which a state is not fetched anew: it may be tiny
+MAX_SINCE = 64  # rounds since the state; a chain remembers four times as many
+MAX_VECTORS = 4  # of a state: parameters, and what an outer optimizer holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mooring:
+    """What an anchor stands on: everything with effects, made by `launch_anchor` or by a scenario."""
+
+    node: Node
+    home: Home
+    kept: Anchored  # loaded: what an earlier process kept
+    compute: Compute
+    clock: Clock
+    emit: Emit
+    max_parameters: int  # states of larger models are refused
+
+
+class Anchor:
+    """Keeps one run."""
+
+    pausing = None  # it trains nothing
+
+    def __init__(self, outline: Outline, mooring: Mooring) -> None:
+        self._outline = outline
+        self._node = node = mooring.node
+        self._home = mooring.home
+        self._kept = kept = mooring.kept
+        self._compute = mooring.compute
+        self._clock = mooring.clock
+        self._emit = mooring.emit
+        self._max_parameters = mooring.max_parameters
+        self._membership = Membership(node, mooring.clock, mooring.emit, self._heartbeat)
+        self._stopping = asyncio.Event()
+        self._stop_reason = ""
+        self._failed_at: dict[PeerId, float] = {}
+        self._has_files = False
+        self._told = ""  # the last failure that was said: once, not every second
+        node.serve(StateRequest, self._offer)
+        node.serve(ChainRequest, self._continue)
+        node.serve(CharterRequest, self._tell_charter)
+        node.serve_blobs(lambda _peer, digest: kept.lookup(digest), is_patient=True)
+
+    @property
+    def head(self) -> Manifest | None:
+        """Return the newest manifest whose state can be had from here."""
+        return None if self._kept.chain is None else self._kept.chain.head
+
+    def stop(self, reason: str) -> None:
+        """Say goodbye and return from `keep`, soon."""
+        self._stop_reason = self._stop_reason or reason
+        self._stopping.set()
+
+    async def keep(self) -> str:
+        """Follow and serve the run until `stop`; return why it ended."""
+        self._follow_bans()
+        await self._membership.start()
+        following = asyncio.ensure_future(self._follow())
+        try:
+            await self._stopping.wait()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        await self._membership.say_goodbye(self._stop_reason)
+        await self._membership.aclose()
+        self._emit(PeerStopped(reason=self._stop_reason))
+        return self._stop_reason
+
+    # --- following ---
+
+    async def _follow(self) -> None:
+        while True:
+            if self._node.peers:
+                await self._try(self._look_on)
+                if not self._has_files:
+                    await self._try(self._fetch_files)
+            await asyncio.sleep(LOOK_S)
+
+    async def _try(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except (PeerError, NetError, Refused) as error:
+            self._tell(f"not all of it could be fetched yet: {error}")
+        except (DiskFull, DataError) as error:
+            self._tell(f"what is new cannot be kept; what is here stays: {error}")
+
+    async def _look_on(self) -> None:
+        while await self._look():
+            self._follow_bans()
+
+    def _follow_bans(self) -> None:
+        """Refuse whom acts of the run's stewards have banned."""
+        banned = () if self._kept.chain is None else self._kept.chain.charter.banned
+        if set(banned) != self._node.passport.banned:
+            self._node.ban(banned)
+
+    async def _look(self) -> bool:
+        """Take up what one peer has that is not here; return whether there was something."""
+        for peer in self._furthest_first():
+            beat, head = self._membership.heartbeat_of(peer), self.head
+            if beat is None or beat.manifest is None or (head is not None and not is_further(beat, head)):
+                continue
+            try:
+                if head is None or beat.branch != head.branch:
+                    return await self._fetch_state(peer)
+                if self._is_heavy() and await self._fetch_state(peer):
+                    return True  # else the donor's pin is older than what is here, for half a minute
+                if (number := await self._continue_from(peer, head)) is None:
+                    return await self._fetch_state(peer)
+                if number:
+                    return True
+            except (PeerError, NetError, Refused):
+                self._failed_at[peer] = self._clock.now()
+                raise
+        return False
+
+    def _is_heavy(self) -> bool:
+        """Return whether what was committed since the state weighs as much as a new state."""
+        most = max(self._kept.state_nbytes, LEAST_RENEWED_NBYTES)
+        return self._kept.results_nbytes >= most or self._kept.num_since >= MAX_SINCE
+
+    async def _continue_from(self, peer: PeerId, head: Manifest) -> int | None:
+        """Follow what was committed after `head`; return how many rounds, None: the peer no longer knows."""
+        request = ChainRequest(branch=head.branch, after=head.round)
+        answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
+        if answer.certificates is None:
+            return None
+        taken = 0
+        for certificate in answer.certificates:
+            chain = self._kept.chain
+            if chain is None or not chain.proven(certificate):
+                break
+            await self._fetch_results(peer, certificate)
+            taken += self._kept.append(certificate)
+        return taken
+
+    async def _fetch_results(self, peer: PeerId, certificate: Certificate) -> None:
+        manifest, most = certificate.manifest, max(self._kept.state_nbytes, 1)
+        for part in manifest.parts:
+            holders = dict.fromkeys([part.owner, peer, *manifest.members])
+            others = [each for each in holders if self._node.is_linked(each)]
+            if not self._kept.has(part.result):
+                await self._put(await small_from(self._node, others, part.result, most))
+
+    async def _fetch_state(self, peer: PeerId) -> bool:
+        """Fetch the state that a peer offers; return whether it is further than what is here."""
+        began, fetched_nbytes = self._clock.now(), 0
+        beat = self._membership.heartbeat_of(peer)
+        request = StateRequest(run=self._node.run, wanted=None if beat is None else beat.manifest)
+        offer = await self._node.call(peer, request, StateOffer, deadline_s=CALL_S)
+        if offer.head is None or offer.index is None or offer.charter is None:
+            return False
+        if digest_of(offer.charter) != offer.head.charter:
+            raise WireError("the offered state comes with another charter than its manifest names")
+        base = None if self._kept.kept is None else self._kept.kept.head
+        if base is not None and not is_further(offer.head, base):
+            return False
+        if not self._kept.has(offer.index):
+            await self._put(await self._node.fetch_small(peer, offer.index, MAX_INDEX_NBYTES))
+        index = self._kept.index(offer.index)
+        if index is None or index.nbytes > 4 * MAX_VECTORS * self._max_parameters:
+            raise PayloadError(f"the state that {short(peer)} offers is larger than this machine takes")
+        self._kept.make_room({offer.index, *_sizes(index)})
+        gate = asyncio.Semaphore(PARALLEL)
+
+        async def chunk(name: Digest, nbytes: int) -> None:
+            nonlocal fetched_nbytes
+            async with gate:
+                if not self._kept.has(name):
+                    fetched_nbytes += nbytes
+                    await self._put(await self._node.fetch_any([peer], name, nbytes))
+
+        await all_of([chunk(name, nbytes) for name, nbytes in _sizes(index).items()])
+        head, charter, name = offer.head, offer.charter, offer.index
+        await self._compute.serve(lambda: self._kept.replace(head, charter, name))
+        took_s = self._clock.now() - began
+        self._emit(
+            StateJoined(
+                round=offer.head.round,
+                nbytes=index.nbytes,
+                fetched_nbytes=fetched_nbytes,
+                duration_s=took_s,
+                donors=(peer,),
+            )
+        )
+        return True
+
+    async def _put(self, data: Buffer) -> None:
+        await self._compute.serve(lambda: self._kept.put(data))
+
+    async def _fetch_files(self) -> None:
+        """Fetch what is missing of the run's shards, tokenizer and first weights."""
+        index, home, peers = self._outline.data, self._home, list(self._furthest_first())
+        if home.blobs.open(index.tokenizer) is None:
+            home.blobs.put(await small_from(self._node, peers, index.tokenizer, MAX_TOKENIZER_NBYTES))
+        missing = home.shards.missing(index)
+        for info in missing:
+            data = await self._node.fetch_any(peers, info.digest, info.nbytes)
+            home.shards.add(index, info.digest, data)
+        if not self._outline.is_seeded and home.blobs.open(self._outline.initial) is None:
+            if not self._kept.state_nbytes:
+                return  # how large they may be is not known before there is a state
+            home.blobs.put(await small_from(self._node, peers, self._outline.initial, self._kept.state_nbytes))
+        self._has_files = True
+        self._emit(
+            DataReady(
+                num_shards=len(index.train) + len(index.heldout),
+                fetched_nbytes=sum(info.nbytes for info in missing),
+                train_tokens=index.num_tokens("train"),
+                heldout_tokens=index.num_tokens("heldout"),
+            )
+        )
+
+    def _furthest_first(self) -> list[PeerId]:
+        now = self._clock.now()
+        self._failed_at = {peer: at for peer, at in self._failed_at.items() if now - at < FAILED_S}
+
+        def progress(peer: PeerId) -> tuple[bool, int, int, PeerId]:
+            beat = self._membership.heartbeat_of(peer)
+            tokens, number = (0, 0) if beat is None else (beat.committed_tokens, int(beat.round))
+            return peer in self._failed_at, -tokens, -number, peer
+
+        return sorted(self._node.peers, key=progress)
+
+    # --- serving ---
+
+    async def _offer(self, _peer: PeerId, request: StateRequest) -> StateOffer:
+        kept = self._kept.kept
+        if kept is None:
+            return StateOffer(head=None, index=None, charter=None)
+        if request.wanted is None:
+            return StateOffer(head=kept.head, index=None, charter=None)
+        return StateOffer(head=kept.head, index=kept.index, charter=kept.charter)
+
+    async def _tell_charter(self, _peer: PeerId, _request: CharterRequest) -> CharterAnswer:
+        chain = self._kept.chain
+        if chain is None:
+            raise PeerError("this anchor has no state yet")
+        return CharterAnswer(charter=chain.charter, round=chain.head.round, members=chain.head.members)
+
+    async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
+        chain = self._kept.chain
+        if chain is None or chain.head.branch != request.branch:
+            return ChainAnswer(certificates=None)
+        found = chain.after(request.after, MAX_CERTIFICATES)
+        return ChainAnswer(certificates=None if found is None else as_many_as_fit(found))
+
+    def _heartbeat(self) -> Heartbeat:
+        head = self.head
+        return Heartbeat(
+            name=self._node.passport.name,
+            branch=BranchId(self._node.run) if head is None else head.branch,
+            round=Round(0) if head is None else head.round,
+            manifest=None if head is None else digest_of(head),
+            committed_tokens=0 if head is None else head.committed_tokens,
+            state="anchor",
+            loss=None,
+            tokens_per_s=0.0,
+            is_anchor=True,
+        )
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._emit(Notice(text=text))
+
+
+def _sizes(index: StateIndex) -> dict[Digest, int]:
+    """Return the length of each chunk, those that are equal once."""
+    return {
+        name: min(CHUNK_NBYTES, vector.nbytes - number * CHUNK_NBYTES)
+        for vector in index.vectors
+        for number, name in enumerate(vector.chunks)
+    }

@@ -1,0 +1,41 @@
+"""Blobs from whoever holds them: the first that delivers a small one, and several at a time.
+
+It does not know what a blob is for.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from weft.errors import NetError, PeerError, Refused
+from weft.ids import Digest, PeerId
+from weft.net.node import Node
+
+
+async def small_from(node: Node, peers: Sequence[PeerId], digest: Digest, max_nbytes: int) -> bytes:
+    """Return a blob of unknown length, at most `max_nbytes`, from the first of `peers` that delivers it.
+
+    Raises:
+        PeerError: none did; says what each answered.
+    """
+    failures = []
+    for peer in peers:
+        try:
+            return await node.fetch_small(peer, digest, max_nbytes)
+        except (PeerError, NetError, Refused) as error:
+            failures.append(str(error))
+    raise PeerError(f"nobody delivered {digest[:8]}: {'; '.join(failures) or 'nobody is connected'}")
+
+
+async def all_of(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run jobs together; the first that fails ends the others, and its error is raised.
+
+    A `TaskGroup` of Python 3.11 or 3.12 forgets that it was cancelled where a job fails at the same moment.
+    """
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

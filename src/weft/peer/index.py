@@ -1,0 +1,49 @@
+"""What a state consists of, by the digests of its chunks: the records, and no tensors.
+
+An anchor keeps states without knowing what a vector is; `state` turns vectors into these and back.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from weft.net.messages import HexDigest
+from weft.wire import Record
+
+CHUNK_NBYTES = 1 << 20  # one piece of a blob transfer; its digest weighs 1/16000 of it
+MAX_NUM = 1 << 48  # of one vector: a petabyte, and small enough for every product with it
+
+VectorName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.]{0,63}\Z")]
+
+
+class VectorIndex(Record, frozen=True, kw_only=True):
+    """One flat fp32 vector by the digests of its chunks, in order."""
+
+    name: VectorName
+    num: Annotated[int, Meta(ge=0, le=MAX_NUM)]
+    chunks: tuple[HexDigest, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an index that contradicts itself, whoever sent it."""
+        if len(self.chunks) != (expected := -(-self.nbytes // CHUNK_NBYTES)):
+            raise ValueError(f"{self.num} numbers make {expected} chunks, not {len(self.chunks)}")
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.num
+
+
+class StateIndex(Record, frozen=True, kw_only=True):
+    """Vectors by name, ascending."""
+
+    vectors: tuple[VectorIndex, ...]
+    chunk_nbytes: Annotated[int, Meta(ge=CHUNK_NBYTES, le=CHUNK_NBYTES)] = CHUNK_NBYTES
+
+    def __post_init__(self) -> None:
+        names = [vector.name for vector in self.vectors]
+        if names != sorted(set(names)):
+            raise ValueError("the vectors of a state are named once each, in ascending order")
+
+    @property
+    def nbytes(self) -> int:
+        return sum(vector.nbytes for vector in self.vectors)

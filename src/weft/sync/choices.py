@@ -1,0 +1,142 @@
+"""What a run file, a genesis and a charter say of a method: the rows, the choices behind them, the outer step.
+
+They are settings alone: `method` and `outer` compute by them. It needs no torch: an anchor reads charters.
+"""
+
+from typing import Annotated, Literal, assert_never
+
+import msgspec
+
+from weft.codec import Bf16Config, CodecConfig, Int8Config
+from weft.config import Config
+from weft.errors import ConfigError
+
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate, held constant")]
+_Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+class SgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sgd"):
+    lr: _Rate = 1.0
+
+
+class NesterovConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="nesterov"):
+    lr: _Rate = 0.6
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+
+
+class AdamWConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="adamw"):
+    """The learning rate comes from the run's schedule, step by step."""
+
+    beta1: _Beta = 0.9
+    beta2: _Beta = 0.95
+    eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
+
+
+OuterConfig = SgdConfig | NesterovConfig | AdamWConfig
+
+
+_Every = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="inner steps between synchronisations")]
+_Lr = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate")]
+_Momentum = Annotated[float, msgspec.Meta(ge=0, lt=1, description="outer momentum")]
+
+
+class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inner"):
+    """Apply what was merged with the run's inner optimizer, whose moments are then replicated."""
+
+
+ApplyConfig = SgdConfig | NesterovConfig | InnerConfig
+
+
+class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom"):
+    """The five choices spelled out, and who is waited for."""
+
+    every: _Every
+    send: Literal["gradient", "delta"]
+    apply: ApplyConfig
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None  # of the merged parts; None: the same as `codec`
+    among: Literal["all"] = "all"
+    wait: Literal["all"] = "all"  # for all members, until the deadline
+
+    def __post_init__(self) -> None:
+        if self.send == "gradient" and self.every != 1:
+            raise ConfigError(
+                f"method: every: {self.every} inner steps leave no single gradient to send; "
+                'set every = 1, or send = "delta".'
+            )
+        if self.send == "delta" and isinstance(self.apply, InnerConfig):
+            raise ConfigError(
+                'method: apply: "inner" steps along gradients, a delta already holds inner steps; '
+                'set apply to "sgd" or "nesterov", or send = "gradient".'
+            )
+
+
+class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
+    """Every step, the mean gradient, applied by the inner optimizer on every member alike."""
+
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+
+
+class FedAvgConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="fedavg"):
+    """Every H steps, the mean of the members' weights."""
+
+    every: _Every = 30
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+
+
+class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="diloco"):
+    """Every H steps, the mean delta, applied with Nesterov momentum."""
+
+    every: _Every = 30
+    lr: _Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: _Momentum | None = None
+    codec: CodecConfig = Int8Config()
+    reply_codec: CodecConfig | None = None
+
+
+MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | Choices
+
+
+def spell_out(config: MethodConfig, num_peers: int) -> Choices:
+    """Return the five choices that `config` names in a run of about `num_peers` (>= 1) peers."""
+    match config:
+        case Choices():
+            return config
+        case DdpConfig():
+            return Choices(
+                every=1, send="gradient", apply=InnerConfig(), codec=config.codec, reply_codec=config.reply_codec
+            )
+        case FedAvgConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=1.0),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+            )
+        case DiLoCoConfig():
+            lr, momentum = diloco_defaults(num_peers)
+            apply = NesterovConfig(
+                lr=lr if config.lr is None else config.lr,
+                momentum=momentum if config.momentum is None else config.momentum,
+            )
+            return Choices(
+                every=config.every, send="delta", apply=apply, codec=config.codec, reply_codec=config.reply_codec
+            )
+    assert_never(config)
+
+
+def diloco_defaults(num_peers: int) -> tuple[float, float]:
+    """Return the outer learning rate and momentum for `num_peers` replicas.
+
+    Best constant rates of "Scaling Laws for DiLoCo" (2503.09799; H = 30, momentum 0.9, 35M to 10B parameters): one
+    replica 0.4, two and four 0.6, eight 0.8 to 1.0; they depend on the replicas, hardly on the model's size. They rise
+    with H by an amount the paper plots but does not print, so H is not an argument. All are tuned on runs of thousands
+    of rounds: where a run has only tens, momentum 0.9 has no time to settle and less is better.
+    """
+    if num_peers <= 1:
+        return 0.4, 0.9
+    return (0.6 if num_peers < 6 else 0.8), 0.9  # 6 is nearer to 8 than to 4, by ratio

@@ -1,0 +1,281 @@
+"""An anchor on the virtual clock: it follows from outside, and a run outlives all who trained it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scenarios.swarm import EVERY, Swarm
+from weft import wire
+from weft.codec import Fp32Config
+from weft.events import BranchOpened, Event, MemberSuspected, RoundCommitted, StateJoined
+from weft.keys import Identity
+from weft.net.admission import ByTicket
+from weft.net.blobs import inline
+from weft.net.handshake import Passport
+from weft.net.memory import SCHEME
+from weft.net.node import Node
+from weft.peer import anchor as anchor_module
+from weft.peer import donor as donor_module
+from weft.peer.anchor import Anchor, Mooring
+from weft.peer.anchored import Anchored
+from weft.peer.compute import Inline
+from weft.peer.machine import PeerConfig
+from weft.peer.outline import public, read_outline
+from weft.sim.world import SECRET, Member
+from weft.sync.messages import Manifest
+from weft.sync.method import DiLoCoConfig
+from weft.wire import digest_of
+
+Make = Callable[..., Swarm]
+DILOCO = DiLoCoConfig(every=EVERY, codec=Fp32Config())
+
+
+class Kept:
+    """An anchor of a swarm's run: its machine, and its present process."""
+
+    def __init__(self, swarm: Swarm, root: Path) -> None:
+        self.swarm = swarm
+        self.root = root
+        self.home = swarm.home  # with data and tokenizer: no member of a swarm serves them
+        self.identity = Identity.from_seed(bytes(31) + b"a")
+        self.events: list[Event] = []
+        self.anchor: Anchor
+        self.task: asyncio.Task[str]
+        self._num_starts = 0
+
+    async def start(self, *members: Member) -> None:
+        config = self.swarm.run_config
+        outline = read_outline(wire.encode(config), config.run)
+        instance = bytes([self._num_starts]) * 8
+        self._num_starts += 1
+        passport = Passport(
+            identity=self.identity, run=config.run, name="anchor", admission=ByTicket(secret=SECRET), instance=instance
+        )
+        transport = self.swarm.network.transport(self.identity.peer)
+        self.node = node = Node(passport, [transport], self.swarm.clock, self.events.append, offload=inline)
+        for member in members:
+            node.remember(member.id, [SCHEME + member.id], member.name)
+        await node.start()
+        kept = Anchored(self.root / "anchored")
+        kept.load()
+        node.serve_blobs(public(outline, config.run, self.home))
+        mooring = Mooring(
+            node=node, home=self.home, kept=kept, compute=Inline(), clock=self.swarm.clock, emit=self.events.append,
+            max_parameters=10**6,
+        )  # fmt: skip
+        self.kept = kept
+        self.anchor = Anchor(outline, mooring)
+        self.task = asyncio.ensure_future(self.anchor.keep())
+
+    @property
+    def head(self) -> Manifest | None:
+        return self.anchor.head
+
+    async def reach(self, round: int) -> None:
+        async with asyncio.timeout(120):
+            while self.head is None or self.head.round < round:  # noqa: ASYNC110  # it has no event to wait for
+                await asyncio.sleep(0.1)
+
+    async def be_level_with(self, *members: Member) -> None:
+        """Wait until it and all of these have made the same last outer step."""
+        async with asyncio.timeout(120):
+            while not self._is_level_with(members):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    def _is_level_with(self, members: Sequence[Member]) -> bool:
+        last = {member.life.committed[-1].manifest for member in members}
+        return self.head is not None and last == {digest_of(self.head)}
+
+    async def end(self) -> None:
+        self.anchor.stop("the scenario ends")
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.node.aclose()
+        self.kept.close()
+
+    async def crash(self) -> None:
+        self.swarm.network.kill(self.identity.peer)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.node.aclose()
+        self.kept.close()
+
+    def as_member(self) -> Member:
+        """Return what those who start later are told of it, as a ticket would."""
+        member = self.swarm.member("anchor")
+        member.identity, member.id = self.identity, self.identity.peer
+        return member
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    return lambda **options: Swarm(tmp_path / "swarm", **options)
+
+
+@asynccontextmanager
+async def anchored(swarm: Swarm, root: Path, *members: Member) -> Any:
+    anchor = Kept(swarm, root)
+    await anchor.start(*members)
+    try:
+        yield anchor
+    finally:
+        await anchor.end()
+
+
+def knows(swarm: Swarm, anchor: Kept) -> None:
+    """Let whoever starts from now on know the anchor's address."""
+    member = anchor.as_member()
+    member.lives.append(_Elsewhere())  # type: ignore[arg-type]
+
+
+class _Elsewhere:
+    """Stands for a process that is no peer of the swarm."""
+
+    is_running = False
+    is_dead = True
+
+
+def run(swarm: Swarm, scenario: Callable[[], Awaitable[None]]) -> None:
+    swarm.run(scenario)
+
+
+def settings(save_every_s: float) -> PeerConfig:
+    return PeerConfig(device="cpu", micro_batch=2, checkpoint_every_s=save_every_s)
+
+
+@pytest.mark.parametrize("since", [2, 1000])
+def test_an_anchor_follows_from_outside_and_nobody_waits_for_it(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: int
+) -> None:
+    monkeypatch.setattr(anchor_module, "MAX_SINCE", since)  # how often it fetches the state anew
+    monkeypatch.setattr(donor_module, "FRESH_S", 0.5)
+    swarm = make(method=DILOCO, num_rounds=10, num_peers=3)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc")
+        async with anchored(swarm, tmp_path / "anchor", a, b, c) as anchor:
+            await swarm.done(a, b, c)
+            await anchor.reach(10)
+            assert anchor.head is not None
+            assert anchor.identity.peer not in anchor.head.members
+            assert digest_of(anchor.head) == a.life.committed[-1].manifest
+            states = [event for event in anchor.events if isinstance(event, StateJoined)]
+            assert len(states) >= 2 if since == 2 else len(states) == 1
+            rounds = len(list((tmp_path / "anchor" / "anchored").glob("round-*.bin")))
+            assert rounds == anchor.kept.num_since <= since + 16
+            waits = [
+                after - before
+                for before, after in zip(a.life.times(RoundCommitted), a.life.times(RoundCommitted)[1:], strict=False)
+            ]
+            assert max(waits) < 1.5
+
+    run(swarm, scenario)
+    swarm.check()
+
+
+def test_the_run_goes_on_with_a_newcomer_after_every_trainer_was_killed(make: Make, tmp_path: Path) -> None:
+    swarm = make(method=DILOCO, num_rounds=12, num_peers=3)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc")
+        async with anchored(swarm, tmp_path / "anchor", a, b, c) as anchor:
+            await swarm.round(a, 4)
+            await anchor.reach(4)
+            for member in (a, b, c):
+                swarm.kill(member)
+            await asyncio.sleep(30)
+            reached = anchor.head
+            knows(swarm, anchor)
+            new = swarm.member("new")
+            swarm.launch(new)
+            opened = await swarm.when(new, BranchOpened)
+            assert opened.members == (new.id,)
+            assert reached is not None
+            await swarm.round(new, opened.round + 1)
+            first = next(event for event in new.life.committed if event.branch == opened.branch)
+            assert first.committed_tokens > reached.committed_tokens  # it goes on from there, not from the start
+            assert opened.round == reached.round + 1
+            # The anchor goes over to where the run goes on, and the others come back to it.
+            await anchor.reach(opened.round + 2)
+            for member in (a, b, c):
+                swarm.launch(member)
+            await swarm.done(a, b, c, new)
+            assert len({member.life.outcome.replica for member in (a, b, c, new)}) == 1
+
+    run(swarm, scenario)
+
+
+@pytest.mark.parametrize("save_every_s", [0.0, 3.0])
+def test_all_that_were_killed_meet_at_the_newest_round_that_one_has(
+    make: Make, tmp_path: Path, save_every_s: float
+) -> None:
+    swarm = make(method=DILOCO, num_rounds=14, num_peers=3)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc", settings=settings(save_every_s))
+        async with anchored(swarm, tmp_path / "anchor", a, b, c) as anchor:
+            await swarm.round(a, 7)
+            await anchor.be_level_with(a, b, c)
+            killed_at = swarm.clock.now()
+            for member in (a, b, c):
+                swarm.kill(member)
+            # Without a checkpoint after the run began only the anchor has what was committed.
+            await asyncio.sleep(20)
+            reached = anchor.head
+            assert reached is not None
+            knows(swarm, anchor)
+            for member in (a, b, c):
+                swarm.launch(member)
+            await swarm.done(a, b, c)
+            nexts = [
+                next(event for event in member.life.committed if event.round == reached.round + 1)
+                for member in (a, b, c)
+            ]
+            assert len({event.manifest for event in nexts}) == 1
+            assert nexts[0].committed_tokens > reached.committed_tokens
+            assert not [event for member in (a, b, c) for event in member.life.seen(BranchOpened)]
+            assert {event.branch for event in nexts} == {reached.branch}
+            assert len({member.life.outcome.replica for member in (a, b, c)}) == 1
+            assert swarm.clock.now() - killed_at < 120
+
+    run(swarm, scenario)
+
+
+def test_an_anchor_that_crashed_has_what_it_kept(make: Make, tmp_path: Path) -> None:
+    swarm = make(method=DILOCO, num_rounds=10, num_peers=2)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab")
+        anchor = Kept(swarm, tmp_path / "anchor")
+        await anchor.start(a, b)
+        await swarm.round(a, 5)
+        await anchor.reach(5)
+        before = anchor.head
+        await anchor.crash()
+        await anchor.start()  # it knows no address, and still has everything
+        assert anchor.head == before
+        await anchor.end()
+        await swarm.done(a, b)
+
+    run(swarm, scenario)
+    swarm.check()
+
+
+def test_a_killed_anchor_is_seen_to_be_gone_and_changes_nothing(make: Make, tmp_path: Path) -> None:
+    swarm = make(method=DILOCO, num_rounds=12, num_peers=2)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab")
+        anchor = Kept(swarm, tmp_path / "anchor")
+        await anchor.start(a, b)
+        await swarm.round(a, 3)
+        await anchor.crash()
+        await swarm.when(a, MemberSuspected)
+        await swarm.done(a, b)
+        assert all(event.left_out == {} for event in a.life.committed)
+
+    run(swarm, scenario)
+    swarm.check()

@@ -1,0 +1,31 @@
+"""`weft anchor` needs no torch: neither what it imports nor what it asks for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from unit.cli.small import Weft
+
+PROGRAM = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+import weft.peer.launch_anchor, weft.peer.footing, weft.cli.anchor, weft.cli.screen, weft.cli.stopper
+from weft.cli import settings
+settings.machine_settings(None, {"caps.upload_bps": 2e6})
+loaded = [name for name in sys.modules if name.split(".")[0] in ("torch", "jaxtyping")]
+print(sorted(loaded))
+"""
+
+
+def test_an_anchor_loads_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['torch']"  # that it is not there
+
+
+@pytest.mark.parametrize("until", ["20rounds", "5Mtokens"])
+def test_an_anchor_contributes_nothing_after_which_it_could_leave(weft: Weft, until: str) -> None:
+    from unit.cli.test_bad_input import a_ticket, refused
+
+    assert "contributes no rounds" in refused(weft, 2, "--until", "anchor", a_ticket(), "--until", until)
