@@ -15,6 +15,7 @@ from weft.ids import PeerId
 from weft.net.messages import MAX_ADDRESSES, MAX_TOLD_CONTACTS, Contact
 
 OnContact = Callable[[Contact], None]
+Directory = Callable[[PeerId], Contact | None]
 
 MAX_CONTACTS = 4 * MAX_TOLD_CONTACTS  # a member that invents contacts fills this and no more
 
@@ -44,6 +45,7 @@ class AddressBook:
         self._rank = {scheme: rank for rank, scheme in enumerate(schemes)}
         self._is_linked = is_linked
         self._entries: dict[PeerId, _Entry] = {}
+        self._directory: Directory = lambda _peer: None
         self._on_news: list[OnContact] = []
         self._on_announced: list[OnContact] = []
         self._on_forgotten: list[Callable[[PeerId], None]] = []
@@ -59,6 +61,10 @@ class AddressBook:
     def on_forgotten(self, callback: Callable[[PeerId], None]) -> None:
         """Call `callback(peer)` at once for each peer that made room for another."""
         self._on_forgotten.append(callback)
+
+    def consult(self, directory: Directory) -> None:
+        """Ask `directory`, too, about a peer: what it says is as good as what the peer announces."""
+        self._directory = directory
 
     def keep(self, peer: PeerId, addresses: Iterable[str], name: str = "") -> None:
         """Remember addresses that no announcement will displace."""
@@ -92,12 +98,15 @@ class AddressBook:
     def routes(self, peer: PeerId) -> tuple[str, ...]:
         """Return the addresses to dial: the best transport's first, within it those that have worked."""
         entry = self._entries.get(peer, _Entry())
-        known = dict.fromkeys((*entry.kept, *entry.announced, *entry.heard))
+        listed = self._directory(peer)
+        known = dict.fromkeys((*entry.kept, *entry.announced, *(listed.addresses if listed else ()), *entry.heard))
         usable = [address for address in known if _scheme(address) in self._rank]
         return tuple(sorted(usable, key=lambda address: self._rank[_scheme(address)]))
 
     def contact(self, peer: PeerId) -> Contact:
-        entry = self._entries.get(peer, _Entry())
+        entry = self._entries.get(peer)
+        if entry is None:
+            return self._directory(peer) or Contact(peer=peer, name="", addresses=())
         addresses = tuple(dict.fromkeys((*entry.announced, *entry.kept, *entry.heard)))[:MAX_ADDRESSES]
         return Contact(peer=peer, name=entry.name, addresses=addresses)
 

@@ -117,6 +117,10 @@ class Dialler:
             self._kept[peer] = None
             self._redial(peer)
 
+    @property
+    def kept(self) -> tuple[PeerId, ...]:
+        return tuple(self._kept)
+
     def release(self, peer: PeerId) -> None:
         """Redial `peer` no more."""
         self._kept.pop(peer, None)

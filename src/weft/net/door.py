@@ -37,6 +37,7 @@ class Door:
         self._book = book
         self._emit = emit
         self._accept_bulk = accept_bulk
+        self.max_told = MAX_TOLD_CONTACTS  # to whom is admitted
         self._strangers: Gate[tuple[Transport, Stream]] = Gate(MAX_STRANGERS, MAX_STRANGERS_PER_IP, "are not admitted")
 
     def accept(self, transport: Transport) -> Accept:
@@ -108,7 +109,7 @@ class Door:
             proof=self._passport.proof_for(stream.peer),
             addresses=self._dialler.addresses[:MAX_ADDRESSES],
             instance=self._passport.instance,
-            contacts=tuple(contact for contact in others if contact.addresses)[:MAX_TOLD_CONTACTS],
+            contacts=tuple(contact for contact in others if contact.addresses)[: self.max_told],
         )
         reader.finish_s = FRAME_S
         session = self._links.session(stream, reader)

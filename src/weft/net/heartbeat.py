@@ -1,13 +1,17 @@
-"""Membership on a node: heartbeats out, proof of life in, decisions from `membership.step`, events.
+"""Membership on a node: who is alive, told to whoever asks, and as events.
 
     membership = Membership(node, clock, emit, status)
     await membership.start()
-    membership.on_change(callback)        # every output of the machine that is about a member
+    membership.on_change(callback)        # every output of the machines that is about a member
     await membership.say_goodbye("done")  # before node.aclose()
 
+Up to 32 peers, everybody is linked to everybody and heartbeats to all: proof of life in, decisions from
+`membership.step`. Above, a peer keeps few links and `gossip` says who is alive; which of both, `overlay.watches_all`
+decides. Whoever still wants heartbeats gets them.
+
 Who sends heartbeats is a member of this view, from the first on: a newcomer that still reads the terms, downloads or
-compiles sends none and is nobody whose silence matters. Every contact is dialled, so that all members know each
-other. `status` returns this peer's own heartbeat; the newest of each other is kept and is an event
+compiles sends none and is nobody whose silence matters. Where links are kept to all, every contact is dialled.
+`status` returns this peer's own heartbeat; the newest of each other that is linked is kept and is an event
 (`MemberProgress`).
 
 It does not know rounds, nor who has a vote.
@@ -15,7 +19,7 @@ It does not know rounds, nor who has a vote.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from weft.clock import Clock
@@ -33,9 +37,12 @@ from weft.events import (
 )
 from weft.ids import PeerId, short
 from weft.keys import verify
+from weft.net.claims import ClaimReader
+from weft.net.gossip import Gossip
 from weft.net.membership import (
     FORGET_S,
-    MAX_MEMBERS,
+    HEARTBEAT_S,
+    TICK_S,
     Forgotten,
     Full,
     Gone,
@@ -61,10 +68,14 @@ from weft.net.membership import (
 )
 from weft.net.messages import Contact, Departure, Farewell, Heartbeat
 from weft.net.node import Node
+from weft.net.overlay import MAX_ALL, MIN_BOUNDED, watches_all
+from weft.net.roll import MAX_KNOWN
 from weft.net.tasks import Tasks
 from weft.wire import seal, unseal
 
 FAREWELL_S = 2.0  # for the others to close their links after a goodbye
+IDLE_S = 30.0  # without a byte, before a link that neither side keeps is closed, where few are kept
+MAX_IDLE = 16  # such links; the one longest silent makes room
 MAX_DEPARTED = 256  # goodbyes remembered: they only keep a process from coming back by mistake
 
 Change = New | Suspected | Recovered | Gone | Left
@@ -75,10 +86,18 @@ class Membership:
     """A view of who is alive.
 
     Args:
-        status: returns what this peer tells of itself every two seconds.
+        status: returns what this peer tells of itself.
+        reader: of others' claims, where several peers of one process share it.
     """
 
-    def __init__(self, node: Node, clock: Clock, emit: Emit, status: Callable[[], Heartbeat]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        emit: Emit,
+        status: Callable[[], Heartbeat],
+        reader: ClaimReader | None = None,
+    ) -> None:
         self._node = node
         self._clock = clock
         self._emit = emit
@@ -92,7 +111,12 @@ class Membership:
         self._callbacks: list[OnChange] = []
         self._is_started = False
         self._is_leaving = False
+        self._heartbeat_at = 0.0  # where few links are kept
+        self._settled_at = 0.0  # since when this peer runs, and knows so few or many
+        self._is_few = True
         self._tasks = Tasks(self._tell_failure)
+        reader = reader or ClaimReader(node.run)
+        self._gossip = Gossip(node, clock, reader, status, self._on_gossip, self._tell_failure)
         node.on_note(Heartbeat, self._on_heartbeat)
         node.on_note(Farewell, self._on_farewell)
         node.on_link(self._on_link)
@@ -101,6 +125,8 @@ class Membership:
     async def start(self) -> None:
         """Begin to send heartbeats and to watch, and dial every known contact."""
         self._is_started = True
+        self._settled_at = self._clock.now()
+        self._gossip.start()
         self._tasks.spawn(self._tick())
         for peer in self._node.known_addresses():
             self._node.keep(peer)
@@ -108,6 +134,7 @@ class Membership:
     async def aclose(self) -> None:
         """Stop ticking; says no goodbye."""
         self._is_leaving = True
+        await self._gossip.aclose()
         await self._tasks.aclose()
 
     def on_change(self, callback: OnChange) -> None:
@@ -116,11 +143,23 @@ class Membership:
 
     def alive(self) -> tuple[PeerId, ...]:
         """Return the members that are neither suspected nor gone, in ascending order, without this peer."""
-        return tuple(sorted(peer for peer, member in self._state.members.items() if member.status == "alive"))
+        return tuple(sorted(peer for peer, member in self.members().items() if member.status == "alive"))
 
     def members(self) -> dict[PeerId, Member]:
         """Return every member that is not forgotten and what is believed of it."""
-        return dict(self._state.members)
+        if not self._gossip.is_active:
+            return dict(self._state.members)
+        entries = self._gossip.roll.entries
+        return {peer: Member(status=entry.status, heard_at=entry.since) for peer, entry in entries.items()}
+
+    @property
+    def watches_all(self) -> bool:
+        """Return whether links are kept to everybody."""
+        return not self._gossip.is_active
+
+    def pin(self, peers: Iterable[PeerId]) -> None:
+        """Keep links to `peers`, whatever the regime, in the place of those pinned before."""
+        self._gossip.pin(frozenset(peers) - {self._node.peer})
 
     def relayed(self) -> frozenset[PeerId]:
         """Return who reaches somebody through a third only, this peer among them: as they say, or as is seen here."""
@@ -135,19 +174,70 @@ class Membership:
     async def say_goodbye(self, reason: str) -> None:
         """Leave; see the function of this name."""
         self._is_leaving = True
+        self._gossip.stop()
         await say_goodbye(self._node, reason)
 
     # --- what happens ---
 
     async def _tick(self) -> None:
         while True:
-            for peer in list(self._beating):
-                if (at := self._node.last_heard(peer)) is not None:
-                    self._feed(Heard(peer, at))
-            self._feed(Tick())
             now = self._clock.now()
-            self._seek_no_more(now)
-            await asyncio.sleep(max(next_due(self._state, now) - now, 0.001))
+            due = now + TICK_S
+            self._choose(now)
+            if self.watches_all:
+                for peer in list(self._beating):
+                    if (at := self._node.last_heard(peer)) is not None:
+                        self._feed(Heard(peer, at))
+                self._feed(Tick())
+                self._seek_no_more(now)
+                due = next_due(self._state, now)
+            else:
+                if now >= self._heartbeat_at:
+                    self._heartbeat_at = now + HEARTBEAT_S
+                    self._send(self._gossip.watching_all())
+                self._close_idle(now)
+            await asyncio.sleep(max(due - now, 0.001))
+
+    def _choose(self, now: float) -> None:
+        """Go over to few links, or back to all, where the number of peers asks for it."""
+        roll = self._gossip.roll
+        num_known = roll.num_present
+        if self.watches_all:
+            here = [peer for peer, member in self._state.members.items() if member.status in ("alive", "suspected")]
+            num_known += sum(peer not in roll.entries or peer in roll.buried for peer in here)
+        if (num_known < MIN_BOUNDED) != self._is_few:
+            self._is_few, self._settled_at = not self._is_few, now
+        settled_s = now - self._settled_at
+        is_all = watches_all(self.watches_all, num_known, settled_s, self._gossip.is_told_bounded())
+        if is_all != self.watches_all:
+            self._go_over(is_all, now)
+
+    def _go_over(self, is_all: bool, now: float) -> None:
+        before = self.members()
+        present = frozenset(peer for peer, member in before.items() if member.status in ("alive", "suspected"))
+        self._gossip.watch(not is_all, present, frozenset(before) - present)
+        self._node.introduce(is_all)
+        self._sought.clear()
+        roll = self._gossip.roll
+        after = [peer for peer in roll.entries if peer not in roll.buried]
+        if is_all:
+            self._state = State(members={peer: Member(status="alive", heard_at=now) for peer in after[: MAX_ALL - 1]})
+            for peer, entry in roll.entries.items():
+                if entry.status != "left":  # those gone as well: a network that was cut in two may be whole again
+                    self._seek(peer)
+        for peer in sorted(set(after) - present):
+            self._safely(New(peer))
+        for peer in sorted(present - set(after)):
+            self._safely(Gone(peer, 0.0))
+
+    def _close_idle(self, now: float) -> None:
+        """Close links that neither side keeps: those long silent, and the longest silent of too many."""
+        unwanted = [peer for peer in self._node.peers if not self._gossip.is_wanted(peer)]
+        silent = sorted((self._node.last_heard(peer) or now, peer) for peer in unwanted if peer in self._beating)
+        num_extra = len(silent) - MAX_IDLE
+        for place, (heard_at, peer) in enumerate(silent):
+            if now - heard_at >= IDLE_S or place < num_extra:
+                self._node.drop(peer, "nobody needs the link any more")
 
     async def _on_heartbeat(self, peer: PeerId, heartbeat: Heartbeat) -> None:
         instance = self._node.instance_of(peer)
@@ -155,7 +245,10 @@ class Membership:
             return
         self._heartbeats[peer] = heartbeat
         self._beating[peer] = instance
-        self._feed(Joined(peer))
+        if self.watches_all:
+            self._choose(self._clock.now())
+        if self.watches_all:
+            self._feed(Joined(peer))
         self._emit(
             MemberProgress(
                 member=peer,
@@ -181,7 +274,9 @@ class Membership:
             self._beating.pop(peer, None)
             self._sought.pop(peer, None)
             self._node.release(peer)
-            self._feed(SaidGoodbye(peer))
+            self._gossip.departed(peer, departure.instance, farewell.signed)
+            if self.watches_all:
+                self._feed(SaidGoodbye(peer))
             self._node.drop(peer, "it said goodbye")
 
     def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
@@ -189,22 +284,26 @@ class Membership:
             return
         if not is_up:
             self._turned_away.discard(peer)
-            self._feed(LinkLost(peer, reason))
+            self._gossip.lost(peer, reason)
+            if self.watches_all:
+                self._feed(LinkLost(peer, reason))
             return
+        self._gossip.linked(peer)
         instance = self._node.instance_of(peer)
         if instance == self._departed.get(peer):
             return
         self._departed.pop(peer, None)
-        if self._beating.get(peer) == instance:
-            self._feed(Heard(peer, self._clock.now()))
-        else:
+        if self._beating.get(peer) != instance:
             self._beating.pop(peer, None)  # another process: its bytes say nothing of one that sent heartbeats
-        self._seek(peer)
+        if self.watches_all:
+            if peer in self._beating:
+                self._feed(Heard(peer, self._clock.now()))
+            self._seek(peer)
         if self._is_started:
             self._node.post(peer, self._status())
 
     def _on_contact(self, contact: Contact) -> None:
-        if not self._is_leaving and contact.peer not in self._departed:
+        if self.watches_all and not self._is_leaving and contact.peer not in self._departed:
             self._seek(contact.peer)
 
     def _seek(self, peer: PeerId) -> None:
@@ -231,15 +330,22 @@ class Membership:
     def _feed(self, event: Input) -> None:
         self._state, outputs = step(self._state, event, self._clock.now())
         for output in outputs:
-            try:
-                self._act(output)
-            except Exception as error:  # one that cannot be done is told, and the others are done
-                self._tell_failure(error)
+            self._safely(output)
+
+    def _on_gossip(self, output: Output) -> None:
+        if not self.watches_all:
+            self._safely(output)
+
+    def _safely(self, output: Output) -> None:
+        try:
+            self._act(output)
+        except Exception as error:  # one that cannot be done is told, and the others are done
+            self._tell_failure(error)
 
     def _act(self, output: Output) -> None:
         match output:
             case SendHeartbeat():
-                self._send()
+                self._send(self._node.peers)
                 return
             case Stalled(stall_s=stall_s):
                 self._emit(LoopStalled(stall_s=stall_s))
@@ -257,6 +363,8 @@ class Membership:
                 self._emit(MemberJoined(member=peer, name=self._node.contact(peer).name))
             case Suspected(peer=peer, silent_s=silent_s, reason=reason):
                 self._emit(MemberSuspected(member=peer, silent_s=silent_s, reason=reason))
+                if self.watches_all:
+                    self._gossip.silent(peer)
             case Recovered(peer=peer):
                 self._emit(MemberRecovered(member=peer))
             case Gone(peer=peer, silent_s=silent_s):
@@ -264,14 +372,15 @@ class Membership:
                 if peer in self._beating:  # else another process of that peer is linked by now, and not yet ready
                     self._node.drop(peer, f"silent for {silent_s:.1f} s")
             case Left(peer=peer):
+                self._node.release(peer)
                 self._emit(MemberLeft(member=peer))
         for callback in list(self._callbacks):
             callback(output)
 
-    def _send(self) -> None:
+    def _send(self, peers: Iterable[PeerId]) -> None:
         if not self._is_leaving:
             heartbeat = self._status()
-            for peer in self._node.peers:
+            for peer in peers:
                 try:
                     self._node.post(peer, heartbeat)
                 except Exception as error:  # others must hear from this peer all the same
@@ -281,7 +390,7 @@ class Membership:
         if peer not in self._turned_away:
             self._turned_away.add(peer)
             name = self._node.contact(peer).name or short(peer)
-            self._emit(Notice(text=f"{name} is no member here: {MAX_MEMBERS} are, the most that can watch each other"))
+            self._emit(Notice(text=f"{name} is no member here: {MAX_KNOWN} are known, the most that one peer watches"))
 
     async def _redial(self, peer: PeerId) -> None:
         try:

@@ -31,12 +31,24 @@ class MemoryNetwork:
     Args:
         delay_s: seconds from one peer to another, for every link not set otherwise.
         bandwidth_bps: bits per second of such a link in each direction; None: instantaneous.
+        jitter_s: what is sent over such a link is late by up to so much.
+        loss: share of the packets, 0 to 1, that have to be sent again.
         seed: of jitter and loss.
     """
 
-    def __init__(self, *, delay_s: float = 0.0, bandwidth_bps: float | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        delay_s: float = 0.0,
+        bandwidth_bps: float | None = None,
+        jitter_s: float = 0.0,
+        loss: float = 0.0,
+        seed: int = 0,
+    ) -> None:
         self._delay_s = delay_s
         self._bandwidth_bps = bandwidth_bps
+        self._jitter_s = jitter_s
+        self._loss = loss
         self._seed = seed
         self._lines: dict[PeerId, tuple[Line, Line]] = {}  # up, down
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
@@ -56,6 +68,7 @@ class MemoryNetwork:
             up, down = self.lines(source)[0], self.lines(target)[1]
             made = Link(up, down, lambda: rng.stream(self._seed, "link", source, target))
             made.own.delay_s, made.own.bandwidth_bps = self._delay_s, self._bandwidth_bps
+            made.own.jitter_s, made.own.loss = self._jitter_s, self._loss
             self._links[source, target] = made
         return self._links[source, target]
 

@@ -50,6 +50,10 @@ MAX_BLOB_RECORD_NBYTES = 256  # a digest or a length
 MAX_ANSWER_CHARS = 150  # of a relay's refusal, which fits such a record
 MAX_DEADLINE_S = 3600.0  # no call may occupy a slot longer
 MAX_ENDED_LINKS = 8  # how many lost links a Hello names
+MAX_NEWS = 32  # signed claims in one note
+MAX_CLAIM_NBYTES = 10 << 10  # of one: 16 of the longest addresses
+NUM_BUCKETS = 64  # into which views are divided for comparing
+MAX_LISTED = 512  # peers in one answer to a comparison: a quarter of the largest swarm
 
 # \Z and not $: no line break may hide at the end of what is shown or logged.
 HexDigest = Annotated[Digest, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -247,3 +251,85 @@ class Farewell(Record, frozen=True, kw_only=True, tag="Farewell"):
     """A note: a Departure under its author's signature, so that it can be shown to others."""
 
     signed: Signed
+
+
+# --- membership of more than 32 (net/swim.py) ---
+
+Incarnation = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Claims = Annotated[tuple[Signed, ...], Meta(max_length=MAX_NEWS)]  # Presence, Accusation, Departure
+
+
+class Presence(Record, frozen=True, kw_only=True, tag="Presence"):
+    """What a process says of itself for as long as it takes part, to be shown to all. It expires."""
+
+    run: HexRun
+    instance: LinkId
+    incarnation: Incarnation
+    name: Name
+    addresses: Addresses
+
+
+class Accusation(Record, frozen=True, kw_only=True, tag="Accusation"):
+    """Its signer could not reach a peer, which refutes that by a Presence of a higher incarnation."""
+
+    run: HexRun
+    accused: HexPeer
+    instance: LinkId
+    incarnation: Incarnation
+
+
+class LinkUse(Record, frozen=True, kw_only=True, tag="LinkUse"):
+    """A note, when a link comes up and when it changes: what its sender wants of the link."""
+
+    watches_all: bool  # it wants a heartbeat every 2 s, and keeps links to everybody
+    is_kept: bool
+
+
+class News(Record, frozen=True, kw_only=True, tag="News"):
+    """A note: claims that the receiver may not have heard."""
+
+    claims: Claims
+    is_compared: bool = False  # found by comparing views: no news to most others
+
+
+class Probing(Record, frozen=True, kw_only=True, tag="Probing"):
+    """A note: say something."""
+
+    claims: Claims
+
+
+class Answering(Record, frozen=True, kw_only=True, tag="Answering"):
+    """A note: this is something."""
+
+    claims: Claims
+
+
+class ReachPlease(Record, frozen=True, kw_only=True, tag="ReachPlease"):
+    """A note: I cannot hear `peer`; can you?"""
+
+    peer: HexPeer
+
+
+class Reached(Record, frozen=True, kw_only=True, tag="Reached"):
+    """A note: I have heard `peer` since you asked."""
+
+    peer: HexPeer
+
+
+class ViewSums(Record, frozen=True, kw_only=True, tag="ViewSums"):
+    """A note: one sum over the peers of each bucket; where ours differ, tell me."""
+
+    sums: Annotated[bytes, Meta(min_length=8 * NUM_BUCKETS, max_length=8 * NUM_BUCKETS)]
+
+
+class Listed(Record, frozen=True, kw_only=True):
+    peer: HexPeer
+    incarnation: Incarnation
+
+
+class ViewList(Record, frozen=True, kw_only=True, tag="ViewList"):
+    """A note: who is present here, in some buckets. Its receiver sends what is newer; `is_answer`: and no list."""
+
+    buckets: Annotated[tuple[Annotated[int, Meta(ge=0, lt=NUM_BUCKETS)], ...], Meta(max_length=NUM_BUCKETS)]
+    listed: Annotated[tuple[Listed, ...], Meta(max_length=MAX_LISTED)]
+    is_answer: bool

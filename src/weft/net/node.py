@@ -39,13 +39,13 @@ from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import Identity
 from weft.net.admission import Admission
 from weft.net.blobs import STALL_S, Blobs, Block, Lookup, Offload, in_thread
-from weft.net.book import AddressBook, OnContact
+from weft.net.book import AddressBook, Directory, OnContact
 from weft.net.bulk import Bulk
 from weft.net.dial import Dialler
 from weft.net.door import Door
 from weft.net.handshake import Passport
 from weft.net.links import Link, Links, OnLink
-from weft.net.messages import MAX_BODY_NBYTES, Acquaint, Contact, Relayed, RelayPlease
+from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.meter import Meter, Meters
 from weft.net.relay import NO_RELAY, Relay, RelayConfig
 from weft.net.services import CallHandler, NoteHandler, Services
@@ -57,6 +57,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
 BAN_GRACE_S = 2.0  # between a ban and the end of links to the key: it is told meanwhile
+FEW_CONTACTS = 8  # told to a newcomer of a large swarm, which learns the others' from net/gossip.py
 SETTLE_S = 1.0  # contacts come in crowds, and whoever writes them down syncs a disk
 
 
@@ -97,6 +98,7 @@ class Node:
         streams.on_relay(self._take_over)
         self._door = Door(passport, self._links, self._dialler, self._book, emit, self._blobs.accept)
         self._started: list[Transport] = []
+        self._is_to_all = True
         self._services.on_note(Acquaint, self._acquainted)
         self._book.on_announced(self._spread)
         self._book.on_forgotten(self._dialler.release)
@@ -204,6 +206,15 @@ class Node:
         """Return whether of `peer` only is known what others say: it never spoke for itself, and nobody named it."""
         return self._book.is_hearsay(peer)
 
+    def consult(self, directory: Directory) -> None:
+        """Ask `directory(peer)`, too, where a peer may be reached: it knows more than fit into the address book."""
+        self._book.consult(directory)
+
+    def introduce(self, is_to_all: bool) -> None:
+        """Tell those linked of each other from now on, or, where there are too many, only newcomers of a few."""
+        self._door.max_told = MAX_TOLD_CONTACTS if is_to_all else FEW_CONTACTS
+        self._is_to_all = is_to_all
+
     def known_addresses(self) -> dict[PeerId, tuple[str, ...]]:
         """Return the address book, for the caller to keep on disk and `remember` at the next start."""
         return {peer: self._book.contact(peer).addresses for peer in self._book.peers()}
@@ -267,6 +278,11 @@ class Node:
     def keep(self, peer: PeerId) -> None:
         """Keep a link to `peer` up, redialling with growing pauses, until `release`."""
         self._dialler.keep(peer)
+
+    @property
+    def kept(self) -> tuple[PeerId, ...]:
+        """Return to whom links are kept up."""
+        return self._dialler.kept
 
     def release(self, peer: PeerId) -> None:
         """Let the link to `peer` stay down once it goes down."""
@@ -428,7 +444,7 @@ class Node:
         self._emit(ConnectionDropped(address=address, remote=None, reason=reason))
 
     def _spread(self, contact: Contact) -> None:
-        for peer in self._links.peers():
+        for peer in self._links.peers() if self._is_to_all else ():
             if peer != contact.peer:
                 self.post(peer, Acquaint(contacts=(contact,)))
 

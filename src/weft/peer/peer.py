@@ -197,6 +197,7 @@ class Peer:
         self._tasks.spawn(self._watch_lag(rounds))
         self._read_early(rounds)
         while not self._is_over():
+            self._membership.pin(rounds.chain.base.electorate)  # who votes is linked, however many peers there are
             if not rounds.is_member:
                 self._report.state = "joining"
                 await self._unless_stopped(self._entrance.be_counted_in(rounds))
