@@ -238,8 +238,7 @@ class Peer:
         if not len(positions):
             return
         self._report.state = "training"
-        made = self._carry.num_done * config.tokens_per_step * num_members  # before this call, in the same round
-        tokens = head.committed_tokens + made
+        tokens = head.committed_tokens + self._carry.num_done * config.tokens_per_step * num_members
         train, trainer = self.place.compute.train, self._trainer
         num_tokens = len(positions) * config.train.seq_len
         if self._carry.sends_gradient:

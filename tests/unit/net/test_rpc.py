@@ -407,6 +407,7 @@ class Silent:
     """A stream of given bytes that swallows what is sent."""
 
     peer = "f" * 64
+    source = "nowhere"
 
     def __init__(self, data):
         self._data = data
