@@ -1,9 +1,10 @@
 """What gives way to a round, by how much, and for how long."""
 
 import asyncio
+import itertools
 
 from weft.clock import VirtualClock
-from weft.net.turns import QUIET_S, SHARE, SLICE_NBYTES, STUCK_S, Turns
+from weft.net.turns import QUIET_S, SHARE, SLICE_NBYTES, STARVED_S, STUCK_S, Turns
 
 
 async def flood(turns: Turns, sent: list[float]) -> None:
@@ -45,6 +46,24 @@ def test_while_one_does_patient_blobs_are_a_small_share_of_what_is_sent() -> Non
     assert 0.9 * 2000 / (SHARE - 1) <= len(during) <= 2000 / (SHARE - 1) + 3
 
 
+def test_rounds_that_send_next_to_nothing_starve_nobody() -> None:
+    clock, sent = VirtualClock(), list[float]()
+
+    async def scenario() -> None:
+        turns = Turns()
+        turns.exchange(True)
+        flooding = asyncio.ensure_future(flood(turns, sent))
+        for _ in range(600):  # of a model of a few thousand parameters, round after round
+            await asyncio.sleep(0.1)
+            turns.moved(1000)
+        flooding.cancel()
+
+    clock.run(scenario())
+    waits = [after - before for before, after in itertools.pairwise(sent)]
+    assert 15 <= len(sent) <= 21
+    assert max(waits) <= STARVED_S + 0.1
+
+
 def test_after_a_moment_of_quiet_they_go_on() -> None:
     sent = play(40.0, [(10.0, 30.0)])
     assert [at for at in sent if 30.02 < at < 30.0 + QUIET_S] == []
@@ -53,7 +72,7 @@ def test_after_a_moment_of_quiet_they_go_on() -> None:
 
 def test_an_exchange_that_does_not_move_holds_nobody_back_for_long() -> None:
     sent = play(60.0, [(10.0, 50.0)], slice_s=40.0)
-    assert [at for at in sent if 10.02 < at < 10.0 + STUCK_S] == []
+    assert len([at for at in sent if 10.02 < at < 10.0 + STUCK_S]) <= STUCK_S / STARVED_S
     assert len([at for at in sent if 10.0 + STUCK_S < at < 50.0]) > 2000
 
 
