@@ -23,7 +23,7 @@ MAX_PATIENT = 2  # blobs at a time to one peer: what a socket has taken before a
 SLICE_NBYTES = 128 << 10  # of a patient blob: 50 ms of 20 Mbit/s
 QUIET_S = 1.0  # from one urgent blob to the next of the same exchange: an answer, a merge, a request over an ocean
 # A slice waits no longer, however little rounds send: where models are small and rounds follow at once, an eighth of
-# that is next to nothing, though the line is free. 0.35 Mbit/s: two newcomers on two streams each are not taken for dead.
+# that is next to nothing, though the line is free. It makes 0.35 Mbit/s, so that two newcomers do not take it for dead.
 STARVED_S = 3.0
 STUCK_S = 5.0  # where no urgent byte has left for so long, nobody is held back
 
