@@ -6,13 +6,12 @@ R3  each commit names everybody of its electorate: as counted, or left out with 
 R4  no wait that measured times do not ask for
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from weft.events import RoundCommitted
 from weft.ids import BranchId, PeerId, Round
 from weft.sync.messages import Manifest
-from weft.wire import digest_of
 
 Place = tuple[BranchId, Round]
 
@@ -32,16 +31,6 @@ def counted(manifests: Iterable[Manifest]) -> dict[PeerId, int]:
         for each in manifest.contributions:
             tokens[each.peer] = tokens.get(each.peer, 0) + each.tokens
     return tokens
-
-
-def history(manifests: Sequence[Manifest]) -> list[Manifest]:
-    """Return the manifests that the one with the most tokens follows on, itself included, the newest first."""
-    by_digest = {digest_of(manifest): manifest for manifest in manifests}
-    head = max(manifests, key=lambda manifest: (manifest.committed_tokens, manifest.round))
-    found = [head]
-    while (head := by_digest.get(head.previous)) is not None:  # type: ignore[assignment]
-        found.append(head)
-    return found
 
 
 def everybody_is_named(commits: Iterable[RoundCommitted], manifests: Mapping[Place, Manifest]) -> None:

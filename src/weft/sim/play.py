@@ -32,6 +32,7 @@ from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.scenario import Group, Scenario, at_present
 from weft.sim.world import Life, Member, Paced, World
 from weft.sync.messages import Manifest
+from weft.wire import digest_of
 
 MBIT = 1e6
 
@@ -42,7 +43,7 @@ class Machine:
 
     Args:
         trained: tokens of inner steps of all its processes.
-        counted: of them, in manifests.
+        counted: of them, in the manifests that the furthest one follows on, so not in a branch that was left.
         carried: of them, what it would bring to the next round; None where it has no such end.
         num_lives: processes that it had.
         end: why its last process ended.
@@ -277,7 +278,7 @@ class _Stage:
             counted=Tokens(
                 sum(
                     each.tokens
-                    for manifest in self._manifests.values()
+                    for manifest in history(tuple(self._manifests.values()))
                     for each in manifest.contributions
                     if each.peer == member.id
                 )
@@ -290,7 +291,7 @@ class _Stage:
         )
 
     def _summary(self, machines: tuple[Machine, ...], took_s: float, unplayed: tuple[Fault, ...]) -> Played:
-        furthest = max(self._manifests.values(), key=lambda each: (each.committed_tokens, each.round), default=None)
+        furthest = max(self._manifests.values(), key=_progress, default=None)
         evaluated = [event for life in self.world.lives for event in life.seen(Evaluated)]
         latest = max(evaluated, key=lambda event: event.committed_tokens, default=None)
         return Played(
@@ -303,6 +304,21 @@ class _Stage:
             broken=tuple(self._broken),
             manifests=tuple(self._manifests.values()),
         )
+
+
+def history(manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Return the furthest of `manifests`, and those that it follows on, back to the first."""
+    by_digest = {digest_of(manifest): manifest for manifest in manifests}
+    head = max(manifests, key=_progress, default=None)
+    found = []
+    while head is not None:
+        found.append(head)
+        head = by_digest.get(head.previous)
+    return found
+
+
+def _progress(manifest: Manifest) -> tuple[Tokens, Round]:
+    return manifest.committed_tokens, manifest.round
 
 
 def _bps(mbit: float | None) -> float | None:

@@ -115,12 +115,13 @@ class Paced:
         self._training = asyncio.Lock()  # as on one thread: what comes later waits
 
     async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+        loop = asyncio.get_running_loop()
         async with self._training:
             left_s = num_tokens / self._member.tokens_per_s
             while left_s > 0:
-                frozen_s = self._member.frozen_s
+                began, frozen_s = loop.time(), self._member.frozen_s
                 await asyncio.sleep(left_s)
-                left_s = self._member.frozen_s - frozen_s
+                left_s -= loop.time() - began - (self._member.frozen_s - frozen_s)
             return work()
 
     async def serve(self, work: Callable[[], T]) -> T:

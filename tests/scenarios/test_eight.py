@@ -1,0 +1,117 @@
+"""Eight machines, without models: several die at once, halves lose each other, newcomers come at any moment.
+
+R1 to R4 are asserted of each play by `Theatre.check`.
+"""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from scenarios import rules
+from scenarios.swarm import LEASE_TOKENS
+from scenarios.theatre import Theatre, make_run_file, names
+from weft.events import BranchOpened, MajorityLost, Notice, RoundCommitted, StateJoined
+from weft.net.membership import GONE_S
+from weft.peer.branches import ORPHAN_AFTER_S
+from weft.sim.faults import Drop, Fault, Freeze, Kill, Partition
+from weft.sim.play import Played
+from weft.sim.scenario import Group
+
+ROUND_S = 10.0
+SLOW_PHASES_S = [pytest.param(step / 50, marks=pytest.mark.slow) for step in (1, 3, 4, 6, 7, 8, 9, 11, 12, 15, 25)]
+AT_S = 3.5 * ROUND_S  # in the middle of inner steps
+
+
+@pytest.fixture
+def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Eight":
+    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 1)
+    return Eight(tmp_path)
+
+
+class Eight:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __call__(self, num_rounds: int, *faults: Fault, more: tuple[Group, ...] = ()) -> tuple[Theatre, Played]:
+        run_file = make_run_file(self.root)
+        train = msgspec.structs.replace(run_file.train, tokens=num_rounds * 8 * LEASE_TOKENS, evaluate_windows=1)
+        theatre = Theatre(msgspec.structs.replace(run_file, train=train), self.root)
+        speed = LEASE_TOKENS / ROUND_S
+        return theatre, theatre(*faults, count=8, tokens_per_s=speed, more=more, scenario={"compute": "cost"})
+
+
+def lab(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"lab-{number}" for number in numbers)
+
+
+def test_three_of_eight_die_at_once_and_the_others_go_on(eight: Eight) -> None:
+    theatre, played = eight(8, *(Kill(peer=name, at_s=AT_S) for name in lab(1, 4, 6)))
+    living = names(played, *lab(0, 2, 3, 5, 7))
+    theatre.check(played, longest_s=ROUND_S + GONE_S + 4.0, unhurt=living)
+    assert {machine.end for machine in living} == {"complete"}
+    assert theatre.heard(MajorityLost) == []
+
+
+@pytest.mark.parametrize("num", [5, 4], ids=["5|3", "4|4"])
+def test_sides_that_heal_before_a_branch_opens_lose_nothing(eight: Eight, num: int) -> None:
+    sides = lab(*range(num)), lab(*range(num, 8))
+    theatre, played = eight(10, Partition(sides=sides, at_s=AT_S, lasts_s=ORPHAN_AFTER_S / 2))
+    theatre.check(played)
+    assert {machine.end for machine in played.machines} == {"complete"}
+    assert theatre.heard(BranchOpened) == []
+    lost = {event.alive for _, event in theatre.heard(MajorityLost)}
+    assert lost == {8 - num}  # of two halves, the one with the keeper goes on
+    assert sum(each.trained - each.counted for each in played.machines) == sum(
+        each.carried or 0 for each in played.machines
+    )
+
+
+@pytest.mark.parametrize("num", [5, 4], ids=["5|3", "4|4"])
+def test_of_a_side_that_opened_a_branch_all_is_counted_once_or_said_to_be_left(eight: Eight, num: int) -> None:
+    """What its branch had counted is in the history once, or not at all, and then each of it has said that it left."""
+    sides = lab(*range(num)), lab(*range(num, 8))
+    theatre, played = eight(18, Partition(sides=sides, at_s=AT_S, lasts_s=ORPHAN_AFTER_S + 30.0))
+    theatre.check(played)
+    assert {machine.end for machine in played.machines} == {"complete"}
+    opened = {event.branch: event.members for _, event in theatre.heard(BranchOpened)}
+    ((branch, members),) = opened.items()
+    assert len(members) == 8 - num
+    forsaken = sum(rules.counted(each for each in played.manifests if each.branch == branch).values())
+    assert forsaken > 0
+    trained, counted = (sum(getattr(each, what) for each in played.machines) for what in ("trained", "counted"))
+    missing = trained - counted - sum(each.carried or 0 for each in played.machines)
+    assert missing in (0, forsaken)
+    if missing:
+        for machine in played.machines:
+            said = [event.text for _, event in theatre.heard(Notice, machine)]
+            assert any("going over from branch" in text for text in said) == (machine.peer in members)
+
+
+def test_who_sleeps_until_others_would_have_opened_a_branch_goes_on_with_them(eight: Eight) -> None:
+    theatre, played = eight(16, Freeze(peer="lab-3", at_s=AT_S, lasts_s=ORPHAN_AFTER_S + 20.0))
+    theatre.check(played)
+    (sleeper,) = names(played, "lab-3")
+    assert theatre.heard(BranchOpened) == []
+    assert sleeper.peer in theatre.commits(sleeper)[-1].contributors
+
+
+def test_half_of_the_payloads_of_eight_may_be_lost(eight: Eight) -> None:
+    theatre, played = eight(10, Drop(peer="lab", at_s=0.0, share=0.5))
+    theatre.check(played, longest_s=3 * ROUND_S, unhurt=played.machines)
+    commits = theatre.commits(played.machines[0])
+    assert 0.35 < sum(len(event.contributors) for event in commits) / (8 * len(commits)) < 0.65
+
+
+@pytest.mark.parametrize("phase_s", [0.0, 0.04, 0.1, 0.2, 5.0, *SLOW_PHASES_S])
+def test_a_newcomer_stops_nobody_in_whichever_phase_of_a_round_it_comes(eight: Eight, phase_s: float) -> None:
+    """From the moment at which the inner steps of a round are over: announced, planned, merged, held, voted, decided."""
+    late = Group(name="late", tokens_per_s=LEASE_TOKENS / ROUND_S, joins_at_s=2 * ROUND_S + phase_s)
+    theatre, played = eight(6, more=(late,))
+    theatre.check(played)
+    (newcomer,) = names(played, "late")
+    for _, event in theatre.heard(RoundCommitted, played.machines[0]):
+        assert event.duration_s < 2.0
+    assert len(theatre.heard(StateJoined, newcomer)) == 1
+    assert newcomer.counted > 0
+    assert newcomer.end == "complete"
