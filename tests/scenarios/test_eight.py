@@ -67,7 +67,7 @@ def test_sides_that_heal_before_a_branch_opens_lose_nothing(eight: Eight, num: i
     )
 
 
-@pytest.mark.parametrize("num", [5, 4], ids=["5|3", "4|4"])
+@pytest.mark.parametrize("num", [pytest.param(5, marks=pytest.mark.slow), 4], ids=["5|3", "4|4"])
 def test_of_a_side_that_opened_a_branch_all_is_counted_once_or_said_to_be_left(eight: Eight, num: int) -> None:
     """What its branch had counted is in the history once, or not at all, and then each of it has said that it left."""
     sides = lab(*range(num)), lab(*range(num, 8))
@@ -105,7 +105,7 @@ def test_half_of_the_payloads_of_eight_may_be_lost(eight: Eight) -> None:
 
 @pytest.mark.parametrize("phase_s", [0.0, 0.04, 0.1, 0.2, 5.0, *SLOW_PHASES_S])
 def test_a_newcomer_stops_nobody_in_whichever_phase_of_a_round_it_comes(eight: Eight, phase_s: float) -> None:
-    """From the moment at which the inner steps of a round are over: announced, planned, merged, held, voted, decided."""
+    """From the moment at which inner steps are over: announced, planned, merged, held, voted, decided."""
     late = Group(name="late", tokens_per_s=LEASE_TOKENS / ROUND_S, joins_at_s=2 * ROUND_S + phase_s)
     theatre, played = eight(6, more=(late,))
     theatre.check(played)

@@ -38,6 +38,7 @@ from weft.sim.faults import Fault
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
 
+RESOLUTION_S = 1e-6  # of virtual time: sums of floats are no more exact
 SECRET = bytes(16)  # of the tickets: nobody else is on this network
 
 
@@ -118,7 +119,7 @@ class Paced:
         loop = asyncio.get_running_loop()
         async with self._training:
             left_s = num_tokens / self._member.tokens_per_s
-            while left_s > 0:
+            while left_s > RESOLUTION_S:
                 began, frozen_s = loop.time(), self._member.frozen_s
                 await asyncio.sleep(left_s)
                 left_s -= loop.time() - began - (self._member.frozen_s - frozen_s)
