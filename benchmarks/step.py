@@ -262,6 +262,7 @@ def _run(config: ModelConfig, batch_size: int, seq_len: int, folder: Path) -> tu
         admission=TicketAdmission(),
         orphan_after_s=None,
         is_strict=False,
+        has_even_leases=True,
     )
     return run, Batches(store, index, "train", seq_len, 0)
 

@@ -121,6 +121,7 @@ def run() -> RunConfig:
         admission=TicketAdmission(),
         orphan_after_s=None,
         is_strict=False,
+        has_even_leases=True,
     )
 
 

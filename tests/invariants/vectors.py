@@ -211,6 +211,7 @@ def second_manifest() -> Manifest:
         ),
         parts=tuple(PartResult(owner=owner, result=result_of(part)) for part, owner in enumerate(members)),
         members=members,
+        uplinks=base.uplinks,
         joined=(),
         left=(),
         leases=leased,

@@ -46,7 +46,17 @@ from weft.sync.machine import (
     Trained,
     is_leading,
 )
-from weft.sync.messages import Accept, Base, Contribution, Goodbye, Manifest, Prepare, Promise, Propose
+from weft.sync.messages import (
+    MAX_UPLINK,
+    Accept,
+    Base,
+    Contribution,
+    Goodbye,
+    Manifest,
+    Prepare,
+    Promise,
+    Propose,
+)
 from weft.sync.rules import Durable
 from weft.wire import digest
 
@@ -69,7 +79,7 @@ def first_base(num_members: int, num_parts: int = 1, run: str = "00", stewards: 
         previous=Digest(run_id),
         electorate=members,
         keeper=members[0],
-        num_parts=num_parts,
+        uplinks=(MAX_UPLINK,) * num_parts,
         cursor=0,
         quota=1,
         committed_tokens=Tokens(0),

@@ -104,6 +104,7 @@ class Swarm(World):
         }
         run_file = RunFile(
             name="scenario",
+            has_even_leases=True,
             seed=seed,
             model=model,
             data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),

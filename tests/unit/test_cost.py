@@ -128,6 +128,7 @@ def test_control_bytes_are_those_of_a_rounds_messages(num_peers: int) -> None:
         contributions=contributions,
         parts=tuple(messages.PartResult(owner=peer, result=net.digest) for peer in net.peers),
         members=tuple(net.peers),
+        uplinks=(16,) * len(net.peers),
         joined=(),
         left=(),
         leases=tuple(Lease(peer=peer, start=100_000, stop=200_000) for peer in net.peers),

@@ -16,7 +16,7 @@ from contextvars import Context, copy_context
 from weft import rng
 from weft.errors import DialError
 from weft.ids import PeerId, short
-from weft.net.memory_link import CHUNK_NBYTES, Line, Link, Pipe
+from weft.net.memory_link import Line, Link, Pipe
 from weft.net.tasks import Tasks
 from weft.net.transport import Accept, Lane
 from weft.wire import Buffer
@@ -217,8 +217,9 @@ class MemoryStream:
     async def send(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         async with self._sending:
-            for start in range(0, len(view), CHUNK_NBYTES):
-                await self._outgoing.put(self._owner.on_send(bytes(view[start : start + CHUNK_NBYTES])))
+            size = self._outgoing.chunk_nbytes
+            for start in range(0, len(view), size):
+                await self._outgoing.put(self._owner.on_send(bytes(view[start : start + size])))
 
     async def recv_into(self, buffer: memoryview) -> int:
         return await self._incoming.take_into(buffer)

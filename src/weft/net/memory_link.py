@@ -28,7 +28,8 @@ import numpy as np
 from weft.errors import PeerError
 
 WINDOW_NBYTES = 1 << 20  # sent and not yet read, besides what the link itself holds
-CHUNK_NBYTES = 64 << 10  # how much one stream sends before another on the same line gets its turn
+CHUNK_NBYTES = 64 << 10  # how much one stream sends at most before another on the same line gets its turn
+TURN_S = 0.02  # and for how long: on a slow line a short message does not wait for long ones
 MSS_NBYTES = 1448  # of a packet over Ethernet
 RTO_S = 0.2  # Linux's least retransmission timeout
 NUM_REPEATS = 3  # acknowledgements that show a gap at once
@@ -107,8 +108,16 @@ class Link:
 
     @property
     def window_nbytes(self) -> int:
+        return WINDOW_NBYTES + int(self._bandwidth_bps(0.0) * self.delay_s / 8)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """How much a stream sends at a time."""
+        return max(MSS_NBYTES, int(min(CHUNK_NBYTES, self._bandwidth_bps(math.inf) * TURN_S / 8)))
+
+    def _bandwidth_bps(self, default: float) -> float:
         bounds = [line.bandwidth_bps for line in (self.up, self.own, self.down) if line.bandwidth_bps is not None]
-        return WINDOW_NBYTES + int(min(bounds, default=0.0) * self.delay_s / 8)
+        return min(bounds, default=default)
 
     def heal(self) -> None:
         """Let pass again, first what the cut has held."""
@@ -157,6 +166,10 @@ class Pipe:
         self._recv_error: str | None = None
         self._farewell: str | None = None  # what the other end learns when the link lets it
         self._changed = asyncio.Event()
+
+    @property
+    def chunk_nbytes(self) -> int:
+        return self._link.chunk_nbytes
 
     async def put(self, chunk: bytes) -> None:
         """Send `chunk` once there is room."""

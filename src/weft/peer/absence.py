@@ -24,10 +24,12 @@ class Decided:
 
     Args:
         left_out: members of the electorate that it does not count, and why, as far as this peer knows.
+        is_travelling: this peer announced in time and is not counted: its payload has not arrived yet.
     """
 
     manifest: Manifest
     left_out: dict[PeerId, str]
+    is_travelling: bool = False
 
 
 def left_out(

@@ -43,6 +43,7 @@ def first_charter(run: RunConfig) -> Charter:
         serials=(0,) * len(run.stewards),
         settings=settings,
         max_seq_len=longest,
+        has_even_leases=run.has_even_leases,
     )
 
 

@@ -19,6 +19,7 @@ from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.charter import Charter, enact
 from weft.sync.messages import (
+    MAX_UPLINK,
     Accept,
     Base,
     Certificate,
@@ -164,6 +165,7 @@ def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: B
         contributions=(),
         parts=(),
         members=members,
+        uplinks=(MAX_UPLINK,) * len(members),
         joined=(),
         left=tuple(peer for peer in base.electorate if peer not in members),
         leases=leased,
@@ -183,7 +185,7 @@ def genesis(run: RunId, founder: PeerId, charter: Charter) -> Base:
         previous=GENESIS,
         electorate=(founder,),
         keeper=founder,
-        num_parts=1,
+        uplinks=(MAX_UPLINK,),
         cursor=0,
         quota=charter.settings.quota,
         committed_tokens=Tokens(0),

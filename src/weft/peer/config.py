@@ -95,6 +95,8 @@ class RunFile(Config, frozen=True, kw_only=True):
     """Seconds without a majority after which a minority opens a branch of its own. None: 60, between two peers 15."""
     is_strict: bool = False
     """One history only: a minority never goes on alone."""
+    has_even_leases: bool = False
+    """All train on the same amount of data per round, and wait for the slowest. Else slower members are leased less."""
     stewards: _Stewards = ()
     predecessor: _Predecessor | None = None
 
@@ -115,6 +117,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
     admission: AdmissionConfig
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None
     is_strict: bool
+    has_even_leases: bool = False
     stewards: _Stewards = ()
     predecessor: HexRun | None = None
 
@@ -142,7 +145,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     @property
     def quota(self) -> int:
-        """Samples that one member trains on in one round."""
+        """Samples that one member trains on in one round, at most."""
         return self.method.every * self.train.batch_size
 
     @property

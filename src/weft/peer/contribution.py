@@ -3,8 +3,9 @@
 Deltas: local = outer - carry at all times, so the carry needs no memory of its own. It is outer - local; an outer step
 moves local along with outer (`rebase`), and a commit that counted the payload sets local to outer.
 
-Who misses rounds because it is slow hands its carry in as a round begins, and trains on when that is decided: of two
-machines one of which is ten times slower, that one brings a lease in every eleventh round, and delays nobody.
+Who misses rounds because one inner step takes longer than they do hands its carry in as a round begins, and trains on
+when that is decided. Whose payload was announced in time and had not arrived when a round was decided offers the same
+bytes in the next, so that they go on travelling.
 
 Gradients are no displacement: one that was not counted is averaged into the next, once, weighted by tokens; after a
 second miss it is dropped, because it belongs to parameters too long ago.
@@ -24,6 +25,7 @@ from weft.peer.trainer import Trainer, Work
 from weft.sync.reduce import EncodedPart, encode_parts, named
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
+MAX_TRAVELLING = 64  # rounds for which the same payload is offered: then its holder trains on
 
 
 class Carry:
@@ -33,6 +35,8 @@ class Carry:
         self._gradient: Float32[Tensor, " num"] | None = None
         self._gradient_tokens = 0
         self._num_missed = 0
+        self._num_travelling = 0  # rounds in which the payload was on its way
+        self._encoded: tuple[tuple[range, ...], tuple[EncodedPart, ...]] | None = None  # of what is carried
         self.tokens = Tokens(0)  # trained and not counted
         self.num_done = 0  # inner steps made of the present lease
         self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
@@ -45,13 +49,15 @@ class Carry:
     @property
     def is_overdue(self) -> bool:
         """Whether what is carried should be handed in before anything is added: who is slower than the others' rounds
-        is ready in time only where it makes no inner steps first."""
-        return not self.sends_gradient and self._num_missed >= OVERDUE_ROUNDS
+        is ready in time only where it makes no inner steps first, and other bytes would begin to travel anew."""
+        is_travelling = 0 < self._num_travelling <= MAX_TRAVELLING
+        return not self.sends_gradient and (self._num_missed >= OVERDUE_ROUNDS or is_travelling)
 
     def add_steps(self, work: Work) -> None:
         """Note inner steps that moved the local parameters."""
         self.tokens = Tokens(self.tokens + work.num_tokens)
         self.num_done += work.num_steps
+        self._encoded = None
 
     def add_gradient(self, gradient: Float32[Tensor, " num"], work: Work) -> None:
         """Note a gradient, averaging it with one that is carried."""
@@ -65,6 +71,7 @@ class Carry:
             self._gradient = self._gradient.mul(self._gradient_tokens / total).add_(gradient, alpha=num_tokens / total)
             self._gradient_tokens = total
         self.tokens = Tokens(self._gradient_tokens)
+        self._encoded = None
 
     def encode(self, parts: tuple[range, ...]) -> tuple[EncodedPart, ...]:
         """Return the payload, part by part. Nothing changes: what it holds stays here until it is counted.
@@ -74,16 +81,20 @@ class Carry:
         Raises:
             NotFinite: what was trained holds NaN or infinity.
         """
-        trained = self._trainer.local() if self._gradient is None else self._gradient
-        vector = self._replica.method.contribution(self._replica.outer, trained)
-        return tuple(map(named, encode_parts(self._replica.method.codec, vector, parts)))
+        if self._encoded is None or self._encoded[0] != parts:
+            method, trained = self._replica.method, self._trainer.local() if self._gradient is None else self._gradient
+            vector = method.contribution(self._replica.outer, trained)
+            self._encoded = parts, tuple(map(named, encode_parts(method.codec, vector, parts)))
+        return self._encoded[1]
 
-    def settle(self, apply: Callable[[], None], is_counted: bool) -> None:
+    def settle(self, apply: Callable[[], None], is_counted: bool, is_travelling: bool = False) -> None:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
 
         Args:
             is_counted: nothing is carried on: the commit holds what was offered, or what was trained is to be dropped.
+            is_travelling: what was offered is still on its way to those who merge it.
         """
+        self._num_travelling = self._num_travelling + 1 if is_travelling else 0
         self.offered = None
         self.num_done = 0
         self._num_missed += self.tokens > 0
@@ -106,7 +117,7 @@ class Carry:
 
     def drop(self) -> None:
         """Forget what was trained, because it is counted or can no longer be."""
-        self._gradient, self._gradient_tokens, self._num_missed = None, 0, 0
+        self._gradient, self._gradient_tokens, self._num_missed, self._encoded = None, 0, 0, None
         self.tokens = Tokens(0)
         self.is_restored = False
 
@@ -132,6 +143,7 @@ class Carry:
         except KeyError as missing:
             raise CheckpointError(f"the saved state has no {missing}. Resume from another checkpoint.") from None
         self.is_restored = self.tokens > 0
+        self._encoded = None
         self._gradient = vectors.pop("gradient", None)
         self._gradient_tokens = 0 if self._gradient is None else self.tokens
         self._trainer.set_local(vectors.pop("local", self._replica.outer))

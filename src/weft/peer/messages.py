@@ -100,6 +100,14 @@ class StandingNote(Record, frozen=True, kw_only=True, tag="StandingNote"):
     has_vote: bool  # False: it has left, comes back from an older state, or cannot apply what it accepted
 
 
+class Gathered(Record, frozen=True, kw_only=True, tag="Gathered"):
+    """A note to the leader of a round's first attempt: whose parts its sender holds, of the part that it owns."""
+
+    branch: BranchId
+    round: Round
+    peers: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]
+
+
 class BranchProposal(Record, frozen=True, kw_only=True, tag="BranchProposal"):
     """A call: the majority is lost; let those named here go on together."""
 

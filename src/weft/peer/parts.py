@@ -16,18 +16,21 @@ It does not know the round's decisions.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from weft.codec.codec import Codec, build
-from weft.errors import DeadlineExceeded, PayloadError, PeerError
+from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
 from weft.peer.chain import Chain
 from weft.peer.place import Place
 from weft.peer.pool import Pool
+from weft.peer.rates import Rates
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Collect, Contribution, Manifest
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
+from weft.sync.uplinks import parts_of
 from weft.wire import Buffer
 
 # Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
@@ -38,6 +41,17 @@ FETCH_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # after a result could not be had; th
 # then keeps a stream alive for ever; who has less than 1 Mbit/s makes all others wait longer than its work is worth.
 FETCH_FLOOR_S = 10.0  # a first connection and a slow answer
 MIN_UPLINK_BPS = 1e6
+PATIENCE = 10  # times as long for a payload that travels while rounds go on
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A result: of which part of a plan, its bytes' digest, its elements, the round."""
+
+    part: int
+    result: Digest
+    num: int
+    round: Round
 
 
 class Parts:
@@ -54,25 +68,47 @@ class Parts:
         self._emit = place.emit
         self._chain = chain
         self._num = num
+        self.rates = Rates()
         self._payload: dict[Digest, Buffer] = {}
+        self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._pool = Pool(POOL_VECTORS * 4 * num)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
         self._node.serve_blobs(self._lookup)
         self._node.serve_blobs(lambda _peer, wanted: chain.result(wanted), is_patient=True)
 
-    def cut(self, num_parts: int) -> tuple[range, ...]:
-        """Return where the parts of the vector lie."""
-        return cut(self._num, [1] * num_parts)
+    def cut(self, uplinks: Sequence[int]) -> tuple[range, ...]:
+        """Return where the parts of the vector lie whose owners have such uplinks."""
+        return cut(self._num, uplinks)
 
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
         self._payload = {part.digest: part.encoded for part in parts}
         return tuple(part.digest for part in parts)
 
-    async def merge(self, plan: Collect, part: int, round: Round) -> MergeDone | MergeFailed:
-        """Collect the contributions to a part, merge them in ascending peer order, and serve the result."""
-        num = len(self.cut(len(plan.owners))[part])
+    def is_here(self, wanted: Digest) -> bool:
+        """Return whether a payload's part is here, to be merged."""
+        return wanted in self._payload or wanted in self._gathered
+
+    async def gather(self, peer: PeerId, wanted: Digest, num: int) -> None:
+        """Fetch a part of `num` elements of a payload that `peer` has announced. Nobody waits for it.
+
+        Raises:
+            PeerError: it cannot be had, or only too slowly.
+        """
+        codec = self._codec(self._chain.base.round)
+        self._gathered[wanted] = await self._fetch(peer, wanted, codec.nbytes(num), PATIENCE * self._limit_s(codec))
+
+    def forget(self, wanted: Digest) -> None:
+        """Drop what `gather` fetched."""
+        self._gathered.pop(wanted, None)
+
+    async def merge(self, plan: Collect, part: int, num: int, round: Round) -> MergeDone | MergeFailed:
+        """Collect the contributions to a part, merge them in ascending peer order, and serve the result.
+
+        Args:
+            num: elements of the part.
+        """
         self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
         fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
         if not any(each.tokens for each in plan.contributions):  # no mean; the leader waits for somebody's work
@@ -89,19 +125,21 @@ class Parts:
         return MergeDone(plan=plan, part=part, result=merged.digest)
 
     async def fetch(
-        self, plan: Collect, part: int, result: Digest, round: Round, is_wanted: Callable[[], bool] = lambda: True
+        self, plan: Collect, wanted: "Wanted", is_wanted: Callable[[], bool] = lambda: True
     ) -> ResultHeld | Noticed | None:
         """Fetch a result, from its owner or whoever contributes; None where it cannot be had.
 
         Where it is no part of a vector, its owner is to own nothing more in this round: it would in every attempt.
         """
-        num, owner = len(self.cut(len(plan.owners))[part]), plan.owners[part]
+        part, owner = wanted.part, plan.owners[wanted.part]
+        holders = [owner, *(each.peer for each in plan.contributions)]
         for wait_s in FETCH_AGAIN_S:  # whoever had it may be gone, and another have it in a moment
             try:
-                await self._result(round, result, num, [owner, *(each.peer for each in plan.contributions)])
+                await self._result(wanted.round, wanted.result, wanted.num, holders)
                 return ResultHeld(plan=plan, part=part)
             except PayloadError as error:
-                self._emit(PayloadRejected(round=round, member=owner, reason=f"its merged part {part}: {error}"))
+                reason = f"its merged part {part}: {error}"
+                self._emit(PayloadRejected(round=wanted.round, member=owner, reason=reason))
                 return Noticed(peer=owner, status="suspected")
             except PeerError:
                 await asyncio.sleep(wait_s)
@@ -111,7 +149,7 @@ class Parts:
 
     def has_results(self, manifest: Manifest) -> bool:
         """Return whether all results that a manifest names are here: what is here can be applied."""
-        parts = self.cut(len(manifest.parts))
+        parts = parts_of(manifest, self._num)
         codec = self._reply_codec(manifest.round)
         return all(
             self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
@@ -126,7 +164,7 @@ class Parts:
             PeerError: nobody that can be reached has one of them.
             PayloadError: one of them is no part of a vector.
         """
-        parts = self.cut(len(manifest.parts))
+        parts = parts_of(manifest, self._num)
         others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
         return tuple(
             await asyncio.gather(
@@ -157,9 +195,8 @@ class Parts:
 
     async def _contribution(self, contribution: Contribution, part: int, num: int, round: Round) -> Buffer | None:
         wanted, peer = contribution.parts[part], contribution.peer
-        mine = self._payload.get(wanted)
-        if mine is not None:
-            return mine
+        if self.is_here(wanted):
+            return self._payload[wanted] if wanted in self._payload else self._gathered[wanted]
         # Planned in again, by another leader or in another revision, it has what is left of its time, and no more.
         asked = (round, peer, wanted)
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
@@ -207,11 +244,16 @@ class Parts:
         raise PeerError(f"no holder delivered blob {short(wanted)}: {'; '.join(failures) or 'nobody is linked'}")
 
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
+        began, data = self._clock.now(), self._pool.block(nbytes)
         try:
             async with asyncio.timeout(limit_s):
-                return await self._node.fetch_any([holder], wanted, nbytes, self._pool.block)
+                await self._node.fetch(holder, wanted, data)
+            self.rates.note(holder, nbytes, self._clock.now() - began)
+            return data
         except PeerError:
             raise
+        except (NetError, Refused) as error:
+            raise PeerError(f"{short(holder)} did not deliver blob {short(wanted)}: {error}") from error
         except TimeoutError:
             raise DeadlineExceeded(f"{short(holder)} did not deliver blob {short(wanted)} in time") from None
 

@@ -19,12 +19,10 @@ It does not know transports, nor how anything is shown.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from weft import __version__
 from weft.data.batch import Batches
@@ -53,6 +51,7 @@ from weft.peer.report import Report
 from weft.peer.rounds import Rounds
 from weft.peer.saving import Saver
 from weft.peer.state import replica_digest
+from weft.peer.training import Training
 from weft.sync.messages import Manifest
 
 __all__ = ["Outcome", "Peer", "Place"]
@@ -74,13 +73,14 @@ class Peer:
         batches = Batches(place.shards, place.index, "train", run.train.seq_len, run.seed)
         self._trainer = place.make_trainer(run, place.settings, batches, self._emit_from_thread, place.clock)
         self._carry = Carry(self._trainer, self._replica)
-        self._report = Report(run, place, self._replica, self._carry)
+        self._stopping = asyncio.Event()
+        self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self._fail)
+        self._training = Training(place, self._trainer, self._carry, self._should_break_off)
+        self._report = Report(run, place, self._replica, self._carry, self._training)
         self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat)
         self._membership.on_change(self._on_member)
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
         self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
-        self._stopping = asyncio.Event()
-        self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self._fail)
         self._evaluator = Evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
         self._rounds: Rounds | None = None
@@ -216,39 +216,20 @@ class Peer:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
         await self.pausing.settled()
         if self._carry.offered is None and not self.pausing.is_on and not self._carry.is_overdue:
-            await self._train()
+            self._report.state = "training"
+            self._trainer.heed(self._replica.config)
+            head = self._replica.head
+            assert head is not None
+            await self._training.make(head, self._replica.config, lambda: rounds.is_hurried)
         if not rounds.decided.empty() or self._stopping.is_set():
             return
         if self._carry.offered is None:
             await self._offer(rounds)
         self._report.state = "paused" if self.pausing.is_on else "syncing"
         if self.pausing.is_on:
-            self._report.work = None
+            self._training.work = None
             rounds.pass_on()
         await self._settle_next(rounds)
-
-    async def _train(self) -> None:
-        """Make the inner steps that are left of this peer's lease."""
-        head = self._replica.head
-        assert head is not None
-        config = self._replica.config
-        self._trainer.heed(config)
-        size, num_members = config.train.batch_size, len(head.members)
-        positions = self._leased(head)[self._carry.num_done * size :]
-        if not len(positions):
-            return
-        self._report.state = "training"
-        tokens = head.committed_tokens + self._carry.num_done * config.tokens_per_step * num_members
-        train, trainer = self.place.compute.train, self._trainer
-        num_tokens = len(positions) * config.train.seq_len
-        if self._carry.sends_gradient:
-            gradient, work = await train(lambda: trainer.gradient(positions, tokens, num_members), num_tokens)
-            self._carry.add_gradient(gradient, work)
-        else:
-            is_over = self._should_break_off
-            work = await train(lambda: trainer.train(positions, tokens, num_members, is_over), num_tokens)
-            self._carry.add_steps(work)
-        self._report.work = work
 
     async def _offer(self, rounds: Rounds) -> None:
         """Announce the carry, unless its round is decided before it is encoded: it would be counted twice."""
@@ -286,7 +267,9 @@ class Peer:
             return
         # Another payload than this process offered is one of before a restart, trained on the same lease.
         await self.place.compute.serve(
-            lambda: self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted=mine is not None)
+            lambda: self._carry.settle(
+                lambda: self._replica.apply(manifest, results), mine is not None, decided.is_travelling
+            )
         )
         if manifest.contributions:
             self._report.tell_commit(decided, began)
@@ -314,6 +297,7 @@ class Peer:
             if len(self.place.node.banned_by) > len(self.place.node.peers):  # it was away when that was decided
                 self._fail(Removed("more peers refuse this key as banned than are linked to it: it may not come back."))
             rounds.reroute(self._membership.relayed())
+            rounds.measure(self._speeds(rounds.chain.head))
             head = rounds.chain.head
             is_behind = any(self._entrance.is_ahead(peer, head) for peer in self.place.node.peers)
             is_left = behind == head or self._entrance.is_on_lesser_branch(head)
@@ -442,12 +426,15 @@ class Peer:
             await self._rounds.aclose()
         await self._membership.aclose()
 
+    def _speeds(self, head: Manifest) -> dict[PeerId, float]:
+        """Return the tokens per second of each member, as far as it tells them."""
+        beats = {peer: self._membership.heartbeat_of(peer) for peer in head.members}
+        told = {peer: beat.tokens_per_s for peer, beat in beats.items() if beat is not None}
+        told[self.peer] = self._training.tokens_per_s
+        return {peer: speed for peer, speed in told.items() if 0 < speed < math.inf}
+
     def _get_chain(self) -> Chain | None:
         return None if self._rounds is None else self._rounds.chain
-
-    def _leased(self, head: Manifest) -> NDArray[np.int64]:
-        mine = [lease.positions() for lease in head.leases if lease.peer == self.peer]
-        return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
 
     def _emit_from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self.place.emit, event)

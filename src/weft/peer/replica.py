@@ -19,8 +19,9 @@ from weft.sync.messages import Manifest, next_base
 from weft.sync.method import Method
 from weft.sync.outer import State as OuterState
 from weft.sync.outer import StepContext
-from weft.sync.reduce import cut, decode_parts
+from weft.sync.reduce import decode_parts
 from weft.sync.schedule import lr
+from weft.sync.uplinks import parts_of
 from weft.wire import Buffer
 
 OUTER = "outer"  # the name of the parameters among the replicated vectors
@@ -48,7 +49,7 @@ class Replica:
             PayloadError: a result is not finite or of another size; nothing has changed.
         """
         if manifest.contributions:
-            parts = cut(self.outer.numel(), [1] * len(manifest.parts))
+            parts = parts_of(manifest, self.outer.numel())
             decode_parts(self.method.reply_codec, results, parts, self._merged)
             self.method.apply(self.outer, self.state, self._merged, self._context(manifest))
         if manifest.acts and self.head is not None:

@@ -14,20 +14,20 @@ from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
 from weft.peer.place import Place
 from weft.peer.replica import Replica
-from weft.peer.trainer import Work
+from weft.peer.training import Training
 from weft.sync.messages import Manifest
 from weft.wire import digest_of
 
 
 class Report:
-    def __init__(self, run: RunConfig, place: Place, replica: Replica, carry: Carry) -> None:
+    def __init__(self, run: RunConfig, place: Place, replica: Replica, carry: Carry, training: Training) -> None:
         self._run = run
         self._place = place
         self._replica = replica
         self._carry = carry
+        self._training = training
         self._traffic_before = (0, 0)
         self.state = "starting"  # one word for people
-        self.work: Work | None = None  # the last
 
     def traffic(self) -> tuple[int, int]:
         """Return the bytes sent and received so far."""
@@ -40,7 +40,7 @@ class Report:
         Args:
             began: when this peer began to wait for it, if it did.
         """
-        manifest, (sent, received) = decided.manifest, self.traffic()
+        manifest, (sent, received), work = decided.manifest, self.traffic(), self._training.work
         self._place.emit(
             RoundCommitted(
                 branch=manifest.branch,
@@ -54,7 +54,7 @@ class Report:
                 sent_nbytes=sent - self._traffic_before[0],
                 received_nbytes=received - self._traffic_before[1],
                 duration_s=0.0 if began is None else self._place.clock.now() - began,
-                work_s=0.0 if self.work is None else self.work.duration_s,
+                work_s=0.0 if work is None else work.duration_s,
             )
         )
         self._traffic_before = (sent, received)
@@ -78,7 +78,7 @@ class Report:
 
     def heartbeat(self) -> Heartbeat:
         """Return what the others are told every two seconds."""
-        head, work = self._replica.head, self.work
+        head, work = self._replica.head, self._training.work
         return Heartbeat(
             name=self._place.node.passport.name,
             branch=BranchId(self._run.run) if head is None else head.branch,
@@ -88,5 +88,5 @@ class Report:
             state=self.state,
             is_relayed=self._place.node.has_relayed_links,
             loss=None if work is None or math.isnan(work.mean_loss) else work.mean_loss,
-            tokens_per_s=0.0 if work is None or not work.duration_s else work.num_tokens / work.duration_s,
+            tokens_per_s=self._training.tokens_per_s,
         )

@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import assert_never
 
 from weft.errors import DataError, DiskFull, PeerError, WireError
-from weft.events import Notice, PayloadRejected
+from weft.events import Notice
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
 from weft.keys import verify
 from weft.net.membership import MAX_MEMBERS
@@ -35,13 +35,15 @@ from weft.peer.acts import Acts
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
 from weft.peer.early import Early
+from weft.peer.gathering import Gathering
 from weft.peer.messages import Decision, Letter
-from weft.peer.parts import Parts
+from weft.peer.parts import Parts, Wanted
 from weft.peer.place import Place
 from weft.peer.promises import Promises
 from weft.peer.proofs import Proofs
 from weft.peer.standing import Standing
 from weft.peer.timers import Timers
+from weft.peer.weighing import Weighing
 from weft.sync import round as machine
 from weft.sync.charter import Charter
 from weft.sync.machine import (
@@ -50,6 +52,7 @@ from weft.sync.machine import (
     Fetch,
     Input,
     Leave,
+    Measured,
     Merge,
     Moved,
     Noticed,
@@ -67,6 +70,7 @@ from weft.sync.machine import (
 )
 from weft.sync.messages import (
     AnyRoundMessage,
+    Base,
     Certificate,
     Collect,
     Committed,
@@ -80,8 +84,6 @@ from weft.sync.reduce import EncodedPart
 from weft.sync.rules import Durable, is_successor, leader
 from weft.wire import Signed, unseal
 
-RECOVER_S = 5.0  # between two looks for results that nobody had
-
 
 class Rounds:
     """The present round of one branch, as one of its members.
@@ -91,13 +93,7 @@ class Rounds:
         on_failure: told of an error that this peer cannot go on with.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        chain: Chain,
-        num: int,
-        on_failure: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, place: Place, chain: Chain, num: int, on_failure: Callable[[Exception], None]) -> None:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
         self.parts = Parts(place, chain, num)
@@ -108,7 +104,6 @@ class Rounds:
         self._state: State | None = None  # None: takes no part in the round
         self._is_closed = False
         self._proofs = Proofs(place.identity, chain)
-        self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
         self._turned_away: set[PeerId] = set()  # who asked to be a member when there was no room, and was told of
         self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
         self._timers = Timers(place.clock, self._expire)
@@ -116,6 +111,9 @@ class Rounds:
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self.acts = Acts(place.node, chain, place.emit, self._move)
         self._early = Early()
+        self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._suspect)
+        self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, lambda: self._state)
+        self._speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     # --- what the peer does ---
 
@@ -126,7 +124,7 @@ class Rounds:
     @property
     def ranges(self) -> tuple[range, ...]:
         """Return how the vector is cut in the present round."""
-        return self.parts.cut(self.chain.base.num_parts)
+        return self.parts.cut(self.chain.base.uplinks)
 
     def recall(self) -> Durable | None:
         """Read what this peer promised before it was started, which binds it; return it.
@@ -144,7 +142,8 @@ class Rounds:
         self._state = None
         self._node.exchange(False)
         self._proofs.begin()
-        self._weighing.clear()
+        self._weighing.begin()
+        self._gathering.begin()
         if self._node.peer not in base.electorate or self._is_closed or not self.standing.has_vote:
             return
         outputs: tuple[Output, ...] = ()
@@ -152,10 +151,11 @@ class Rounds:
         if last is not None and last.base == base:
             self._state, outputs = machine.resume(self._node.peer, last)
             if last.accepted is not None:
-                self._tasks.spawn(self._recover(last.accepted.manifest))
+                self._weighing.recover(last.accepted.manifest)
         else:
             self._state = machine.begin(self._node.peer, base)
         self._move()
+        self.measure(self._speeds)
         self._carry_out(outputs)
         if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
             self._give_up_attempt()
@@ -169,8 +169,17 @@ class Rounds:
         """Offer this peer's payload to the present round; return its parts' digests."""
         digests = self.parts.offer(parts)
         self._timers.note_announced()
-        self._feed(Trained(tokens=tokens, parts=digests))
+        trained, base = Trained(tokens=tokens, parts=digests), self.chain.base
+        self._gathering.announce(Ready(tokens=tokens, parts=digests), self._say, lambda: self._take_mine(trained, base))
         return digests
+
+    def _say(self, ready: Ready) -> None:
+        self._send(self.chain.base.electorate, ready)
+
+    def _take_mine(self, trained: Trained, base: Base) -> None:
+        if self.chain.base == base:
+            self._timers.note_ready()
+            self._feed(trained)
 
     def pass_on(self) -> None:
         """Bring nothing to the present round: this peer is paused."""
@@ -193,6 +202,22 @@ class Rounds:
         """Take up who is reached through others: what they would merge for all passes a relay twice."""
         self.standing.relayed = relayed
         self._feed(Rerouted(relayed=relayed))
+
+    def measure(self, speeds: dict[PeerId, float]) -> None:
+        """Take up how fast members train (positive, finite, in one unit): what they are leased next depends on it."""
+        self._speeds = speeds
+        self._feed(Measured(speeds=speeds, uplinks=self.parts.rates.known()))
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether this peer should make no further inner step before it announces what it has.
+
+        The round is decided without it, or a quorum is ready and half of the time is over that is left for the others.
+        Where all are leased the same, they wait for each other's whole leases.
+        """
+        if self.chain.charter.has_even_leases:
+            return False
+        return not self.decided.empty() or self._timers.is_grace_half_over
 
     def keep_up(self) -> None:
         """Give up attempts that nobody leads any more: the others' timers ran out before this peer's."""
@@ -226,7 +251,7 @@ class Rounds:
         self._restart(head, charter)
         if without is not None and without.previous == self.chain.base.previous:
             self.standing.lose_results(self.chain.base)
-            self._tasks.spawn(self._recover(without))
+            self._weighing.recover(without)
         self.begin()
 
     def branch_off(self, opening: Manifest) -> None:
@@ -284,7 +309,7 @@ class Rounds:
             self.follow(decision.certificate)
 
     def _read(self, sender: PeerId, signed: Signed, note: RoundNote) -> None:
-        message = note.message
+        message, base = note.message, self.chain.base
         if self._state is None or sender not in self._state.base.electorate:
             return
         # A bare Committed is not believed. A certificate comes as a Decision and goes to `follow`, which ends the round
@@ -292,49 +317,26 @@ class Rounds:
         # any more, and whoever still asks is told (`_tell_decision`).
         if isinstance(message, Committed):
             return
-        if isinstance(message, Collect | Propose) and not self._claims.is_possible(self.chain.base, sender, message):
-            self._feed(Noticed(peer=sender, status="suspected"))  # were it the leader: the next need not be waited for
+        if isinstance(message, Collect | Propose) and not self._claims.is_possible(base, sender, message):
+            self._suspect(sender)
             return
         if isinstance(message, Ready):
-            message = self._claims.believed(self.chain.base, sender, message)
+            ready = self._claims.believed(base, sender, message)
+            self._gathering.hear(sender, ready.parts, lambda: self._take(sender, signed, ready, base))
+            return
         named = manifest_in(message)
         if named is None or not is_successor(self._state.base, named) or self.parts.has_results(named):
-            self._take(sender, signed, message)
+            self._take(sender, signed, message, base)
             return
-        # A vote says that its voter can make the outer step. What cannot be fetched or is no vector is never voted for,
-        # so nobody can make a majority decide it. To the machine the letter is late, or lost.
-        if sender in self._weighing:
-            self._weighing[sender].cancel()
-        self._weighing[sender] = self._tasks.spawn(self._weigh(sender, signed, message, named))
+        self._weighing.weigh(sender, message, named, lambda: self._take(sender, signed, message, base))
 
-    async def _weigh(self, sender: PeerId, signed: Signed, message: AnyRoundMessage, named: Manifest) -> None:
-        try:
-            await self.parts.results(named)
-        except PeerError as error:
-            reason = f"it names results that cannot be applied: {error}"
-            self._emit(PayloadRejected(round=named.round, member=sender, reason=reason))
-            if isinstance(message, Propose) and named.attempt == message.attempt:  # its own
-                self._feed(Noticed(peer=sender, status="suspected"))
-            else:
-                self._tasks.spawn(self._recover(named))
-            return
-        if self._state is not None and is_successor(self._state.base, named):  # the round still lasts
-            self._take(sender, signed, message)
+    def _suspect(self, peer: PeerId) -> None:
+        """Were it the leader: the next one need not be waited for."""
+        self._feed(Noticed(peer=peer, status="suspected"))
 
-    async def _recover(self, manifest: Manifest) -> None:
-        """Look for the results of what was accepted or decided: until they are here, the round has no outcome."""
-        base = self.chain.base
-        while self.chain.base == base:
-            with suppress(PeerError):
-                await self.parts.results(manifest)
-                self.standing.find_results()
-                return
-            self.standing.lose_results(base)
-            await asyncio.sleep(RECOVER_S)
-
-    def _take(self, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:
+    def _take(self, sender: PeerId, signed: Signed, message: AnyRoundMessage, base: Base) -> None:
         state = self._state
-        if state is None or self._early.is_kept(state.base, state.plan, sender, signed, message):
+        if state is None or state.base != base or self._early.is_kept(state.base, state.plan, sender, signed, message):
             return
         self._proofs.keep(state, sender, signed, message)
         if isinstance(message, Ready) and sender not in state.ready:  # it may be said again, to a later leader
@@ -364,7 +366,8 @@ class Rounds:
         self._carry_out(outputs)
         if plan is not None and plan != before.plan:
             for told in self._early.of_plan(plan):
-                self._take(*told)
+                self._take(*told, before.base)
+        self._gathering.check()
 
     def _carry_out(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -377,9 +380,9 @@ class Rounds:
                 case Broadcast(message=message):
                     self._send(self.chain.base.electorate, message)
                 case Merge(plan=plan, part=part):
-                    self._tasks.spawn(self._merge(plan, part))
+                    self._tasks.spawn(self._merge(plan, part, self.ranges[part]))
                 case Fetch(plan=plan, part=part, result=result):
-                    self._tasks.spawn(self._fetch(plan, part, result))
+                    self._tasks.spawn(self._fetch(plan, part, result, self.ranges[part]))
                 case SetTimer(timer=timer, attempt=attempt):
                     self._timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
@@ -412,6 +415,8 @@ class Rounds:
     def _decide(self, certificate: Certificate) -> None:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
+        is_counted = any(each.peer == self._node.peer for each in manifest.contributions)
+        is_travelling = self._timers.was_in_time and not is_counted
         self._timers.note_decided()
         absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
         self.chain.append(certificate)
@@ -419,7 +424,7 @@ class Rounds:
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.standing.statuses.pop(peer, None)
-        self.decided.put_nowait(Decided(manifest, absent))
+        self.decided.put_nowait(Decided(manifest, absent, is_travelling))
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()
 
@@ -435,12 +440,12 @@ class Rounds:
     def _give_up_attempt(self) -> None:
         self._expire("progress", self._member.attempt)
 
-    async def _merge(self, plan: Collect, part: int) -> None:
-        self._feed(await self.parts.merge(plan, part, self.chain.base.round))
+    async def _merge(self, plan: Collect, part: int, here: range) -> None:
+        self._feed(await self.parts.merge(plan, part, len(here), self.chain.base.round))
 
-    async def _fetch(self, plan: Collect, part: int, result: Digest) -> None:
-        number, is_wanted = self.chain.base.round, lambda: getattr(self._state, "plan", None) == plan
-        if learnt := await self.parts.fetch(plan, part, result, number, is_wanted):
+    async def _fetch(self, plan: Collect, part: int, result: Digest, here: range) -> None:
+        wanted = Wanted(part, result, len(here), self.chain.base.round)
+        if learnt := await self.parts.fetch(plan, wanted, lambda: getattr(self._state, "plan", None) == plan):
             self._feed(learnt)
 
     async def _prefetch(self, manifest: Manifest) -> None:

@@ -1,7 +1,7 @@
 """The timers of a round, as long as the last rounds say.
 
-    grace      from the first to the last announcement of a round
-    progress   a grace, and from this peer's announcement to the commit; doubled with each attempt
+    grace      from when a quorum is ready to the last announcement of a round
+    progress   a grace, and from when a quorum is ready to the commit; doubled with each attempt
 
 It does not know what expires.
 """
@@ -24,37 +24,56 @@ class Timers:
         self._clock = clock
         self._expire = expire
         self._running: dict[tuple[Timer, Attempt], asyncio.TimerHandle] = {}
-        self._ready_at: list[float] = []  # of the present round's announcements
-        self._announced_at: float | None = None
+        self._ready_at: float | None = None  # the last announcement of the present round
+        self._announced_at: float | None = None  # by this peer
+        self._quorum_at: float | None = None  # since when the leader could go on
+        self._gathering_s = 0.0  # leader: how long a quorum's payloads took to arrive
         self._graces_s: list[float] = []
         self._latencies_s: list[float] = []
 
     def begin(self) -> None:
         """A round begins."""
         self.stop()
-        self._ready_at, self._announced_at = [], None
+        self._announced_at, self._ready_at, self._quorum_at, self._gathering_s = None, None, None, 0.0
 
     def note_ready(self) -> None:
-        """Another member has announced its payload."""
-        self._ready_at.append(self._clock.now())
+        """A member has announced its payload."""
+        self._ready_at = self._clock.now()
+
+    def note_gathering(self, took_s: float) -> None:
+        """A quorum's payloads have taken so long to arrive: the others' may take half as long more."""
+        self._gathering_s = took_s
 
     def note_announced(self) -> None:
-        """This peer has."""
+        """This peer has announced its payload."""
         self._announced_at = self._clock.now()
-        self._ready_at.append(self._announced_at)
+
+    @property
+    def was_in_time(self) -> bool:
+        """Whether this peer announced before half of the grace was over."""
+        if self._announced_at is None:
+            return False
+        return self._quorum_at is None or self._announced_at - self._quorum_at < deadline_s(self._graces_s) / 2
+
+    @property
+    def is_grace_half_over(self) -> bool:
+        """Whether half of a grace has passed since a quorum was ready: what remains is for encoding and links."""
+        return self._quorum_at is not None and self._clock.now() - self._quorum_at >= deadline_s(self._graces_s) / 2
 
     def note_decided(self) -> None:
         """The round is decided."""
-        if self._announced_at is not None:
-            self._latencies_s = [*self._latencies_s, self._clock.now() - self._announced_at][-NUM_REMEMBERED:]
-        if len(self._ready_at) > 1:
-            self._graces_s = [*self._graces_s, self._ready_at[-1] - self._ready_at[0]][-NUM_REMEMBERED:]
+        if self._quorum_at is None or self._ready_at is None:
+            return
+        self._latencies_s = [*self._latencies_s, self._clock.now() - self._quorum_at][-NUM_REMEMBERED:]
+        self._graces_s = [*self._graces_s, max(0.0, self._ready_at - self._quorum_at)][-NUM_REMEMBERED:]
 
     def set(self, timer: Timer, attempt: Attempt) -> None:
         """Start a timer, unless it runs."""
         if (timer, attempt) in self._running:
             return
-        delay_s = deadline_s(self._graces_s)
+        if timer == "progress" and self._quorum_at is None:
+            self._quorum_at = self._clock.now()
+        delay_s = max(deadline_s(self._graces_s), self._gathering_s / 2)
         if timer == "progress":
             delay_s = (delay_s + deadline_s(self._latencies_s)) * 2 ** min(attempt, MAX_DOUBLINGS)
         self._running[timer, attempt] = asyncio.get_running_loop().call_later(delay_s, self._end, timer, attempt)

@@ -169,16 +169,15 @@ class Trainer:
         self,
         positions: NDArray[np.int64],
         committed_tokens: int,
-        num_members: int,
+        pace: float,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Work:
         """Make inner steps, one for each whole batch in `positions`.
 
         Args:
             positions: of the run's samples, from this peer's lease.
-            committed_tokens: of the run, at the last commit. Step i of this call assumes that every member has made i
-                steps since.
-            num_members: who trains at this pace, this peer included.
+            committed_tokens: of the run, at the last commit.
+            pace: of the whole run, in multiples of this peer's: what all members make while it makes one step.
             should_stop: asked between steps; True ends the call early with what was done.
 
         Raises:
@@ -192,7 +191,7 @@ class Trainer:
             if should_stop():
                 break
             began_step = self._clock.now()
-            rate = self._rate(committed_tokens, len(losses) + 1, num_members)
+            rate = self._rate(committed_tokens, len(losses) + 1, pace)
             loss, norm = self._fill_gradient(positions[start : start + size], rate)
             if norm > self._run.train.clip:
                 self._model.gradient.mul_(self._run.train.clip / norm)
@@ -250,7 +249,7 @@ class Trainer:
     # --- methods that send gradients ---
 
     def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, num_members: int
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
     ) -> tuple[Float32[Tensor, " num"], Work]:
         """Return the mean gradient over the samples at `positions`, unclipped, and change no parameter.
 
@@ -260,7 +259,7 @@ class Trainer:
             NotFinite, OutOfMemory: as `train`.
         """
         began = self._clock.now()
-        rate = self._rate(committed_tokens, 1, num_members)
+        rate = self._rate(committed_tokens, 1, pace)
         loss, norm = self._fill_gradient(positions, rate)
         self._step_done(loss, norm, rate, len(positions), began)
         return self._model.gradient.cpu(), self._work([loss], len(positions), began)
@@ -347,8 +346,8 @@ class Trainer:
             )
         return loss, norm
 
-    def _rate(self, committed_tokens: int, num_steps: int, num_members: int) -> float:
-        made = num_steps * self._run.tokens_per_step * num_members
+    def _rate(self, committed_tokens: int, num_steps: int, pace: float) -> float:
+        made = round(num_steps * self._run.tokens_per_step * pace)
         return lr(self._run.train.schedule, committed_tokens + made)
 
     def _step_done(self, loss: float, norm: float, rate: float, num_samples: int, began: float) -> None:

@@ -49,14 +49,14 @@ class CostTrainer(Trainer):
         self,
         positions: NDArray[np.int64],
         committed_tokens: int,
-        num_members: int,
+        pace: float,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Work:
         began, size, losses = self._clock.now(), self._run.train.batch_size, list[float]()
         for _ in range(len(positions) // size):
             if should_stop():
                 break
-            rate = self._rate(committed_tokens, len(losses) + 1, num_members)
+            rate = self._rate(committed_tokens, len(losses) + 1, pace)
             losses.append(self._loss)
             self._step_done(self._loss, 0.0, rate, size, began)
         if losses:
@@ -64,10 +64,10 @@ class CostTrainer(Trainer):
         return self._work(losses, len(losses) * size, began)
 
     def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, num_members: int
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
     ) -> tuple[Float32[Tensor, " num"], Work]:
         began = self._clock.now()
-        self._step_done(self._loss, 0.0, self._rate(committed_tokens, 1, num_members), len(positions), began)
+        self._step_done(self._loss, 0.0, self._rate(committed_tokens, 1, pace), len(positions), began)
         return self._vector * _change(positions), self._work([self._loss], len(positions), began)
 
     def private_state(self) -> State:

@@ -64,8 +64,13 @@ class Settings(Record, frozen=True, kw_only=True):
 
     @property
     def quota(self) -> int:
-        """Samples that one member trains on in one round."""
+        """Samples that one member trains on in one round, at most."""
         return self.method.every * self.batch_size
+
+    @property
+    def unit(self) -> int:
+        """Samples that leases hold a multiple of: whole inner steps, where members make their own."""
+        return 1 if self.method.send == "gradient" else self.batch_size
 
 
 class Expelled(Record, frozen=True, kw_only=True):
@@ -80,6 +85,7 @@ class Charter(Record, frozen=True, kw_only=True):
     serials: Annotated[tuple[_Count, ...], Meta(max_length=MAX_STEWARDS)]  # how many acts of each have taken effect
     settings: Settings
     max_seq_len: Annotated[int, Meta(ge=8)]  # longer ones fit neither the model nor the data
+    has_even_leases: bool = False  # all are leased the same; else slower members are leased less
     banned: _Peers = ()  # ascending
     expelled: Annotated[tuple[Expelled, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
     resized_at: _Count = 0  # the cursor at which the present seq_len took effect

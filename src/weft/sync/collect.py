@@ -4,6 +4,8 @@ A leader may plan anew until it proposes; a plan that cannot be carried out cost
 A manifest is proposed only once a majority holds every result byte, so whatever is committed can be fetched.
 """
 
+from collections.abc import Set
+
 from weft.data.assign import leases
 from weft.ids import PeerId, Tokens
 from weft.net.membership import MAX_MEMBERS
@@ -29,6 +31,8 @@ from weft.sync.machine import (
 )
 from weft.sync.messages import Collect, Contribution, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.rules import is_quorum, is_sound, leader, spent_farewells
+from weft.sync.shares import shares
+from weft.sync.uplinks import uplinks
 from weft.wire import digest_of
 
 
@@ -37,7 +41,7 @@ def announce(state: State, mine: Contribution) -> Result:
         return state, ()
     state = replace(state, ready={**state.ready, state.me: mine})
     ready = Ready(tokens=mine.tokens, parts=mine.parts)
-    return then((state, (Broadcast(message=ready), SetTimer(timer="progress", attempt=state.attempt))), make_plan)
+    return then((state, (Broadcast(message=ready),)), make_plan)
 
 
 def pass_on(state: State) -> Result:
@@ -65,14 +69,21 @@ def make_plan(state: State) -> Result:
     if waiting_for and not state.is_grace_over:
         is_grace_due = is_quorum(state.base, usable, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
-    # What an owner merges and serves would pass a relay twice; where all are relayed somewhere, all own.
+    return follow(state, new_plan(state, usable, absent), state.me)
+
+
+def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
+    """Return a plan: at first every member that is not away owns the part of its own uplink's size, ready or not.
+
+    Another try gives each part another owner, of those that are ready. What an owner merges and serves would pass a
+    relay twice; where all are relayed somewhere, all own.
+    """
+    turn, base = state.attempt + state.revision, state.base
     present = sorted(usable - absent - state.relayed) or sorted(usable - absent) or [state.me]
-    return follow(state, new_plan(state, usable, present), state.me)
-
-
-def new_plan(state: State, usable: set[PeerId], present: list[PeerId]) -> Collect:
-    turn = state.attempt + state.revision  # another try gives each part another owner
-    owners = [present[(part + turn) % len(present)] for part in range(state.base.num_parts)]
+    owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
+    if not turn and base.num_parts == len(base.electorate):
+        away = absent | state.relayed | set(base.newcomers)
+        owners = [other if peer in away else peer for peer, other in zip(base.electorate, owners, strict=True)]
     return Collect(
         attempt=state.attempt,
         revision=state.revision,
@@ -182,7 +193,7 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
     waiting = state.joiners - set(base.electorate) - set(enacted.charter.banned)
     joined = tuple(sorted(waiting)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
-    leased, cursor = leases(base.cursor, dict.fromkeys(members, enacted.charter.settings.quota))
+    leased, cursor = leases(base.cursor, shares(enacted.charter, members, state.speeds))
     return Manifest(
         run=base.run,
         branch=base.branch,
@@ -191,8 +202,12 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
         leader=state.me,
         previous=base.previous,
         contributions=plan.contributions,
-        parts=tuple(PartResult(owner=owner, result=state.results[part]) for part, owner in enumerate(plan.owners)),
+        parts=tuple(
+            PartResult(owner=owner, result=state.results[part], uplink=base.uplinks[part])
+            for part, owner in enumerate(plan.owners)
+        ),
         members=members,
+        uplinks=uplinks(base, members, {*joined, *state.relayed}, state.uplinks),
         joined=joined,
         left=left,
         leases=leased,

@@ -16,7 +16,7 @@ from weft.sync.rules import Durable, is_quorum, leader, spent_farewells
 
 Timer = Literal["grace", "progress"]
 # grace: a quorum is ready, how much longer the leader waits for the others.
-# progress: no commit yet, how much longer this member follows the present attempt.
+# progress: a quorum is ready and nothing committed, how much longer this member follows the present attempt.
 
 replace = msgspec.structs.replace
 
@@ -44,6 +44,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     joiners: frozenset[PeerId] = frozenset()
     acts: tuple[Warrant, ...] = ()  # that wait for a manifest, in order
     relayed: frozenset[PeerId] = frozenset()  # reached by some through a third peer only: they own no parts
+    speeds: dict[PeerId, float] = {}  # of inner steps, of whom it is known
+    uplinks: dict[PeerId, float] = {}  # bytes per second, of whom it was measured
     committed: Vote | None = None
     is_back: bool = False  # from its disk, in the middle of the round
 
@@ -107,6 +109,13 @@ class Rerouted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     relayed: frozenset[PeerId]
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How fast members train and send: what they are leased and own next depends on it, where this member leads."""
+
+    speeds: dict[PeerId, float]  # samples or tokens per second
+    uplinks: dict[PeerId, float]  # bytes per second
+
+
 class TimedOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timer: Timer
     attempt: Attempt  # it was set in; a timer of another attempt is stale
@@ -117,7 +126,18 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Input = (
-    Received | Trained | Paused | MergeDone | MergeFailed | ResultHeld | Noticed | Moved | Rerouted | TimedOut | Leave
+    Received
+    | Trained
+    | Paused
+    | MergeDone
+    | MergeFailed
+    | ResultHeld
+    | Noticed
+    | Moved
+    | Rerouted
+    | Measured
+    | TimedOut
+    | Leave
 )
 
 # --- outputs, to be carried out in order ---

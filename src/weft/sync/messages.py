@@ -33,6 +33,7 @@ from weft.wire import Record, Signed, digest_of
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
 MAX_COUNT = 1 << 53
 MAX_TOTAL = 1 << 62  # samples or tokens of a whole run
+MAX_UPLINK = 16  # of the fastest members: who sends slower owns a smaller part
 
 _Attempt = Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)]
 _Round = Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
@@ -41,6 +42,7 @@ _Tokens = Annotated[Tokens, Meta(ge=0, le=MAX_TOTAL)]
 _Cursor = Annotated[int, Meta(ge=0, le=MAX_TOTAL)]
 _Part = Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]  # each member owns one
 _Peers = Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]
+_Uplink = Annotated[int, Meta(ge=0, le=MAX_UPLINK)]
 _Digests = Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_MEMBERS)]  # one per part
 
 
@@ -55,6 +57,7 @@ class Contribution(Record, frozen=True, kw_only=True):
 class PartResult(Record, frozen=True, kw_only=True):
     owner: HexPeer
     result: HexDigest  # of the encoded merged part
+    uplink: _Uplink = MAX_UPLINK  # the part's share of the vector, of the sum over all parts
 
 
 _Contributions = Annotated[tuple[Contribution, ...], Meta(max_length=MAX_MEMBERS)]
@@ -72,6 +75,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     contributions: _Contributions  # ascending by peer: the order of the merge
     parts: Annotated[tuple[PartResult, ...], Meta(max_length=MAX_MEMBERS)]
     members: _Peers  # ascending: the electorate of the next round
+    uplinks: Annotated[tuple[_Uplink, ...], Meta(max_length=MAX_MEMBERS)]  # of the members: sizes of the next parts
     joined: _Peers
     left: _Peers
     leases: Annotated[tuple[Lease, ...], Meta(max_length=MAX_MEMBERS)]  # who trains on which samples in the next round
@@ -91,15 +95,19 @@ class Base(Record, frozen=True, kw_only=True):
     electorate: tuple[PeerId, ...]  # ascending
     newcomers: tuple[PeerId, ...] = ()  # those of them that the manifest before counted in
     keeper: PeerId | None  # the leader recorded in the manifest before
-    num_parts: int
+    uplinks: tuple[int, ...]  # of each part: sizes
     cursor: int
-    quota: int  # samples leased to each member per round
+    quota: int  # samples leased to each member per round, at most
     committed_tokens: Tokens
     charter: Charter  # by which the round is computed
 
     @property
     def body(self) -> Body:
         return Body(self.run, self.electorate, self.cursor)
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.uplinks)
 
 
 class RoundMessage(Record, frozen=True, kw_only=True, tag=True, tag_field="type"):
@@ -232,7 +240,7 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         electorate=manifest.members,
         newcomers=manifest.joined,
         keeper=manifest.leader,
-        num_parts=len(manifest.members),
+        uplinks=manifest.uplinks,
         cursor=manifest.cursor,
         quota=charter.settings.quota,
         committed_tokens=manifest.committed_tokens,

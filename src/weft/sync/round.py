@@ -30,6 +30,7 @@ from weft.sync.machine import (
     Broadcast,
     Input,
     Leave,
+    Measured,
     MergeDone,
     MergeFailed,
     Moved,
@@ -93,7 +94,10 @@ def step(state: State, event: Input) -> Result:
     """Return the state after `event`, and what to do about it, in order."""
     if state.durable.has_left:
         return state, ()
+    was_due = _is_due(state)
     state, outputs = _react(state, event)
+    if _is_due(state) and not was_due:
+        outputs = (*outputs, SetTimer(timer="progress", attempt=state.attempt))
     to_others: list[Output] = []
     for output in outputs:
         if isinstance(output, Send) and output.to == state.me:  # what a leader says to itself takes effect at once
@@ -102,6 +106,11 @@ def step(state: State, event: Input) -> Result:
         else:
             to_others.append(output)
     return state, tuple(to_others)
+
+
+def _is_due(state: State) -> bool:
+    """Return whether the leader could go on, as far as this member knows; until then nobody is to blame."""
+    return state.committed is None and is_quorum(state.base, state.ready.keys() | state.passing, state.farewells)
 
 
 def _react(state: State, event: Input) -> Result:
@@ -118,6 +127,8 @@ def _react(state: State, event: Input) -> Result:
             return report_stuck(state, event)
         case ResultHeld():
             return hold(state, event.plan, event.part)
+        case Measured():
+            return replace(state, speeds=event.speeds, uplinks=event.uplinks), ()
         case Rerouted():
             return replace(state, relayed=event.relayed), ()
         case Noticed():

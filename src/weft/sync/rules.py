@@ -7,12 +7,12 @@ take turns to lead them. Break one of these and the state-space search in the te
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from weft.data.assign import leases
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.net.membership import MAX_MEMBERS
 from weft.rng import order_key
 from weft.sync.charter import Enacted, Void, enact
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
+from weft.sync.shares import are_fair
 from weft.wire import Record, digest_of
 
 
@@ -89,7 +89,6 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         enacted = enact(base.charter, base.body, manifest.acts)
     except Void:
         return False
-    quota = enacted.charter.settings.quota
     is_in_place = (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
     return (
         is_in_place
@@ -98,10 +97,11 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and bool(peers)
         and peers == sorted(set(peers))
         and set(peers) <= set(base.electorate)
-        and len(manifest.parts) == base.num_parts
+        and tuple(part.uplink for part in manifest.parts) == base.uplinks
+        and len(manifest.uplinks) == len(manifest.members)
         and manifest.charter == digest_of(enacted.charter)
         and _has_right_members(base, manifest, enacted)
-        and (manifest.leases, manifest.cursor) == leases(base.cursor, dict.fromkeys(manifest.members, quota))
+        and are_fair(base.cursor, enacted.charter, manifest)
         and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
     )
 

@@ -105,6 +105,7 @@ class Crew:
             "data": CorpusConfig(source=TextSource(paths=("text.txt",))),
             "train": TrainConfig(**(train | run.pop("train", {}))),
             "method": method,
+            "has_even_leases": True,  # however the machine's load falls on them
         }
         self.run_file = RunFile(**(fields | run))
 

@@ -54,6 +54,7 @@ CONFIG = RunConfig(
     admission=TicketAdmission(),
     orphan_after_s=None,
     is_strict=False,
+    has_even_leases=True,
 )
 NUM = num_parameters(CONFIG.model)
 
@@ -69,6 +70,7 @@ def manifest(number: int) -> Manifest:
         contributions=(Contribution(peer=PEER, tokens=Tokens(7), parts=(DIGEST,)),),
         parts=(PartResult(owner=PEER, result=DIGEST),),
         members=(PEER,),
+        uplinks=(16,),
         joined=(),
         left=(),
         leases=(Lease(peer=PEER, start=0, stop=8),),

@@ -37,14 +37,14 @@ class FakeNode:
     def is_linked(self, peer):
         return peer == B
 
-    async def fetch_any(self, peers, wanted, nbytes, block):
+    async def fetch(self, peer, wanted, into):
         self.num_fetched += 1
         await asyncio.sleep(0.001)
         if self.failures:
             self.failures -= 1
             raise PeerError("gone")
-        assert (peers, wanted, nbytes) == ([B], digest(self.data), len(self.data))
-        return self.data
+        assert (peer, wanted, len(into)) == (B, digest(self.data), len(self.data))
+        into[:] = self.data
 
 
 def parts_and_manifest(node):

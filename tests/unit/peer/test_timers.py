@@ -19,7 +19,9 @@ def test_deadlines_follow_what_rounds_took() -> None:
         assert expired == [("grace", 0, FIRST_S)]
         for _ in range(5):
             timers.begin()
-            timers.note_announced()
+            timers.note_ready()  # who is early waits for the others, and that says nothing about the round
+            await asyncio.sleep(100)
+            timers.set("progress", Attempt(0))  # a quorum is ready
             await asyncio.sleep(4)
             timers.note_ready()
             await asyncio.sleep(3)
@@ -33,10 +35,36 @@ def test_deadlines_follow_what_rounds_took() -> None:
         timers.set("progress", Attempt(1))
         await asyncio.sleep(60)
         assert [(timer, attempt, when - at) for timer, attempt, when in expired] == [
-            ("grace", 0, 4.0),  # from the first announcement to the last
+            ("grace", 0, 4.0),  # from the quorum's announcement to the last
             ("progress", 0, 4.0 + 7.0),
             ("progress", 1, 2 * 11.0),
         ]
+
+    clock.run(scenario())
+
+
+def test_who_is_late_is_hurried_when_half_of_the_time_for_it_is_over() -> None:
+    clock = VirtualClock()
+
+    async def scenario() -> None:
+        timers = Timers(clock, lambda _timer, _attempt: None)
+        for took_s in (10.0, 10.0, 10.0):
+            timers.begin()
+            timers.set("progress", Attempt(0))
+            await asyncio.sleep(took_s)
+            timers.note_ready()
+            timers.note_decided()
+        timers.begin()
+        timers.note_ready()
+        await asyncio.sleep(1000)
+        assert not timers.is_grace_half_over  # nobody waits yet
+        timers.set("progress", Attempt(0))
+        await asyncio.sleep(4.9)
+        assert not timers.is_grace_half_over
+        await asyncio.sleep(0.2)
+        assert timers.is_grace_half_over
+        timers.begin()
+        assert not timers.is_grace_half_over
 
     clock.run(scenario())
 

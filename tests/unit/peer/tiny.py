@@ -57,6 +57,7 @@ def run_config(method: MethodConfig = FEDAVG, model: ModelConfig = MODEL, **trai
         admission=TicketAdmission(),
         orphan_after_s=None,
         is_strict=False,
+        has_even_leases=True,
     )
 
 

@@ -173,7 +173,7 @@ def test_a_leader_proposes_only_what_it_holds() -> None:
     assert plan is not None
     owner, result = plan.owners[0], digest(b"merged")
     if owner == state.me:  # another revision gives the part to another
-        plan = new_plan(msgspec.structs.replace(state, revision=1), set(base.electorate), list(base.electorate))
+        plan = new_plan(msgspec.structs.replace(state, revision=1), set(base.electorate), frozenset())
         state = msgspec.structs.replace(state, plan=plan)
         owner = plan.owners[0]
     state = hear(state, owner, Merged(attempt=plan.attempt, revision=plan.revision, part=0, result=result))
@@ -216,7 +216,10 @@ def test_an_electorate_grows_no_larger_than_membership() -> None:
     members = tuple(sorted((*manifest.members, PeerId("ff" * 32))))
     joined = tuple(sorted((*manifest.joined, PeerId("ff" * 32))))
     leased, cursor = leases(BASE.cursor, dict.fromkeys(members, BASE.quota))
-    too_many = msgspec.structs.replace(manifest, members=members, joined=joined, leases=leased, cursor=cursor)
+    uplinks = (*manifest.uplinks, 0)
+    too_many = msgspec.structs.replace(
+        manifest, members=members, joined=joined, uplinks=uplinks, leases=leased, cursor=cursor
+    )
     assert not is_successor(BASE, too_many)
 
 

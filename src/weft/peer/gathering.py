@@ -1,0 +1,210 @@
+"""Payloads travel as soon as they are announced, and the first leader counts those that have arrived.
+
+    member --Ready-------> all      the owner of part i fetches part i at once
+    owner  --Gathered----> leader   whose parts are here
+    leader                          tells its machine of an announcement once every owner holds the payload
+
+To the machine an announcement whose payload still travels is one that is late. So a member with a slow uplink is left
+out, and not waited for; its payload goes on travelling. It offers the same bytes in the next round, and is counted in
+the one in which they have arrived.
+
+Only the first attempt of a round waits for payloads. Later ones plan with what was announced, and fetch then.
+
+It does not know who contributes, nor what an owner does with what it holds.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from weft.errors import PayloadError, PeerError
+from weft.ids import Attempt, Digest, PeerId
+from weft.net.tasks import Tasks
+from weft.peer.chain import Chain
+from weft.peer.messages import Gathered
+from weft.peer.parts import Parts
+from weft.peer.place import Place
+from weft.peer.timers import Timers
+from weft.sync.machine import State
+from weft.sync.messages import Ready
+from weft.sync.rules import is_quorum, leader
+
+REPEAT_S = 4.0  # until an announcement is said again; doubled each time
+TELL_S = 0.01  # payloads that arrive within so long are told of together
+AGAIN_S = 1.0  # between two tries to fetch a payload that is announced
+KEPT_ROUNDS = 2  # that a payload is kept for which nobody announces any more
+
+
+class Gathering:
+    """Of one peer, round after round.
+
+    Args:
+        state: returns this peer's machine; None where it takes no part in the round.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        chain: Chain,
+        parts: Parts,
+        tasks: Tasks,
+        timers: Timers,
+        state: Callable[[], State | None],
+    ) -> None:
+        self._node = place.node
+        self._clock = place.clock
+        self._timers = timers
+        self._chain = chain
+        self._parts = parts
+        self._tasks = tasks
+        self._state = state
+        self._round = 0  # counts rounds of this process
+        self._announced: dict[PeerId, tuple[Digest, ...]] = {}
+        self._quorum_at: float | None = None  # since when a quorum has announced
+        self._held_back: dict[PeerId, Callable[[], None]] = {}
+        self._told: dict[PeerId, frozenset[PeerId]] = {}  # leader: by owner, whose parts it holds
+        self._fetching: dict[Digest, asyncio.Task[None]] = {}
+        self._refused: set[Digest] = set()  # their bytes are not what was announced
+        self._wanted_in: dict[Digest, int] = {}  # the last round in which it was announced
+        self._is_telling = False
+        self._repeating: asyncio.Task[None] | None = None
+        place.node.on_note(Gathered, self._on_gathered)
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._round += 1
+        self._announced, self._held_back, self._told = {}, {}, {}
+        self._quorum_at = None
+        if self._repeating is not None:
+            self._repeating.cancel()
+        for wanted in [each for each, last in self._wanted_in.items() if last <= self._round - KEPT_ROUNDS]:
+            del self._wanted_in[wanted]
+            if (task := self._fetching.pop(wanted, None)) is not None:
+                task.cancel()
+            self._parts.forget(wanted)
+            self._refused.discard(wanted)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this peer leads the first attempt, and so waits for payloads."""
+        state = self._state()
+        if state is None or state.attempt or state.is_back or state.committed is not None:
+            return False
+        return leader(state.base, Attempt(0)) == self._node.peer
+
+    def announce(self, ready: Ready, say: Callable[[Ready], None], take: Callable[[], None]) -> None:
+        """Announce this peer's payload, which is served already.
+
+        Args:
+            say: sends the announcement to all members.
+            take: gives it to this peer's machine, which says it too.
+        """
+        if self.is_waiting:
+            say(ready)  # the machine will when the owners hold it: they begin to fetch now
+        self.hear(self._node.peer, ready.parts, take)
+        self._repeating = self._tasks.spawn(self._repeat(ready, say))
+
+    async def _repeat(self, ready: Ready, say: Callable[[Ready], None]) -> None:
+        """Say it again while the round lasts: letters get lost with links, and who is behind does not hear them."""
+        base, wait_s = self._chain.base, REPEAT_S
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s *= 2
+            if self._chain.base != base:
+                return
+            say(ready)
+
+    def hear(self, peer: PeerId, parts: tuple[Digest, ...], take: Callable[[], None]) -> None:
+        """A member has announced its payload: fetch what is this peer's to merge, and `take` the announcement in time.
+
+        Args:
+            parts: digests of the payload's parts.
+        """
+        base = self._chain.base
+        if peer in self._announced or len(parts) != base.num_parts:
+            return  # said again, or not of this cut
+        self._announced[peer] = parts
+        if self._quorum_at is None and is_quorum(base, self._announced):
+            self._quorum_at = self._clock.now()
+        self._fetch_mine(peer, parts)
+        self._held_back[peer] = take
+        self.check()
+
+    def check(self) -> None:
+        """Let those announcements through whose payloads every owner holds; all of them where nobody waits."""
+        for peer in list(self._held_back):
+            if peer in self._held_back and (not self.is_waiting or self._is_gathered(peer)):
+                take = self._held_back.pop(peer)
+                if self._quorum_at is not None:
+                    self._timers.note_gathering(self._clock.now() - self._quorum_at)
+                take()
+
+    # --- what this peer merges ---
+
+    def _fetch_mine(self, peer: PeerId, parts: tuple[Digest, ...]) -> None:
+        base, me = self._chain.base, self._node.peer
+        if me not in base.electorate or base.num_parts != len(base.electorate):
+            return
+        part = base.electorate.index(me)
+        wanted, num = parts[part], len(self._parts.cut(base.uplinks)[part])
+        self._wanted_in[wanted] = self._round
+        if self._parts.is_here(wanted):
+            self._tell_soon()
+        elif wanted not in self._fetching:
+            self._fetching[wanted] = self._tasks.spawn(self._fetch(peer, wanted, num))
+
+    async def _fetch(self, peer: PeerId, wanted: Digest, num: int) -> None:
+        while wanted in self._wanted_in:
+            try:
+                await self._parts.gather(peer, wanted, num)
+            except PayloadError:
+                self._refused.add(wanted)  # planned in, it is refused aloud; the others need not wait for it
+            except PeerError:
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self._fetching.pop(wanted, None)
+            self._tell_soon()
+            return
+
+    def _mine(self) -> frozenset[PeerId]:
+        """Return whose parts are here, of those that this peer merges."""
+        base, me = self._chain.base, self._node.peer
+        if me not in base.electorate:
+            return frozenset()
+        part = base.electorate.index(me)
+        wanted = {peer: parts[part] for peer, parts in self._announced.items()}
+        return frozenset(
+            peer for peer, digest in wanted.items() if self._parts.is_here(digest) or digest in self._refused
+        )
+
+    def _tell_soon(self) -> None:
+        if not self._is_telling:
+            self._is_telling = True
+            self._tasks.spawn(self._tell())
+
+    async def _tell(self) -> None:
+        await asyncio.sleep(TELL_S)
+        self._is_telling = False
+        base, first = self._chain.base, leader(self._chain.base, Attempt(0))
+        if first == self._node.peer:
+            self.check()
+        elif held := self._mine():
+            self._node.post(first, Gathered(branch=base.branch, round=base.round, peers=tuple(sorted(held))))
+
+    # --- the first leader ---
+
+    async def _on_gathered(self, peer: PeerId, note: Gathered) -> None:
+        base = self._chain.base
+        if (note.branch, note.round) == (base.branch, base.round) and peer in base.electorate:
+            self._told[peer] = frozenset(note.peers)
+            self.check()
+
+    def _is_gathered(self, peer: PeerId) -> bool:
+        state, base = self._state(), self._chain.base
+        assert state is not None
+        away = state.suspected | state.gone | state.farewells.keys()
+        cut = self._parts.cut(base.uplinks)
+        owners = [owner for owner, part in zip(base.electorate, cut, strict=True) if len(part) and owner not in away]
+        return all(owner == peer or peer in self._held_by(owner) for owner in owners)
+
+    def _held_by(self, owner: PeerId) -> frozenset[PeerId]:
+        return self._mine() if owner == self._node.peer else self._told.get(owner, frozenset())

@@ -1,0 +1,96 @@
+"""Makes the inner steps of this peer's lease, and measures how fast it makes them.
+
+Where members are leased as much as they train, steps are made one at a time, so that a peer which is later than the
+others stops at the next step's end and announces what it has. Where all are leased the same, a lease is one piece.
+
+It does not know what becomes of what was trained.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ids import PeerId
+from weft.peer.config import RunConfig
+from weft.peer.contribution import Carry
+from weft.peer.place import Place
+from weft.peer.trainer import Trainer, Work
+from weft.sync.messages import Manifest
+
+NUM_REMEMBERED = 5  # calls of the device whose speed is remembered: their median forgets what disturbed one or two
+
+
+class Training:
+    """Inner steps of one peer.
+
+    Args:
+        is_over: returns whether this peer was told to stop, or to pause.
+    """
+
+    def __init__(self, place: Place, trainer: Trainer, carry: Carry, is_over: Callable[[], bool]) -> None:
+        self._place = place
+        self._trainer = trainer
+        self._carry = carry
+        self._is_over = is_over
+        self._speeds: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self.work: Work | None = None  # since the last lease began
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The median of the last calls; 0.0: none was measured."""
+        return median(self._speeds) if self._speeds else 0.0
+
+    async def make(self, head: Manifest, config: RunConfig, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Make the inner steps that are left of the lease after `head`, as far as there is time.
+
+        Args:
+            config: as amended until `head`.
+            is_hurried: asked between steps; True: what is done is enough.
+        """
+        leased, size = leased_to(self._place.node.peer, head), config.train.batch_size
+        if not len(leased):
+            return
+        pace = sum(lease.num_windows for lease in head.leases) / len(leased)
+        piece = len(leased) if config.has_even_leases or self._carry.sends_gradient else size
+        if not self._carry.num_done:
+            self.work = None
+        while len(positions := leased[self._carry.num_done * size :][:piece]) and not self._is_over():
+            made = self._carry.num_done * config.tokens_per_step * pace  # before this call, in the same round
+            await self._step(positions, head.committed_tokens + round(made), pace, config.train.seq_len)
+            if self._carry.sends_gradient or is_hurried():
+                return
+
+    async def _step(self, positions: NDArray[np.int64], tokens: int, pace: float, seq_len: int) -> None:
+        train, trainer, began = self._place.compute.train, self._trainer, self._place.clock.now()
+        num_tokens = len(positions) * seq_len
+        if self._carry.sends_gradient:
+            gradient, work = await train(lambda: trainer.gradient(positions, tokens, pace), num_tokens)
+            self._carry.add_gradient(gradient, work)
+        else:
+            work = await train(lambda: trainer.train(positions, tokens, pace, self._is_over), num_tokens)
+            self._carry.add_steps(work)
+        took_s = self._place.clock.now() - began
+        if took_s > 0 and work.num_tokens:
+            self._speeds.append(work.num_tokens / took_s)
+        self.work = work if self.work is None else _sum(self.work, work)
+
+
+def leased_to(peer: PeerId, head: Manifest) -> NDArray[np.int64]:
+    """Return the positions that a manifest leases to `peer`, in the order in which it trains on them."""
+    mine = [lease.positions() for lease in head.leases if lease.peer == peer]
+    return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
+
+
+def _sum(one: Work, other: Work) -> Work:
+    num_steps = one.num_steps + other.num_steps
+    losses = [each.mean_loss * each.num_steps for each in (one, other) if each.num_steps]
+    return Work(
+        num_steps=num_steps,
+        num_tokens=one.num_tokens + other.num_tokens,
+        mean_loss=sum(losses) / num_steps if num_steps else math.nan,
+        duration_s=one.duration_s + other.duration_s,
+    )
