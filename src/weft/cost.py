@@ -98,8 +98,9 @@ def ring_ddp_traffic(num: int, num_peers: int, num_steps: int = 1, value_nbytes:
 _NAME_NBYTES = 66  # a digest or a peer id in a record: 64 hexadecimal characters and their length
 _MESSAGE_NBYTES = 350  # a round message without its lists: its fields, the signed envelope, note and frame; a vote
 _CONTRIBUTION_NBYTES = 91  # one contributor without its parts: peer, tokens, field names
-_MANIFEST_NBYTES = 400  # one manifest without its lists
-_MEMBER_NBYTES = 305  # of a manifest, per member: name, its part's owner and result, lease
+_MANIFEST_NBYTES = 410  # one manifest without its lists
+_MEMBER_NBYTES = 314  # of a manifest, per member: name, uplink, its part's owner, size and result, lease
+_GATHERED_NBYTES = 190  # what an owner tells that it holds, without the names of whose
 _REQUEST_NBYTES = 119  # asking for a blob, and the header of the answer
 _HEARTBEAT_NBYTES = 280  # with a member's summary
 
@@ -109,6 +110,7 @@ class Letters:
     """Bytes of each message of a round, as often as it is sent once."""
 
     ready: int
+    gathered: int
     merged: int
     collect: int
     proposed: int
@@ -119,7 +121,7 @@ class Letters:
     @property
     def with_leader(self) -> int:
         """Return what the leader and one member say to each other."""
-        return self.collect + self.proposed + self.decided + self.holding + self.accept
+        return self.gathered + self.collect + self.proposed + self.decided + self.holding + self.accept
 
 
 def round_letters(num_peers: int) -> Letters:
@@ -129,6 +131,7 @@ def round_letters(num_peers: int) -> Letters:
     manifest, majority = _MANIFEST_NBYTES + lists + n * _MEMBER_NBYTES, n // 2 + 1
     return Letters(
         ready=_MESSAGE_NBYTES + n * _NAME_NBYTES,
+        gathered=_GATHERED_NBYTES + n * _NAME_NBYTES,
         merged=_MESSAGE_NBYTES + _NAME_NBYTES,
         collect=_MESSAGE_NBYTES + lists + n * _NAME_NBYTES,
         proposed=_MESSAGE_NBYTES + manifest,
@@ -142,7 +145,8 @@ def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = 2
     """Return the bytes of one round's messages and of the heartbeats meanwhile, for the mean member (leaders rotate).
 
     Counts, for n members with n parts, one attempt and no loss: Ready and Merged to all, Collect, Propose and the
-    decision with a majority's votes from the leader to all, Holding and Accept to the leader, a request for each blob.
+    decision with a majority's votes from the leader to all, Gathered, Holding and Accept to the leader, a request for each
+    blob.
     Whose vote comes after the majority's is told the decision again. The lists of n^2 part digests dominate from 8
     members on. Within 5 % of the messages' canonical bytes, and of what 4 to 16 members were measured to send
     (benchmarks/reports/bytes.md; two: 7 %); retries come on top.
@@ -170,8 +174,9 @@ class Link:
         return max(8 * traffic.sent_nbytes / self.up_bps, 8 * traffic.received_nbytes / self.down_bps)
 
 
-# One way each: Ready, Collect, Merged, Holding, Propose, Accept, Committed; both ways: fetching payloads and results.
-ROUND_TRIPS = 5.5
+# One way each: Ready, Gathered, Collect, Merged, Holding, Propose, Accept, Committed; both ways: fetching payloads and
+# results.
+ROUND_TRIPS = 6.0
 
 
 def exchange_s(link: Link, contribute: Traffic, result: Traffic) -> float:

@@ -24,12 +24,12 @@ from weft.peer.messages import Gathered
 from weft.peer.parts import Parts
 from weft.peer.place import Place
 from weft.peer.timers import Timers
+from weft.sync.deadline import TELL_S
 from weft.sync.machine import State
 from weft.sync.messages import Ready
 from weft.sync.rules import is_quorum, leader
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
-TELL_S = 0.01  # payloads that arrive within so long are told of together
 AGAIN_S = 1.0  # between two tries to fetch a payload that is announced
 KEPT_ROUNDS = 2  # that a payload is kept for which nobody announces any more
 
@@ -50,6 +50,7 @@ class Gathering:
         timers: Timers,
         state: Callable[[], State | None],
     ) -> None:
+        self.has_said = False  # this peer's announcement, which its machine has not heard of yet
         self._node = place.node
         self._clock = place.clock
         self._timers = timers
@@ -73,7 +74,7 @@ class Gathering:
         """A round begins."""
         self._round += 1
         self._announced, self._held_back, self._told = {}, {}, {}
-        self._quorum_at = None
+        self._quorum_at, self.has_said = None, False
         if self._repeating is not None:
             self._repeating.cancel()
         for wanted in [each for each, last in self._wanted_in.items() if last <= self._round - KEPT_ROUNDS]:
@@ -96,10 +97,11 @@ class Gathering:
 
         Args:
             say: sends the announcement to all members.
-            take: gives it to this peer's machine, which says it too.
+            take: gives it to this peer's machine, which would say it too.
         """
-        if self.is_waiting:
-            say(ready)  # the machine will when the owners hold it: they begin to fetch now
+        self.has_said = self.is_waiting
+        if self.has_said:
+            say(ready)  # the machine would when the owners hold it: they begin to fetch now
         self.hear(self._node.peer, ready.parts, take)
         self._repeating = self._tasks.spawn(self._repeat(ready, say))
 

@@ -378,7 +378,8 @@ class Rounds:
                 case Send(to=to, message=message):
                     self._send((to,), message)
                 case Broadcast(message=message):
-                    self._send(self.chain.base.electorate, message)
+                    if not (isinstance(message, Ready) and self._gathering.has_said):
+                        self._send(self.chain.base.electorate, message)
                 case Merge(plan=plan, part=part):
                     self._tasks.spawn(self._merge(plan, part, self.ranges[part]))
                 case Fetch(plan=plan, part=part, result=result):

@@ -1,6 +1,6 @@
 """How long a round takes among machines on lines: the way of its messages and bytes, added up.
 
-    inner steps | Ready | Collect | ask, payloads | Merged | ask, results | Holding | Propose, Accept | decision | ...
+    inner steps | Ready | ask, payloads | Gathered | Collect, Merged | ask, results | Holding | Propose, Accept | ...
 
 Each arrow waits for the slowest that it needs: plans for all members, parts for all their contributions, proposals and
 commits for a majority. Leaders rotate, so the figure is the mean over who leads. Machines that are alike are one
@@ -22,7 +22,7 @@ from statistics import NormalDist
 
 from weft import cost
 from weft.net.memory_link import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
-from weft.sync.deadline import FIRST_S, FLOOR_S
+from weft.sync.deadline import FIRST_S, FLOOR_S, TELL_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,23 +213,11 @@ class _Way:
         planned = [0.0] + [
             self._hop_s(leader, kind) + self._send_s(leader, letters.collect) / 2 for kind, _ in entries[1:]
         ]
-        merged = [
-            max(
-                planned[j] + self._hop_s(owner, other) + self._hop_s(other, owner) + self._payload_s(other, owner)
-                for other, _ in self._partners(entries, j)
-            )
-            + self._tail_s(owner, load.part_nbytes[1])
-            for j, (owner, _) in enumerate(entries)
-        ]
-        # A part may be merged while its owner's own payload still leaves: both pass the same uplink.
+        # What is planned is here: it is merged at once.
         sent = [
-            max(
-                merged[j]
-                + self._send_s(owner, letters.merged)
-                + max(2 * self._hop_s(owner, other) for other, _ in self._partners(entries, j))
-                + self._queue_s(owner),
-                min(planned) + self._least_hop_s(entries, j) + self._uplink_s(owner),
-            )
+            planned[j]
+            + self._send_s(owner, letters.merged)
+            + max(2 * self._hop_s(owner, other) for other, _ in self._partners(entries, j))
             for j, (owner, _) in enumerate(entries)
         ]
         held = [
@@ -258,12 +246,25 @@ class _Way:
         for number, start in enumerate(starts):
             kind = start.kind
             if kind in waited:
-                ready_s = start.at_s + kind.serve_s + kind.train_s
-                if number != leader or start.count > 1:
-                    ready_s += self._hop_s(kind, starts[leader].kind)
-                    ready_s += self._send_s(kind, self._letters.ready)
-                ready.append(ready_s)
+                ready_s = start.at_s + kind.serve_s + kind.train_s + self._send_s(kind, self._letters.ready)
+                ready.append(ready_s + self._gathered_s(starts, number, leader))
         return max(ready)
+
+    def _gathered_s(self, starts: Sequence[_Start], source: int, leader: int) -> float:
+        """Return how long after its announcement the leader knows that a member's payload has arrived everywhere."""
+        first, sender = starts[leader].kind, starts[source].kind
+        is_led = source == leader and starts[leader].count == 1  # the leader's own payload
+        gathered = [] if is_led else [self._fetched_s(sender, first)]
+        for k, other in enumerate(starts):
+            taken = (k == source) + (k == leader and not is_led)  # who sends, and who leads, are no owners besides
+            if other.count > taken:
+                gathered.append(self._fetched_s(sender, other.kind) + self._hop_s(other.kind, first))
+        return max(gathered)
+
+    def _fetched_s(self, source: Kind, owner: Kind) -> float:
+        """Return how long it takes from an announcement until an owner holds its part of the payload."""
+        asked_s = 3 * self._hop_s(source, owner)  # Ready, a request, the answer
+        return asked_s + self._payload_s(source, owner) + self._tail_s(owner, self._load.part_nbytes[1]) + TELL_S
 
     def _decided_s(self, entries: Sequence[tuple[Kind, int]], held: Sequence[float], need: int) -> float:
         """Return when the leader, `entries[0]`, has a majority's votes."""
@@ -283,10 +284,6 @@ class _Way:
     def _partners(entries: Sequence[tuple[Kind, int]], number: int) -> list[tuple[Kind, int]]:
         return [entry for k, entry in enumerate(entries) if k != number or entry[1] > 1]
 
-    def _least_hop_s(self, entries: Sequence[tuple[Kind, int]], number: int) -> float:
-        """Return when a first request can reach a member, from the first plan that anybody has."""
-        return min(self._hop_s(entries[number][0], other) for other, _ in self._partners(entries, number))
-
     # --- lines ---
 
     def _uplink_s(self, source: Kind) -> float:
@@ -304,16 +301,6 @@ class _Way:
         sent_s = 8 * self._others * load.merged_nbytes[1] / owner.line.up_bps
         received_s = 8 * (load.result_nbytes - load.merged_nbytes[0]) / member.line.down_bps
         return max(sent_s, received_s, _stream_s(owner, member, load.merged_nbytes[1]))
-
-    def _queue_s(self, owner: Kind) -> float:
-        """Return how long a request for a result waits behind results on the uplink of who asks.
-
-        Parts of one chunk leave one after another, so the last is merged when the others' results are on their way. An
-        eighth of them is what plays of the simulator show.
-        """
-        if self._load.part_nbytes[1] > CHUNK_NBYTES:
-            return 0.0
-        return self._others * self._load.merged_nbytes[1] / owner.line.up_bps
 
     def _send_s(self, source: Kind, letter_nbytes: int) -> float:
         """Return how long a letter to all others occupies an uplink."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 
 FLOOR_S = 2.0
+TELL_S = 0.01  # what arrives within so long is told of together
 FIRST_S = 60.0  # nothing measured yet
 NUM_REMEMBERED = 16  # rounds: links and loads change within minutes
 MIN_MEASURED = 3  # fewer say little about spread

@@ -104,7 +104,8 @@ def test_energy_and_money_are_those_of_machines_that_train_and_wait() -> None:
 def test_in_one_place_nothing_is_lost_to_distance() -> None:
     here = machines(line=FREE, is_serving_free=True)
     parts = {part.name: part.factor for part in forecast(question(here, method=DdpConfig())).multiplier.time}
-    assert parts["exchange"] == parts["messages"] == parts["method"] == parts["uneven machines"] == 1
+    assert parts["exchange"] == parts["method"] == parts["uneven machines"] == 1
+    assert parts["messages"] == pytest.approx(1, abs=0.03)  # owners tell together what they hold
 
 
 # --- methods ---

@@ -4,7 +4,7 @@ import pytest
 
 from weft.cost import FP32, ROUND_TRIPS
 from weft.plan.timing import Kind, Line, Load, RoundTime, round_time
-from weft.sync.deadline import FLOOR_S
+from weft.sync.deadline import FLOOR_S, TELL_S
 
 NUM = 40 * 4096
 NOTHING = Load.of(0, 4, FP32, FP32)
@@ -14,15 +14,15 @@ def kind(count: int = 4, train_s: float = 1.0, *, name: str = "lab", evaluate_s:
     return Kind(name=name, count=count, line=Line(**line), train_s=train_s, evaluate_s=evaluate_s)
 
 
-def test_without_bytes_a_round_is_its_steps_and_eleven_messages_one_after_another() -> None:
+def test_without_bytes_a_round_is_its_steps_and_twelve_messages_one_after_another() -> None:
     time = round_time([kind(delay_s=0.01)], NOTHING)
-    assert time.total_s == pytest.approx(1.0 + ROUND_TRIPS * 2 * 0.02)
+    assert time.total_s == pytest.approx(1.0 + ROUND_TRIPS * 2 * 0.02 + TELL_S)
     assert (time.train_s, time.uneven_s, time.contribute_s, time.result_s) == (1.0, 0.0, 0.0, 0.0)
 
 
 def test_of_two_the_one_who_leads_twice_in_a_row_waits_for_nobodys_vote() -> None:
     both, three = round_time([kind(2, delay_s=0.01)], NOTHING), round_time([kind(3, delay_s=0.01)], NOTHING)
-    assert both.total_s == pytest.approx(1.0 + 0.17)
+    assert both.total_s == pytest.approx(1.0 + 0.19 + TELL_S)
     assert both.total_s < three.total_s
 
 
@@ -64,7 +64,7 @@ def test_jitter_and_loss_only_make_messages_later(loss: float) -> None:
     still = round_time([kind(delay_s=0.02)], NOTHING)
     shaky = round_time([kind(delay_s=0.02, jitter_s=0.02, loss=loss)], NOTHING)
     assert shaky.messages_s > still.messages_s
-    assert shaky.messages_s < still.messages_s + 11 * (0.04 + 0.2)
+    assert shaky.messages_s < still.messages_s + 12 * (0.04 + 0.2)
 
 
 def test_the_others_wait_for_slower_inner_steps() -> None:
@@ -76,7 +76,7 @@ def test_the_others_wait_for_slower_inner_steps() -> None:
 def test_who_is_a_minute_late_is_not_waited_for() -> None:
     time = round_time([kind(3, 1.0, name="fast"), kind(1, 90.0, name="slow")], NOTHING)
     assert time.late == ("slow",)
-    assert time.total_s == pytest.approx(1.0 + FLOOR_S)
+    assert time.total_s == pytest.approx(1.0 + FLOOR_S + TELL_S)
 
 
 def test_an_evaluation_is_waited_for_no_longer_than_a_grace() -> None:
