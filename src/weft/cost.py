@@ -145,10 +145,9 @@ def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = 2
     """Return the bytes of one round's messages and of the heartbeats meanwhile, for the mean member (leaders rotate).
 
     Counts, for n members with n parts, one attempt and no loss: Ready and Merged to all, Collect, Propose and the
-    decision with a majority's votes from the leader to all, Gathered, Holding and Accept to the leader, a request for each
-    blob.
-    Whose vote comes after the majority's is told the decision again. The lists of n^2 part digests dominate from 8
-    members on. Within 5 % of the messages' canonical bytes, and of what 4 to 16 members were measured to send
+    decision with a majority's votes from the leader to all, Gathered, Holding and Accept to the leader, a request for
+    each blob. Whose vote comes after the majority's is told the decision again. The lists of n^2 part digests dominate
+    from 8 members on. Within 5 % of the messages' canonical bytes, and of what 4 to 16 members were measured to send
     (benchmarks/reports/bytes.md; two: 7 %); retries come on top.
     """
     others, n, letters = num_peers - 1, num_peers, round_letters(num_peers)
