@@ -63,6 +63,7 @@ class Gathering:
         self._quorum_at: float | None = None  # since when a quorum has announced
         self._held_back: dict[PeerId, Callable[[], None]] = {}
         self._told: dict[PeerId, frozenset[PeerId]] = {}  # leader: by owner, whose parts it holds
+        self._early: dict[PeerId, Gathered] = {}  # of the round after this one
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
         self._refused: set[Digest] = set()  # their bytes are not what was announced
         self._wanted_in: dict[Digest, int] = {}  # the last round in which it was announced
@@ -73,7 +74,13 @@ class Gathering:
     def begin(self) -> None:
         """A round begins."""
         self._round += 1
-        self._announced, self._held_back, self._told = {}, {}, {}
+        self._announced, self._held_back = {}, {}
+        base, early, self._early = self._chain.base, self._early, {}
+        self._told = {
+            peer: frozenset(note.peers)
+            for peer, note in early.items()
+            if peer in base.electorate and (note.branch, note.round) == (base.branch, base.round)
+        }
         self._quorum_at, self.has_said = None, False
         if self._repeating is not None:
             self._repeating.cancel()
@@ -122,11 +129,16 @@ class Gathering:
             parts: digests of the payload's parts.
         """
         base = self._chain.base
-        if peer in self._announced or len(parts) != base.num_parts:
-            return  # said again, or not of this cut
+        if peer in self._announced:  # said again: the leader may not have heard either what is here
+            self._tell_soon()
+            return
+        if len(parts) != base.num_parts:
+            return
         self._announced[peer] = parts
+        self._timers.note_ready()
         if self._quorum_at is None and is_quorum(base, self._announced):
             self._quorum_at = self._clock.now()
+            self._timers.note_quorum()
         self._fetch_mine(peer, parts)
         self._held_back[peer] = take
         self.check()
@@ -148,6 +160,8 @@ class Gathering:
             return
         part = base.electorate.index(me)
         wanted, num = parts[part], len(self._parts.cut(base.uplinks)[part])
+        if not num:
+            return
         self._wanted_in[wanted] = self._round
         if self._parts.is_here(wanted):
             self._tell_soon()
@@ -196,7 +210,9 @@ class Gathering:
 
     async def _on_gathered(self, peer: PeerId, note: Gathered) -> None:
         base = self._chain.base
-        if (note.branch, note.round) == (base.branch, base.round) and peer in base.electorate:
+        if (note.branch, note.round) == (base.branch, base.round + 1):
+            self._early[peer] = note  # it has heard a decision that this peer has not
+        elif (note.branch, note.round) == (base.branch, base.round) and peer in base.electorate:
             self._told[peer] = frozenset(note.peers)
             self.check()
 

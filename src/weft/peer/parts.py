@@ -113,7 +113,9 @@ class Parts:
         fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
         if not any(each.tokens for each in plan.contributions):  # no mean; the leader waits for somebody's work
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
-        merger = Merger(num, self._codec(round), self._reply_codec(round), self._pool.empty)
+        settings = self._chain.charter_in(round).settings
+        quota = None if settings.method.send == "gradient" else settings.quota * settings.seq_len
+        merger = Merger(num, self._codec(round), self._reply_codec(round), quota, self._pool.empty)
         missing = []
         for each, data in zip(plan.contributions, fetched, strict=True):
             if data is None or not await self._add(merger, each, data, round):
@@ -197,6 +199,8 @@ class Parts:
         wanted, peer = contribution.parts[part], contribution.peer
         if self.is_here(wanted):
             return self._payload[wanted] if wanted in self._payload else self._gathered[wanted]
+        if not num:
+            return b""
         # Planned in again, by another leader or in another revision, it has what is left of its time, and no more.
         asked = (round, peer, wanted)
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
@@ -212,6 +216,8 @@ class Parts:
         return data
 
     def _known(self, wanted: Digest, nbytes: int) -> Buffer | None:
+        if not nbytes:  # of a part without elements
+            return b""
         known = self._chain.result(wanted)
         is_whole = known is not None and memoryview(known).nbytes == nbytes
         return known if is_whole else None

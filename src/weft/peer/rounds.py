@@ -175,10 +175,11 @@ class Rounds:
 
     def _say(self, ready: Ready) -> None:
         self._send(self.chain.base.electorate, ready)
+        if self._state is not None and (asked := machine.unanswered(self._state)) is not None:
+            self._send(self.chain.base.electorate, asked)
 
     def _take_mine(self, trained: Trained, base: Base) -> None:
         if self.chain.base == base:
-            self._timers.note_ready()
             self._feed(trained)
 
     def pass_on(self) -> None:
@@ -339,8 +340,6 @@ class Rounds:
         if state is None or state.base != base or self._early.is_kept(state.base, state.plan, sender, signed, message):
             return
         self._proofs.keep(state, sender, signed, message)
-        if isinstance(message, Ready) and sender not in state.ready:  # it may be said again, to a later leader
-            self._timers.note_ready()
         self._feed(Received(sender=sender, message=message))
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:

@@ -40,6 +40,10 @@ class Timers:
         """A member has announced its payload."""
         self._ready_at = self._clock.now()
 
+    def note_quorum(self) -> None:
+        """A quorum has announced."""
+        self._quorum_at = self._clock.now()
+
     def note_gathering(self, took_s: float) -> None:
         """A quorum's payloads have taken so long to arrive: the others' may take half as long more."""
         self._gathering_s = took_s

@@ -5,7 +5,10 @@
 
 so all members decode the same bytes. The mean over peers, weighted by the tokens each trained on:
 
-    mean = (w_1 x_1 + w_2 x_2 + ... + w_n x_n) / (w_1 + ... + w_n)        peers ascending, as the manifest lists them
+    mean = (v_1 x_1 + v_2 x_2 + ... + v_n x_n) / (w_1 + ... + w_n)        peers ascending, as the manifest lists them
+    v_i  = w_i, or a quota q where that is less: then x_i was made in w_i / q rounds, and q x_i / w_i is one round's
+
+so the outer step is as long as one round makes it, whoever brings what it could not bring before. Without q, v_i = w_i.
 
 in float64, elementwise, one rounding per operation, and one more to fp32 at the end: a fixed sequence of IEEE
 operations, equal on every machine. Weights are integers and are not normalised first: w/W rounded to fp32 would not
@@ -107,11 +110,20 @@ class Merger:
     Contributions must be added in ascending peer order: float64 sums may round, so the order is part of the result.
 
     Args:
+        quota: tokens that one contribution weighs at most; None: any number. For sums over rounds, as deltas are.
         empty: gives memory for so many values of a type.
     """
 
-    def __init__(self, num: int, codec: Codec, reply_codec: Codec, empty: Empty = bounds.empty) -> None:
+    def __init__(
+        self,
+        num: int,
+        codec: Codec,
+        reply_codec: Codec,
+        quota: int | None = None,
+        empty: Empty = bounds.empty,
+    ) -> None:
         self._num = num
+        self._quota = quota
         self._codec = codec
         self._reply_codec = reply_codec
         self._empty = empty
@@ -130,11 +142,12 @@ class Merger:
             raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {MAX_WEIGHT - self._total}")
         self._codec.decode(encoded, self._num, self._decoded)
         self._total += weight
+        counted = weight if self._quota is None else min(weight, self._quota)
         if self._sum is None:
             self._sum = self._empty(self._num, torch.float64)
-            _accumulate(self._sum, weight, self._decoded, is_first=True)
+            _accumulate(self._sum, counted, self._decoded, is_first=True)
         else:
-            _accumulate(self._sum, weight, self._decoded)
+            _accumulate(self._sum, counted, self._decoded)
 
     def result(self) -> EncodedPart:
         """Return the mean so far, encoded with the reply codec, and the digest of those bytes.
@@ -152,7 +165,7 @@ class Merger:
 def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float32[Tensor, " num"]:
     """Return the mean of decoded vectors weighted by tokens, given in ascending peer order.
 
-    Bit for bit what `Merger` computes before it encodes. NaN in an input stays NaN: codecs refuse it before.
+    Bit for bit what `Merger` without a quota computes before it encodes. NaN in an input stays NaN: codecs refuse it.
     """
     total, accumulator = 0, None
     for weight, vector in contributions:

@@ -211,6 +211,12 @@ def _advance(state: State) -> Result:
     return then((state, (Persist(durable=durable), Broadcast(message=prepare), *outputs)), _lead_if_promised)
 
 
+def unanswered(state: State) -> Prepare | None:
+    """Return what the leader of a later attempt has asked and not heard enough answers to: it may be asked again."""
+    is_asking = state.me in state.promises and state.proposal is None and state.committed is None
+    return Prepare(attempt=state.attempt) if is_asking and not is_leading(state) else None
+
+
 def _count_promise(state: State, sender: PeerId, promise: Promise) -> Result:
     if promise.attempt != state.attempt or state.me not in state.promises:
         return state, ()

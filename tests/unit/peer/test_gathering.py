@@ -77,7 +77,9 @@ class Stage:
                 peer=self.me, post=lambda to, note: self.posted.append((to, note)), on_note=lambda *_: None
             )
             place = SimpleNamespace(node=node, clock=self.clock)
-            timers = SimpleNamespace(note_gathering=lambda _took_s: None)
+            timers = SimpleNamespace(
+                note_gathering=lambda _took_s: None, note_ready=lambda: None, note_quorum=lambda: None
+            )
             tasks = Tasks()
             self.gathering = Gathering(place, self.chain, self.parts, tasks, timers, lambda: self.state)  # type: ignore[arg-type]
             self.gathering.begin()
