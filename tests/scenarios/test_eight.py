@@ -101,7 +101,7 @@ def test_half_of_the_payloads_of_eight_may_be_lost(eight: Eight) -> None:
     theatre.check(played, longest_s=3 * ROUND_S, unhurt=played.machines)
     commits = theatre.commits(played.machines[0])
     share = sum(len(event.contributors) for event in commits) / (8 * len(commits))
-    assert 0.4 < share < 0.95  
+    assert 0.4 < share < 0.95
 
 
 @pytest.mark.parametrize("phase_s", [0.0, 0.04, 0.1, 0.2, 5.0, *SLOW_PHASES_S])
