@@ -14,7 +14,7 @@ from weft.sync import decide, rules
 from weft.sync.acts import Act, AnyDeed, Ban, Remove, Warrant
 from weft.sync.charter import enact
 from weft.sync.machine import replace
-from weft.sync.messages import Base, Manifest, next_base
+from weft.sync.messages import MAX_UPLINK, Base, Manifest, next_base
 from weft.sync.rules import is_successor
 from weft.wire import digest_of, seal
 
@@ -96,7 +96,7 @@ def test_a_manifest_that_does_not_do_what_its_acts_say_follows_on_nothing() -> N
 
     def leased(members: tuple[PeerId, ...]) -> dict[str, Any]:
         lent, cursor = leases(BASE.cursor, dict.fromkeys(members, BASE.quota))
-        return {"members": members, "leases": lent, "cursor": cursor}
+        return {"members": members, "uplinks": (MAX_UPLINK,) * len(members), "leases": lent, "cursor": cursor}
 
     other = warrant(Ban(peer=PeerId("cd" * 32), reason=""))
     for change in (

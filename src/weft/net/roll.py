@@ -280,7 +280,8 @@ def _accused(roll: Roll, claim: Accused, now: float) -> tuple[Roll, tuple[Effect
 
 def _departed(roll: Roll, claim: Departed, now: float) -> tuple[Roll, tuple[Effect, ...]]:
     peer, known = claim.peer, roll.entries.get(claim.peer)
-    if roll.departed.get(peer) == claim.instance:
+    has_left = known is not None and known.status == "left" and known.life.instance == claim.instance
+    if has_left or roll.departed.get(peer) == claim.instance:
         return roll, ()
     departed = {other: instance for other, instance in roll.departed.items() if other != peer}
     while len(departed) >= MAX_DEPARTED:

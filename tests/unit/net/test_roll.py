@@ -243,3 +243,9 @@ def test_others_are_shown_the_presence_and_what_is_said_against_it():
     roll = Trial(lives(A), accused(A, B), lives(C), Departed(C, OLD, "bye")).roll
     assert rolls.proofs(roll.entries[A]) == ("a lives at 0", "b accuses a at 0")
     assert rolls.proofs(roll.entries[C]) == ("c lives at 0", "bye")
+
+
+def test_a_goodbye_said_again_after_that_of_another_process_is_no_news():
+    trial = Trial(lives(A), Departed(A, OLD, "bye"), Departed(A, NEW, "bye"))
+    assert trial.hear(Departed(A, OLD, "bye")) == ()
+    assert trial.status(A) == "left"
