@@ -96,6 +96,7 @@ def test_who_sleeps_until_others_would_have_opened_a_branch_goes_on_with_them(ei
     assert sleeper.peer in theatre.commits(sleeper)[-1].contributors
 
 
+@pytest.mark.slow
 def test_half_of_the_payloads_of_eight_may_be_lost(eight: Eight) -> None:
     theatre, played = eight(10, Drop(peer="lab", at_s=0.0, share=0.5))
     theatre.check(played, longest_s=3 * ROUND_S, unhurt=played.machines)

@@ -180,6 +180,7 @@ def test_going_over_to_few_links_and_back_removes_nobody(hall):
     hall.run(play)
 
 
+@pytest.mark.slow
 def test_two_halves_that_buried_each_other_grow_together(hall):
     async def play():
         await hall.fill(34, per_s=20)

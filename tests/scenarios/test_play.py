@@ -120,6 +120,7 @@ def test_a_fault_whose_moment_never_came_is_named(theatre: Theatre) -> None:
     assert theatre(fault).unplayed == (fault,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [3.0, 10.0])
 def test_a_slow_computer_delays_nobody_and_what_it_trains_is_counted(
     run_file: RunFile, tmp_path: Path, factor: float
@@ -155,6 +156,7 @@ def test_a_computer_ten_times_slower_brings_a_tenth_and_delays_nobody(run_file: 
     assert 0.08 < played.machines[4].counted / played.machines[0].counted < 0.13
 
 
+@pytest.mark.slow
 def test_a_machine_that_becomes_slower_for_a_while_is_leased_less_and_then_as_before(
     run_file: RunFile, tmp_path: Path
 ) -> None:
