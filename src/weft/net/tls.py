@@ -24,23 +24,22 @@ import msgspec
 
 from weft.config import Config
 from weft.errors import DialError, NetError, PeerError
-from weft.ids import Digest, PeerId, short
+from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.net import tcp
 from weft.net.address import join_address, reachable_hosts, split_address
 from weft.net.gate import Gate, Handshakes
 from weft.net.proxy import Proxy
 from weft.net.tasks import Tasks
-from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
+from weft.net.tls_certificate import client_context, make_certificate, server_context
 from weft.net.tls_handshake import (
     PREAMBLE_NBYTES,
     PROTOCOL_VERSION,
     NotWeft,
+    admit,
+    introduce,
     preamble,
-    prove_client,
     read_preamble,
-    verify_client,
-    welcome,
 )
 from weft.net.tls_stream import InLoop, InThreads, TlsStream
 from weft.net.transport import Accept, Lane, OnDrop, ignore_drop
@@ -169,16 +168,7 @@ class TlsTransport:
         except BaseException:
             connection.close()
             raise
-        try:
-            certificate = await stream.handshake()
-            found = certified_peer(certificate)
-            if found != peer:
-                raise PeerError(f"{short(found)} answers there, not {short(peer)}; nothing was sent")
-            stream.peer = peer
-            await prove_client(stream, self._identity, digest(certificate or b""), lane)
-        except BaseException:
-            stream.abort()
-            raise
+        await introduce(stream, peer, self._identity, lane)
         return stream
 
     async def _listen(self, listener: socket.socket, door: "_Door") -> None:
@@ -203,13 +193,7 @@ class TlsTransport:
             lane = await self._read_preamble(connection)
             stream = self._wrap(connection, door.context, is_server=True)
             stream.source = ip
-            try:
-                await stream.handshake()
-                stream.peer = await verify_client(stream, door.certificate, lane)
-                await welcome(stream, stream.peer)
-            except BaseException:
-                stream.abort()
-                raise
+            await admit(stream, door.certificate, lane)
         except ssl.SSLError as error:
             raise PeerError(f"its TLS handshake failed: {error}") from None
         except (OSError, ValueError) as error:

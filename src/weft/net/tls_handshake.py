@@ -15,15 +15,16 @@ It does not know sockets; it speaks over any `Stream`.
 
 import hmac
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 from weft import keys
 from weft.errors import PeerError, WireError
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, short
 from weft.net.frame import FrameReader, write_frame
+from weft.net.tls_certificate import certified_peer
 from weft.net.transport import Lane, Stream
 from weft.rng import fresh_secret
-from weft.wire import Record, Signed, Signer, decode, encode, seal, unseal
+from weft.wire import Record, Signed, Signer, decode, digest, encode, seal, unseal
 
 PROTOCOL_VERSION = 1
 NONCE_NBYTES = 32
@@ -74,6 +75,54 @@ def read_preamble(data: bytes) -> Lane:
     if lane not in _LANES or data != preamble(_LANES[lane]):
         raise NotWeft(f"it asks for a lane that does not exist ({data.hex()})")
     return _LANES[lane]
+
+
+class SecureStream(Stream, Protocol):
+    """A stream inside TLS, over whatever carries it."""
+
+    peer: PeerId
+
+    async def handshake(self) -> bytes | None:
+        """Do TLS's own handshake; return the certificate that the other end showed."""
+        ...
+
+    def abort(self) -> None: ...
+
+
+async def introduce(stream: SecureStream, peer: PeerId, signer: Signer, lane: Lane) -> None:
+    """Do the client's half: go on only if `peer` answers, and prove `signer`'s key to it. What fails is aborted.
+
+    Raises:
+        PeerError: somebody else answers, breaks the protocol or hangs up.
+    """
+    try:
+        certificate = await stream.handshake()
+        found = certified_peer(certificate)
+        if found != peer:
+            raise PeerError(f"{short(found)} answers there, not {short(peer)}; nothing was sent")
+        stream.peer = peer
+        await prove_client(stream, signer, digest(certificate or b""), lane)
+    except BaseException:
+        stream.abort()
+        raise
+
+
+async def admit(stream: SecureStream, certificate: Digest, lane: Lane) -> None:
+    """Do the server's half: learn who is at the other end, and welcome it. What fails is aborted.
+
+    Args:
+        certificate: digest of the certificate this side showed.
+
+    Raises:
+        PeerError: as `verify_client`.
+    """
+    try:
+        await stream.handshake()
+        stream.peer = await verify_client(stream, certificate, lane)
+        await welcome(stream, stream.peer)
+    except BaseException:
+        stream.abort()
+        raise
 
 
 async def verify_client(stream: Stream, certificate: Digest, lane: Lane) -> PeerId:

@@ -31,8 +31,8 @@ from weft.net.inner_stream import InnerStream
 from weft.net.links import VIA
 from weft.net.messages import RelayAnswer, Relayed, RelayPlease
 from weft.net.tasks import Tasks
-from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
-from weft.net.tls_handshake import prove_client, verify_client, welcome
+from weft.net.tls_certificate import client_context, make_certificate, server_context
+from weft.net.tls_handshake import admit, introduce
 from weft.net.transport import Accept, Lane, OnDrop, ignore_drop
 from weft.wire import digest, encode
 
@@ -134,16 +134,7 @@ class ViaTransport:
         except BaseException:
             await bulk.close()
             raise
-        try:
-            certificate = await stream.handshake()
-            found = certified_peer(certificate)
-            if found != peer:
-                raise PeerError(f"{short(found)} answers there, not {short(peer)}; nothing was sent")
-            stream.peer = peer
-            await prove_client(stream, self._identity, digest(certificate or b""), lane)
-        except BaseException:
-            stream.abort()
-            raise
+        await introduce(stream, peer, self._identity, lane)
         return stream
 
     async def _verified(self, bulk: Bulk, lane: Lane, where: str) -> tuple[InnerStream, Lane]:
@@ -151,17 +142,11 @@ class ViaTransport:
         stream = self._wrap(bulk, is_server=True)
         stream.source = where
         try:
-            await stream.handshake()
-            stream.peer = await verify_client(stream, digest(self._certificate), lane)
-            await welcome(stream, stream.peer)
+            await admit(stream, digest(self._certificate), lane)
         except OSError as error:  # of TLS, or of this software
-            stream.abort()
             if isinstance(error, PeerError):
                 raise
             raise PeerError(f"its TLS handshake failed: {error}") from None
-        except BaseException:
-            stream.abort()
-            raise
         return stream, lane
 
     def _wrap(self, bulk: Bulk, *, is_server: bool) -> InnerStream:
