@@ -49,7 +49,6 @@ STALL_S = 15.0  # no byte for so long means that the holder is gone
 IDLE_S = 120.0  # a holder keeps a silent stream this long for the next request
 
 Lookup = Callable[[PeerId, Digest], Buffer | None]
-Block = Callable[[int], Buffer]
 Offload = Callable[[Callable[[], None]], Awaitable[None]]
 
 
@@ -140,16 +139,13 @@ class Blobs:
         await self._fetch(peer, digest, room, stall_s)
         return bytes(held)
 
-    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int, block: Block = bytearray) -> Buffer:
+    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> Buffer:
         """Return the blob from the first of `peers` that delivers it.
-
-        Args:
-            block: gives writable memory of so many bytes.
 
         Raises:
             PeerError: none did; the message says what each answered.
         """
-        held, failures = block(nbytes), []
+        held, failures = bytearray(nbytes), []
         for peer in peers:
             try:
                 await self.fetch(peer, digest, held)

@@ -38,7 +38,7 @@ from weft.events import ConnectionDropped, Emit, FellBack, TransportUp
 from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import Identity
 from weft.net.admission import Admission
-from weft.net.blobs import STALL_S, Blobs, Block, Lookup, Offload, in_thread
+from weft.net.blobs import STALL_S, Blobs, Lookup, Offload, in_thread
 from weft.net.book import AddressBook, Directory, OnContact
 from weft.net.bulk import Bulk
 from weft.net.dial import Dialler
@@ -411,9 +411,9 @@ class Node:
         """Return a blob of unknown length; see `Blobs.fetch_small`."""
         return await self._blobs.fetch_small(peer, digest, max_nbytes, stall_s=stall_s)
 
-    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int, block: Block = bytearray) -> Buffer:
+    async def fetch_any(self, peers: Sequence[PeerId], digest: Digest, nbytes: int) -> Buffer:
         """Return a blob from the first of `peers` that delivers it; see `Blobs.fetch_any`."""
-        return await self._blobs.fetch_any(peers, digest, nbytes, block)
+        return await self._blobs.fetch_any(peers, digest, nbytes)
 
     # --- inside ---
 
