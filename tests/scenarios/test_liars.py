@@ -66,7 +66,7 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
         await swarm.round(liar, 2)
         rounds = liar.peer._rounds
         assert rounds is not None
-        send, read = rounds._send, rounds._read
+        send, read = rounds._send, rounds.hearing.read
         lies: dict[str, tuple[Manifest, Attempt]] = {}
         votes: list[Any] = []
 
@@ -87,7 +87,7 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
                 return
             read(sender, signed, note)
 
-        rounds._send, rounds._read = lie, collect  # type: ignore[method-assign]
+        rounds._send, rounds.hearing.read = lie, collect  # type: ignore[method-assign]
         outcomes = await swarm.done(*honest)
         assert {outcome.reason for outcome in outcomes} == {"complete"}
         assert len({outcome.replica for outcome in outcomes}) == 1

@@ -309,7 +309,7 @@ class Peer:
 
     async def _on_letter(self, peer: PeerId, letter: Letter) -> None:
         if self._rounds is not None:
-            self._rounds.on_letter(peer, letter)
+            self._rounds.hearing.on_letter(peer, letter)
         else:
             self._early = [*self._early, (peer, letter)][-MAX_EARLY:]
 
@@ -324,7 +324,7 @@ class Peer:
         for peer, said in early:
             with suppress(PeerError):  # its sender's fault, long ago
                 if isinstance(said, Letter):
-                    rounds.on_letter(peer, said)
+                    rounds.hearing.on_letter(peer, said)
                 else:
                     rounds.on_decision(said)
 

@@ -24,23 +24,20 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import assert_never
 
-from weft.errors import DataError, DiskFull, PeerError, WireError
+from weft.errors import DataError, DiskFull, PeerError
 from weft.events import Notice
-from weft.ids import Attempt, Digest, PeerId, Round, Tokens, short
-from weft.keys import verify
+from weft.ids import Attempt, Digest, PeerId, Tokens, short
 from weft.net.membership import MAX_MEMBERS
 from weft.net.tasks import Tasks
 from weft.peer.absence import Decided, Status, attempt_started, left_out
 from weft.peer.acts import Acts
 from weft.peer.chain import Chain
-from weft.peer.claims import Claims
-from weft.peer.early import Early
 from weft.peer.gathering import Gathering
+from weft.peer.hearing import Hearing
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts, Wanted
 from weft.peer.place import Place
 from weft.peer.promises import Promises
-from weft.peer.proofs import Proofs
 from weft.peer.standing import Standing
 from weft.peer.timers import Timers
 from weft.peer.weighing import Weighing
@@ -59,7 +56,6 @@ from weft.sync.machine import (
     Output,
     Paused,
     Persist,
-    Received,
     Rerouted,
     Send,
     SetTimer,
@@ -75,14 +71,10 @@ from weft.sync.messages import (
     Collect,
     Committed,
     Manifest,
-    Propose,
     Ready,
-    RoundNote,
-    manifest_in,
 )
 from weft.sync.reduce import EncodedPart
-from weft.sync.rules import Durable, is_successor, leader
-from weft.wire import Signed, unseal
+from weft.sync.rules import Durable, leader
 
 
 class Rounds:
@@ -103,16 +95,14 @@ class Rounds:
         self._promises = Promises(place.folder.durable)
         self._state: State | None = None  # None: takes no part in the round
         self._is_closed = False
-        self._proofs = Proofs(place.identity, chain)
         self._turned_away: set[PeerId] = set()  # who asked to be a member when there was no room, and was told of
         self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
         self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
-        self._claims = Claims(chain.head, chain.charter, place.emit)
         self.acts = Acts(place.node, chain, place.emit, self._move)
-        self._early = Early()
-        self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._suspect)
+        self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._feed)
         self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, lambda: self._state)
+        self.hearing = Hearing(place, chain, self._weighing, self._gathering, self._feed, lambda: self._state)
         self._speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     # --- what the peer does ---
@@ -138,12 +128,9 @@ class Rounds:
         """Enter the round after the chain's head, where this peer is in its electorate and may vote."""
         self._timers.begin()
         base = self.chain.base
-        early = self._early.begin()
         self._state = None
         self._node.exchange(False)
-        self._proofs.begin()
-        self._weighing.begin()
-        self._gathering.begin()
+        read_early = self.hearing.begin()
         if self._node.peer not in base.electorate or self._is_closed or not self.standing.has_vote:
             return
         outputs: tuple[Output, ...] = ()
@@ -161,9 +148,7 @@ class Rounds:
             self._give_up_attempt()
         for known in self.standing.known():
             self._feed(known)
-        for sender, signed, note in early:
-            if (note.branch, note.round) == (self.chain.base.branch, self.chain.base.round):
-                self._read(sender, signed, note)
+        read_early()
 
     def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Offer this peer's payload to the present round; return its parts' digests."""
@@ -263,7 +248,7 @@ class Rounds:
 
     def _restart(self, head: Manifest, charter: Charter) -> None:
         self.chain.restart(head, charter)
-        self._claims.restart(head, charter)
+        self.hearing.restart(head, charter)
         self.acts.follow(head)
 
     def give_up(self) -> None:
@@ -285,66 +270,10 @@ class Rounds:
 
     # --- what others say ---
 
-    def on_letter(self, peer: PeerId, letter: Letter) -> None:
-        """Take up what a member says of this round, or keep what it says of the next.
-
-        Raises:
-            WireError: the letter is not what its sender signed.
-        """
-        note = unseal(letter.signed, RoundNote, verify)
-        if letter.signed.signer != peer:
-            raise WireError(f"{short(peer)} passed on a letter of {short(letter.signed.signer)}")
-        base = self.chain.base
-        if note.branch != base.branch:
-            return
-        if note.round < base.round:
-            self._tell_decision(peer, note.round)
-        elif note.round == base.round + 1:
-            self._early.keep_for_next(peer, letter.signed, note, len(base.electorate))
-        elif note.round == base.round:
-            self._read(peer, letter.signed, note)
-
     def on_decision(self, decision: Decision) -> None:
         """Take over a decision, if it follows on the head and its proof holds."""
         if decision.certificate.manifest.branch == self.chain.base.branch:
             self.follow(decision.certificate)
-
-    def _read(self, sender: PeerId, signed: Signed, note: RoundNote) -> None:
-        message, base = note.message, self.chain.base
-        if self._state is None or sender not in self._state.base.electorate:
-            return
-        # A bare Committed is not believed. A certificate comes as a Decision and goes to `follow`, which ends the round
-        # as the machine does when it hears Committed: the manifest is the head, nothing of this round is listened to
-        # any more, and whoever still asks is told (`_tell_decision`).
-        if isinstance(message, Committed):
-            return
-        if isinstance(message, Collect | Propose) and not self._claims.is_possible(base, sender, message):
-            self._suspect(sender)
-            return
-        if isinstance(message, Ready):
-            ready = self._claims.believed(base, sender, message)
-            self._gathering.hear(sender, ready.parts, lambda: self._take(sender, signed, ready, base))
-            return
-        named = manifest_in(message)
-        if named is None or not is_successor(self._state.base, named) or self.parts.has_results(named):
-            self._take(sender, signed, message, base)
-            return
-        self._weighing.weigh(sender, message, named, lambda: self._take(sender, signed, message, base))
-
-    def _suspect(self, peer: PeerId) -> None:
-        """Were it the leader: the next one need not be waited for."""
-        self._feed(Noticed(peer=peer, status="suspected"))
-
-    def _take(self, sender: PeerId, signed: Signed, message: AnyRoundMessage, base: Base) -> None:
-        state = self._state
-        if state is None or state.base != base or self._early.is_kept(state.base, state.plan, sender, signed, message):
-            return
-        self._proofs.keep(state, sender, signed, message)
-        self._feed(Received(sender=sender, message=message))
-
-    def _tell_decision(self, peer: PeerId, round: Round) -> None:
-        for certificate in self.chain.after(Round(round - 1), 1) or ():
-            self._node.post(peer, Decision(certificate=certificate))
 
     # --- what the machine wants done ---
 
@@ -363,9 +292,8 @@ class Rounds:
             self._emit(attempt_started(self._state, type(event).__name__))
         plan = self._state.plan
         self._carry_out(outputs)
-        if plan is not None and plan != before.plan:
-            for told in self._early.of_plan(plan):
-                self._take(*told, before.base)
+        if plan != before.plan and self._state is not None and self._state.plan == plan:
+            self.hearing.plan_came(self._state)
         self._gathering.check()
 
     def _carry_out(self, outputs: Iterable[Output]) -> None:
@@ -387,7 +315,7 @@ class Rounds:
                     self._timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
                     committed = Committed(attempt=attempt, manifest=manifest)
-                    self._decide(self._proofs.certify(self._member, committed))
+                    self._decide(self.hearing.proofs.certify(self._member, committed))
                     return  # the round is over; nothing stands behind a commit
                 case _:
                     assert_never(output)
@@ -395,10 +323,10 @@ class Rounds:
     def _send(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
         letter: Letter | Decision
         if isinstance(message, Committed):
-            letter = Decision(certificate=self._proofs.certify(self._member, message))
+            letter = Decision(certificate=self.hearing.proofs.certify(self._member, message))
             to = (*to, *message.manifest.joined)  # who was counted in follows from outside
         else:
-            letter = Letter(signed=self._proofs.seal(message))
+            letter = Letter(signed=self.hearing.proofs.seal(message))
         for peer in to:
             if peer != self._node.peer:
                 self._node.post(peer, letter)
@@ -420,7 +348,7 @@ class Rounds:
         self._timers.note_decided()
         absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
         self.chain.append(certificate)
-        self._claims.follow(manifest, self.chain.charter)
+        self.hearing.follow(manifest, self.chain.charter)
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.standing.statuses.pop(peer, None)

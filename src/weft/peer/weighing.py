@@ -22,7 +22,9 @@ from weft.net.tasks import Tasks
 from weft.peer.chain import Chain
 from weft.peer.parts import Parts
 from weft.peer.standing import Standing
-from weft.sync.messages import AnyRoundMessage, Manifest, Propose
+from weft.sync.machine import Input, Noticed
+from weft.sync.messages import AnyRoundMessage, Base, Manifest, Propose
+from weft.sync.rules import is_successor
 
 RECOVER_S = 5.0  # between two looks for results that nobody had
 
@@ -31,7 +33,7 @@ class Weighing:
     """Of one peer, round after round.
 
     Args:
-        suspect: told of a leader whose own proposal cannot be applied.
+        feed: lets the machine suspect a leader whose own proposal cannot be applied: nobody need wait for the next.
     """
 
     def __init__(
@@ -41,19 +43,23 @@ class Weighing:
         standing: Standing,
         tasks: Tasks,
         emit: Emit,
-        suspect: Callable[[PeerId], None],
+        feed: Callable[[Input], None],
     ) -> None:
         self._chain = chain
         self._parts = parts
         self._standing = standing
         self._tasks = tasks
         self._emit = emit
-        self._suspect = suspect
+        self._feed = feed
         self._running: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
 
     def begin(self) -> None:
         """A round begins."""
         self._running.clear()
+
+    def must_weigh(self, base: Base, named: Manifest) -> bool:
+        """Return whether the machine might vote for `named`, and its results are not here."""
+        return is_successor(base, named) and not self._parts.has_results(named)
 
     def weigh(self, sender: PeerId, message: AnyRoundMessage, named: Manifest, take: Callable[[], None]) -> None:
         """Call `take` once what `message` names can be applied here; its sender's later letter replaces it."""
@@ -69,7 +75,7 @@ class Weighing:
             self._emit(PayloadRejected(round=named.round, member=sender, reason=reason))
             is_its_own = isinstance(message, Propose) and named.attempt == message.attempt
             if is_its_own:
-                self._suspect(sender)
+                self._feed(Noticed(peer=sender, status="suspected"))
             else:
                 self.recover(named)
             return
