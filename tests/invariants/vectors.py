@@ -33,7 +33,8 @@ from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
 from weft.peer.promises import Promises
 from weft.sync.acts import Act, Amend, Ballot, Warrant
-from weft.sync.charter import Charter, Settings, enact
+from weft.sync.charter import Charter, Settings
+from weft.sync.enact import enact
 from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, RoundNote, next_base
 from weft.sync.method import Choices
 from weft.sync.outer import SgdConfig

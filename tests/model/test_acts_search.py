@@ -12,7 +12,7 @@ from weft.ids import PeerId
 from weft.keys import Identity
 from weft.sync import decide, rules
 from weft.sync.acts import Act, AnyDeed, Ban, Remove, Warrant
-from weft.sync.charter import enact
+from weft.sync.enact import enact
 from weft.sync.machine import replace
 from weft.sync.messages import MAX_UPLINK, Base, Manifest, next_base
 from weft.sync.rules import is_successor

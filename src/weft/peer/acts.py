@@ -26,7 +26,7 @@ from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, HandIn, HandInAnswer
 from weft.sync.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
-from weft.sync.charter import Void, in_effect, objection, read_act, read_ballot
+from weft.sync.enact import Void, in_effect, objection, read_act, read_ballot
 from weft.sync.messages import Manifest
 from weft.wire import Signed, decode, digest_of, printable
 

@@ -17,7 +17,8 @@ from weft.keys import verify
 from weft.net.messages import Heartbeat
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
-from weft.sync.charter import Charter, enact
+from weft.sync.charter import Charter
+from weft.sync.enact import enact
 from weft.sync.messages import (
     MAX_UPLINK,
     Accept,

@@ -14,7 +14,8 @@ from weft.errors import CheckpointError
 from weft.model.flat import layout
 from weft.peer.amended import amended, first_charter
 from weft.peer.config import RunConfig
-from weft.sync.charter import Charter, enact
+from weft.sync.charter import Charter
+from weft.sync.enact import enact
 from weft.sync.messages import Manifest, next_base
 from weft.sync.method import Method
 from weft.sync.outer import State as OuterState

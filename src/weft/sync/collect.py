@@ -10,8 +10,8 @@ from weft.data.assign import leases
 from weft.ids import PeerId, Tokens
 from weft.net.membership import MAX_MEMBERS
 from weft.sync.acts import MAX_ACTS
-from weft.sync.charter import Enacted, enact, in_effect
 from weft.sync.decide import propose
+from weft.sync.enact import Enacted, enact, in_effect
 from weft.sync.machine import (
     Broadcast,
     Fetch,

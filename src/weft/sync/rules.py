@@ -10,7 +10,7 @@ from functools import lru_cache
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.net.membership import MAX_MEMBERS
 from weft.rng import order_key
-from weft.sync.charter import Enacted, Void, enact
+from weft.sync.enact import Enacted, Void, enact
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
 from weft.sync.shares import are_fair
 from weft.wire import Record, digest_of

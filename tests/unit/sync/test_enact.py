@@ -12,16 +12,8 @@ from weft.codec import Bf16Config, Fp32Config
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.sync.acts import MAX_ACTS, Act, Amend, AnyDeed, Ballot, Ban, Pardon, Remove, Succeed, Warrant
-from weft.sync.charter import (
-    MAX_BANNED,
-    Body,
-    Charter,
-    Expelled,
-    Void,
-    enact,
-    in_effect,
-    objection,
-)
+from weft.sync.charter import MAX_BANNED, Body, Charter, Expelled
+from weft.sync.enact import Void, enact, in_effect, objection
 from weft.sync.method import Choices, DdpConfig, spell_out
 from weft.sync.outer import NesterovConfig, SgdConfig
 from weft.sync.schedule import ConstantConfig, WsdConfig
