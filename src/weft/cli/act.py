@@ -6,6 +6,7 @@ takes part from here; neither key leaves this machine.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -13,6 +14,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.place import home_of
+from weft.cli.spread import spread
 from weft.ids import PeerId, short
 
 if TYPE_CHECKING:
@@ -27,15 +29,30 @@ T = TypeVar("T")
 
 _Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a member's.", show_default=False)]
 _Reason = Annotated[str, typer.Option(help="Why: everybody can read it.")]
-_Key = Annotated[Path, typer.Option(help="Key file of a steward.", show_default=False)]
 _VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
-_Ticket = Annotated[
-    str | None,
-    typer.Option(help='Ticket of the run; "-" reads it from standard input. Default: that of a member here.'),
-]
-_Run = Annotated[str | None, typer.Option(help="First digits of the run, where members of several are here.")]
 _WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
 _WAIT_S = 120.0  # a round of a slow run takes minutes; the act is decided without whoever handed it in
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which run, and the way there."""
+
+    ticket: Annotated[
+        str | None,
+        typer.Option(help='Ticket of the run; "-" reads it from standard input. Default: that of a member here.'),
+    ] = None
+    run: Annotated[str | None, typer.Option(help="First digits of the run, where members of several are here.")] = None
+    transports: settings.Transports = None
+
+
+@dataclass(frozen=True)
+class Act:
+    """Who acts, and why."""
+
+    key: Annotated[Path, typer.Option(help="Key file of a steward.", show_default=False)]
+    reason: _Reason = ""
+    wait_s: _WaitS = _WAIT_S
 
 
 def make_app() -> typer.Typer:
@@ -50,114 +67,75 @@ def make_app() -> typer.Typer:
     return app
 
 
-def show(
-    context: typer.Context, ticket: _Ticket = None, run: _Run = None, transports: settings.Transports = None
-) -> None:
+@spread
+def show(context: typer.Context, where: Where) -> None:
     """Print what holds of a run now: stewards, members, banned keys, settings as amended, a successor."""
     from weft.clock import SystemClock
     from weft.keys import Identity
     from weft.peer.errand import ask_charter
 
-    found = _ticket(context, ticket, run)
-    answer = _visit(found, Identity.generate(), transports, lambda node: ask_charter(node, SystemClock()))
+    found = _ticket(context, where)
+    answer = _visit(found, Identity.generate(), where.transports, lambda node: ask_charter(node, SystemClock()))
     typer.echo(describe(answer))
 
 
-def remove(
-    context: typer.Context,
-    peer: _Peer,
-    key: _Key,
-    reason: _Reason = "",
-    ticket: _Ticket = None,
-    run: _Run = None,
-    wait_s: _WaitS = _WAIT_S,
-    transports: settings.Transports = None,
-) -> None:
+@spread
+def remove(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
     """Remove a member. It may come back as a newcomer."""
     from weft.sync.acts import Remove
 
-    def deed(answer: "CharterAnswer") -> "AnyDeed":
-        return Remove(peer=_key_of(peer, answer.members), reason=_checked(reason))
-
-    _act(_ticket(context, ticket, run), key, deed, wait_s, transports)
+    reason = _checked(act.reason)
+    _act(context, act, where, lambda answer: Remove(peer=_key_of(peer, answer.members), reason=reason))
 
 
-def ban(
-    context: typer.Context,
-    peer: _Peer,
-    key: _Key,
-    reason: _Reason = "",
-    ticket: _Ticket = None,
-    run: _Run = None,
-    wait_s: _WaitS = _WAIT_S,
-    transports: settings.Transports = None,
-) -> None:
+@spread
+def ban(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
     """Remove a key and refuse it from now on."""
     from weft.sync.acts import Ban
 
-    def deed(answer: "CharterAnswer") -> "AnyDeed":
-        return Ban(peer=_key_of(peer, answer.members), reason=_checked(reason))
-
-    _act(_ticket(context, ticket, run), key, deed, wait_s, transports)
+    reason = _checked(act.reason)
+    _act(context, act, where, lambda answer: Ban(peer=_key_of(peer, answer.members), reason=reason))
 
 
-def pardon(
-    context: typer.Context,
-    peer: _Peer,
-    key: _Key,
-    reason: _Reason = "",
-    ticket: _Ticket = None,
-    run: _Run = None,
-    wait_s: _WaitS = _WAIT_S,
-    transports: settings.Transports = None,
-) -> None:
+@spread
+def pardon(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
     """Refuse a banned key no more."""
     from weft.sync.acts import Pardon
 
-    def deed(answer: "CharterAnswer") -> "AnyDeed":
-        return Pardon(peer=_key_of(peer, answer.charter.banned), reason=_checked(reason))
-
-    _act(_ticket(context, ticket, run), key, deed, wait_s, transports)
+    reason = _checked(act.reason)
+    _act(context, act, where, lambda answer: Pardon(peer=_key_of(peer, answer.charter.banned), reason=reason))
 
 
+@spread
 def amend(
     context: typer.Context,
-    key: _Key,
     changes: Annotated[
         list[str], typer.Option("--set", metavar="FIELD=VALUE", help="As in a run file: --set method.every=50.")
     ],
-    reason: _Reason = "",
-    ticket: _Ticket = None,
-    run: _Run = None,
-    wait_s: _WaitS = _WAIT_S,
-    transports: settings.Transports = None,
+    *,
+    act: Act,
+    where: Where,
 ) -> None:
     """Go on with other settings from the next round on: rates, inner steps per round, codecs, lengths, totals."""
     from weft.peer.amended import amendment
 
-    parsed = settings.changes_of(changes)
-
-    def deed(answer: "CharterAnswer") -> "AnyDeed":
-        return amendment(answer.charter.settings, parsed, _checked(reason))
-
-    _act(_ticket(context, ticket, run), key, deed, wait_s, transports)
+    parsed, reason = settings.changes_of(changes), _checked(act.reason)
+    _act(context, act, where, lambda answer: amendment(answer.charter.settings, parsed, reason))
 
 
+@spread
 def succeed(
     context: typer.Context,
     successor: Annotated[str, typer.Argument(help="Ticket of the run that goes on, or its name.", show_default=False)],
-    key: _Key,
     at_once: Annotated[
         bool, typer.Option("--at-once", help="End this run with its next outer step; else when it is complete.")
     ] = False,
     without_ticket: Annotated[
         bool, typer.Option("--without-ticket", help="Tell members the run's name only: they ask for a ticket.")
     ] = False,
-    reason: _Reason = "",
-    ticket: _Ticket = None,
-    run: _Run = None,
-    wait_s: _WaitS = _WAIT_S,
-    transports: settings.Transports = None,
+    *,
+    act: Act,
+    where: Where,
 ) -> None:
     """Say which run goes on where this one ends."""
     from weft.errors import ConfigError
@@ -169,10 +147,11 @@ def succeed(
     told = "" if is_name or without_ticket else successor.strip()
     if len(told) > MAX_TICKET_CHARS:
         raise ConfigError(f"a ticket of {len(told)} characters does not fit into an act. Add --without-ticket.")
-    deed = Succeed(run=name, is_at_once=at_once, reason=_checked(reason), ticket=told)  # type: ignore[arg-type]
-    _act(_ticket(context, ticket, run), key, lambda _: deed, wait_s, transports)
+    deed = Succeed(run=name, is_at_once=at_once, reason=_checked(act.reason), ticket=told)  # type: ignore[arg-type]
+    _act(context, act, where, lambda _: deed)
 
 
+@spread
 def vote_out(
     context: typer.Context,
     peer: _Peer,
@@ -181,17 +160,16 @@ def vote_out(
         Path | None, typer.Option(help="Key file to connect with, where a run admits by key: one that trains nowhere.")
     ] = None,
     reason: _Reason = "",
-    ticket: _Ticket = None,
-    run: _Run = None,
     wait_s: _WaitS = 5.0,
-    transports: settings.Transports = None,
+    *,
+    where: Where,
 ) -> None:
     """Vote, as a member, for the removal of another; more than half of the members must."""
     from weft.errors import Refused
     from weft.keys import Identity, load_identity
     from weft.peer.errand import ballot_of
 
-    found = _ticket(context, ticket, run)
+    found = _ticket(context, where)
     voter = load_identity(key) if key is not None else _member_here(context, found)
 
     def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
@@ -199,7 +177,7 @@ def vote_out(
 
     try:
         visitor = Identity.generate() if connect_with is None else load_identity(connect_with)
-        _hand_in(found, visitor, letter, wait_s, transports)
+        _hand_in(found, visitor, letter, wait_s, where.transports)
     except Refused as error:
         if found.secret is not None or connect_with is not None:
             raise
@@ -212,14 +190,12 @@ def vote_out(
 # --- handing in ---
 
 
-def _act(
-    ticket: "Ticket", key: Path, deed: "Callable[[CharterAnswer], AnyDeed]", wait_s: float, transports: str | None
-) -> None:
+def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[CharterAnswer], AnyDeed]") -> None:
     from weft.errors import ActVoid
     from weft.keys import load_identity
     from weft.peer.errand import act_of
 
-    steward = load_identity(key)
+    ticket, steward = _ticket(context, where), load_identity(act.key)
 
     def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
         stewards = answer.charter.stewards
@@ -230,10 +206,12 @@ def _act(
             )
         if steward.peer not in stewards:
             listed = ", ".join(short(each) for each in stewards)
-            raise ActVoid(f"{key} holds {short(steward.peer)}, which is no steward of this run. Stewards: {listed}.")
+            raise ActVoid(
+                f"{act.key} holds {short(steward.peer)}, which is no steward of this run. Stewards: {listed}."
+            )
         return act_of(steward, node, answer.charter, deed(answer))
 
-    _hand_in(ticket, steward, letter, wait_s, transports)
+    _hand_in(ticket, steward, letter, act.wait_s, where.transports)
 
 
 def _hand_in(
@@ -283,15 +261,15 @@ def _visit(
 # --- what was given ---
 
 
-def _ticket(context: typer.Context, given: str | None, run: str | None) -> "Ticket":
+def _ticket(context: typer.Context, where: Where) -> "Ticket":
     import sys
 
     from weft.cli.ticket import kept_ticket, read_kept
     from weft.net.ticket import MAX_CHARS, read
 
-    if given is None:
-        return read(read_kept(kept_ticket(run, home_of(context))))
-    return read(sys.stdin.readline(MAX_CHARS + 1) if given == "-" else given)
+    if where.ticket is None:
+        return read(read_kept(kept_ticket(where.run, home_of(context))))
+    return read(sys.stdin.readline(MAX_CHARS + 1) if where.ticket == "-" else where.ticket)
 
 
 def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":

@@ -10,7 +10,7 @@ import typer
 import weft
 from weft.cli import settings
 from weft.cli.place import home_of
-from weft.cli.quantity import nbytes, rate_bps
+from weft.cli.spread import spread
 from weft.cli.until import until as read_until
 from weft.clock import SystemClock
 
@@ -20,21 +20,13 @@ if TYPE_CHECKING:
     from weft.peer.outline import Outline
 
 
+@spread
 def anchor(
     context: typer.Context,
     ticket: Annotated[str, typer.Argument(help='The ticket; "-" reads it from standard input.', show_default=False)],
-    name: settings.Name = "",
-    key: settings.Key = None,
-    host: settings.Host = None,
-    port: settings.Port = None,
-    transports: settings.Transports = None,
-    up: settings.Up = None,
-    down: settings.Down = None,
-    per_day: settings.PerDay = None,
-    until: settings.Until = None,
-    machine: settings.Machine = None,
-    quiet: settings.Quiet = False,
-    parent: settings.Parent = 0,
+    *,
+    here: settings.Here,
+    stay: settings.Stay,
 ) -> None:
     """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
     from weft.errors import ConfigError
@@ -42,39 +34,28 @@ def anchor(
 
     text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
     read(text)
-    stays = read_until(until, SystemClock().wall())
+    stays = read_until(stay.until, SystemClock().wall())
     if stays.rounds is not None or stays.tokens is not None:
         raise ConfigError("--until: an anchor contributes no rounds or tokens. Name a time, a while or a date.")
-    chosen = settings.machine_settings(
-        machine,
-        {
-            "name": name or None,
-            "tls.host": host,
-            "tls.port": port,
-            "transports": settings.check_transports(transports),
-            "caps.upload_bps": rate_bps("--up", up),
-            "caps.download_bps": rate_bps("--down", down),
-            "caps.day_nbytes": nbytes("--per-day", per_day),
-        },
-    )
+    chosen = settings.machine_settings(here.machine, here.fields())
     from weft.peer.footing import Options
     from weft.peer.home import Home
 
-    options = Options(home=Home(home_of(context)), key=key, settings=chosen, until=stays.wall)
-    _run(text, options, quiet, parent)
+    options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, until=stays.wall)
+    _run(text, options, stay)
 
 
-def _run(text: str, options: "Options", is_quiet: bool, parent: int) -> None:
+def _run(text: str, options: "Options", stay: settings.Stay) -> None:
     from weft.cli.parent import stop_with_parent
     from weft.cli.screen import make_screen
     from weft.cli.stopper import NOTHING_TO_SAVE, Stopper
     from weft.cli.view import Facts
     from weft.peer.launch_anchor import anchor as keep
 
-    screen = make_screen(is_quiet=is_quiet)
+    screen = make_screen(is_quiet=stay.quiet)
     stopper = Stopper(screen)
-    if parent:
-        stop_with_parent(parent)
+    if stay.parent:
+        stop_with_parent(stay.parent)
     options = replace(options, sinks=(*options.sinks, screen))
 
     def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:

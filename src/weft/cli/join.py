@@ -8,7 +8,7 @@ import typer
 
 from weft.cli import figures, settings
 from weft.cli.place import home_of
-from weft.cli.quantity import nbytes, rate_bps
+from weft.cli.spread import spread
 from weft.cli.until import until as read_until
 from weft.clock import SystemClock
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weft.peer.terms import Allowance, Terms
 
 
+@spread
 def join(
     context: typer.Context,
     ticket: Annotated[str, typer.Argument(help='The ticket; "-" reads it from standard input.', show_default=False)],
@@ -31,25 +32,11 @@ def join(
     data: Annotated[
         list[str] | None, typer.Option(help="Own text files, folders or globs, for a private run; again for more.")
     ] = None,
-    name: settings.Name = "",
-    key: settings.Key = None,
-    host: settings.Host = None,
-    port: settings.Port = None,
-    device: settings.Device = None,
-    threads: settings.Threads = None,
-    transports: settings.Transports = None,
-    up: settings.Up = None,
-    down: settings.Down = None,
-    per_day: settings.PerDay = None,
-    memory: settings.Memory = None,
-    vram: settings.Vram = None,
-    cores: settings.Cores = None,
-    hours: settings.Hours = None,
-    until: settings.Until = None,
-    machine: settings.Machine = None,
-    quiet: settings.Quiet = False,
+    *,
+    here: settings.Here,
+    hardware: settings.Hardware,
+    stay: settings.Stay,
     report: settings.Report = None,
-    parent: settings.Parent = 0,
 ) -> None:
     """Show what a run will cost this machine, ask, and take part."""
     from weft.errors import ConfigError
@@ -59,25 +46,8 @@ def join(
     read(text)  # a bad ticket is refused before anything heavy is loaded
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
-    stays = read_until(until, SystemClock().wall())
-    chosen = settings.machine_settings(
-        machine,
-        {
-            "name": name or None,
-            "tls.host": host,
-            "tls.port": port,
-            "device": device,
-            "threads": threads,
-            "transports": settings.check_transports(transports),
-            "caps.upload_bps": rate_bps("--up", up),
-            "caps.download_bps": rate_bps("--down", down),
-            "caps.day_nbytes": nbytes("--per-day", per_day),
-            "caps.memory_nbytes": nbytes("--memory", memory),
-            "caps.vram_nbytes": nbytes("--vram", vram),
-            "caps.cores": cores,
-            "caps.hours": hours,
-        },
-    )
+    stays = read_until(stay.until, SystemClock().wall())
+    chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
     from weft.cli.running import Manner, run
     from weft.data import CorpusConfig, TextSource
     from weft.peer.footing import Options
@@ -99,8 +69,10 @@ def join(
         return join_run(text, options, agree=agree, on_started=on_joined, own_data=own)
 
     watch = TrafficWatch(SystemClock())
-    options = Options(home=Home(home_of(context)), key=key, settings=chosen, sinks=(watch,))
-    run(start, options, Manner(is_quiet=quiet, prints_ticket=False, until=stays, report=report, parent=parent))
+    options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))
+    run(
+        start, options, Manner(is_quiet=stay.quiet, prints_ticket=False, until=stays, report=report, parent=stay.parent)
+    )
 
 
 def describe(terms: "Terms") -> str:

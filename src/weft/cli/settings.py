@@ -1,16 +1,18 @@
 """From options and files to what a peer is told: `RunFile` for the run, `PeerConfig` for this machine.
 
 Arguments beat files, files beat defaults. An error names the option, or the file and the field. The options that
-train and join share are spelled out once, here.
+train, join and anchor share are spelled out once, here.
 """
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.quantity import nbytes, rate_bps
 from weft.config import from_tree, load_tree, replace_field
 from weft.errors import ConfigError
 
@@ -18,31 +20,95 @@ if TYPE_CHECKING:
     from weft.peer.config import RunFile
     from weft.peer.machine import PeerConfig
 
-Name = Annotated[str, typer.Option(help="How others see this peer. Default: the machine's name and a part of its key.")]
-Key = Annotated[Path | None, typer.Option(help="Key file (made if missing). Default: a free one of the home.")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on. Default: all of this machine.")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)]
-Device = Annotated[str | None, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1, mps.")]
-Threads = Annotated[int | None, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)]
-Up = Annotated[str | None, typer.Option(help="Upload at most so fast: 20mbit.", metavar="RATE")]
-Down = Annotated[str | None, typer.Option(help="Download at most so fast: 100mbit.", metavar="RATE")]
-PerDay = Annotated[str | None, typer.Option(help="Move at most so much from midnight to midnight.", metavar="BYTES")]
-Memory = Annotated[str | None, typer.Option(help="Take at most so much main memory: 8GB.", metavar="BYTES")]
-Vram = Annotated[str | None, typer.Option(help="Take at most so much of the GPU's memory.", metavar="BYTES")]
-Cores = Annotated[int | None, typer.Option(help="Run on at most so many CPUs.", min=1, max=1024)]
-Hours = Annotated[
-    list[str] | None,
-    typer.Option(help="Train at these local times only: 22:00-07:00; again for more.", metavar="RANGE"),
-]
-Until = Annotated[
-    str | None,
-    typer.Option(help="Leave at a time (07:00, 2h, 2026-12-01) or after a share (20rounds, 5Mtokens).", metavar="WHEN"),
-]
 Transports = Annotated[str | None, typer.Option(help="Ways to reach others, best first. Default: tls,iroh,via.")]
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Report = Annotated[Path | None, typer.Option(help="Write how it ended to this file, as JSON.")]
-Parent = Annotated[int, typer.Option(hidden=True, help="Stop when this process is gone.")]
+
+
+@dataclass(frozen=True)
+class Here:
+    """Who this peer is and how others reach it."""
+
+    name: Annotated[
+        str, typer.Option(help="How others see this peer. Default: the machine's name and a part of its key.")
+    ] = ""
+    key: Annotated[Path | None, typer.Option(help="Key file (made if missing). Default: a free one of the home.")] = (
+        None
+    )
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: all of this machine.")] = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.", min=0, max=65535)] = (
+        None
+    )
+    transports: Transports = None
+    up: Annotated[str | None, typer.Option(help="Upload at most so fast: 20mbit.", metavar="RATE")] = None
+    down: Annotated[str | None, typer.Option(help="Download at most so fast: 100mbit.", metavar="RATE")] = None
+    per_day: Annotated[
+        str | None, typer.Option(help="Move at most so much from midnight to midnight.", metavar="BYTES")
+    ] = None
+    machine: Machine = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `PeerConfig`, dotted; None: not given.
+
+        Raises:
+            ConfigError: names the option that cannot be read.
+        """
+        return {
+            "name": self.name or None,
+            "tls.host": self.host,
+            "tls.port": self.port,
+            "transports": check_transports(self.transports),
+            "caps.upload_bps": rate_bps("--up", self.up),
+            "caps.download_bps": rate_bps("--down", self.down),
+            "caps.day_nbytes": nbytes("--per-day", self.per_day),
+        }
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What of this machine trains, and when."""
+
+    device: Annotated[str | None, typer.Option(help="Where torch runs: auto, cpu, cuda, cuda:1, mps.")] = None
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of torch on the CPU; 0: its own choice.", min=0, max=1024)
+    ] = None
+    memory: Annotated[str | None, typer.Option(help="Take at most so much main memory: 8GB.", metavar="BYTES")] = None
+    vram: Annotated[str | None, typer.Option(help="Take at most so much of the GPU's memory.", metavar="BYTES")] = None
+    cores: Annotated[int | None, typer.Option(help="Run on at most so many CPUs.", min=1, max=1024)] = None
+    hours: Annotated[
+        list[str] | None,
+        typer.Option(help="Train at these local times only: 22:00-07:00; again for more.", metavar="RANGE"),
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `PeerConfig`, dotted; None: not given.
+
+        Raises:
+            ConfigError: names the option that cannot be read.
+        """
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "caps.memory_nbytes": nbytes("--memory", self.memory),
+            "caps.vram_nbytes": nbytes("--vram", self.vram),
+            "caps.cores": self.cores,
+            "caps.hours": self.hours,
+        }
+
+
+@dataclass(frozen=True)
+class Stay:
+    """How long the process lives, and what it shows."""
+
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave at a time (07:00, 2h, 2026-12-01) or after a share (20rounds, 5Mtokens).", metavar="WHEN"
+        ),
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False
+    parent: Annotated[int, typer.Option(hidden=True, help="Stop when this process is gone.")] = 0
+
 
 # What an option may hold, in words: a field's own range may be a pattern that nobody wants to read.
 _ALLOWED = {
