@@ -496,12 +496,8 @@ def test_a_result_that_overtakes_its_plan_is_not_lost(make_swarm: MakeSwarm) -> 
     swarm.check()
 
 
-def test_who_finds_no_room_is_not_counted_in_and_that_is_said_once(
-    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("sync.collect", "sync.rules", "peer.rounds"):
-        monkeypatch.setattr(f"weft.{module}.MAX_MEMBERS", 3)
-    swarm = make_swarm(num_rounds=8, num_peers=3)
+def test_who_finds_no_room_is_not_counted_in_and_that_is_said_once(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=8, num_peers=3, electors=3)
 
     async def scenario() -> None:
         members = await swarm.start("abc")
@@ -512,6 +508,6 @@ def test_who_finds_no_room_is_not_counted_in_and_that_is_said_once(
         assert late.id not in {peer for manifest in swarm.chains.values() for peer in manifest.members}
         for member in members:
             told = [event.text for event in member.life.seen(Notice) if "not counted in" in event.text]
-            assert told == [f"{short(late.id)} is not counted in: a run has at most 3 members"]
+            assert told == [f"{short(late.id)} is not counted in: the run has at most 3 members"]
 
     swarm.run(scenario)

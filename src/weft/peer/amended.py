@@ -44,6 +44,7 @@ def first_charter(run: RunConfig) -> Charter:
         settings=settings,
         max_seq_len=longest,
         has_even_leases=run.has_even_leases,
+        electors=run.electors,
     )
 
 

@@ -19,6 +19,7 @@ from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.charter import Charter
 from weft.sync.enact import enact
+from weft.sync.groups import claims_in
 from weft.sync.messages import (
     MAX_UPLINK,
     Accept,
@@ -60,7 +61,8 @@ class Chain:
         forgotten = Round(manifest.round - MAX_REMEMBERED)
         self._certificates.pop(forgotten, None)
         self._drop(self._named.pop(forgotten, ()), forgotten)
-        unused = self._named.get(manifest.round, set()) - {part.result for part in manifest.parts}
+        used = {part.result for part in manifest.parts} | {claim.record for claim in claims_in(manifest).values()}
+        unused = self._named.get(manifest.round, set()) - used
         self._drop(unused, manifest.round)
         self._charters.pop(forgotten, None)
         self._set_head(manifest, enact(self.charter, self.base.body, manifest.acts).charter)
@@ -92,7 +94,7 @@ class Chain:
         return tuple(self._certificates[Round(number)] for number in wanted)
 
     def keep(self, round: Round, result: Digest, data: Buffer) -> None:
-        """Keep the bytes of a round's result for others; whole rounds give way, the first kept first, never two."""
+        """Keep a result or record of a round for others; whole rounds give way, the first kept first, never two."""
         if result in self._results:
             self._drop([result], self._results[result][0])
         self._results[result] = round, data

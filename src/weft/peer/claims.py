@@ -4,8 +4,10 @@
     bound     = all tokens that were ever leased on the branch and not counted, whoever held them
 
 A member that missed rounds carries several leases, so the allowance follows the manifests. What a leader hears is cut
-to the allowance. Of another's plan the bound alone is asked, which is the same for all members, so no two of them
-disagree whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
+to the allowance. What was leased to a member that has left and was not counted, wards of its group may bring through
+another sponsor: who announces for a group may claim that, too. Of another's plan the bound alone is asked, which is the
+same for all members, so no two of them disagree whether a plan stands. (docs/threat_model.md: a claim within the lease
+says nothing of honest work.)
 
 It does not know payloads, nor whether the work was done.
 """
@@ -25,17 +27,22 @@ class Claims:
     def __init__(self, head: Manifest, charter: Charter, emit: Emit) -> None:
         self._emit = emit
         self._allowed: dict[PeerId, int] = {}  # tokens; who is not in here may carry work that this peer has not seen
+        self._left = 0  # tokens leased to members that have left, and not counted
         self.restart(head, charter)
 
     def restart(self, head: Manifest, charter: Charter) -> None:
         """Go on from another head, before which nothing is known, unless it is the run's first."""
         self._allowed = dict.fromkeys(head.members, 0) if head.previous == GENESIS else {}
+        self._left = 0
         self.follow(head, charter)
 
     def follow(self, manifest: Manifest, charter: Charter) -> None:
         """Take up what a manifest counted, and what it leases, in samples as long as `charter` says."""
         for contribution in manifest.contributions:
+            allowed = self._allowed.get(contribution.peer, contribution.tokens)
+            self._left -= min(max(contribution.tokens - allowed, 0), self._left)
             self._allowed[contribution.peer] = 0
+        self._left += sum(self._allowed.pop(peer, 0) for peer in manifest.left)
         for peer in manifest.joined:
             self._allowed.pop(peer, None)
         for lease in manifest.leases:
@@ -45,7 +52,8 @@ class Claims:
     def believed(self, base: Base, peer: PeerId, ready: Ready) -> Ready:
         """Return what `peer` announces, cut to what it is believed."""
         bound = self._bound(base)
-        tokens = Tokens(max(0, min(ready.tokens, bound, self._allowed.get(peer, bound))))
+        allowed = self._allowed.get(peer, bound) + (0 if ready.group is None else self._left)
+        tokens = Tokens(max(0, min(ready.tokens, bound, allowed)))
         if tokens != ready.tokens:
             text = f"{short(peer)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
             self._emit(Notice(text=text))

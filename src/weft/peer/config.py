@@ -17,10 +17,11 @@ from weft.data.packing import BytesConfig
 from weft.errors import ConfigError
 from weft.ids import RunId
 from weft.model.config import ModelConfig, Size
+from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.machine import PeerConfig as PeerConfig
 from weft.peer.outline import AdmissionConfig, TicketAdmission
-from weft.sync.charter import MAX_STEWARDS
+from weft.sync.charter import MAX_STEWARDS, Electors
 from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
 from weft.sync.outer import AdamWConfig
 from weft.sync.schedule import ScheduleConfig
@@ -97,6 +98,7 @@ class RunFile(Config, frozen=True, kw_only=True):
     """One history only: a minority never goes on alone."""
     has_even_leases: bool = False
     """All train on the same amount of data per round, and wait for the slowest. Else slower members are leased less."""
+    electors: Electors = MAX_MEMBERS
     stewards: _Stewards = ()
     predecessor: _Predecessor | None = None
 
@@ -118,6 +120,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None
     is_strict: bool
     has_even_leases: bool = False
+    electors: Electors = MAX_MEMBERS
     stewards: _Stewards = ()
     predecessor: HexRun | None = None
 

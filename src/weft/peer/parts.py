@@ -179,7 +179,8 @@ class Parts:
 
     async def _add(self, merger: Merger, contribution: Contribution, data: Buffer, round: Round) -> bool:
         try:
-            await self._compute.serve(lambda: merger.add(contribution.tokens, data))
+            is_one = contribution.group is None
+            await self._compute.serve(lambda: merger.add(contribution.tokens, data, is_cut=is_one))
         except PayloadError as error:
             self._emit(PayloadRejected(round=round, member=contribution.peer, reason=str(error)))
             return False

@@ -27,7 +27,6 @@ from typing import assert_never
 from weft.errors import DataError, DiskFull, PeerError
 from weft.events import Notice
 from weft.ids import Attempt, Digest, PeerId, Tokens, short
-from weft.net.membership import MAX_MEMBERS
 from weft.net.tasks import Tasks
 from weft.peer.absence import Decided, Status, attempt_started, left_out
 from weft.peer.acts import Acts
@@ -178,9 +177,13 @@ class Rounds:
             return
         if status == "joining" and peer in self.chain.charter.banned:
             return
-        if status == "joining" and len(electorate) >= MAX_MEMBERS and peer not in self._turned_away:
+        if (
+            status == "joining"
+            and len(electorate) >= (most := self.chain.charter.electors)
+            and peer not in self._turned_away
+        ):
             self._turned_away.add(peer)
-            self._emit(Notice(text=f"{short(peer)} is not counted in: a run has at most {MAX_MEMBERS} members"))
+            self._emit(Notice(text=f"{short(peer)} is not counted in: the run has at most {most} members"))
         self.standing.statuses[peer] = status
         self._feed(Noticed(peer=peer, status=status))
 

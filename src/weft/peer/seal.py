@@ -92,6 +92,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         orphan_after_s=run_file.orphan_after_s,
         is_strict=run_file.is_strict,
         has_even_leases=run_file.has_even_leases,
+        electors=run_file.electors,
         stewards=tuple(sorted(set(run_file.stewards))),
         predecessor=run_file.predecessor,
     )

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from weft.ids import PeerId, RunId
+from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexPeer
 from weft.sync.acts import (
     MAX_TOKENS,
@@ -25,6 +26,7 @@ from weft.sync.choices import Choices
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import Record
 
+MIN_ELECTORS = 3  # of two, no majority outlives one
 MAX_STEWARDS = 16  # people, not machines
 MAX_BANNED = 256  # keys; a run that has to ban more should admit by key
 # Of one peer: their ids fill 128 MiB, and no single machine steps on so many at once.
@@ -32,6 +34,7 @@ MAX_TOKENS_PER_STEP = 1 << 24
 
 _Peers = Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_BANNED)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Electors = Annotated[int, Meta(ge=MIN_ELECTORS, le=MAX_MEMBERS, description="members that vote, at most")]
 
 
 class Settings(Record, frozen=True, kw_only=True):
@@ -67,6 +70,7 @@ class Charter(Record, frozen=True, kw_only=True):
     settings: Settings
     max_seq_len: Annotated[int, Meta(ge=8)]  # longer ones fit neither the model nor the data
     has_even_leases: bool = False  # all are leased the same; else slower members are leased less
+    electors: Electors = MAX_MEMBERS  # members at most; who finds no room contributes through one of them
     banned: _Peers = ()  # ascending
     expelled: Annotated[tuple[Expelled, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
     resized_at: _Count = 0  # the cursor at which the present seq_len took effect

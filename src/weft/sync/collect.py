@@ -8,10 +8,10 @@ from collections.abc import Set
 
 from weft.data.assign import leases
 from weft.ids import PeerId, Tokens
-from weft.net.membership import MAX_MEMBERS
 from weft.sync.acts import MAX_ACTS
 from weft.sync.decide import propose
 from weft.sync.enact import Enacted, enact, in_effect
+from weft.sync.groups import contribution
 from weft.sync.machine import (
     Broadcast,
     Fetch,
@@ -29,18 +29,17 @@ from weft.sync.machine import (
     then,
     without_plan,
 )
-from weft.sync.messages import Collect, Contribution, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
+from weft.sync.messages import Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.rules import is_quorum, is_sound, leader, spent_farewells
 from weft.sync.shares import shares
 from weft.sync.uplinks import uplinks
 from weft.wire import digest_of
 
 
-def announce(state: State, mine: Contribution) -> Result:
+def announce(state: State, ready: Ready) -> Result:
     if state.committed is not None or state.me in state.ready:
         return state, ()
-    state = replace(state, ready={**state.ready, state.me: mine})
-    ready = Ready(tokens=mine.tokens, parts=mine.parts)
+    state = replace(state, ready={**state.ready, state.me: contribution(state.me, ready)})
     return then((state, (Broadcast(message=ready),)), make_plan)
 
 
@@ -189,11 +188,12 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
     if set(base.electorate) <= away | set(enacted.removed):  # an act may leave nobody: then it waits
         acts, enacted = (), Enacted(base.charter)
     left = tuple(peer for peer in base.electorate if peer in away or peer in enacted.removed)
-    room = MAX_MEMBERS - (len(base.electorate) - len(left))
+    room = base.charter.electors - (len(base.electorate) - len(left))
     waiting = state.joiners - set(base.electorate) - set(enacted.charter.banned)
     joined = tuple(sorted(waiting)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
-    leased, cursor = leases(base.cursor, shares(enacted.charter, members, state.speeds))
+    groups = {each.peer: each.group for each in plan.contributions if each.group is not None}
+    leased, cursor = leases(base.cursor, shares(enacted.charter, members, state.speeds, groups))
     return Manifest(
         run=base.run,
         branch=base.branch,

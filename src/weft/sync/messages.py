@@ -33,17 +33,47 @@ from weft.wire import Record, Signed, digest_of
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
 MAX_COUNT = 1 << 53
 MAX_TOTAL = 1 << 62  # samples or tokens of a whole run
+MAX_GROUP = 64  # peers, the sponsor included: it fetches a payload of each in a round
 MAX_UPLINK = 16  # of the fastest members: who sends slower owns a smaller part
 
 _Attempt = Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)]
 _Round = Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
 _Revision = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 _Tokens = Annotated[Tokens, Meta(ge=0, le=MAX_TOTAL)]
+_Samples = Annotated[int, Meta(ge=0, le=MAX_TOTAL)]
 _Cursor = Annotated[int, Meta(ge=0, le=MAX_TOTAL)]
 _Part = Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]  # each member owns one
 _Peers = Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]
 _Uplink = Annotated[int, Meta(ge=0, le=MAX_UPLINK)]
 _Digests = Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_MEMBERS)]  # one per part
+
+
+class Stake(Record, frozen=True, kw_only=True):
+    """What one peer of a group brought to a round, and is to train on in the next."""
+
+    peer: HexPeer
+    tokens: _Tokens  # in the group's mean; 0: not counted
+    samples: _Samples  # of the sponsor's next lease; 0: none
+
+
+class GroupRecord(Record, frozen=True, kw_only=True):
+    """What a sponsor counted of its group in a round. The manifest that counts the sponsor names its digest."""
+
+    run: HexRun
+    branch: HexBranch
+    round: _Round
+    sponsor: HexPeer
+    payloads: HexDigest  # of those that were counted, in the order of the stakes: what the mean was made of
+    stakes: Annotated[tuple[Stake, ...], Meta(min_length=1, max_length=MAX_GROUP)]  # as they were added to the mean
+
+
+class GroupClaim(Record, frozen=True, kw_only=True):
+    """What a manifest holds of a group: the rest is in the record."""
+
+    record: HexDigest
+    num_counted: Annotated[int, Meta(ge=0, lt=MAX_GROUP)]  # peers beside the sponsor
+    num_leased: Annotated[int, Meta(ge=1, le=MAX_GROUP)]  # peers that are to train on its next lease, itself included
+    samples: _Samples  # of that lease, as it asks for it
 
 
 class Contribution(Record, frozen=True, kw_only=True):
@@ -52,6 +82,7 @@ class Contribution(Record, frozen=True, kw_only=True):
     peer: HexPeer
     tokens: _Tokens  # trained since it was last counted: its weight in the mean
     parts: _Digests  # of the encoded bytes of each part
+    group: GroupClaim | None = None  # for which it brings the mean
 
 
 class PartResult(Record, frozen=True, kw_only=True):
@@ -117,6 +148,7 @@ class RoundMessage(Record, frozen=True, kw_only=True, tag=True, tag_field="type"
 class Ready(RoundMessage, frozen=True, kw_only=True):
     tokens: _Tokens
     parts: _Digests
+    group: GroupRecord | None = None  # whole, so that all who count the sponsor know whom they count
 
 
 class Pass(RoundMessage, frozen=True, kw_only=True):

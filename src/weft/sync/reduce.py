@@ -131,8 +131,11 @@ class Merger:
         self._decoded = empty(num, torch.float32)
         self._total = 0
 
-    def add(self, weight: int, encoded: Buffer) -> None:
+    def add(self, weight: int, encoded: Buffer, *, is_cut: bool = True) -> None:
         """Add one peer's contribution. Weight 0 is checked like any other and changes nothing.
+
+        Args:
+            is_cut: whether it weighs the quota at most. A group's mean was cut already, peer by peer.
 
         Raises:
             PayloadError: a weight out of range, or bytes that are no finite vector of this part. The sum is then as it
@@ -142,12 +145,12 @@ class Merger:
             raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {MAX_WEIGHT - self._total}")
         self._codec.decode(encoded, self._num, self._decoded)
         self._total += weight
-        counted = weight if self._quota is None else min(weight, self._quota)
+        counted = min(weight, self._quota) if is_cut and self._quota is not None else weight
         if self._sum is None:
             self._sum = self._empty(self._num, torch.float64)
-            _accumulate(self._sum, counted, self._decoded, is_first=True)
+            accumulate(self._sum, counted, self._decoded, is_first=True)
         else:
-            _accumulate(self._sum, counted, self._decoded)
+            accumulate(self._sum, counted, self._decoded)
 
     def result(self) -> EncodedPart:
         """Return the mean so far, encoded with the reply codec, and the digest of those bytes.
@@ -158,7 +161,7 @@ class Merger:
         if self._sum is None or not self._total:
             raise PayloadError("no contribution with tokens: there is nothing to merge")
         mean = self._empty(self._num, torch.float32)
-        _divide(self._sum, self._total, mean)
+        divide(self._sum, self._total, mean)
         return named(self._reply_codec.encode(mean))
 
 
@@ -172,17 +175,17 @@ def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float
         total += weight
         if accumulator is None:
             accumulator = torch.empty_like(vector, dtype=torch.float64)
-            _accumulate(accumulator, weight, vector, is_first=True)
+            accumulate(accumulator, weight, vector, is_first=True)
         else:
-            _accumulate(accumulator, weight, vector)
+            accumulate(accumulator, weight, vector)
     if accumulator is None or not 0 < total <= MAX_WEIGHT:
         raise ValueError(f"cannot take a mean over {total} tokens")
     mean = accumulator.new_empty(accumulator.shape, dtype=torch.float32)
-    _divide(accumulator, total, mean)
+    divide(accumulator, total, mean)
     return mean
 
 
-def _accumulate(accumulator: Tensor, weight: int, vector: Tensor, *, is_first: bool = False) -> None:
+def accumulate(accumulator: Tensor, weight: int, vector: Tensor, *, is_first: bool = False) -> None:
     """accumulator += weight vector; the first time it begins with that."""
     scratch = accumulator.new_empty(min(_CHUNK, vector.numel()))
     for start in range(0, vector.numel(), _CHUNK):
@@ -194,7 +197,7 @@ def _accumulate(accumulator: Tensor, weight: int, vector: Tensor, *, is_first: b
             there.add_(product)
 
 
-def _divide(accumulator: Tensor, total: int, mean: Tensor) -> None:
+def divide(accumulator: Tensor, total: int, mean: Tensor) -> None:
     """mean = accumulator / total, rounded to fp32."""
     # A tensor of its own: a GPU multiplies by a rounded reciprocal when it divides by a number.
     divisor = torch.tensor([float(total)], dtype=torch.float64, device=accumulator.device)

@@ -26,6 +26,7 @@ from weft.sync.collect import (
     report_stuck,
 )
 from weft.sync.decide import accept, commit_if_chosen, conclude, count_vote, promise, propose
+from weft.sync.groups import contribution, is_true
 from weft.sync.machine import (
     Broadcast,
     Input,
@@ -59,7 +60,6 @@ from weft.sync.messages import (
     Base,
     Collect,
     Committed,
-    Contribution,
     Goodbye,
     Holding,
     Merged,
@@ -118,7 +118,7 @@ def _react(state: State, event: Input) -> Result:
         case Received():
             return _receive(state, event.sender, event.message)
         case Trained():
-            return announce(state, Contribution(peer=state.me, tokens=event.tokens, parts=event.parts))
+            return announce(state, Ready(tokens=event.tokens, parts=event.parts, group=event.group))
         case Paused():
             return pass_on(state)
         case MergeDone():
@@ -152,10 +152,11 @@ def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
         case Committed():
             return conclude(state, message) if is_successor(state.base, message.manifest) else (state, ())
         case Ready():
-            contribution = Contribution(peer=sender, tokens=message.tokens, parts=message.parts)
             if len(message.parts) != state.base.num_parts or sender in state.ready:
                 return state, ()
-            return make_plan(replace(state, ready={**state.ready, sender: contribution}))
+            if message.group is not None and not is_true(state.base, sender, message.group):
+                return state, ()
+            return make_plan(replace(state, ready={**state.ready, sender: contribution(sender, message)}))
         case Pass():
             return make_plan(replace(state, passing=state.passing | {sender}))
         case Collect():

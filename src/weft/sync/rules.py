@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
-from weft.net.membership import MAX_MEMBERS
 from weft.rng import order_key
 from weft.sync.enact import Enacted, Void, enact
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
@@ -109,7 +108,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
 def _has_right_members(base: Base, manifest: Manifest, enacted: Enacted) -> bool:
     left, joined, before = set(manifest.left), set(manifest.joined), set(base.electorate)
     is_change = set(enacted.removed) <= left <= before and not joined & (before | set(enacted.charter.banned))
-    is_right_number = 0 < len(manifest.members) <= MAX_MEMBERS
+    is_right_number = 0 < len(manifest.members) <= base.charter.electors
     return is_change and is_right_number and list(manifest.members) == sorted((before - left) | joined)
 
 
