@@ -420,6 +420,29 @@ def read_jsonl(path: Path) -> list[Entry]:
     return list(read_lines(path.read_bytes().splitlines(keepends=True), str(path)))
 
 
+class LogTail:
+    """A log file that is read while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_read = 0  # bytes
+
+    def read(self) -> list[Entry]:
+        """Return the entries written since the last call.
+
+        Raises:
+            ConfigError: as `read_jsonl`.
+        """
+        with self._path.open("rb") as file:
+            if file.seek(0, 2) < self._num_read:  # the log was begun anew
+                self._num_read = 0
+            file.seek(self._num_read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._num_read += len(whole)
+        return list(read_lines(whole.splitlines(keepends=True), str(self._path)))
+
+
 def read_lines(lines: Iterable[bytes], where: str) -> Iterator[Entry]:
     """Yield the entries of a log's lines, as `read_jsonl` does; `where` names them in errors."""
     kinds = {kind.__struct_config__.tag: kind for kind in _all_events()}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from weft import events
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
-from weft.events import Entry, Event, EventLog, JsonlSink, MemorySink, Notice, StepDone, read_jsonl
+from weft.events import Entry, Event, EventLog, JsonlSink, LogTail, MemorySink, Notice, StepDone, read_jsonl
 from weft.ids import PeerId, Step
 
 PEER = PeerId("ab" * 32)
@@ -291,3 +291,26 @@ def test_a_line_that_is_no_event_is_named_by_its_number(tmp_path: Path, line: by
     path.write_bytes(msgspec.json.encode(entry("fine")) + b"\n" + line + b"\n")
     with pytest.raises(ConfigError, match=r"events\.jsonl: line 2 is no event"):
         read_jsonl(path)
+
+
+def test_a_log_is_read_while_it_grows_and_from_the_start_where_it_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    sink, tail = JsonlSink(path), LogTail(path)
+
+    def read() -> list[str]:
+        return [found.event.text for found in tail.read() if isinstance(found.event, Notice)]
+
+    assert read() == []
+    sink.write(entry("one"))
+    sink.write(entry("two"))
+    assert read() == ["one", "two"]
+    assert read() == []
+    whole = path.read_bytes().splitlines(keepends=True)[0]
+    with path.open("ab") as file:
+        file.write(whole[:10])
+        file.flush()
+        assert read() == []  # half a line, so far
+        file.write(whole[10:])
+    assert read() == ["one"]
+    path.write_bytes(whole)
+    assert read() == ["one"]

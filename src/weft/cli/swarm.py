@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from weft.errors import PeerError, WeftError
-from weft.events import Entry, read_lines
+from weft.events import Entry, LogTail
 from weft.ids import RunId
 from weft.net.ticket import read
 
@@ -47,7 +47,7 @@ class Swarm:
         self._folder = folder
         self._num_threads = num_threads
         self._processes: dict[str, subprocess.Popen[str]] = {}
-        self._followed: dict[Path, int] = {}  # log, bytes read
+        self._followed: dict[Path, LogTail] = {}
         self._run: RunId | None = None
 
     def start(self, run_file: Path) -> RunId:
@@ -95,7 +95,7 @@ class Swarm:
         found: list[Entry] = []
         if self._run is not None:
             for log in sorted((self.home / "runs" / self._run).glob("*/log.jsonl")):
-                found += self._read_on(log)
+                found += self._followed.setdefault(log, LogTail(log)).read()
         return sorted(found, key=lambda entry: entry.at)
 
     def stop(self) -> None:
@@ -179,14 +179,3 @@ class Swarm:
 
     def _said(self, name: str) -> Path:
         return self._folder / f"{name.replace(' ', '-')}.log"
-
-    def _read_on(self, log: Path) -> list[Entry]:
-        start = self._followed.get(log, 0)
-        with log.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < start:  # the log was begun anew
-                start = 0
-            file.seek(start)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._followed[log] = start + len(whole)
-        return list(read_lines(whole.splitlines(keepends=True), str(log)))
