@@ -314,3 +314,4 @@ def test_a_log_is_read_while_it_grows_and_from_the_start_where_it_is_begun_anew(
     assert read() == ["one"]
     path.write_bytes(whole)
     assert read() == ["one"]
+    sink.close()
