@@ -233,6 +233,36 @@ class BranchOpened(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class BranchLeft(Event, frozen=True, kw_only=True):
+    """A peer goes over to a branch that counts more than its own."""
+
+    branch: BranchId
+    round: Round  # the last one of it that this peer applied
+    into: BranchId
+    since: Round  # the first that the two do not share
+    tokens: Tokens  # counted by then, that the other does not have
+    is_kept: bool  # they are brought to the other
+    reason: str  # why they are lost; empty where they are kept
+
+
+class LegacyCounted(Event, frozen=True, kw_only=True):
+    """A round has counted what a branch had counted that was given up."""
+
+    branch: BranchId
+    round: Round  # that counted it
+    by: PeerId  # who brought it
+    tokens: Tokens  # that it holds
+    weight: Tokens  # as which it was counted
+
+
+class LegacyDropped(Event, frozen=True, kw_only=True):
+    """What a branch had counted that was given up can no longer be counted, or not all of it."""
+
+    branch: BranchId
+    tokens: Tokens
+    reason: str
+
+
 class ActWaits(Event, frozen=True, kw_only=True):
     """An act of a steward, or a member's vote, waits for a manifest that holds it."""
 

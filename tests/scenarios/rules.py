@@ -7,11 +7,11 @@ R4  no wait that measured times do not ask for
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from weft.events import RoundCommitted
 from weft.ids import BranchId, PeerId, Round
-from weft.sync.messages import Manifest
+from weft.sync.messages import Contribution, Manifest
 
 Place = tuple[BranchId, Round]
 
@@ -25,12 +25,23 @@ def one_history(commits: Iterable[RoundCommitted]) -> None:
 
 
 def counted(manifests: Iterable[Manifest]) -> dict[PeerId, int]:
-    """Return the tokens of each peer that manifests count."""
+    """Return the tokens of each peer that manifests count: its own work, not what it brought of a branch."""
     tokens: dict[PeerId, int] = {}
     for manifest in manifests:
         for each in manifest.contributions:
+            if each.legacy is not None:
+                continue
             tokens[each.peer] = tokens.get(each.peer, 0) + each.tokens
     return tokens
+
+
+def legacies(manifests: Iterable[Manifest], branch: BranchId) -> list[Contribution]:
+    """Return what the manifests of a branch count of other branches; no round of those twice."""
+    mine = [each for each in manifests if each.branch == branch]
+    found = [each for manifest in mine for each in manifest.contributions if each.legacy is not None]
+    stretches = [stretch for each in found if each.legacy for stretch in each.legacy.stretches]
+    assert not any(one.overlaps(other) for one, other in combinations(stretches, 2)), "a round was taken in twice"
+    return found
 
 
 def everybody_is_named(commits: Iterable[RoundCommitted], manifests: Mapping[Place, Manifest]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS
 from scenarios.theatre import Theatre, make_run_file, names
-from weft.events import BranchOpened, MajorityLost, Notice, RoundCommitted, StateJoined
+from weft.events import BranchLeft, BranchOpened, MajorityLost, RoundCommitted, StateJoined
+from weft.ids import BranchId
 from weft.net.membership import GONE_S
 from weft.peer.branches import ORPHAN_AFTER_S
 from weft.sim.faults import Drop, Fault, Freeze, Kill, Partition
@@ -68,8 +69,7 @@ def test_sides_that_heal_before_a_branch_opens_lose_nothing(eight: Eight, num: i
 
 
 @pytest.mark.parametrize("num", [pytest.param(5, marks=pytest.mark.slow), 4], ids=["5|3", "4|4"])
-def test_of_a_side_that_opened_a_branch_all_is_counted_once_or_said_to_be_left(eight: Eight, num: int) -> None:
-    """What its branch had counted is in the history once, or not at all, and then each of it has said that it left."""
+def test_of_a_side_that_opened_a_branch_all_is_brought_to_the_other_once(eight: Eight, num: int) -> None:
     sides = lab(*range(num)), lab(*range(num, 8))
     theatre, played = eight(18, Partition(sides=sides, at_s=AT_S, lasts_s=ORPHAN_AFTER_S + 30.0))
     theatre.check(played)
@@ -80,12 +80,14 @@ def test_of_a_side_that_opened_a_branch_all_is_counted_once_or_said_to_be_left(e
     forsaken = sum(rules.counted(each for each in played.manifests if each.branch == branch).values())
     assert forsaken > 0
     trained, counted = (sum(getattr(each, what) for each in played.machines) for what in ("trained", "counted"))
-    missing = trained - counted - sum(each.carried or 0 for each in played.machines)
-    assert missing in (0, forsaken)
-    if missing:
-        for machine in played.machines:
-            said = [event.text for _, event in theatre.heard(Notice, machine)]
-            assert any("going over from branch" in text for text in said) == (machine.peer in members)
+    assert trained - counted - sum(each.carried or 0 for each in played.machines) == forsaken
+    (legacy,) = rules.legacies(played.manifests, BranchId(played.manifests[0].run))
+    assert legacy.peer in members
+    assert legacy.legacy is not None
+    assert legacy.legacy.tokens == forsaken
+    for machine in played.machines:
+        left = [event for _, event in theatre.heard(BranchLeft, machine)]
+        assert [event.is_kept for event in left] == ([True] if machine.peer in members else [])
 
 
 def test_who_sleeps_until_others_would_have_opened_a_branch_goes_on_with_them(eight: Eight) -> None:

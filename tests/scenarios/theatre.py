@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from scenarios import rules
 from scenarios.swarm import BATCH, EVERY, FEDAVG, LEASE_TOKENS, MODEL, SEQ_LEN, write_corpus
 from weft.data import CorpusConfig, TextSource
-from weft.events import Event, Notice, RoundCommitted, read_jsonl
+from weft.events import BranchLeft, Event, RoundCommitted, read_jsonl
 from weft.peer.config import RunFile, TrainConfig
 from weft.sim.faults import Fault
 from weft.sim.play import Machine, Played, play
@@ -100,12 +100,10 @@ class Theatre:
         rules.everybody_is_named(commits, {(each.branch, each.round): each for each in played.manifests})
         complete = {machine.replica for machine in played.machines if machine.end == "complete"}
         assert len(complete) == 1, f"{len(complete)} replicas"
-        left = [event.text for _, event in self.heard(Notice) if "going over from branch" in event.text]
-        if left:  # who hands in what its side had counted may bring more than it has trained itself
-            assert sum(each.counted for each in played.machines) <= sum(each.trained for each in played.machines)
-        for machine in () if left else played.machines:
+        has_left = {event.branch for _, event in self.heard(BranchLeft)}
+        for machine in played.machines:
             assert machine.counted <= machine.trained, f"work of {machine.name} was counted twice"
-            if machine.end == "complete" and machine.num_lives == 1:
+            if machine.end == "complete" and machine.num_lives == 1 and not has_left:
                 assert machine.trained - machine.counted == machine.carried, f"{machine.name} lost work in silence"
         for machine in unhurt:
             assert longest_s is not None

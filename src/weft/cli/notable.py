@@ -8,12 +8,15 @@ from weft.events import (
     ActRefused,
     ActWaits,
     AdmissionRefused,
+    BranchLeft,
     BranchOpened,
     CheckpointFailed,
     ConnectionDropped,
     DataReady,
     Entry,
     FellBack,
+    LegacyCounted,
+    LegacyDropped,
     LoopStalled,
     MajorityLost,
     MemberGone,
@@ -71,6 +74,17 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{name(entry.peer)} reaches {alive} of {electorate} members and {waits}: {reason}"
         case BranchOpened(members=members, reason=reason):
             return f"{len(members)} peers go on in a branch: {reason}"
+        case BranchLeft(tokens=tokens, is_kept=is_kept, reason=reason):
+            what = (
+                f"{name(entry.peer)} goes over to another branch; the {tokens:,} tokens that only its own had counted"
+            )
+            return f"{what} are brought there" if is_kept else f"{what} are lost: {reason}"
+        case LegacyCounted(by=by, tokens=tokens, weight=weight):
+            return (
+                f"the {tokens:,} tokens of a branch that was given up are counted as {weight:,}, brought by {name(by)}"
+            )
+        case LegacyDropped(tokens=tokens, reason=reason):
+            return f"of a branch that was given up, {tokens:,} tokens are not counted: {reason}"
         case RoundMissed(round=number, reason=reason):
             return f"{name(entry.peer)} missed round {number} and carries its work on: {reason}"
         case ActWaits(by=by, kind=kind, subject=subject):

@@ -18,8 +18,8 @@ from weft.net.messages import Heartbeat
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.charter import Charter
-from weft.sync.enact import enact
 from weft.sync.groups import claims_in
+from weft.sync.legacy import charter_after, forked
 from weft.sync.messages import (
     MAX_UPLINK,
     Accept,
@@ -53,6 +53,7 @@ class Chain:
         self._results: dict[Digest, tuple[Round, Buffer]] = {}
         self._named: dict[Round, set[Digest]] = {}  # the results of each round, oldest first
         self._nbytes = 0
+        self._former: tuple[BranchId, dict[Round, Certificate]] | None = None  # of the branch that was left last
 
     def append(self, certificate: Certificate) -> None:
         """Make the certificate's manifest the head. `proven` must have held, or the machine have decided."""
@@ -65,11 +66,13 @@ class Chain:
         unused = self._named.get(manifest.round, set()) - used
         self._drop(unused, manifest.round)
         self._charters.pop(forgotten, None)
-        self._set_head(manifest, enact(self.charter, self.base.body, manifest.acts).charter)
+        self._set_head(manifest, charter_after(self.base, manifest))
 
     def restart(self, head: Manifest, charter: Charter) -> None:
         """Go on from another head, whose branch may be another; results are kept, for they are named by their bytes."""
-        self._certificates.clear()
+        if head.branch != self.head.branch:
+            self._former = self.head.branch, self._certificates
+        self._certificates = {}
         self._set_head(head, charter)
 
     @property
@@ -88,10 +91,21 @@ class Chain:
 
     def after(self, round: Round, limit: int) -> tuple[Certificate, ...] | None:
         """Return the certificates after `round`, oldest first and at most `limit`; None where they are forgotten."""
-        wanted = range(round + 1, min(self.head.round, round + limit) + 1)
-        if any(Round(number) not in self._certificates for number in wanted):
+        return _row(self._certificates, round, min(self.head.round, round + limit))
+
+    def after_in(self, branch: BranchId, round: Round, limit: int) -> tuple[Certificate, ...] | None:
+        """Return what `after` does, of this branch or of the one that was left last: who is behind there ends it."""
+        if branch == self.head.branch:
+            return self.after(round, limit)
+        if self._former is None or self._former[0] != branch:
             return None
-        return tuple(self._certificates[Round(number)] for number in wanted)
+        known = self._former[1]
+        return _row(known, round, min(max(known, default=round), round + limit))
+
+    def certificate(self, manifest: Manifest) -> Certificate | None:
+        """Return the proof of a manifest of this branch or of the one that was left last, if it is known here."""
+        found = [known.get(manifest.round) for known in (self._certificates, self._former[1] if self._former else {})]
+        return next((each for each in found if each is not None and each.manifest == manifest), None)
 
     def keep(self, round: Round, result: Digest, data: Buffer) -> None:
         """Keep a result or record of a round for others; whole rounds give way, the first kept first, never two."""
@@ -131,6 +145,11 @@ class Chain:
             if goodbye.promised <= certificate.attempt
         }
         return is_quorum(base, voters, left)
+
+
+def _row(known: dict[Round, Certificate], after: Round, last: int) -> tuple[Certificate, ...] | None:
+    wanted = [Round(number) for number in range(after + 1, last + 1)]
+    return tuple(known[each] for each in wanted) if all(each in known for each in wanted) else None
 
 
 def _said(base: Base, letters: Iterable[Signed], kind: type[M]) -> list[tuple[PeerId, M]]:
@@ -175,7 +194,7 @@ def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: B
         cursor=cursor,
         committed_tokens=base.committed_tokens,
         acts=(),
-        charter=digest_of(base.charter),
+        charter=digest_of(base.charter if branch == base.branch else forked(base)),
     )
 
 

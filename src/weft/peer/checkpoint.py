@@ -110,8 +110,8 @@ def save(folder: Path, snapshot: Snapshot) -> Contents:
             tokenizer=wire.digest(tokenizer),
             head=snapshot.head,
             charter=snapshot.charter,
-            replicated=_write(folder / _vectors_name("replicated", serial), snapshot.replicated),
-            private=_write(folder / _vectors_name("private", serial), snapshot.private),
+            replicated=write_vectors(folder / _vectors_name("replicated", serial), snapshot.replicated),
+            private=write_vectors(folder / _vectors_name("private", serial), snapshot.private),
             counters=dict(snapshot.counters),
         )
         text = msgspec.json.encode(_File(contents=contents, digest=wire.digest_of(contents)), order="sorted")
@@ -142,8 +142,8 @@ def load(folder: Path, *, max_parameters: int | None = None) -> Snapshot:
             tokenizer=tokenizer,
             head=contents.head,
             charter=contents.charter,
-            replicated=dict(_read(folder / _vectors_name("replicated", contents.serial), contents.replicated)),
-            private=dict(_read(folder / _vectors_name("private", contents.serial), contents.private)),
+            replicated=dict(read_vectors(folder / _vectors_name("replicated", contents.serial), contents.replicated)),
+            private=dict(read_vectors(folder / _vectors_name("private", contents.serial), contents.private)),
             counters=contents.counters,
         )
 
@@ -156,7 +156,7 @@ def load_model(folder: Path, *, max_parameters: int | None = None) -> tuple[RunC
     def read(contents: Contents) -> tuple[RunConfig, bytes, Tensor]:
         config, tokenizer = _read_blobs(folder, contents, max_parameters)
         path = folder / _vectors_name("replicated", contents.serial)
-        return config, tokenizer, dict(_read(path, contents.replicated, only=OUTER))[OUTER]
+        return config, tokenizer, dict(read_vectors(path, contents.replicated, only=OUTER))[OUTER]
 
     return _again_if_replaced(folder, read)
 
@@ -194,7 +194,7 @@ def read_contents(folder: Path) -> Contents:
 # --- writing ---
 
 
-def _write(path: Path, vectors: Mapping[str, Tensor]) -> StateIndex:
+def write_vectors(path: Path, vectors: Mapping[str, Tensor]) -> StateIndex:
     """Write a safetensors file and return the index of exactly what was written."""
     found = {name: chunks(vector) for name, vector in sorted(vectors.items())}
     digests: dict[str, list[Digest]] = {name: [] for name in found}
@@ -315,7 +315,7 @@ def _read_blob(path: Path, digest: Digest, max_nbytes: int) -> bytes:
     return data
 
 
-def _read(path: Path, index: StateIndex, only: str | None = None) -> Iterator[tuple[str, Tensor]]:
+def read_vectors(path: Path, index: StateIndex, only: str | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yield the vectors of a file, or the one named `only`, once every chunk is what `index` says."""
     header = _header([(vector.name, vector.num) for vector in index.vectors])
     expected = len(header) + index.nbytes

@@ -9,16 +9,25 @@ another sponsor: who announces for a group may claim that, too. Of another's pla
 same for all members, so no two of them disagree whether a plan stands. (docs/threat_model.md: a claim within the lease
 says nothing of honest work.)
 
+A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.legacy`). Its tokens are the
+difference between two manifests: the head of the branch that was given up, and the last common one. A head that no
+member of the last common one has signed counts as one lease.
+
 It does not know payloads, nor whether the work was done.
 """
 
 import msgspec
 
+from weft.errors import WireError
 from weft.events import Emit, Notice
 from weft.ids import PeerId, Tokens, short
+from weft.keys import verify
 from weft.peer.messages import GENESIS
 from weft.sync.charter import Charter
-from weft.sync.messages import Base, Collect, Manifest, Propose, Ready
+from weft.sync.legacy import history
+from weft.sync.lineage import History, parting
+from weft.sync.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
+from weft.wire import digest_of, unseal
 
 
 class Claims:
@@ -39,6 +48,8 @@ class Claims:
     def follow(self, manifest: Manifest, charter: Charter) -> None:
         """Take up what a manifest counted, and what it leases, in samples as long as `charter` says."""
         for contribution in manifest.contributions:
+            if contribution.legacy is not None:
+                continue
             allowed = self._allowed.get(contribution.peer, contribution.tokens)
             self._left -= min(max(contribution.tokens - allowed, 0), self._left)
             self._allowed[contribution.peer] = 0
@@ -51,6 +62,8 @@ class Claims:
 
     def believed(self, base: Base, peer: PeerId, ready: Ready) -> Ready:
         """Return what `peer` announces, cut to what it is believed."""
+        if ready.legacy is not None:
+            return self._of_branch(base, peer, ready)
         bound = self._bound(base)
         allowed = self._allowed.get(peer, bound) + (0 if ready.group is None else self._left)
         tokens = Tokens(max(0, min(ready.tokens, bound, allowed)))
@@ -58,6 +71,18 @@ class Claims:
             text = f"{short(peer)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
             self._emit(Notice(text=text))
         return msgspec.structs.replace(ready, tokens=tokens)
+
+    def _of_branch(self, base: Base, peer: PeerId, ready: Ready) -> Ready:
+        legacy = ready.legacy
+        assert legacy is not None
+        tokens = legacy_tokens(base, ready)
+        if tokens < legacy.tokens:
+            text = (
+                f"{short(peer)} brings what a branch had counted and claims {legacy.tokens} tokens, of which {tokens}"
+            )
+            self._emit(Notice(text=f"{text} are shown"))
+        legacy = msgspec.structs.replace(legacy, tokens=tokens)
+        return msgspec.structs.replace(ready, tokens=tokens, legacy=legacy, proof=None)
 
     def is_possible(self, base: Base, peer: PeerId, message: Collect | Propose) -> bool:
         """Return whether the plan or manifest that `peer` sends claims no more than was ever leased."""
@@ -70,3 +95,34 @@ class Claims:
 
     def _bound(self, base: Base) -> int:
         return base.charter.leased_tokens(base.cursor) - base.committed_tokens
+
+
+def legacy_tokens(base: Base, ready: Ready) -> Tokens:
+    """Return how many tokens of a branch that was given up `ready` shows."""
+    legacy, proof = ready.legacy, ready.proof
+    if legacy is None or proof is None or digest_of(proof.charter) != proof.certificate.manifest.charter:
+        return Tokens(0)
+    head = proof.certificate.manifest
+    found = parting(
+        history(head, proof.charter), History(base.branch, base.charter.forks, base.round, base.charter.taken_in)
+    )
+    if head.run != base.run or found is None or found.stretches != legacy.stretches:
+        return Tokens(0)
+    tokens = max(0, min(legacy.tokens, head.committed_tokens - found.fork.committed_tokens))
+    if _signers(proof.certificate).isdisjoint(found.fork.members):
+        tokens = min(tokens, base.quota * base.charter.settings.seq_len)
+    return Tokens(tokens)
+
+
+def _signers(certificate: Certificate) -> set[PeerId]:
+    """Return who has signed that it accepts the manifest."""
+    manifest, signers = certificate.manifest, set[PeerId]()
+    wanted = Accept(attempt=certificate.attempt, manifest=digest_of(manifest))
+    for signed in certificate.votes:
+        try:
+            note = unseal(signed, RoundNote, verify)
+        except WireError:
+            continue
+        if (note.branch, note.round, note.message) == (manifest.branch, manifest.round, wanted):
+            signers.add(signed.signer)
+    return signers

@@ -156,9 +156,9 @@ class Donor:
 
     async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
         chain = self._chain()
-        if chain is None or chain.head.branch != request.branch:
+        if chain is None:
             return ChainAnswer(certificates=None)
-        found = chain.after(request.after, MAX_CERTIFICATES)
+        found = chain.after_in(request.branch, request.after, MAX_CERTIFICATES)
         return ChainAnswer(certificates=None if found is None else as_many_as_fit(found))
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:

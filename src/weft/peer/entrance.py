@@ -30,12 +30,13 @@ from weft.peer.branches import patience_s
 from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, is_further, open_branch
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
+from weft.peer.legacies import Legacies
 from weft.peer.messages import GENESIS, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
-from weft.sync.messages import Manifest, next_base
+from weft.sync.messages import Certificate, Manifest, next_base
 from weft.sync.rules import Durable
 from weft.wire import digest_of
 
@@ -77,6 +78,7 @@ class Entrance:
         self._asked = asyncio.Event()
         self._failed_at: dict[PeerId, float] = {}  # to deliver a state
         self._arrival = Arrival(place, replica, self._beats)
+        self.legacies = Legacies(place, replica, self._certificate)
         self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
         self._node.on_note(Joining, self._on_joining)
@@ -127,7 +129,7 @@ class Entrance:
             await self._node.connect_any(known)
         heads = await self._states(0.0 if is_maker else self._patience_s(head))
         if not heads:
-            return self._alone(head, promised)
+            return await self._alone(head, promised)
         base = next_base(head, self._replica.charter)
         has_left = promised is not None and promised.has_left and promised.base == base
         if has_left and all(self._is_reached(found) and found != head for _, found in heads):
@@ -159,7 +161,7 @@ class Entrance:
                 return heads
             await asyncio.sleep(JOINING_S)
 
-    def _alone(self, head: Manifest, promised: Durable | None) -> Manifest:
+    async def _alone(self, head: Manifest, promised: Durable | None) -> Manifest:
         me, base = self._node.peer, next_base(head, self._replica.charter)
         has_gone_on = promised is not None and (
             promised.base.round > base.round or (promised.base == base and promised.accepted is not None)
@@ -171,7 +173,8 @@ class Entrance:
         opening = open_branch(base, [me], me, branch_name(base, [me], me))
         why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
         self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
-        self._replica.head = opening
+        await self.legacies.keep_fork()
+        self._replica.apply(opening, ())
         return opening
 
     def _beginners(self) -> list[PeerId]:
@@ -288,6 +291,7 @@ class Entrance:
         if is_lost:
             text = f"{self._carry.tokens} tokens of work are dropped: a round that is forgotten may have counted them"
             self._place.emit(Notice(text=text))
+        await self.legacies.depart(head, charter)
         await self._place.compute.serve(
             lambda: self._carry.settle(lambda: self._replica.load(head, charter, vectors), is_counted=is_lost)
         )
@@ -367,6 +371,10 @@ class Entrance:
             self._opening.put_nowait(begin.opening)
 
     # --- small things ---
+
+    def _certificate(self, manifest: Manifest) -> Certificate | None:
+        rounds = self._rounds()
+        return None if rounds is None else rounds.chain.certificate(manifest)
 
     def _ask(self, branch: BranchId, manifest: Digest) -> None:
         for peer in sorted(self._node.peers):

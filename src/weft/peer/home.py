@@ -13,6 +13,7 @@
               moved             bytes moved today, where that is capped
               wish, answer      what a person on this machine asks a running peer, and what it says
               arriving/         what has come of a state that is being fetched
+              forks/            of branches: parameters where they began, and what one that was given up had counted
 
 Shards and blobs may be shared by many peers and runs: a name is the digest of what it names, and a file appears
 whole or not at all. What is read is checked first.
@@ -138,6 +139,10 @@ class PeerFolder:
     @property
     def arriving(self) -> Path:
         return self.root / "arriving"
+
+    @property
+    def forks(self) -> Path:
+        return self.root / "forks"
 
     @property
     def log(self) -> Path:

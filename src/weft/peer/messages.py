@@ -70,6 +70,18 @@ class StateOffer(Record, frozen=True, kw_only=True, tag="StateOffer"):
     charter: Charter | None  # what holds after `head`, which names its digest; None: not pinned
 
 
+class ForkRequest(Record, frozen=True, kw_only=True, tag="ForkRequest"):
+    """Have you kept the outer parameters after this manifest, the last before a branch?"""
+
+    manifest: HexDigest
+
+
+class ForkOffer(Record, frozen=True, kw_only=True, tag="ForkOffer"):
+    """Their chunks can be fetched for a while."""
+
+    index: HexDigest | None  # of a StateIndex with the one vector "fork", itself a blob; None: no
+
+
 class ChainRequest(Record, frozen=True, kw_only=True, tag="ChainRequest"):
     branch: BranchId
     after: Round

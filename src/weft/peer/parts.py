@@ -104,7 +104,7 @@ class Parts:
         self._gathered.pop(wanted, None)
 
     async def merge(self, plan: Collect, part: int, num: int, round: Round) -> MergeDone | MergeFailed:
-        """Collect the contributions to a part, merge them in ascending peer order, and serve the result.
+        """Collect the contributions to a part, merge them in ascending peer order, legacies last, and serve the result.
 
         Args:
             num: elements of the part.
@@ -115,9 +115,11 @@ class Parts:
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
         settings = self._chain.charter_in(round).settings
         quota = None if settings.method.send == "gradient" else settings.quota * settings.seq_len
-        merger = Merger(num, self._codec(round), self._reply_codec(round), quota, self._pool.empty)
+        has_legacies = any(each.legacy is not None for each in plan.contributions)
+        merger = Merger(num, self._codec(round), self._reply_codec(round), quota, self._pool.empty, has_legacies)
         missing = []
-        for each, data in zip(plan.contributions, fetched, strict=True):
+        inorder = sorted(zip(plan.contributions, fetched, strict=True), key=lambda each: each[0].legacy is not None)
+        for each, data in inorder:  # legacies last: they are measured against the others
             if data is None or not await self._add(merger, each, data, round):
                 missing.append(each.peer)
         if missing:
@@ -179,8 +181,11 @@ class Parts:
 
     async def _add(self, merger: Merger, contribution: Contribution, data: Buffer, round: Round) -> bool:
         try:
-            is_one = contribution.group is None
-            await self._compute.serve(lambda: merger.add(contribution.tokens, data, is_cut=is_one))
+            legacy, tokens, is_one = contribution.legacy, contribution.tokens, contribution.group is None
+            if legacy is None:
+                await self._compute.serve(lambda: merger.add(tokens, data, is_cut=is_one))
+            else:
+                await self._compute.serve(lambda: merger.add_legacy(tokens, data, legacy.num_rounds))
         except PayloadError as error:
             self._emit(PayloadRejected(round=round, member=contribution.peer, reason=str(error)))
             return False

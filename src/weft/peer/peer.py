@@ -80,6 +80,7 @@ class Peer:
         self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat)
         self._membership.on_change(self._on_member)
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
+        self._legacies = self._entrance.legacies
         self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
         self._evaluator = Evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
@@ -234,11 +235,13 @@ class Peer:
     async def _offer(self, rounds: Rounds) -> None:
         """Announce the carry, unless its round is decided before it is encoded: it would be counted twice."""
         head, ranges = rounds.chain.head, rounds.ranges
-        if not self._carry.tokens:
+        brought = await self._legacies.to_bring(rounds.chain.base, ranges)
+        if brought is None and not self._carry.tokens:
             return
-        payload = await self.place.compute.serve(lambda: self._carry.encode(ranges))
+        payload = brought.payload if brought else await self.place.compute.serve(lambda: self._carry.encode(ranges))
         if rounds.chain.head == head == self._replica.head and rounds.is_member:
-            self._carry.offered = rounds.announce(self._carry.tokens, payload)
+            tokens, legacy = (brought.tokens, brought.kept) if brought else (self._carry.tokens, None)
+            self._carry.offered = rounds.announce(tokens, payload, legacy)
 
     async def _settle_next(self, rounds: Rounds) -> None:
         """Wait for the next decision and make the outer step; return without one where a pause begins or ends."""
@@ -265,12 +268,18 @@ class Peer:
         except PeerError as error:
             await self._enter_anew(rounds, manifest, str(error))
             return
+        is_opening = self._replica.head is not None and self._replica.head.branch != manifest.branch
+        if is_opening:
+            await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
         await self.place.compute.serve(
             lambda: self._carry.settle(
-                lambda: self._replica.apply(manifest, results), mine is not None, decided.is_travelling
+                lambda: self._replica.apply(manifest, results),
+                mine is not None and mine.legacy is None,
+                decided.is_travelling,
             )
         )
+        self._legacies.follow(manifest)
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             if (reason := self._report.tell_acts(manifest)) is not None:
@@ -416,6 +425,7 @@ class Peer:
         await place.compute.train(lambda: self._trainer.start(self._replica.outer))
         if snapshot is not None:
             await place.compute.train(lambda: self._saver.restore(snapshot))
+            self._legacies.read()
         self.pausing.arm()
         await self._membership.start()
 

@@ -15,7 +15,7 @@ from weft.model.flat import layout
 from weft.peer.amended import amended, first_charter
 from weft.peer.config import RunConfig
 from weft.sync.charter import Charter
-from weft.sync.enact import enact
+from weft.sync.legacy import charter_after
 from weft.sync.messages import Manifest, next_base
 from weft.sync.method import Method
 from weft.sync.outer import State as OuterState
@@ -53,9 +53,10 @@ class Replica:
             parts = parts_of(manifest, self.outer.numel())
             decode_parts(self.method.reply_codec, results, parts, self._merged)
             self.method.apply(self.outer, self.state, self._merged, self._context(manifest))
-        if manifest.acts and self.head is not None:
-            body = next_base(self.head, self.charter).body
-            self._set_charter(enact(self.charter, body, manifest.acts).charter)
+        if self.head is not None:
+            after = charter_after(next_base(self.head, self.charter), manifest)
+            if after != self.charter:
+                self._set_charter(after)
         self.head = manifest
 
     @property

@@ -5,7 +5,7 @@ It decides nothing.
 
 import math
 
-from weft.events import RoundCommitted, RoundMissed
+from weft.events import LegacyCounted, RoundCommitted, RoundMissed
 from weft.ids import BranchId, Round, Tokens
 from weft.net.messages import Heartbeat
 from weft.peer.absence import PAUSED, Decided
@@ -58,10 +58,24 @@ class Report:
             )
         )
         self._traffic_before = (sent, received)
+        self._tell_legacies(manifest)
         reason = decided.left_out.get(self._place.node.peer)
         if reason is not None and reason != PAUSED:
             missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._place.emit(missed)
+
+    def _tell_legacies(self, manifest: Manifest) -> None:
+        for each in manifest.contributions:
+            if each.legacy is not None:
+                self._place.emit(
+                    LegacyCounted(
+                        branch=each.legacy.stretches[0].branch,
+                        round=manifest.round,
+                        by=each.peer,
+                        tokens=Tokens(each.legacy.tokens),
+                        weight=each.tokens,
+                    )
+                )
 
     def tell_acts(self, manifest: Manifest) -> str | None:
         """Tell of the acts that a manifest holds; return why one of them ends this peer, or None."""

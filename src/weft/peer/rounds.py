@@ -33,6 +33,7 @@ from weft.peer.acts import Acts
 from weft.peer.chain import Chain
 from weft.peer.gathering import Gathering
 from weft.peer.hearing import Hearing
+from weft.peer.legacies import KeptLegacy
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts, Wanted
 from weft.peer.place import Place
@@ -42,6 +43,7 @@ from weft.peer.timers import Timers
 from weft.peer.weighing import Weighing
 from weft.sync import round as machine
 from weft.sync.charter import Charter
+from weft.sync.legacy import charter_after
 from weft.sync.machine import (
     Broadcast,
     Commit,
@@ -149,12 +151,23 @@ class Rounds:
             self._feed(known)
         read_early()
 
-    def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
-        """Offer this peer's payload to the present round; return its parts' digests."""
+    def announce(
+        self,
+        tokens: Tokens,
+        parts: Sequence[EncodedPart],
+        kept: KeptLegacy | None = None,
+    ) -> tuple[Digest, ...]:
+        """Offer a payload to the present round; return its parts' digests.
+
+        Args:
+            kept: the legacy that it is, where it is not this peer's own work.
+        """
         digests = self.parts.offer(parts)
         self._timers.note_announced()
-        trained, base = Trained(tokens=tokens, parts=digests), self.chain.base
-        self._gathering.announce(Ready(tokens=tokens, parts=digests), self._say, lambda: self._take_mine(trained, base))
+        legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
+        trained, base = Trained(tokens=tokens, parts=digests, legacy=legacy), self.chain.base
+        ready = Ready(tokens=tokens, parts=digests, legacy=legacy, proof=proof)
+        self._gathering.announce(ready, self._say, lambda: self._take_mine(trained, base))
         return digests
 
     def _say(self, ready: Ready) -> None:
@@ -245,7 +258,7 @@ class Rounds:
 
     def branch_off(self, opening: Manifest) -> None:
         """Go on in a branch that begins after the head."""
-        self._restart(opening, self.chain.charter)
+        self._restart(opening, charter_after(self.chain.base, opening))
         self.decided.put_nowait(Decided(opening, {}))
         self.begin()
 

@@ -43,7 +43,8 @@ class Machine:
 
     Args:
         trained: tokens of inner steps of all its processes.
-        counted: of them, in the manifests that the furthest one follows on, so not in a branch that was left.
+        counted: of them, in the manifests that the furthest one follows on, so not in a branch that was left, nor what
+            it brought of one.
         carried: of them, what it would bring to the next round; None where it has no such end.
         num_lives: processes that it had.
         end: why its last process ended.
@@ -280,7 +281,7 @@ class _Stage:
                     each.tokens
                     for manifest in history(tuple(self._manifests.values()))
                     for each in manifest.contributions
-                    if each.peer == member.id
+                    if each.peer == member.id and each.legacy is None
                 )
             ),
             carried=last.peer.carried_tokens if last is not None and has_work else None,

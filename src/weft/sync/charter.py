@@ -23,6 +23,7 @@ from weft.sync.acts import (
     TotalTokens,
 )
 from weft.sync.choices import Choices
+from weft.sync.lineage import MAX_FORKS, MAX_TAKEN, Fork, Stretch
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import Record
 
@@ -74,8 +75,10 @@ class Charter(Record, frozen=True, kw_only=True):
     banned: _Peers = ()  # ascending
     expelled: Annotated[tuple[Expelled, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
     resized_at: _Count = 0  # the cursor at which the present seq_len took effect
-    tokens_before: _Count = 0  # of all leases up to there
+    tokens_before: _Count = 0  # of all leases up to there, and of all legacies
     successor: Succeed | None = None
+    forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)] = ()  # that led to this branch, oldest first
+    taken_in: Annotated[tuple[Stretch, ...], Meta(max_length=MAX_TAKEN)] = ()  # of other branches, oldest first
 
     def leased_tokens(self, cursor: int) -> int:
         """Return the tokens of all leases before `cursor`."""

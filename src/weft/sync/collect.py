@@ -10,8 +10,9 @@ from weft.data.assign import leases
 from weft.ids import PeerId, Tokens
 from weft.sync.acts import MAX_ACTS
 from weft.sync.decide import propose
-from weft.sync.enact import Enacted, enact, in_effect
+from weft.sync.enact import in_effect
 from weft.sync.groups import contribution
+from weft.sync.legacy import countable, enacted
 from weft.sync.machine import (
     Broadcast,
     Fetch,
@@ -68,7 +69,8 @@ def make_plan(state: State) -> Result:
     if waiting_for and not state.is_grace_over:
         is_grace_due = is_quorum(state.base, usable, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
-    return follow(state, new_plan(state, usable, absent), state.me)
+    plan = new_plan(state, usable, absent)
+    return follow(state, plan, state.me) if plan.contributions else (state, ())
 
 
 def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
@@ -86,7 +88,7 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     return Collect(
         attempt=state.attempt,
         revision=state.revision,
-        contributions=tuple(state.ready[peer] for peer in sorted(usable)),
+        contributions=countable(base, (state.ready[peer] for peer in usable)),
         owners=tuple(owners),
     )
 
@@ -183,17 +185,17 @@ def propose_if_held(state: State) -> Result:
 def new_manifest(state: State, plan: Collect) -> Manifest:
     base = state.base
     acts = in_effect(base.charter, base.body, state.acts, MAX_ACTS)
-    enacted = enact(base.charter, base.body, acts)
+    after = enacted(base, acts, plan.contributions)
     away = state.gone | state.farewells.keys()
-    if set(base.electorate) <= away | set(enacted.removed):  # an act may leave nobody: then it waits
-        acts, enacted = (), Enacted(base.charter)
-    left = tuple(peer for peer in base.electorate if peer in away or peer in enacted.removed)
+    if set(base.electorate) <= away | set(after.removed):  # an act may leave nobody: then it waits
+        acts, after = (), enacted(base, (), plan.contributions)
+    left = tuple(peer for peer in base.electorate if peer in away or peer in after.removed)
     room = base.charter.electors - (len(base.electorate) - len(left))
-    waiting = state.joiners - set(base.electorate) - set(enacted.charter.banned)
+    waiting = state.joiners - set(base.electorate) - set(after.charter.banned)
     joined = tuple(sorted(waiting)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
     groups = {each.peer: each.group for each in plan.contributions if each.group is not None}
-    leased, cursor = leases(base.cursor, shares(enacted.charter, members, state.speeds, groups))
+    leased, cursor = leases(base.cursor, shares(after.charter, members, state.speeds, groups))
     return Manifest(
         run=base.run,
         branch=base.branch,
@@ -214,5 +216,5 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
         cursor=cursor,
         committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
         acts=acts,
-        charter=digest_of(enacted.charter),
+        charter=digest_of(after.charter),
     )

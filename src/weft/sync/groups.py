@@ -88,7 +88,7 @@ def is_true(base: Base, sponsor: PeerId, record: GroupRecord) -> bool:
 def contribution(peer: PeerId, ready: Ready) -> Contribution:
     """Return what `peer` announces as a manifest holds it."""
     group = None if ready.group is None else claim_of(ready.group)
-    return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group)
+    return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
 
 
 def claim_of(record: GroupRecord) -> GroupClaim:

@@ -11,6 +11,7 @@ import msgspec
 
 from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.sync.acts import Warrant
+from weft.sync.lineage import Legacy
 from weft.sync.messages import AnyRoundMessage, Base, Collect, Contribution, Goodbye, GroupRecord, Manifest, Vote
 from weft.sync.rules import Durable, is_quorum, leader, spent_farewells
 
@@ -68,6 +69,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: Tokens
     parts: tuple[Digest, ...]
     group: GroupRecord | None = None  # whose mean it is
+    legacy: Legacy | None = None  # which it is, of a branch
 
 
 class Paused(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -28,6 +28,7 @@ from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.sync.acts import MAX_ACTS, Warrant
 from weft.sync.charter import Body, Charter
+from weft.sync.lineage import Legacy
 from weft.wire import Record, Signed, digest_of
 
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
@@ -83,6 +84,7 @@ class Contribution(Record, frozen=True, kw_only=True):
     tokens: _Tokens  # trained since it was last counted: its weight in the mean
     parts: _Digests  # of the encoded bytes of each part
     group: GroupClaim | None = None  # for which it brings the mean
+    legacy: Legacy | None = None  # what is brought is not the peer's own, but what a branch had counted
 
 
 class PartResult(Record, frozen=True, kw_only=True):
@@ -145,10 +147,19 @@ class RoundMessage(Record, frozen=True, kw_only=True, tag=True, tag_field="type"
     """Base of what members say within a round; `RoundNote` says which round."""
 
 
+class LegacyProof(Record, frozen=True, kw_only=True):
+    """What shows how much a legacy counts: the head of the branch that was given up, and what held after it."""
+
+    certificate: "Certificate"  # without votes, where its holder has forgotten them
+    charter: Charter
+
+
 class Ready(RoundMessage, frozen=True, kw_only=True):
     tokens: _Tokens
     parts: _Digests
     group: GroupRecord | None = None  # whole, so that all who count the sponsor know whom they count
+    legacy: Legacy | None = None  # what the payload holds, where it is not what the sender has trained
+    proof: LegacyProof | None = None
 
 
 class Pass(RoundMessage, frozen=True, kw_only=True):

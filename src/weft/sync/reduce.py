@@ -10,6 +10,10 @@ so all members decode the same bytes. The mean over peers, weighted by the token
 
 so the outer step is as long as one round makes it, whoever brings what it could not bring before. Without q, v_i = w_i.
 
+What a branch had counted (a legacy: the sum of any number of outer steps) is added after all others, its part shortened
+to the median length of theirs, the lower of two: x_b <- x_b min(1, median |v_i x_i / w_i| / |x_b|). No owner sees more
+than its own part, so parts are shortened one by one; as each is bounded, so is the whole.
+
 in float64, elementwise, one rounding per operation, and one more to fp32 at the end: a fixed sequence of IEEE
 operations, equal on every machine. Weights are integers and are not normalised first: w/W rounded to fp32 would not
 sum to one. With float64 every w x is exact (24 + 29 bits, for w < 2^29), so
@@ -32,6 +36,7 @@ from weft.codec import MAX_BLOCK, bounds
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.ids import Digest
+from weft.sync.outer import clip_factor, norm
 from weft.wire import Buffer, digest
 
 ALIGNMENT = MAX_BLOCK  # elements; every codec's block divides it, so a part's encoding does not depend on the cut
@@ -111,6 +116,7 @@ class Merger:
 
     Args:
         quota: tokens that one contribution weighs at most; None: any number. For sums over rounds, as deltas are.
+        is_measuring: note how long contributions are; needed where legacies follow.
         empty: gives memory for so many values of a type.
     """
 
@@ -121,8 +127,10 @@ class Merger:
         reply_codec: Codec,
         quota: int | None = None,
         empty: Empty = bounds.empty,
+        is_measuring: bool = False,
     ) -> None:
         self._num = num
+        self._lengths: list[float] | None = [] if is_measuring else None
         self._quota = quota
         self._codec = codec
         self._reply_codec = reply_codec
@@ -141,11 +149,35 @@ class Merger:
             PayloadError: a weight out of range, or bytes that are no finite vector of this part. The sum is then as it
                 was before, so the part can be merged without that peer.
         """
+        self._decode(weight, encoded)
+        counted = min(weight, self._quota) if is_cut and self._quota is not None else weight
+        if self._lengths is not None and weight:
+            self._lengths.append(norm(self._decoded) * counted / weight)
+        self._accumulate(weight, counted)
+
+    def add_legacy(self, weight: int, encoded: Buffer, num_rounds: int) -> None:
+        """Add what a branch had counted, after all others.
+
+        Args:
+            num_rounds: of outer steps, that it is the sum of. Beside nobody else, it counts as the mean of them.
+
+        Raises:
+            PayloadError: as `add`.
+        """
+        self._decode(weight, encoded)
+        lengths = sorted(self._lengths or ())
+        limit = lengths[(len(lengths) - 1) // 2] if lengths else norm(self._decoded) / num_rounds
+        if (factor := clip_factor(self._decoded, limit)) != 1.0:
+            self._decoded.mul_(factor)
+        self._accumulate(weight, weight)
+
+    def _decode(self, weight: int, encoded: Buffer) -> None:
         if not 0 <= weight <= MAX_WEIGHT - self._total:
             raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {MAX_WEIGHT - self._total}")
         self._codec.decode(encoded, self._num, self._decoded)
+
+    def _accumulate(self, weight: int, counted: int) -> None:
         self._total += weight
-        counted = min(weight, self._quota) if is_cut and self._quota is not None else weight
         if self._sum is None:
             self._sum = self._empty(self._num, torch.float64)
             accumulate(self._sum, counted, self._decoded, is_first=True)

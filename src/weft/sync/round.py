@@ -118,7 +118,9 @@ def _react(state: State, event: Input) -> Result:
         case Received():
             return _receive(state, event.sender, event.message)
         case Trained():
-            return announce(state, Ready(tokens=event.tokens, parts=event.parts, group=event.group))
+            return announce(
+                state, Ready(tokens=event.tokens, parts=event.parts, group=event.group, legacy=event.legacy)
+            )
         case Paused():
             return pass_on(state)
         case MergeDone():

@@ -9,7 +9,8 @@ from functools import lru_cache
 
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.rng import order_key
-from weft.sync.enact import Enacted, Void, enact
+from weft.sync.enact import Enacted, Void
+from weft.sync.legacy import countable, enacted
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
 from weft.sync.shares import are_fair
 from weft.wire import Record, digest_of
@@ -85,7 +86,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
     """
     peers = [contribution.peer for contribution in manifest.contributions]
     try:
-        enacted = enact(base.charter, base.body, manifest.acts)
+        after = enacted(base, manifest.acts, manifest.contributions)
     except Void:
         return False
     is_in_place = (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
@@ -98,9 +99,10 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and set(peers) <= set(base.electorate)
         and tuple(part.uplink for part in manifest.parts) == base.uplinks
         and len(manifest.uplinks) == len(manifest.members)
-        and manifest.charter == digest_of(enacted.charter)
-        and _has_right_members(base, manifest, enacted)
-        and are_fair(base.cursor, enacted.charter, manifest)
+        and countable(base, manifest.contributions) == manifest.contributions
+        and manifest.charter == digest_of(after.charter)
+        and _has_right_members(base, manifest, after)
+        and are_fair(base.cursor, after.charter, manifest)
         and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
     )
 
@@ -120,6 +122,7 @@ def is_sound(base: Base, plan: Collect) -> bool:
         bool(peers)
         and peers == sorted(set(peers))
         and has_all_parts
+        and countable(base, plan.contributions) == plan.contributions
         and is_known
         and len(plan.owners) == base.num_parts
     )

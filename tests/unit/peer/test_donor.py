@@ -180,7 +180,7 @@ def test_what_waits_for_a_pin_to_be_due_keeps_no_donor_alive() -> None:
 async def test_an_answer_holds_as_many_certificates_as_fit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     certificates = tuple(Certificate(attempt=0, manifest=OPENING, votes=(), farewells=()) for _ in range(10))
     size = len(module.encode(certificates[0]))
-    chain = SimpleNamespace(head=OPENING, charter=charter(), after=lambda after, most: certificates)
+    chain = SimpleNamespace(head=OPENING, charter=charter(), after_in=lambda branch, after, most: certificates)
     donor(node, Slow(), chain)
     ask, request = node.served[ChainRequest], ChainRequest(branch=OPENING.branch, after=Round(0))
     for room, num in ((100 * size, 10), (3 * size + 1, 3), (1, 1)):

@@ -1,0 +1,102 @@
+"""Gives and fetches the outer parameters of a last common manifest: who opened a branch there has kept them.
+
+Who went on in the branch that was left has not, and needs them once its side is the one that is given up.
+
+It does not know what is subtracted from them.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.errors import CheckpointError, NetError, PeerError, Refused, WireError
+from weft.ids import Digest, PeerId
+from weft.net.node import Node
+from weft.peer.index import StateIndex
+from weft.peer.messages import ForkOffer, ForkRequest
+from weft.peer.place import Place
+from weft.peer.pull import pull
+from weft.peer.shares import Blob
+from weft.peer.state import chunks, state_index
+from weft.wire import Buffer, decode, digest, encode
+
+CALL_S = 60.0  # reading and hashing a large vector takes a while
+SERVED_S = 600.0  # since somebody asked for it
+MAX_INDEX_NBYTES = 16 << 20
+
+Find = Callable[[Digest], Tensor | None]
+
+
+class ForkDonor:
+    """Serves what `find` returns for the digest of a manifest."""
+
+    def __init__(self, place: Place, find: Find) -> None:
+        self._place = place
+        self._find = find
+        self._blobs: dict[Digest, Buffer] = {}
+        self._asked = 0
+        place.node.serve(ForkRequest, self._offer)
+        place.node.serve_blobs(lambda _peer, wanted: self._blobs.get(wanted), is_patient=True)
+
+    async def _offer(self, _peer: PeerId, request: ForkRequest) -> ForkOffer:
+        try:
+            index, blobs = await self._place.compute.serve(lambda: self._open(request.manifest))
+        except CheckpointError:
+            return ForkOffer(index=None)
+        if index is not None:
+            self._blobs = blobs
+            self._asked += 1
+            asyncio.get_running_loop().call_later(SERVED_S, self._close, self._asked)
+        return ForkOffer(index=index)
+
+    def _open(self, manifest: Digest) -> tuple[Digest | None, dict[Digest, Buffer]]:
+        vector = self._find(manifest)
+        if vector is None:
+            return None, {}
+        index = state_index({"fork": vector})
+        listing = encode(index)
+        blobs: dict[Digest, Buffer] = dict(zip(index.vectors[0].chunks, chunks(vector), strict=True))
+        return digest(listing), {**blobs, digest(listing): listing}
+
+    def _close(self, asked: int) -> None:
+        if asked == self._asked:
+            self._blobs = {}
+
+
+async def fetch_fork(place: Place, manifest: Digest, num: int) -> Float32[Tensor, " num"]:
+    """Return the outer parameters after `manifest`, of `num` numbers, from whoever linked has kept them.
+
+    Raises:
+        PeerError: nobody has, or delivers them.
+    """
+    for peer in sorted(place.node.peers):
+        try:
+            offer = await place.node.call(peer, ForkRequest(manifest=manifest), ForkOffer, deadline_s=CALL_S)
+            if offer.index is not None:
+                return await _fetch(place, peer, offer.index, num)
+        except (PeerError, NetError, Refused):
+            continue
+    raise PeerError("nobody that is linked has kept the parameters of the last common round")
+
+
+async def _fetch(place: Place, peer: PeerId, wanted: Digest, num: int) -> Tensor:
+    node: Node = place.node
+    data = await node.fetch_small(peer, wanted, MAX_INDEX_NBYTES)
+    index: StateIndex = decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)
+    if [(each.name, each.num) for each in index.vectors] != [("fork", num)]:
+        raise WireError("what is offered is no vector of this run's model")
+    vector = torch.empty(num)
+    places: dict[Digest, list[memoryview]] = {}
+    for name, room in zip(index.vectors[0].chunks, chunks(vector), strict=True):
+        places.setdefault(name, []).append(room)
+
+    async def keep(blob: Blob, data: Buffer) -> None:
+        for room in places[blob.digest]:
+            room[:] = memoryview(data).cast("B")
+
+    blobs = [Blob(digest=name, nbytes=len(rooms[0])) for name, rooms in places.items()]
+    await pull(node, blobs, [peer], keep, place.clock)
+    return vector

@@ -1,0 +1,107 @@
+"""What a branch that was given up had counted, as one contribution of a round of the branch that goes on.
+
+    weight   its tokens, but at most the median of the round's other contributions
+    length   of each part, at most the median of the others' (`weft.sync.reduce.Merger`)
+    once     no round of it may be in the history already, nor in another legacy of the same round
+
+so whoever makes a branch up, with whatever tokens, moves the parameters no further than one member's round does, nor
+the run's count of tokens. All of it can be checked from the base and the contributions alone. What is taken in is
+written into the charter, which comes with every state.
+
+It does not know who brings a legacy, nor where its vector was kept.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from weft.ids import Round, Tokens
+from weft.sync.acts import Warrant
+from weft.sync.charter import Charter
+from weft.sync.enact import Enacted, enact
+from weft.sync.lineage import Fork, History, Stretch, with_fork, with_taken
+from weft.sync.messages import Base, Contribution, Manifest
+
+replace = msgspec.structs.replace
+
+
+def history(head: Manifest, charter: Charter) -> History:
+    """Return what the state after `head` is made of."""
+    return History(head.branch, charter.forks, Round(head.round + 1), charter.taken_in)
+
+
+def countable(base: Base, offered: Iterable[Contribution]) -> tuple[Contribution, ...]:
+    """Return the contributions that a round can count, ascending by peer: legacies with their weight, and each once.
+
+    Args:
+        offered: of a legacy, the weight is not asked: it follows from the others.
+    """
+    offered = tuple(offered)
+    counted = [each for each in offered if each.legacy is None]
+    most = median_tokens(counted) or base.quota * base.charter.settings.seq_len
+    known = History(base.branch, base.charter.forks, base.round, base.charter.taken_in)
+    taken: list[Stretch] = []
+    for each in sorted(offered, key=lambda each: (-_tokens(each), each.peer)):
+        if each.legacy is None or not each.legacy.tokens:
+            continue
+        stretches = each.legacy.stretches
+        if not any(known.has(one) or any(one.overlaps(other) for other in taken) for one in stretches):
+            taken += stretches
+            counted.append(replace(each, tokens=Tokens(min(each.legacy.tokens, most))))
+    return tuple(sorted(counted, key=lambda each: each.peer))
+
+
+def median_tokens(contributions: Iterable[Contribution]) -> int:
+    """Return the median weight of those that have any, the lower of two; 0 where nobody has.
+
+    A group counts as one of its peers.
+    """
+    weights = sorted(
+        each.tokens // (1 if each.group is None else 1 + each.group.num_counted)
+        for each in contributions
+        if each.tokens and each.legacy is None
+    )
+    return weights[(len(weights) - 1) // 2] if weights else 0
+
+
+def _tokens(contribution: Contribution) -> int:
+    return 0 if contribution.legacy is None else contribution.legacy.tokens
+
+
+def enacted(base: Base, acts: tuple[Warrant, ...], contributions: Sequence[Contribution]) -> Enacted:
+    """Return what a round comes to: its acts, and the legacies that it takes in.
+
+    Raises:
+        Void: an act has no effect where it stands.
+    """
+    done = enact(base.charter, base.body, acts)
+    brought = [each for each in contributions if each.legacy is not None]
+    if not brought:
+        return done
+    stretches = [stretch for each in brought if each.legacy is not None for stretch in each.legacy.stretches]
+    charter = replace(
+        done.charter,
+        taken_in=with_taken(done.charter.taken_in, stretches),
+        # Nothing was leased here for what they count.
+        tokens_before=done.charter.tokens_before + sum(each.tokens for each in brought),
+    )
+    return Enacted(charter, done.removed)
+
+
+def forked(base: Base) -> Charter:
+    """Return the charter of a branch that begins where `base` lost its majority."""
+    fork = Fork(
+        branch=base.branch,
+        round=base.round,
+        manifest=base.previous,
+        members=base.electorate,
+        committed_tokens=base.committed_tokens,
+    )
+    return replace(base.charter, forks=with_fork(base.charter.forks, fork))
+
+
+def charter_after(base: Base, manifest: Manifest) -> Charter:
+    """Return what holds after a manifest that follows on `base`, or opens a branch there."""
+    if manifest.branch != base.branch:
+        return forked(base)
+    return enacted(base, manifest.acts, manifest.contributions).charter
