@@ -12,7 +12,7 @@ import pytest
 
 from slow.shell import COMMIT_S, LOCAL, START_S, STOP_S, Shell
 from weft.clock import SystemClock
-from weft.events import PeerStopped, RoundCommitted
+from weft.events import PeerStopped, RoundCommitted, StepDone
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
@@ -103,3 +103,42 @@ def test_a_peer_keeps_its_rate_its_cores_its_memory_and_its_day(shells: Callable
     bert.run("join", "-", "--yes", "--per-day", f"{DAY_NBYTES}", *LOCAL, given=ticket + "\n")
     assert bert.process.wait(STOP_S) == 2
     assert "were moved today" in bert.said.read_text()
+
+
+# Some 900 MB of activations where the batch is computed in one piece.
+ROOMY = (
+    "--set", "model.width=128", "--set", "model.ffn_width=512", "--set", "model.num_layers=2",
+    "--set", "train.seq_len=512", "--set", "train.batch_size=32", "--set", 'method={type="diloco",every=4}',
+)  # fmt: skip
+LESS_NBYTES = 900_000_000
+
+
+def most_taken(shell: Shell, num_steps: int) -> tuple[int, float]:
+    """Return the most memory that a process has taken until it made so many inner steps, and then its cores at work."""
+    assert shell.process is not None
+    process, most, began = psutil.Process(shell.process.pid), 0, time.monotonic()
+    steps: list[float] = []
+    while len(steps) < num_steps:
+        memory = process.memory_info()
+        most = max(most, memory.rss - memory.shared)
+        steps = [entry.at for entry in shell.entries() if isinstance(entry.event, StepDone)]
+        assert shell.process.poll() is None, shell.said.read_text()
+        assert time.monotonic() - began < START_S
+        time.sleep(0.02)
+    began, used = time.monotonic(), sum(process.cpu_times()[:2])
+    time.sleep(3.0)
+    return most, (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - began)
+
+
+def test_caps_on_memory_and_cores_hold_where_more_would_be_taken(shells: Callable[..., Shell], run_file: Path) -> None:
+    free, capped = shells("free"), shells("capped")
+    where = ("--host", "127.0.0.1", "--transports", "tls", "--device", "cpu", "--threads", "2")
+    free.run("train", str(run_file), *ROOMY, *where)
+    free.ticket()
+    taken, _ = most_taken(free, 3)
+    free.end()
+    capped.run("train", str(run_file), *ROOMY, *where, "--memory", f"{LESS_NBYTES}", "--cores", "1")
+    capped.ticket()
+    less, num_cores = most_taken(capped, 3)
+    assert less <= LESS_NBYTES < taken, (less, taken)
+    assert num_cores <= 1.05  # two threads of torch, and those that serve
