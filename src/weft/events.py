@@ -271,6 +271,15 @@ class ActWaits(Event, frozen=True, kw_only=True):
     subject: str  # a key or a run; empty where it is about settings
 
 
+class LieProven(Event, frozen=True, kw_only=True):
+    """A member signed two notes that contradict each other: whoever sees both strikes its key out."""
+
+    member: PeerId
+    branch: BranchId
+    round: Round
+    what: str
+
+
 class ActRefused(Event, frozen=True, kw_only=True):
     """An act or vote that this peer was handed has no effect."""
 

@@ -35,7 +35,7 @@ from weft.peer.promises import Promises
 from weft.sync.acts import Act, Amend, Ballot, Warrant
 from weft.sync.charter import Charter, Settings
 from weft.sync.enact import enact
-from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, RoundNote, next_base
+from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, Promise, RoundNote, next_base
 from weft.sync.method import Choices
 from weft.sync.outer import SgdConfig
 from weft.sync.reduce import Merger, cut
@@ -254,6 +254,17 @@ def ballot() -> Vector:
     return {"body": signed.body.hex(), "signature of A": signed.signature.hex()}
 
 
+def contradiction() -> Vector:
+    base = next_base(opening_manifest(), first_charter())
+    denied = RoundNote(branch=BranchId(RUN), round=base.round, message=Promise(attempt=Attempt(1), accepted=None))
+    lie = Warrant(letters=(wire.seal(A, vote_note()), wire.seal(A, denied)))
+    return {
+        "nbytes": str(len(wire.encode(lie))),
+        "digest": wire.digest_of(lie),
+        "digest of the charter after it": wire.digest_of(enact(base.charter, base.body, (lie,)).charter),
+    }
+
+
 def round_note() -> Vector:
     note = vote_note()
     return {"bytes": wire.encode(note).hex(), "signature of A": wire.seal(A, note).signature.hex()}
@@ -337,6 +348,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "charter": charter,
     "act": act,
     "ballot": ballot,
+    "contradiction": contradiction,
     "round-note": round_note,
     "certificate": certificate,
     "promises": promises,

@@ -17,6 +17,7 @@ from weft.events import (
     FellBack,
     LegacyCounted,
     LegacyDropped,
+    LieProven,
     LoopStalled,
     MajorityLost,
     MemberGone,
@@ -91,6 +92,10 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{kind} {name(PeerId(subject)) if subject else ''}: handed in by {name(by)}, waits for a round"
         case ActRefused(by=by, kind=kind, reason=reason):
             return f"{kind} of {name(by)} has no effect: {reason}"
+        case LieProven(member=member, round=number, what=what):
+            return f"{name(member)} lied in round {number}: {what}. Its key is about to be struck out"
+        case ActEnacted(kind="strike out", subject=subject, reason=reason):
+            return f"the key of {name(PeerId(subject))} is struck out: {reason}"
         case ActEnacted(by=by, kind=kind, subject=subject, reason=reason, changes=changes):
             who = name(by[0]) if len(by) == 1 else f"{len(by)} members"
             what = name(PeerId(subject)) if subject else ", ".join(f"{key} = {value}" for key, value in changes.items())

@@ -23,7 +23,7 @@ from weft.rng import fresh_secret
 from weft.wire import Signer, decode, encode, printable
 
 HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
-_BANNED = "this key is banned from the run, by act of its stewards"
+_BANNED = "this key is banned from the run: by act of its stewards, or because it signed what no honest peer signs"
 LINGER_S = 2.0  # how long a refused peer may take to read why
 
 
@@ -32,7 +32,7 @@ class Passport:
     """What this peer shows when it connects, and what it asks of others.
 
     `admission` may be replaced while the node runs: a newcomer learns the run's rule from its RunConfig. So may
-    `banned`: acts of the run's stewards say who is.
+    `banned`: the run's charter says who is.
     """
 
     identity: Signer

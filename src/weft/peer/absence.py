@@ -9,6 +9,7 @@ from typing import Literal
 
 from weft.events import AttemptStarted
 from weft.ids import PeerId
+from weft.sync.enact import accused
 from weft.sync.machine import State
 from weft.sync.messages import Base, Manifest
 from weft.sync.rules import leader
@@ -16,6 +17,7 @@ from weft.sync.rules import leader
 Status = Literal["alive", "suspected", "gone", "joining"]  # what membership says of a peer
 
 PAUSED = "it is paused"
+LIED = "it signed two notes that contradict each other"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ def left_out(
         state: of this peer's machine in the round that the manifest decides; None where it took no part.
     """
     counted = {each.peer for each in manifest.contributions}
-    return {peer: _why(base, peer, state, statuses) for peer in base.electorate if peer not in counted}
+    reasons = {peer: _why(base, peer, state, statuses) for peer in base.electorate if peer not in counted}
+    lies = {peer: LIED for warrant in manifest.acts if (peer := accused(warrant)) in reasons}
+    return {**reasons, **lies}
 
 
 def attempt_started(state: State, reason: str) -> AttemptStarted:

@@ -1,6 +1,7 @@
 """Acts on their way into a manifest: taken from whoever hands them in, told to all, kept until they are decided.
 
     a person  -- HandIn -->  any member  -- ActNote -->  all members  -- next manifest -->  holds for all
+    two notes of one member that contradict each other  -- ContradictionNote -->  likewise, and nobody has to ask
 
 A member keeps what takes effect where the run stands. Acts of one steward wait in the order of their serials; ballots
 for the removal of a key wait until more than half of the electorate has cast one. What waits is told again now and
@@ -19,25 +20,27 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from weft.errors import WireError
-from weft.events import ActEnacted, ActRefused, ActWaits, Emit
+from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven
 from weft.ids import Digest, PeerId, short
 from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
-from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, HandIn, HandInAnswer
+from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
 from weft.sync.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
-from weft.sync.enact import Void, in_effect, objection, read_act, read_ballot
+from weft.sync.enact import Void, accused, in_effect, note_in, objection, read_act, read_ballot, read_contradiction
 from weft.sync.messages import Manifest
 from weft.wire import Signed, decode, digest_of, printable
 
 MAX_AHEAD = 8  # acts of one steward that may wait
 MAX_BALLOTS = 8  # of one member that may wait
+MAX_LIES = 64  # that wait: as many as there are members
 MAX_REMEMBERED = 256  # letters that were decided: ballots are many
 TELL_AGAIN_S = 5.0
 
 
 # What takes a key's place among the members: told to a peer, it ends it.
-REMOVALS = ("remove", "ban", "vote out")
+STRIKE_OUT = "strike out"
+REMOVALS = ("remove", "ban", "vote out", STRIKE_OUT)
 
 
 class Acts:
@@ -54,19 +57,27 @@ class Acts:
         self._on_change = on_change
         self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
+        self._lies: dict[PeerId, Warrant] = {}  # by who told them, oldest first
         self._decided: dict[Digest, None] = {}  # letters, oldest first
         self._told_at = 0.0
         self._bar()
         node.serve(HandIn, self._on_hand_in)
         node.serve(CharterRequest, self._on_request)
         node.on_note(ActNote, self._on_note)
+        node.on_note(ContradictionNote, self._on_contradiction)
 
     def warrants(self) -> tuple[Warrant, ...]:
         """Return what the next manifest should hold, in order."""
         base = self._chain.base
         acts = [Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
         votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
-        return in_effect(base.charter, base.body, [*acts, *votes], MAX_ACTS) if acts or votes else ()
+        waiting = [*self._lies.values(), *acts, *votes]
+        return in_effect(base.charter, base.body, waiting, MAX_ACTS) if waiting else ()
+
+    @property
+    def liars(self) -> tuple[PeerId, ...]:
+        """Return whose lie is proven, and whose key no manifest has struck out yet."""
+        return tuple(self._lies)
 
     def follow(self, manifest: Manifest) -> None:
         """Take up what a manifest has decided: the chain's head."""
@@ -76,6 +87,8 @@ class Acts:
         for forgotten in list(self._decided)[:-MAX_REMEMBERED]:
             del self._decided[forgotten]
         self._bar()
+        for peer in [peer for peer, lie in self._lies.items() if self._is_dealt_with(lie)]:
+            del self._lies[peer]
         if self._waiting or self._ballots:
             self._drop_void()
 
@@ -86,10 +99,12 @@ class Acts:
 
     def tell_again(self, now: float) -> None:
         """Tell all that are linked what waits, if it is time."""
-        if (self._waiting or self._ballots) and now - self._told_at >= TELL_AGAIN_S:
+        if (self._waiting or self._ballots or self._lies) and now - self._told_at >= TELL_AGAIN_S:
             self._told_at = now
             for letter in (*self._waiting.values(), *self._ballots.values()):
-                self._tell(letter, but=None)
+                self._tell(ActNote(letter=letter), but=None)
+            for lie in self._lies.values():
+                self._tell(_note_of(lie), but=None)
 
     def take(self, letter: Signed, sender: PeerId | None = None) -> str | None:
         """Keep an act or ballot and tell the others; return why it is not kept, or None."""
@@ -99,9 +114,35 @@ class Acts:
             return str(void)
         if is_news:
             self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
-            self._tell(letter, but=sender)
+            self._tell(ActNote(letter=letter), but=sender)
             self._on_change()
         return None
+
+    def accuse(self, lie: Warrant, sender: PeerId | None = None) -> None:
+        """Keep what proves a lie, one of each liar, and tell the others; drop what proves nothing.
+
+        A lie of who is no member any more waits for its return.
+        """
+        peer = lie.letters[0].signer
+        if peer in self._lies or self._is_dealt_with(lie):
+            return
+        try:
+            note, what = read_contradiction(lie)
+        except Void:
+            return
+        if len(self._lies) >= MAX_LIES:
+            strangers = [each for each in self._lies if each not in self._chain.base.electorate]
+            del self._lies[(strangers or [*self._lies])[0]]
+        self._lies[peer] = lie
+        self._emit(LieProven(member=peer, branch=note.branch, round=note.round, what=what))
+        self._tell(_note_of(lie), but=sender)
+        self._on_change()
+
+    def _is_dealt_with(self, lie: Warrant) -> bool:
+        """Return whether its teller was struck out for it, or is banned anyway."""
+        peer, charter = lie.letters[0].signer, self._chain.charter
+        note = note_in(lie)
+        return peer in charter.banned or note is None or charter.is_dealt_with(peer, note.round)
 
     def _keep_act(self, letter: Signed) -> bool:
         act, base, signer = read_act(letter), self._chain.base, letter.signer
@@ -162,15 +203,18 @@ class Acts:
     def _refuse(self, letter: Signed, reason: str) -> None:
         self._emit(ActRefused(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter), reason=reason))
 
-    def _tell(self, letter: Signed, but: PeerId | None) -> None:
+    def _tell(self, note: ActNote | ContradictionNote, but: PeerId | None) -> None:
         for peer in sorted(self._node.peers):
             if peer != but:
-                self._node.post(peer, ActNote(letter=letter))
+                self._node.post(peer, note)
 
     # --- what others say ---
 
     async def _on_note(self, peer: PeerId, note: ActNote) -> None:
         self.take(note.letter, peer)  # what is void here is so by the time it comes, or was never meant
+
+    async def _on_contradiction(self, peer: PeerId, note: ContradictionNote) -> None:
+        self.accuse(Warrant(letters=(note.first, note.second)), peer)
 
     async def _on_hand_in(self, _peer: PeerId, request: HandIn) -> HandInAnswer:
         if digest_of(request.letter) in self._decided:
@@ -193,6 +237,17 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
     """Yield an event for each act that a committed manifest holds."""
     for warrant in manifest.acts:
         first = warrant.letters[0]
+        if (liar := accused(warrant)) is not None:
+            yield ActEnacted(
+                branch=manifest.branch,
+                round=manifest.round,
+                by=(),
+                kind=STRIKE_OUT,
+                subject=liar,
+                reason=read_contradiction(warrant)[1],
+                changes={},
+            )
+            continue
         yield ActEnacted(
             branch=manifest.branch,
             round=manifest.round,
@@ -206,10 +261,20 @@ def told(manifest: Manifest) -> Iterator[ActEnacted]:
 
 def why_removed(event: ActEnacted) -> str:
     """Return what a removed peer is told."""
+    if event.kind == STRIKE_OUT:
+        return (
+            f"the members struck this key out after round {event.round}: {event.reason}. A peer whose disk keeps what "
+            "it is given never signs that: this key runs on two machines, or its folder was put back from a copy, or "
+            "the program was changed. The key may not come back; join with another (weft keys new)."
+        )
     who = f"{len(event.by)} members" if event.kind == "vote out" else f"steward {short(event.by[0])}"
     reason = event.reason.rstrip(".") or "no reason was given"
     what_now = "Its key may not come back." if event.kind == "ban" else "It may come back as a newcomer: weft join."
     return f"{who} took this peer out of the run after round {event.round} ({event.kind}): {reason}. {what_now}"
+
+
+def _note_of(lie: Warrant) -> ContradictionNote:
+    return ContradictionNote(first=lie.letters[0], second=lie.letters[1])
 
 
 def kind_of(letter: Signed) -> str:

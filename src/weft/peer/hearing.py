@@ -9,6 +9,7 @@ It does not know what letters decide.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from weft.errors import WireError
 from weft.ids import PeerId, Round, short
@@ -21,6 +22,8 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.place import Place
 from weft.peer.proofs import Proofs
 from weft.peer.weighing import Weighing
+from weft.peer.witness import Witness
+from weft.sync.acts import Warrant
 from weft.sync.charter import Charter
 from weft.sync.machine import Input, Noticed, Received, State
 from weft.sync.messages import (
@@ -37,12 +40,19 @@ from weft.sync.messages import (
 from weft.wire import Signed, unseal
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How this peer's machine is reached."""
+
+    feed: Callable[[Input], None]  # gives it what it is to hear
+    state: Callable[[], State | None]  # None where this peer takes no part in the round
+
+
 class Hearing:
     """Of one peer, round after round.
 
     Args:
-        feed: gives the machine what it is to hear.
-        state: returns the machine; None where this peer takes no part in the round.
+        accuse: given what proves that a member lies.
     """
 
     def __init__(
@@ -51,23 +61,25 @@ class Hearing:
         chain: Chain,
         weighing: Weighing,
         gathering: Gathering,
-        feed: Callable[[Input], None],
-        state: Callable[[], State | None],
+        machine: Reach,
+        accuse: Callable[[Warrant], None],
     ) -> None:
         self.proofs = Proofs(place.identity, chain)
         self._node = place.node
         self._chain = chain
         self._weighing = weighing
         self._gathering = gathering
-        self._feed = feed
-        self._state = state
+        self._feed = machine.feed
+        self._state = machine.state
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self._early = Early()
+        self.witness = Witness(place.node, chain, accuse)
 
     def begin(self) -> Callable[[], None]:
         """A round begins. Return what reads the letters that came before it, to be called once its machine is there."""
         early = self._early.begin()
         self.proofs.begin()
+        self.witness.begin()
         self._weighing.begin()
         self._gathering.begin()
 
@@ -97,6 +109,7 @@ class Hearing:
         if letter.signed.signer != peer:
             raise WireError(f"{short(peer)} passed on a letter of {short(letter.signed.signer)}")
         base = self._chain.base
+        self.witness.hear(letter.signed, note)
         if note.branch != base.branch:
             return
         if note.round < base.round:

@@ -103,6 +103,12 @@ class Evaluation(Record, frozen=True, kw_only=True, tag="Evaluation"):
     committed_tokens: Annotated[int, Meta(ge=0)]
 
 
+class Shown(Record, frozen=True, kw_only=True, tag="Shown"):
+    """A note to the leader of a later attempt: a RoundNote that another member has signed in this round."""
+
+    signed: Signed
+
+
 class StandingNote(Record, frozen=True, kw_only=True, tag="StandingNote"):
     """A note: how its sender, of this round's electorate, stands in it. Told again while the round takes long."""
 
@@ -145,6 +151,13 @@ class ActNote(Record, frozen=True, kw_only=True, tag="ActNote"):
     """A note: a signed Act or Ballot that waits for a manifest."""
 
     letter: Signed
+
+
+class ContradictionNote(Record, frozen=True, kw_only=True, tag="ContradictionNote"):
+    """A note: two signed RoundNotes of one member that contradict each other. They wait for a manifest."""
+
+    first: Signed
+    second: Signed
 
 
 class HandIn(Record, frozen=True, kw_only=True, tag="HandIn"):

@@ -32,7 +32,7 @@ from weft.peer.absence import Decided, Status, attempt_started, left_out
 from weft.peer.acts import Acts
 from weft.peer.chain import Chain
 from weft.peer.gathering import Gathering
-from weft.peer.hearing import Hearing
+from weft.peer.hearing import Hearing, Reach
 from weft.peer.legacies import KeptLegacy
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts, Wanted
@@ -72,6 +72,7 @@ from weft.sync.messages import (
     Collect,
     Committed,
     Manifest,
+    Promise,
     Ready,
 )
 from weft.sync.reduce import EncodedPart
@@ -103,7 +104,9 @@ class Rounds:
         self.acts = Acts(place.node, chain, place.emit, self._move)
         self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._feed)
         self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, lambda: self._state)
-        self.hearing = Hearing(place, chain, self._weighing, self._gathering, self._feed, lambda: self._state)
+        self.hearing = Hearing(
+            place, chain, self._weighing, self._gathering, Reach(self._feed, lambda: self._state), self.acts.accuse
+        )
         self._speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     # --- what the peer does ---
@@ -234,6 +237,7 @@ class Rounds:
 
     def follow(self, certificate: Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
+        self.hearing.witness.read(certificate)
         if certificate.manifest.round != self.chain.base.round or not self.chain.proven(certificate):
             return False
         if self.standing.are_results_lost and not self.parts.has_results(certificate.manifest):
@@ -346,6 +350,8 @@ class Rounds:
         for peer in to:
             if peer != self._node.peer:
                 self._node.post(peer, letter)
+            if isinstance(message, Promise):
+                self.hearing.witness.show(peer)
 
     def _keep(self, durable: Durable) -> bool:
         try:
@@ -377,6 +383,8 @@ class Rounds:
         acts = self.acts.warrants()
         if self._state is not None and self._state.acts != acts:
             self._feed(Moved(acts=acts))
+        for liar in self.acts.liars:  # nobody waits for what it would lead
+            self._feed(Noticed(peer=liar, status="suspected"))
 
     def _leads(self) -> bool:
         return self._state is not None and leader(self._state.base, self._state.attempt) == self._node.peer

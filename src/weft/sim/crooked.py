@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from weft.clock import Clock
+from weft.data import leases
 from weft.events import Emit
 from weft.ids import Digest, PeerId, Tokens
 from weft.net.blobs import Lookup, inline
@@ -23,7 +24,7 @@ from weft.net.memory import MemoryTransport
 from weft.net.node import Node
 from weft.peer.messages import Decision, Letter
 from weft.sim.faults import Corrupt, Drop, Fault, Lie
-from weft.sync.messages import Manifest, Merged, Propose, Ready, RoundNote
+from weft.sync.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Vote
 from weft.wire import Buffer, Signed, decode, digest, seal
 
 CLAIM_TOKENS = Tokens(10**18)
@@ -50,7 +51,8 @@ class CrookedNode(Node):
         super().__init__(passport, [transport], clock, emit, offload=inline)
         self._in_force = in_force
         self._luck = luck
-        self._said: tuple[Signed, msgspec.Struct] | None = None  # the last letter, and what is said in its place
+        self._said: tuple[Signed, Letter] | None = None  # the last letter, and what is said in its place
+        self._rival: tuple[Signed, Letter] | None = None  # the last proposal, and another one for its place
         self._round: tuple[object, bool] = (None, False)  # whether what this peer brings to it is lost
         self._lost: set[Digest] = set()  # until then
         self._lost_until = 0.0
@@ -68,7 +70,7 @@ class CrookedNode(Node):
             if self._is_struck(each for each in self._drops("letters") if not each.kinds or kind in each.kinds):
                 return True
             if note is not None and isinstance(record, Letter):
-                record = self._in_its_place(record, note)
+                record = self._in_its_place(record, note, peer)
         return super().post(peer, record)
 
     def serve_blobs(self, lookup: Lookup, *, is_patient: bool = False) -> None:
@@ -113,16 +115,22 @@ class CrookedNode(Node):
 
     # --- untrue ---
 
-    def _in_its_place(self, letter: Letter, note: RoundNote) -> Letter:
+    def _in_its_place(self, letter: Letter, note: RoundNote, to: PeerId) -> Letter:
         lies: set[str] = {fault.about for fault in self._in_force() if isinstance(fault, Lie)}
         if not lies:
             return letter
+        if "rivals" in lies and isinstance(note.message, Propose) and _hears_another(to, note.message.manifest):
+            if self._rival is None or self._rival[0] is not letter.signed:
+                other = msgspec.structs.replace(note.message, manifest=_rival(note.message.manifest, self.peer))
+                said = msgspec.structs.replace(note, message=other)
+                self._rival = letter.signed, Letter(signed=seal(self.passport.identity, said))
+            return self._rival[1]
         if self._said is None or self._said[0] is not letter.signed:  # one letter goes to many
             message = self._untrue(note.message, lies)
             said = msgspec.structs.replace(note, message=message)
             identity = self.passport.identity
             self._said = letter.signed, letter if message is note.message else Letter(signed=seal(identity, said))
-        return self._said[1]  # type: ignore[return-value]
+        return self._said[1]
 
     def _untrue(self, message: Any, lies: set[str]) -> Any:
         match message:
@@ -132,6 +140,8 @@ class CrookedNode(Node):
                 return msgspec.structs.replace(message, result=self._forge(result))
             case Propose(manifest=manifest) if "proposals" in lies:
                 return msgspec.structs.replace(message, manifest=self._nonsense(manifest))
+            case Promise(accepted=Vote()) if "votes" in lies:
+                return msgspec.structs.replace(message, accepted=None)
             case _:
                 return message
 
@@ -158,3 +168,25 @@ class CrookedNode(Node):
             {"round": manifest.round + 1},
         )
         return msgspec.structs.replace(manifest, **changes[int(self._luck.integers(len(changes)))])
+
+
+def _hears_another(peer: PeerId, manifest: Manifest) -> bool:
+    return peer in manifest.members and manifest.members.index(peer) % 2 == 1
+
+
+def _rival(manifest: Manifest, leader: PeerId) -> Manifest:
+    """Return another manifest that may stand in the place of one: a member is gone, as anybody may be."""
+    gone = max(peer for peer in manifest.members if peer != leader)
+    stays = [peer != gone for peer in manifest.members]
+    leased, cursor = leases(
+        manifest.leases[0].start, {each.peer: each.num_windows for each in manifest.leases if each.peer != gone}
+    )
+    return msgspec.structs.replace(
+        manifest,
+        members=tuple(peer for peer, does_stay in zip(manifest.members, stays, strict=True) if does_stay),
+        uplinks=tuple(size for size, does_stay in zip(manifest.uplinks, stays, strict=True) if does_stay),
+        joined=tuple(peer for peer in manifest.joined if peer != gone),
+        left=tuple(sorted((*manifest.left, gone))) if gone not in manifest.joined else manifest.left,
+        leases=leased,
+        cursor=cursor,
+    )

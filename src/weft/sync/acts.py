@@ -2,6 +2,7 @@
 
     a steward   Act       Remove, Ban, Pardon, Amend, Succeed
     members     Ballot    for the removal of one key: of more than half of the electorate
+    a liar      two notes of a round that contradict each other: whoever has both strikes its key out
 
 A manifest carries them as warrants, in the order in which they take effect: for the round after it, on all members
 alike. What they come to is `charter`'s part.
@@ -23,6 +24,8 @@ from weft.wire import Record, Signed
 
 MAX_ACTS = 4  # in one manifest; the next one takes the next
 MAX_LETTER_NBYTES = 16 << 10  # of a signed act or ballot: the longest holds a ticket
+# Of both notes of a contradiction: two proposals of 32 members have 142 kB, and with them a decision fits a frame.
+MAX_CONTRADICTION_NBYTES = 384 << 10
 MAX_TICKET_CHARS = 8192  # of eight members with many addresses
 MAX_SERIAL = 1 << 53
 MAX_TOKENS = 1 << 62  # as many as fit into a cursor
@@ -104,7 +107,8 @@ class Ballot(Record, frozen=True, kw_only=True):
 
 
 class Warrant(Record, frozen=True, kw_only=True):
-    """What makes a decision hold: a steward's signed act, or signed ballots, ascending by signer."""
+    """What makes a decision hold: a steward's signed act; signed ballots, ascending by signer; or two notes of a round
+    that one member signed and that contradict each other."""
 
     letters: Annotated[tuple[Signed, ...], Meta(min_length=1, max_length=MAX_MEMBERS)]
 

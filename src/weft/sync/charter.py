@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from weft.ids import PeerId, RunId
+from weft.ids import PeerId, Round, RunId
 from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexPeer
 from weft.sync.acts import (
@@ -65,6 +65,13 @@ class Expelled(Record, frozen=True, kw_only=True):
     times: Annotated[int, Meta(ge=1, le=1 << 53)]
 
 
+class Struck(Record, frozen=True, kw_only=True):
+    """A key that was struck out, and in which round: what it signed until then is dealt with, if it is pardoned too."""
+
+    peer: HexPeer
+    round: Annotated[Round, Meta(ge=0, le=1 << 53)]
+
+
 class Charter(Record, frozen=True, kw_only=True):
     stewards: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_STEWARDS)]  # as the genesis names them
     serials: Annotated[tuple[_Count, ...], Meta(max_length=MAX_STEWARDS)]  # how many acts of each have taken effect
@@ -74,6 +81,7 @@ class Charter(Record, frozen=True, kw_only=True):
     electors: Electors = MAX_MEMBERS  # members at most; who finds no room contributes through one of them
     banned: _Peers = ()  # ascending
     expelled: Annotated[tuple[Expelled, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
+    struck: Annotated[tuple[Struck, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
     resized_at: _Count = 0  # the cursor at which the present seq_len took effect
     tokens_before: _Count = 0  # of all leases up to there, and of all legacies
     successor: Succeed | None = None
@@ -90,6 +98,10 @@ class Charter(Record, frozen=True, kw_only=True):
     def times_expelled(self, peer: PeerId) -> int:
         return next((each.times for each in self.expelled if each.peer == peer), 0)
 
+    def is_dealt_with(self, peer: PeerId, round: Round) -> bool:
+        """Return whether `peer` was struck out in that round of a branch or a later one."""
+        return any(each.peer == peer and each.round >= round for each in self.struck)
+
     @property
     def has_ended(self) -> bool:
         """Whether another run goes on in this one's place already."""
@@ -101,5 +113,6 @@ class Body:
     """Whom a round is decided by, as far as acts are concerned."""
 
     run: RunId
+    round: Round
     electorate: tuple[PeerId, ...]
     cursor: int

@@ -8,9 +8,9 @@ from collections.abc import Set
 
 from weft.data.assign import leases
 from weft.ids import PeerId, Tokens
-from weft.sync.acts import MAX_ACTS
+from weft.sync.acts import MAX_ACTS, Warrant
 from weft.sync.decide import propose
-from weft.sync.enact import in_effect
+from weft.sync.enact import accused, in_effect
 from weft.sync.groups import contribution
 from weft.sync.legacy import countable, enacted
 from weft.sync.machine import (
@@ -60,8 +60,9 @@ def make_plan(state: State) -> Result:
     """
     if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
         return state, ()
-    absent = state.suspected | state.gone | state.farewells.keys()
-    usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable
+    liars = _liars(state.acts)
+    absent = state.suspected | state.gone | state.farewells.keys() | liars
+    usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable - liars
     if not usable:
         return state, ()
     waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
@@ -71,6 +72,21 @@ def make_plan(state: State) -> Result:
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
     plan = new_plan(state, usable, absent)
     return follow(state, plan, state.me) if plan.contributions else (state, ())
+
+
+def heed(state: State, acts: tuple[Warrant, ...]) -> Result:
+    """Take up which acts wait. Leader: plan again where the plan counts one whose lie has been proven since."""
+    state = replace(state, acts=acts)
+    plan, liars = state.plan, _liars(acts)
+    if plan is None or state.proposal is not None or not is_leading(state):
+        return state, ()
+    if not liars & {contribution.peer for contribution in plan.contributions}:
+        return state, ()
+    return make_plan(replace(without_plan(state), revision=state.revision + 1))
+
+
+def _liars(acts: tuple[Warrant, ...]) -> set[PeerId]:
+    return {peer for warrant in acts if (peer := accused(warrant)) is not None}
 
 
 def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
@@ -184,15 +200,17 @@ def propose_if_held(state: State) -> Result:
 
 def new_manifest(state: State, plan: Collect) -> Manifest:
     base = state.base
-    acts = in_effect(base.charter, base.body, state.acts, MAX_ACTS)
+    counted = {contribution.peer for contribution in plan.contributions}
+    waiting = [warrant for warrant in state.acts if accused(warrant) not in counted]  # nothing of a liar is counted
+    acts = in_effect(base.charter, base.body, waiting, MAX_ACTS)
     after = enacted(base, acts, plan.contributions)
     away = state.gone | state.farewells.keys()
     if set(base.electorate) <= away | set(after.removed):  # an act may leave nobody: then it waits
         acts, after = (), enacted(base, (), plan.contributions)
     left = tuple(peer for peer in base.electorate if peer in away or peer in after.removed)
     room = base.charter.electors - (len(base.electorate) - len(left))
-    waiting = state.joiners - set(base.electorate) - set(after.charter.banned)
-    joined = tuple(sorted(waiting)[: max(room, 0)])
+    newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
+    joined = tuple(sorted(newcomers)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
     groups = {each.peer: each.group for each in plan.contributions if each.group is not None}
     leased, cursor = leases(base.cursor, shares(after.charter, members, state.speeds, groups))

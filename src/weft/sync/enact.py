@@ -7,6 +7,7 @@ What an act changes, it changes between two rounds: the round that decides it is
 It does not know how acts reach a leader.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ from weft.errors import ConfigError, WireError
 from weft.ids import PeerId, short
 from weft.keys import verify
 from weft.sync.acts import (
+    MAX_CONTRADICTION_NBYTES,
     MAX_LETTER_NBYTES,
     Act,
     Amend,
@@ -30,10 +32,13 @@ from weft.sync.acts import (
     Warrant,
     changes_of,
 )
-from weft.sync.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings
-from weft.wire import Signed, unseal
+from weft.sync.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
+from weft.sync.contradiction import contradiction
+from weft.sync.messages import RoundNote
+from weft.wire import Signed, decode, unseal
 
 replace = msgspec.structs.replace
+replaced = dataclasses.replace
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Enacted:
 
     charter: Charter
     removed: tuple[PeerId, ...] = ()  # of the electorate, ascending
+    struck: PeerId | None = None  # of those, whose lie was proven: nothing of it is counted
 
 
 class Void(ValueError):
@@ -82,6 +88,8 @@ def objection(charter: Charter, body: Body, warrants: tuple[Warrant, ...]) -> st
 def _follow(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
     if warrant.letters[0].kind == Ballot.__name__:
         return _expel(before, body, warrant.letters)
+    if accused(warrant) is not None:
+        return _strike_out(before, body, warrant)
     if len(warrant.letters) != 1:
         raise Void("an act has one signature")
     signed, act = warrant.letters[0], read_act(warrant.letters[0])
@@ -99,7 +107,42 @@ def _follow(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
         )
     serials = [*charter.serials]
     serials[charter.stewards.index(signed.signer)] = act.serial
-    return _do(Enacted(replace(charter, serials=tuple(serials)), before.removed), body, act.deed)
+    return _do(replaced(before, charter=replace(charter, serials=tuple(serials))), body, act.deed)
+
+
+def accused(warrant: Warrant) -> PeerId | None:
+    """Return whose lie a warrant says it proves; None: it is of another kind."""
+    first = warrant.letters[0]
+    return first.signer if first.kind == RoundNote.__name__ else None
+
+
+def note_in(warrant: Warrant) -> RoundNote | None:
+    """Return the first of the notes that are said to prove a lie, as it reads; None: it is none."""
+    try:
+        note: RoundNote = decode(warrant.letters[0].body, RoundNote)
+    except WireError:
+        return None
+    return note
+
+
+def read_contradiction(warrant: Warrant) -> tuple[RoundNote, str]:
+    """Return one of two notes that one member signed, and in which way they contradict each other.
+
+    Raises:
+        Void: they do not, or it did not sign both.
+    """
+    letters = warrant.letters
+    if len(letters) != 2 or letters[0].signer != letters[1].signer:
+        raise Void("it takes two notes of one member to prove a lie")
+    if sum(len(letter.body) for letter in letters) > MAX_CONTRADICTION_NBYTES:
+        raise Void(f"two notes of together more than {MAX_CONTRADICTION_NBYTES} bytes are not carried about")
+    try:
+        one, other = (unseal(letter, RoundNote, verify) for letter in letters)
+    except WireError as error:
+        raise Void(str(error)) from None
+    if (what := contradiction(one, other)) is None:
+        raise Void("an honest member may sign both notes")
+    return one, what
 
 
 def read_act(signed: Signed) -> Act:
@@ -143,18 +186,18 @@ def _do(enacted: Enacted, body: Body, deed: AnyDeed) -> Enacted:
                 raise Void(f"{MAX_BANNED} keys are banned, and no more can be. Pardon one")
             if peer in body.electorate and peer not in enacted.removed:
                 enacted = _without(enacted, body, peer)
-            return Enacted(replace(charter, banned=tuple(sorted((*charter.banned, peer)))), enacted.removed)
+            return replaced(enacted, charter=replace(charter, banned=tuple(sorted((*charter.banned, peer)))))
         case Pardon(peer=peer):
             if peer not in charter.banned:
                 raise Void(f"{short(peer)} is not banned")
             banned = tuple(each for each in charter.banned if each != peer)
-            return Enacted(replace(charter, banned=banned), enacted.removed)
+            return replaced(enacted, charter=replace(charter, banned=banned))
         case Amend():
-            return Enacted(_amended(charter, body.cursor, deed), enacted.removed)
+            return replaced(enacted, charter=_amended(charter, body.cursor, deed))
         case Succeed(run=run):
             if run == body.run:
                 raise Void("a run cannot succeed itself")
-            return Enacted(replace(charter, successor=deed), enacted.removed)
+            return replaced(enacted, charter=replace(charter, successor=deed))
         case _:
             assert_never(deed)
 
@@ -165,7 +208,7 @@ def _without(enacted: Enacted, body: Body, peer: PeerId) -> Enacted:
     removed = tuple(sorted((*enacted.removed, peer)))
     if len(removed) == len(body.electorate):
         raise Void(f"without {short(peer)} the run would have no member left")
-    return Enacted(enacted.charter, removed)
+    return replaced(enacted, removed=removed)
 
 
 def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
@@ -183,7 +226,23 @@ def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
     if len(others) == MAX_BANNED:
         raise Void(f"members have removed {MAX_BANNED} keys, and no more can be counted")
     expelled = sorted([*others, Expelled(peer=first.peer, times=first.serial)], key=lambda each: each.peer)
-    return _without(Enacted(replace(charter, expelled=tuple(expelled)), before.removed), body, first.peer)
+    return _without(replaced(before, charter=replace(charter, expelled=tuple(expelled))), body, first.peer)
+
+
+def _strike_out(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
+    note, _what = read_contradiction(warrant)
+    peer, charter = warrant.letters[0].signer, before.charter
+    if before.struck is not None:
+        raise Void("one key at a time is struck out")  # what proves a lie may be large
+    if charter.is_dealt_with(peer, note.round):
+        raise Void(f"{short(peer)} was struck out already since it signed these notes")
+    enacted = replaced(_without(before, body, peer), struck=peer)
+    if peer in charter.banned or max(len(charter.banned), len(charter.struck)) == MAX_BANNED:
+        return enacted  # there is no room to ban more keys: it is removed only
+    others = [each for each in charter.struck if each.peer != peer]
+    struck = sorted([*others, Struck(peer=peer, round=max(note.round, body.round))], key=lambda each: each.peer)
+    banned = tuple(sorted((*charter.banned, peer)))
+    return replaced(enacted, charter=replace(charter, banned=banned, struck=tuple(struck)))
 
 
 # --- amendments ---

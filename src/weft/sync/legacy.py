@@ -11,6 +11,7 @@ written into the charter, which comes with every state.
 It does not know who brings a legacy, nor where its vector was kept.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -85,7 +86,7 @@ def enacted(base: Base, acts: tuple[Warrant, ...], contributions: Sequence[Contr
         # Nothing was leased here for what they count.
         tokens_before=done.charter.tokens_before + sum(each.tokens for each in brought),
     )
-    return Enacted(charter, done.removed)
+    return dataclasses.replace(done, charter=charter)
 
 
 def forked(base: Base) -> Charter:

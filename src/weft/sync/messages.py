@@ -136,7 +136,7 @@ class Base(Record, frozen=True, kw_only=True):
 
     @property
     def body(self) -> Body:
-        return Body(self.run, self.electorate, self.cursor)
+        return Body(self.run, self.round, self.electorate, self.cursor)
 
     @property
     def num_parts(self) -> int:

@@ -16,6 +16,7 @@ from weft.sync.collect import (
     announce,
     count_holder,
     follow,
+    heed,
     hold,
     learn_result,
     make_plan,
@@ -136,7 +137,7 @@ def _react(state: State, event: Input) -> Result:
         case Noticed():
             return _notice(state, event)
         case Moved():
-            return replace(state, acts=event.acts), ()
+            return heed(state, event.acts)
         case TimedOut():
             return _time_out(state, event)
         case Leave():

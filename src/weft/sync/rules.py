@@ -96,7 +96,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and manifest.leader == leader(base, manifest.attempt)
         and bool(peers)
         and peers == sorted(set(peers))
-        and set(peers) <= set(base.electorate)
+        and set(peers) <= set(base.electorate) - {after.struck}
         and tuple(part.uplink for part in manifest.parts) == base.uplinks
         and len(manifest.uplinks) == len(manifest.members)
         and countable(base, manifest.contributions) == manifest.contributions

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from charters import charter
 from weft.codec import Bf16Config, Fp32Config
-from weft.ids import PeerId, RunId
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.keys import Identity
 from weft.sync.acts import MAX_ACTS, Act, Amend, AnyDeed, Ballot, Ban, Pardon, Remove, Succeed, Warrant
-from weft.sync.charter import MAX_BANNED, Body, Charter, Expelled
+from weft.sync.charter import MAX_BANNED, Body, Charter, Expelled, Struck
 from weft.sync.enact import Void, enact, in_effect, objection
+from weft.sync.messages import Accept, AnyRoundMessage, Promise, RoundNote
 from weft.sync.method import Choices, DdpConfig, spell_out
 from weft.sync.outer import NesterovConfig, SgdConfig
 from weft.sync.schedule import ConstantConfig, WsdConfig
@@ -23,7 +24,7 @@ RUN = RunId("5e" * 32)
 ONE, TWO = Identity.from_seed(bytes([1] * 32)), Identity.from_seed(bytes([2] * 32))
 MEMBERS = sorted((Identity.from_seed(bytes([number] * 32)) for number in range(10, 15)), key=lambda each: each.peer)
 NAMES = tuple(each.peer for each in MEMBERS)
-BODY = Body(RUN, NAMES, 40)
+BODY = Body(RUN, Round(7), NAMES, 40)
 FIRST = charter(4, stewards=(ONE.peer, TWO.peer))
 NOBODYS = charter(4)
 
@@ -209,7 +210,7 @@ def test_tokens_leased_are_counted_in_the_length_that_held(lengths: list[tuple[i
     for serial, (seq_len, num) in enumerate(lengths, start=1):
         change = (warrant(Amend(reason="", seq_len=seq_len), serial=now.serial_of(ONE.peer) + 1),)
         if seq_len != now.settings.seq_len:
-            now = enact(now, Body(RUN, NAMES, cursor), change).charter
+            now = enact(now, Body(RUN, Round(7), NAMES, cursor), change).charter
         cursor, total = cursor + num, total + num * seq_len
         assert now.leased_tokens(cursor) == total, serial
 
@@ -256,3 +257,84 @@ def test_a_schedule_keeps_its_own_rules() -> None:
 def test_void_is_what_enact_raises() -> None:
     with pytest.raises(Void, match="no steward"):
         enact(FIRST, BODY, (warrant(remove(), who=MEMBERS[0]),))
+
+
+# --- a member that lies ---
+
+BRANCH = BranchId("b0" * 32)
+LIAR, ACCUSER = MEMBERS[1], MEMBERS[2]
+
+
+def said(message: AnyRoundMessage, who: Identity = LIAR, round: int = 3) -> Signed:
+    return seal(who, RoundNote(branch=BRANCH, round=Round(round), message=message))
+
+
+def accept(attempt: int, manifest: str, **options: Any) -> Signed:
+    return said(Accept(attempt=Attempt(attempt), manifest=Digest(manifest * 64)), **options)
+
+
+def deny(attempt: int, **options: Any) -> Signed:
+    return said(Promise(attempt=Attempt(attempt), accepted=None), **options)
+
+
+def lie(round: int = 3, who: Identity = LIAR) -> Warrant:
+    return Warrant(letters=(accept(1, "a", round=round, who=who), accept(1, "b", round=round, who=who)))
+
+
+def test_two_notes_that_contradict_each_other_strike_a_key_out_without_anybodys_act() -> None:
+    enacted = enact(NOBODYS, BODY, (lie(),))
+    assert (enacted.removed, enacted.struck) == ((LIAR.peer,), LIAR.peer)
+    assert enacted.charter.banned == (LIAR.peer,)
+    assert enacted.charter.struck == (Struck(peer=LIAR.peer, round=Round(7)),)
+    assert (
+        why_not(lie(), before=enacted.charter) == f"{LIAR.peer[:8]} was struck out already since it signed these notes"
+    )
+
+
+def test_who_is_pardoned_is_struck_out_only_for_another_lie() -> None:
+    pardoned = after(lie(), warrant(Pardon(peer=LIAR.peer, reason="its disk was put back")))
+    assert pardoned.banned == ()
+    assert "struck out already" in why_not(lie(), before=pardoned)
+    assert "struck out already" in why_not(lie(round=7), before=pardoned)
+    assert after(lie(round=8), before=pardoned).banned == (LIAR.peer,)
+
+
+def test_one_key_is_struck_out_at_a_time() -> None:
+    assert why_not(lie(), lie(who=ACCUSER)) == "one key at a time is struck out"
+    assert in_effect(FIRST, BODY, (lie(), lie(who=ACCUSER), warrant(remove())), MAX_ACTS) == (lie(), warrant(remove()))
+
+
+@pytest.mark.parametrize(
+    ("letters", "reason"),
+    [
+        ((accept(1, "a"), accept(1, "a")), "honest member may"),
+        ((accept(1, "a"), accept(2, "b")), "honest member may"),
+        ((accept(1, "a"), deny(1)), "honest member may"),
+        ((accept(1, "a"), accept(1, "b", round=4)), "honest member may"),
+        ((accept(1, "a"), accept(1, "b", who=ACCUSER)), "two notes of one member"),
+        ((accept(1, "a"),), "two notes of one member"),
+        ((accept(1, "a"), accept(1, "b"), accept(1, "c")), "two notes of one member"),
+        ((accept(1, "a", who=ONE), accept(1, "b", who=ONE)), "no member"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_proves_no_lie_strikes_nobody_out(letters: tuple[Signed, ...], reason: str) -> None:
+    assert reason in why_not(Warrant(letters=letters))
+
+
+@given(place=st.integers(min_value=0), bit=st.integers(0, 7), number=st.integers(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_whoever_alters_a_bit_of_a_note_proves_nothing(place: int, bit: int, number: int) -> None:
+    letters = [*lie().letters]
+    for field in ("body", "signature"):
+        data = bytearray(getattr(letters[number], field))
+        data[place % len(data)] ^= 1 << bit
+        altered = [*letters]
+        altered[number] = msgspec.structs.replace(letters[number], **{field: bytes(data)})
+        assert why_not(Warrant(letters=tuple(altered)))
+
+
+def test_where_no_more_keys_can_be_banned_a_liar_is_removed() -> None:
+    full = msgspec.structs.replace(FIRST, banned=tuple(sorted(f"{number:064x}" for number in range(MAX_BANNED))))
+    enacted = enact(full, BODY, (lie(),))
+    assert (enacted.removed, enacted.charter) == ((LIAR.peer,), full)
