@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarks import report
-from benchmarks._namespaces import Lines
 from weft.events import Entry, Event, PeerStarted, RoundCommitted, StateJoined, StepDone, read_jsonl
+from weft.sim.namespaces import Lines
 
 SOURCE = Path(__file__).parents[1] / "src"
 SEQ_LEN, BATCH = 16, 1

@@ -5,7 +5,8 @@
 
 The script is the simulator's. Its time, that of `at_s`, `joins_at_s` and `limit_s`, begins once all that are there from
 the start have made an outer step together: what Python takes to start is no matter of the script. Who comes later joins
-with the newest ticket of anybody who lives. What cannot be done to a real process is refused before one is started.
+with the newest ticket of anybody who lives. Where each machine is a network namespace (`lines`), they can also be
+parted, and have lines of their own rates. What cannot be done to a real process is refused before one is started.
 
 Failure:
 - a process ends that nobody ended: it is noted in `broken`, with what it said last.
@@ -29,7 +30,8 @@ from typing import Any
 from weft.clock import Clock, SystemClock
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.events import Entry, LogTail, RoundCommitted
-from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop
+from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop, parted
+from weft.sim.namespaces import Lines
 from weft.sim.scenario import Group, Scenario, at_present
 
 LOOK_S = 0.5
@@ -37,42 +39,58 @@ START_S = 300.0  # for the first machines to make an outer step together
 STOP_S = 30.0  # to say goodbye, save and end
 SLICE_S = 0.1  # of a slowed process: it runs for a share of each
 LAST_WORDS = 1500
-LOCAL = ("--transports", "tls", "--host", "127.0.0.1", "--device", "cpu", "--threads", "1")
+LOOPBACK = "127.0.0.1"
+COMMON = ("--transports", "tls", "--device", "cpu", "--threads", "1")
 
 # Why a fault is for the simulator alone.
-_NO_LINES = "between processes on one machine there is no line that could be cut or slowed"
+_NO_LINES = "between processes on one machine there is no line that could be cut or slowed, unless each has a namespace"
+_RATES = "a real line has a rate each way; delay, jitter and loss are simulated"
 _HONEST = "a real process does what its program does"
 _IMPOSSIBLE: dict[type[Fault], str] = {
-    Partition: _NO_LINES,
-    Line: _NO_LINES,
     Skew: "all processes of a machine share its clock",
     Drop: _HONEST,
     Corrupt: _HONEST,
     Lie: _HONEST,
 }
-_MODELLED = ("tokens_per_s", "up_mbit", "down_mbit", "delay_ms", "jitter_ms", "loss", "clock_skew_s")
+_RATED = ("up_mbit", "down_mbit")
+_MODELLED = ("tokens_per_s", "delay_ms", "jitter_ms", "loss", "clock_skew_s")
 
 
-def require_playable(scenario: Scenario) -> None:
+def require_playable(scenario: Scenario, *, has_lines: bool = False) -> None:
     """Refuse what cannot be done with real processes.
+
+    Args:
+        has_lines: each machine is a network namespace.
 
     Raises:
         ConfigError: names the fault or field, and says why not.
     """
     for fault in scenario.fault:
-        if (why := _IMPOSSIBLE.get(type(fault))) is not None:
+        if (why := _why_not(fault, has_lines)) is not None:
             what = f"fault {type(fault).__name__.lower()} of {', '.join(fault.named())}"
             raise ConfigError(f"{what}: {why}. Play it with weft simulate, or leave it out.")
-        if isinstance(fault, Slow) and fault.factor > 1:
-            raise ConfigError(f"fault slow of {fault.peer}: a real process cannot be made faster; factor is at most 1.")
     for group in scenario.group:
         usual = Group(name=group.name)
-        for field in _MODELLED:
+        for field in _MODELLED if has_lines else (*_MODELLED, *_RATED):
             if getattr(group, field) != getattr(usual, field):
                 raise ConfigError(
                     f"group {group.name}: {field} describes machines that are simulated; real processes are as fast as "
                     "this one. Leave it out, or play it with weft simulate."
                 )
+
+
+def _why_not(fault: Fault, has_lines: bool) -> str | None:
+    match fault:
+        case Partition():
+            return None if has_lines else _NO_LINES
+        case Line():
+            if not has_lines:
+                return _NO_LINES
+            return None if fault.delay_ms is fault.jitter_ms is fault.loss is None else _RATES
+        case Slow():
+            return "a real process cannot be made faster: factor is at most 1" if fault.factor > 1 else None
+        case _:
+            return _IMPOSSIBLE.get(type(fault))
 
 
 @dataclass
@@ -97,10 +115,10 @@ class RealLife:
 class RealMachine:
     """A home on this machine, and the processes that it had."""
 
-    def __init__(self, name: str, folder: Path, is_maker: bool) -> None:
+    def __init__(self, name: str, folder: Path, number: int) -> None:
         self.name = name
         self.home = folder / name
-        self.is_maker = is_maker
+        self.number = number  # 0: the maker
         self.said = folder / f"{name}.said"  # all that its processes say to a person
         self.lives: list[RealLife] = []
         self.in_force: tuple[Fault, ...] = ()
@@ -153,20 +171,28 @@ class RealStage:
     Args:
         run_file: for the maker's `weft train`.
         folder: where homes come to lie, and what the processes say.
-        options: of the machines named: words for its `weft train` or `weft join`, beside `LOCAL`.
+        options: of the machines named: words for its `weft train` or `weft join`, beside those that all have.
+        lines: where machines are network namespaces, as many as there are machines.
     """
 
     def __init__(
-        self, scenario: Scenario, run_file: Path, folder: Path, options: Mapping[str, Sequence[str]] | None = None
+        self,
+        scenario: Scenario,
+        run_file: Path,
+        folder: Path,
+        options: Mapping[str, Sequence[str]] | None = None,
+        lines: Lines | None = None,
     ) -> None:
-        require_playable(scenario)
+        require_playable(scenario, has_lines=lines is not None)
         self._scenario = scenario
         self._run_file = run_file.absolute()
         self._folder = folder
         self._options = options or {}
+        self._lines = lines
+        self._partitions: list[Partition] = []  # in force
         self._clock = SystemClock()
         self._groups: dict[str, Group] = dict(scenario.machines())
-        self.machines = {name: RealMachine(name, folder, not n) for n, name in enumerate(self._groups)}
+        self.machines = {name: RealMachine(name, folder, number) for number, name in enumerate(self._groups)}
         self.began_at = 0.0  # wall seconds of the script's beginning
         self.broken: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -185,6 +211,8 @@ class RealStage:
             DeadlineExceeded: the first machines do not come together; says what they said last.
         """
         async with self._ending():
+            for machine in self.machines.values():
+                self._arrange(machine)
             present = [each for each in self.machines.values() if not self._groups[each.name].joins_at_s]
             for machine in present:
                 await self._start(machine, len(present))
@@ -216,7 +244,9 @@ class RealStage:
             if machine not in present:
                 yield self._join(machine)
         for fault in self._scenario.fault:
-            assert not isinstance(fault, Partition)
+            if isinstance(fault, Partition):
+                yield self._part(fault)
+                continue
             for name in self._scenario.called(fault.peer):
                 yield self._befall(fault, self.machines[name])
 
@@ -227,7 +257,7 @@ class RealStage:
         await self._start(machine)
 
     async def _start(self, machine: RealMachine, wait_for: int = 1) -> None:
-        if machine.is_maker:
+        if not machine.number:
             self._spawn(machine, ["train", str(self._run_file), "--wait-for", str(wait_for)])
             return
         others = [each for each in self.machines.values() if each is not machine]
@@ -237,12 +267,14 @@ class RealStage:
         self._spawn(machine, ["join", "-", "--yes"], newest.read_bytes())
 
     def _spawn(self, machine: RealMachine, words: Sequence[str], given: bytes = b"") -> None:
+        lines, number = self._lines, machine.number
         weft = [sys.executable, "-P", "-m", "weft", "--home", str(machine.home)]
-        what = [*weft, *words, "--name", machine.name, "--quiet", "--parent", str(os.getpid()), *LOCAL]
-        what += self._options.get(machine.name, ())
+        host = LOOPBACK if lines is None else lines.address(number)
+        own = ["--name", machine.name, "--host", host, "--quiet", "--parent", str(os.getpid())]
+        what = [*weft, *words, *own, *COMMON, *self._options.get(machine.name, ())]
         with machine.said.open("ab") as said:
             process = subprocess.Popen(
-                what,
+                what if lines is None else lines.command(number, what),
                 cwd=self._folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,  # of the maker: its ticket
@@ -295,14 +327,39 @@ class RealStage:
                 machine.hold()
                 await asyncio.sleep(fault.lasts_s)
                 machine.release()
-            case Slow():
+            case Slow() | Line():
                 machine.in_force = (*machine.in_force, fault)
+                self._arrange(machine)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(fault.lasts_s):
-                        await _slow_down(machine, fault)
+                        await (_slow_down(machine, fault) if isinstance(fault, Slow) else asyncio.Event().wait())
                 machine.in_force = tuple(each for each in machine.in_force if each is not fault)
+                self._arrange(machine)
             case _:
                 raise AssertionError(f"{type(fault).__name__} was refused before")
+
+    def _arrange(self, machine: RealMachine) -> None:
+        """Give a machine's line the rates that it has at the moment."""
+        if (lines := self._lines) is not None:
+            now = at_present(self._groups[machine.name], machine.in_force)
+            lines.set(machine.number, mbit=now.up_mbit or lines.mbit, down_mbit=now.down_mbit or lines.mbit)
+
+    async def _part(self, fault: Partition) -> None:
+        await self._moment(fault, self.machines[self._scenario.called(fault.sides[0][0])[0]])
+        self._partitions.append(fault)
+        self._cut()
+        await asyncio.sleep(fault.lasts_s)
+        self._partitions.remove(fault)
+        self._cut()
+
+    def _cut(self) -> None:
+        assert self._lines is not None
+        pairs: set[tuple[int, int]] = set()
+        for fault in self._partitions:
+            sides = [[name for each in side for name in self._scenario.called(each)] for side in fault.sides]
+            apart = parted(sides, self.machines)
+            pairs |= {(self.machines[one].number, self.machines[other].number) for one, other in apart}
+        self._lines.cut(pairs)
 
     async def _moment(self, fault: Fault, machine: RealMachine) -> None:
         if fault.at_s is not None:
@@ -330,7 +387,7 @@ class RealStage:
 async def _slow_down(machine: RealMachine, fault: Slow) -> None:
     """Let a process run for a share of each slice; of faults that overlap, the first does it for all."""
     while True:
-        if machine.in_force[0] is not fault:
+        if next(each for each in machine.in_force if isinstance(each, Slow)) is not fault:
             await asyncio.sleep(SLICE_S)
             continue
         factor = at_present(Group(name=machine.name, tokens_per_s=1.0), machine.in_force).tokens_per_s

@@ -7,10 +7,24 @@ import pytest
 
 from weft.errors import ConfigError
 from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop
-from weft.sim.real import RealStage
+from weft.sim.real import RealStage, require_playable
 from weft.sim.scenario import Group, Scenario
 
 AT: dict[str, Any] = {"at_s": 1.0}
+
+
+def test_with_namespaces_machines_can_be_parted_and_have_rates_but_no_delay() -> None:
+    part, slow = (
+        Partition(sides=(("lab-0",), ("lab-1",)), lasts_s=1.0, **AT),
+        Line(peer="lab", up_mbit=1.0, lasts_s=1.0, **AT),
+    )
+    lab = Group(name="lab", count=2, up_mbit=20.0)
+    require_playable(Scenario(run="", group=(lab,), fault=(part, slow)), has_lines=True)
+    far = Line(peer="lab", delay_ms=100.0, lasts_s=1.0, **AT)
+    with pytest.raises(ConfigError, match="line of lab: a real line has a rate each way"):
+        require_playable(Scenario(run="", group=(lab,), fault=(far,)), has_lines=True)
+    with pytest.raises(ConfigError, match="group lab: delay_ms"):
+        require_playable(Scenario(run="", group=(Group(name="lab", delay_ms=50.0),)), has_lines=True)
 
 
 def staged(tmp_path: Path, *faults: Fault, **group: Any) -> RealStage:
@@ -46,7 +60,7 @@ def test_what_signals_do_can_be_done_to_real_processes(tmp_path: Path, fault: Fa
 def test_what_only_the_simulator_can_do_is_refused_with_the_reason(tmp_path: Path, fault: Fault, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
         staged(tmp_path, fault)
-    assert "weft simulate" in str(refused.value) or "at most 1" in str(refused.value)
+    assert "Play it with weft simulate" in str(refused.value)
 
 
 @pytest.mark.parametrize("field", [{"tokens_per_s": 5.0}, {"up_mbit": 1.0}, {"loss": 0.1}, {"clock_skew_s": 1.0}])
