@@ -201,6 +201,7 @@ class RoundCommitted(Event, frozen=True, kw_only=True):
     manifest: Digest
     contributors: tuple[PeerId, ...]
     left_out: dict[PeerId, str]
+    num_through: int = 0  # peers counted with contributors, whose groups they are in
     tokens: Tokens  # counted in this round
     committed_tokens: Tokens  # counted since the run began
     sent_nbytes: int  # by this peer, since the last commit
@@ -215,6 +216,20 @@ class RoundMissed(Event, frozen=True, kw_only=True):
     round: Round
     carried_tokens: Tokens
     reason: str
+
+
+class Sponsored(Event, frozen=True, kw_only=True):
+    """The electorate has no room for this peer: from now on it contributes through an elector."""
+
+    round: Round
+    sponsor: PeerId
+
+
+class CountedThrough(Event, frozen=True, kw_only=True):
+    """A round counted this peer's contribution with its sponsor's."""
+
+    round: Round
+    tokens: Tokens
 
 
 class MajorityLost(Event, frozen=True, kw_only=True):

@@ -35,7 +35,18 @@ from weft.peer.promises import Promises
 from weft.sync.acts import Act, Amend, Ballot, Warrant
 from weft.sync.charter import Charter, Settings
 from weft.sync.enact import enact
-from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, Promise, RoundNote, next_base
+from weft.sync.groups import Offer, claim_of, record_of
+from weft.sync.messages import (
+    Accept,
+    Certificate,
+    Contribution,
+    Manifest,
+    PartResult,
+    Promise,
+    RoundNote,
+    Stake,
+    next_base,
+)
 from weft.sync.method import Choices
 from weft.sync.outer import SgdConfig
 from weft.sync.reduce import Merger, cut
@@ -47,6 +58,7 @@ Vector = dict[str, str]
 SEED = bytes(range(32))
 A = Identity.from_seed(SEED)
 B = Identity.from_seed(bytes(range(32, 64)))
+C = Identity.from_seed(bytes(range(64, 96))).peer
 SECRET = bytes(range(16))
 NONCE = bytes(range(64, 96))
 RUN = RunId(wire.digest(b"run"))
@@ -235,6 +247,25 @@ def steward_act() -> wire.Signed:
     return wire.seal(B, Act(run=RUN, serial=1, deed=Amend(reason="it diverges", every=4)))
 
 
+def group() -> Vector:
+    base = next_base(opening_manifest(), first_charter())
+    payload = wire.digest(b"payload")
+    stakes = [Stake(peer=C, tokens=Tokens(16), samples=1), Stake(peer=A.peer, tokens=Tokens(32), samples=2)]
+    record = record_of(base, A.peer, stakes, [payload, Digest("")])
+    offer = Offer(
+        run=base.run,
+        branch=base.branch,
+        round=base.round,
+        sponsor=A.peer,
+        tokens=16,
+        payload=payload,
+        tokens_per_s=8.0,
+    )
+    claim = msgspec.json.encode(claim_of(record), order="sorted").decode()
+    of_offer = {f"offer's {name}": value for name, value in shown(offer).items()}
+    return {**shown(record), "claim": claim, **of_offer}
+
+
 def charter() -> Vector:
     return shown(first_charter())
 
@@ -345,6 +376,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "data-index": data_index,
     "opening": opening,
     "manifest": manifest,
+    "group": group,
     "charter": charter,
     "act": act,
     "ballot": ballot,

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations, pairwise
 
 from weft.events import RoundCommitted
-from weft.ids import BranchId, PeerId, Round
-from weft.sync.messages import Contribution, Manifest
+from weft.ids import BranchId, Digest, PeerId, Round
+from weft.sync.messages import Contribution, GroupRecord, Manifest
+
+NO_RECORDS: Mapping[Digest, GroupRecord] = {}
 
 Place = tuple[BranchId, Round]
 
@@ -24,14 +26,23 @@ def one_history(commits: Iterable[RoundCommitted]) -> None:
         assert known == event.manifest, f"two manifests for round {event.round}"
 
 
-def counted(manifests: Iterable[Manifest]) -> dict[PeerId, int]:
-    """Return the tokens of each peer that manifests count: its own work, not what it brought of a branch."""
+def counted(manifests: Iterable[Manifest], records: Mapping[Digest, GroupRecord] = NO_RECORDS) -> dict[PeerId, int]:
+    """Return the tokens of each peer that manifests count: its own work, not what it brought of a branch.
+
+    Args:
+        records: whom groups counted, by digest.
+    """
     tokens: dict[PeerId, int] = {}
     for manifest in manifests:
         for each in manifest.contributions:
             if each.legacy is not None:
                 continue
-            tokens[each.peer] = tokens.get(each.peer, 0) + each.tokens
+            stakes = [(each.peer, each.tokens)]
+            if each.group is not None:
+                stakes = [(stake.peer, stake.tokens) for stake in records[each.group.record].stakes]
+                assert sum(num for _, num in stakes) == each.tokens, f"{each.peer[:8]} was not counted as it asked"
+            for peer, num in stakes:
+                tokens[peer] = tokens.get(peer, 0) + num
     return tokens
 
 

@@ -41,7 +41,7 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.seal import seal
 from weft.peer.state import replica_digest
 from weft.sim.world import Life, Member, World
-from weft.sync.messages import Manifest, RoundNote
+from weft.sync.messages import GroupRecord, Manifest, RoundNote
 from weft.sync.method import FedAvgConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig
 from weft.wire import digest_of, unseal
@@ -90,6 +90,7 @@ class Swarm(World):
         delay_s: float = 0.02,
         train: dict[str, Any] | None = None,
         model: ShapedModel = MODEL,
+        has_even_leases: bool = True,
         **run: Any,
     ) -> None:
         torch.set_num_threads(1)
@@ -104,7 +105,7 @@ class Swarm(World):
         }
         run_file = RunFile(
             name="scenario",
-            has_even_leases=True,
+            has_even_leases=has_even_leases,
             seed=seed,
             model=model,
             data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),
@@ -164,6 +165,11 @@ class Swarm(World):
         known = self.chains.setdefault((event.branch, event.round), replica.head)
         assert known == replica.head, f"two manifests for round {event.round}"
 
+    @property
+    def records(self) -> dict[Digest, GroupRecord]:
+        """Return every record of a group that any process has heard of."""
+        return {name: record for life in self.lives for name, record in life.peer._records._kept.items()}
+
     # --- what must hold after any scenario ---
 
     def check(self, *, has_branches: bool = False) -> None:
@@ -177,7 +183,7 @@ class Swarm(World):
         """
         trained = [position for life in self.lives if not life.is_dead for position in self.positions[life]]
         assert has_branches or len(trained) == len(set(trained)), "a sample was trained on twice"
-        counted = rules.counted(self.chains.values())
+        counted = rules.counted(self.chains.values(), self.records)
         for member in self.members.values():
             trained_tokens = sum(life.trained_tokens for life in member.lives)
             assert counted.get(member.id, 0) <= trained_tokens, f"work of {member.name} was counted twice"

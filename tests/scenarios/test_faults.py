@@ -22,7 +22,7 @@ from weft.events import (
     RoundMissed,
     StateJoined,
 )
-from weft.ids import Attempt, PeerId, Round, short
+from weft.ids import Attempt, PeerId, Round
 from weft.net.membership import GONE_S
 from weft.peer.compute import Inline
 from weft.sync.messages import Accept, Certificate, Collect, Holding, Merged, Propose, Ready
@@ -494,20 +494,3 @@ def test_a_result_that_overtakes_its_plan_is_not_lost(make_swarm: MakeSwarm) -> 
 
     swarm.run(scenario)
     swarm.check()
-
-
-def test_who_finds_no_room_is_not_counted_in_and_that_is_said_once(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=8, num_peers=3, electors=3)
-
-    async def scenario() -> None:
-        members = await swarm.start("abc")
-        await swarm.round(members[0], 2)
-        late = swarm.member("d")
-        swarm.launch(late)
-        one_replica(await swarm.done(*members))
-        assert late.id not in {peer for manifest in swarm.chains.values() for peer in manifest.members}
-        for member in members:
-            told = [event.text for event in member.life.seen(Notice) if "not counted in" in event.text]
-            assert told == [f"{short(late.id)} is not counted in: the run has at most 3 members"]
-
-    swarm.run(scenario)

@@ -90,7 +90,8 @@ class Branches:
     def _miss(self, now: float) -> None:
         """Give up who was never heard in this process's life, of whom membership therefore says nothing."""
         others = [peer for peer in self._rounds.standing.present() if peer != self._node.peer]
-        missed = [peer for peer in others if not self._node.is_linked(peer)]
+        is_due = self._rounds.standing.links_electorate
+        missed = [peer for peer in others if is_due and not self._node.is_linked(peer)]
         self._missed_at = {peer: self._missed_at.get(peer, now) for peer in missed}
         for peer, at in self._missed_at.items():
             if now - at >= UNREACHED_S:

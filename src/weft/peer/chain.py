@@ -18,7 +18,6 @@ from weft.net.messages import Heartbeat
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.charter import Charter
-from weft.sync.groups import claims_in
 from weft.sync.legacy import charter_after, forked
 from weft.sync.messages import (
     MAX_UPLINK,
@@ -62,8 +61,7 @@ class Chain:
         forgotten = Round(manifest.round - MAX_REMEMBERED)
         self._certificates.pop(forgotten, None)
         self._drop(self._named.pop(forgotten, ()), forgotten)
-        used = {part.result for part in manifest.parts} | {claim.record for claim in claims_in(manifest).values()}
-        unused = self._named.get(manifest.round, set()) - used
+        unused = self._named.get(manifest.round, set()) - {part.result for part in manifest.parts}
         self._drop(unused, manifest.round)
         self._charters.pop(forgotten, None)
         self._set_head(manifest, charter_after(self.base, manifest))
@@ -108,7 +106,7 @@ class Chain:
         return next((each for each in found if each is not None and each.manifest == manifest), None)
 
     def keep(self, round: Round, result: Digest, data: Buffer) -> None:
-        """Keep a result or record of a round for others; whole rounds give way, the first kept first, never two."""
+        """Keep the bytes of a round's result for others; whole rounds give way, the first kept first, never two."""
         if result in self._results:
             self._drop([result], self._results[result][0])
         self._results[result] = round, data

@@ -1,13 +1,14 @@
 """What a member may claim to have trained: no more than was leased to it since it was last counted.
 
     allowance = tokens of all leases since the last manifest that counted the member, as far as this peer knows them
+    of group  = allowance + what was leased and has not come, to anybody, but at most twice the allowance
     bound     = all tokens that were ever leased on the branch and not counted, whoever held them
 
 A member that missed rounds carries several leases, so the allowance follows the manifests. What a leader hears is cut
-to the allowance. What was leased to a member that has left and was not counted, wards of its group may bring through
-another sponsor: who announces for a group may claim that, too. Of another's plan the bound alone is asked, which is the
-same for all members, so no two of them disagree whether a plan stands. (docs/threat_model.md: a claim within the lease
-says nothing of honest work.)
+to the allowance. A ward that was late, or whose sponsor is gone or paused, brings what was leased to it with another
+round or through another sponsor: so who announces for a group may claim some of what has not come, up to one round's
+leases. Of another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
+whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
 
 A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.legacy`). Its tokens are the
 difference between two manifests: the head of the branch that was given up, and the last common one. A head that no
@@ -29,6 +30,8 @@ from weft.sync.lineage import History, parting
 from weft.sync.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
 from weft.wire import digest_of, unseal
 
+MAX_MISSING = 2  # times its allowance: what a group may bring of what was leased and has not come
+
 
 class Claims:
     """The claims of one branch, from `head` on, after which `charter` holds."""
@@ -36,13 +39,14 @@ class Claims:
     def __init__(self, head: Manifest, charter: Charter, emit: Emit) -> None:
         self._emit = emit
         self._allowed: dict[PeerId, int] = {}  # tokens; who is not in here may carry work that this peer has not seen
-        self._left = 0  # tokens leased to members that have left, and not counted
+        self._missing = 0  # tokens leased to who was counted since without them, or has left
+        self._uncounted: frozenset[PeerId] = frozenset()  # members that the last manifest did not count
         self.restart(head, charter)
 
     def restart(self, head: Manifest, charter: Charter) -> None:
         """Go on from another head, before which nothing is known, unless it is the run's first."""
         self._allowed = dict.fromkeys(head.members, 0) if head.previous == GENESIS else {}
-        self._left = 0
+        self._missing, self._uncounted = 0, frozenset()
         self.follow(head, charter)
 
     def follow(self, manifest: Manifest, charter: Charter) -> None:
@@ -50,10 +54,14 @@ class Claims:
         for contribution in manifest.contributions:
             if contribution.legacy is not None:
                 continue
-            allowed = self._allowed.get(contribution.peer, contribution.tokens)
-            self._left -= min(max(contribution.tokens - allowed, 0), self._left)
+            self._missing += self._allowed.get(contribution.peer, contribution.tokens) - contribution.tokens
             self._allowed[contribution.peer] = 0
-        self._left += sum(self._allowed.pop(peer, 0) for peer in manifest.left)
+        self._missing += sum(self._allowed.pop(peer, 0) for peer in manifest.left)
+        leased = sum(lease.stop - lease.start for lease in manifest.leases) * charter.settings.seq_len
+        self._missing = min(max(self._missing, 0), leased)
+        if manifest.contributions:
+            counted = {each.peer for each in manifest.contributions if each.legacy is None}
+            self._uncounted = frozenset(manifest.members) - counted
         for peer in manifest.joined:
             self._allowed.pop(peer, None)
         for lease in manifest.leases:
@@ -65,7 +73,10 @@ class Claims:
         if ready.legacy is not None:
             return self._of_branch(base, peer, ready)
         bound = self._bound(base)
-        allowed = self._allowed.get(peer, bound) + (0 if ready.group is None else self._left)
+        allowed = self._allowed.get(peer, bound)
+        if ready.group is not None:
+            missing = self._missing + sum(self._allowed.get(each, 0) for each in self._uncounted - {peer})
+            allowed += min(missing, MAX_MISSING * allowed)
         tokens = Tokens(max(0, min(ready.tokens, bound, allowed)))
         if tokens != ready.tokens:
             text = f"{short(peer)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"

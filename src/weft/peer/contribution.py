@@ -19,7 +19,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.errors import CheckpointError
-from weft.ids import Digest, Tokens
+from weft.ids import Digest, PeerId, Tokens
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer, Work
 from weft.sync.reduce import EncodedPart, encode_parts, named
@@ -40,6 +40,7 @@ class Carry:
         self.tokens = Tokens(0)  # trained and not counted
         self.num_done = 0  # inner steps made of the present lease
         self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
+        self.offered_to: PeerId | None = None  # the sponsor, if it was through one
         self.is_restored = False  # from a checkpoint: rounds after it may have counted it
 
     @property

@@ -15,7 +15,7 @@ It does not know rounds' decisions, nor how to end.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Literal
 
@@ -74,6 +74,7 @@ class Entrance:
         self._replica = replica
         self._carry = carry
         self._rounds = rounds
+        self.counts: Callable[[Manifest], Awaitable[bool]] = lambda _manifest: asyncio.sleep(0, True)
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
         self._failed_at: dict[PeerId, float] = {}  # to deliver a state
@@ -106,7 +107,8 @@ class Entrance:
                     await self._asked.wait()
             if any(self._has_state(peer) for peer in self._node.peers):
                 return await self.enter()
-        opening = self._first([self._node.peer, *self._beginners()], self._node.peer)
+        electors = [self._node.peer, *self._beginners()][: self._run.electors]
+        opening = self._first(electors, self._node.peer)
         self._replica.head = opening
         return opening
 
@@ -242,7 +244,8 @@ class Entrance:
     async def be_counted_in(self, rounds: Rounds) -> None:
         """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it."""
         head = rounds.chain.head
-        self._ask(head.branch, digest_of(head))
+        if len(head.members) < rounds.chain.charter.electors:
+            self._ask(head.branch, digest_of(head))
         await asyncio.sleep(JOINING_S / 2)
         if not await self.catch_up(rounds):
             rounds.restart(await self.enter(), self._replica.charter)
@@ -314,7 +317,7 @@ class Entrance:
                     for certificate in answer.certificates or ():
                         if chain.proven(certificate):
                             chain.append(certificate)
-                            if any(each.peer == self._node.peer for each in certificate.manifest.contributions):
+                            if await self.counts(certificate.manifest):
                                 return True
                     if chain.head == before:
                         break

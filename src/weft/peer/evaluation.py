@@ -45,6 +45,7 @@ class Evaluator:
         self._heldout = Batches(place.shards, place.index, "heldout", run.train.seq_len, run.seed)
         self._evaluated_at: Round | None = None
         self._news = asyncio.Event()
+        self.on_heard: Callable[[Evaluation], object] = lambda _evaluation: None
         self.loss: float | None = None
         self.nats_per_byte: float | None = None
         self.text: str | None = None
@@ -110,6 +111,7 @@ class Evaluator:
         head = self._replica.head
         if head is not None and evaluation.round <= head.round + 1:
             self._take(evaluation)
+            self.on_heard(evaluation)
 
     def _take(self, evaluation: Evaluation) -> None:
         self._evaluated_at = evaluation.round

@@ -25,12 +25,14 @@ from weft.peer.weighing import Weighing
 from weft.peer.witness import Witness
 from weft.sync.acts import Warrant
 from weft.sync.charter import Charter
+from weft.sync.groups import is_true
 from weft.sync.machine import Input, Noticed, Received, State
 from weft.sync.messages import (
     AnyRoundMessage,
     Base,
     Collect,
     Committed,
+    GroupRecord,
     Manifest,
     Propose,
     Ready,
@@ -71,6 +73,7 @@ class Hearing:
         self._gathering = gathering
         self._feed = machine.feed
         self._state = machine.state
+        self.on_record: Callable[[GroupRecord], object] = lambda _record: None
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self._early = Early()
         self.witness = Witness(place.node, chain, accuse)
@@ -133,6 +136,8 @@ class Hearing:
             self._feed(Noticed(peer=sender, status="suspected"))  # were it the leader: nobody need wait for the next
             return
         if isinstance(message, Ready):
+            if message.group is not None and is_true(base, sender, message.group):
+                self.on_record(message.group)
             ready = self._claims.believed(base, sender, message)
             self._gathering.hear(sender, ready.parts, lambda: self._take(sender, signed, ready, base))
             return

@@ -20,7 +20,7 @@ from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.sync.acts import Reason
 from weft.sync.charter import Charter
-from weft.sync.messages import MAX_COUNT, Certificate, Manifest
+from weft.sync.messages import MAX_COUNT, Certificate, GroupRecord, Manifest
 from weft.wire import Record, Signed
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it
@@ -142,6 +142,53 @@ class BranchBegin(Record, frozen=True, kw_only=True, tag="BranchBegin"):
     """A note: all consented."""
 
     opening: Manifest
+
+
+# --- groups ---
+
+
+class SponsorPlease(Record, frozen=True, kw_only=True, tag="SponsorPlease"):
+    """A call of a peer outside the electorate, of an elector: contribute for me."""
+
+    branch: BranchId
+    round: Round
+
+
+class SponsorAnswer(Record, frozen=True, kw_only=True, tag="SponsorAnswer"):
+    is_taken: bool
+    reason: Reason = ""
+
+
+class OfferNote(Record, frozen=True, kw_only=True, tag="OfferNote"):
+    """A note of a ward to its sponsor: a signed Offer."""
+
+    signed: Signed
+
+
+class WardPass(Record, frozen=True, kw_only=True, tag="WardPass"):
+    """A note of a ward that is paused: it brings nothing to this round."""
+
+    branch: BranchId
+    round: Round
+
+
+class GroupNote(Record, frozen=True, kw_only=True, tag="GroupNote"):
+    """A note of a sponsor to its wards, before the Decision that names the record."""
+
+    record: GroupRecord
+
+
+class Hurry(Record, frozen=True, kw_only=True, tag="Hurry"):
+    """A note of a sponsor to those of its wards that have not offered: half of the time left for it is over."""
+
+    branch: BranchId
+    round: Round
+
+
+class Release(Record, frozen=True, kw_only=True, tag="Release"):
+    """A note of a sponsor to its wards: ask another elector."""
+
+    branch: BranchId
 
 
 # --- acts ---

@@ -27,8 +27,9 @@ from weft.peer.chain import Chain
 from weft.peer.place import Place
 from weft.peer.pool import Pool
 from weft.peer.rates import Rates
+from weft.sync.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
-from weft.sync.messages import Collect, Contribution, Manifest
+from weft.sync.messages import Base, Collect, Contribution, Manifest
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
 from weft.sync.uplinks import parts_of
 from weft.wire import Buffer
@@ -99,6 +100,22 @@ class Parts:
         codec = self._codec(self._chain.base.round)
         self._gathered[wanted] = await self._fetch(peer, wanted, codec.nbytes(num), PATIENCE * self._limit_s(codec))
 
+    async def whole(self, peer: PeerId, wanted: Digest) -> tuple[Buffer, ...]:
+        """Return the encoded parts of a payload that a ward offers to the present round.
+
+        Raises:
+            PeerError: it cannot be had, or only too slowly.
+            PayloadError: it is of another length.
+        """
+        base = self._chain.base
+        codec, parts = self._codec(base.round), self.cut(base.uplinks)
+        data = await self._fetch(peer, wanted, payload_nbytes(codec, parts), self._limit_s(codec))
+        return split(codec, data, parts)
+
+    def group_mean(self, base: Base) -> GroupMean:
+        """Return an empty mean of payloads of a round."""
+        return GroupMean(self._codec(base.round), self.cut(base.uplinks), self._quota(base.round))
+
     def forget(self, wanted: Digest) -> None:
         """Drop what `gather` fetched."""
         self._gathered.pop(wanted, None)
@@ -113,10 +130,9 @@ class Parts:
         fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
         if not any(each.tokens for each in plan.contributions):  # no mean; the leader waits for somebody's work
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
-        settings = self._chain.charter_in(round).settings
-        quota = None if settings.method.send == "gradient" else settings.quota * settings.seq_len
         has_legacies = any(each.legacy is not None for each in plan.contributions)
-        merger = Merger(num, self._codec(round), self._reply_codec(round), quota, self._pool.empty, has_legacies)
+        quota, empty = self._quota(round), self._pool.empty
+        merger = Merger(num, self._codec(round), self._reply_codec(round), quota, empty, has_legacies)
         missing = []
         inorder = sorted(zip(plan.contributions, fetched, strict=True), key=lambda each: each[0].legacy is not None)
         for each, data in inorder:  # legacies last: they are measured against the others
@@ -190,6 +206,10 @@ class Parts:
             self._emit(PayloadRejected(round=round, member=contribution.peer, reason=str(error)))
             return False
         return True
+
+    def _quota(self, round: Round) -> int | None:
+        settings = self._chain.charter_in(round).settings
+        return None if settings.method.send == "gradient" else settings.quota * settings.seq_len
 
     def _codec(self, round: Round) -> Codec:
         return build(self._chain.charter_in(round).settings.method.codec)

@@ -19,7 +19,6 @@ It does not know transports, nor how anything is shown.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -42,23 +41,25 @@ from weft.peer.contribution import Carry
 from weft.peer.donor import Donor
 from weft.peer.entrance import Entrance
 from weft.peer.evaluation import Evaluator
-from weft.peer.messages import Decision, Letter
+from weft.peer.groups import Groups, Turn
+from weft.peer.mailbox import Mailbox
 from weft.peer.pause import Pause
 from weft.peer.place import Outcome, Place
 from weft.peer.promises import Promises
+from weft.peer.records import Records
 from weft.peer.replica import Replica
 from weft.peer.report import Report
 from weft.peer.rounds import Rounds
 from weft.peer.saving import Saver
 from weft.peer.state import replica_digest
 from weft.peer.training import Training
+from weft.sync.groups import claims_in
 from weft.sync.messages import Manifest
 
 __all__ = ["Outcome", "Peer", "Place"]
 
 LAG_S = 1.0  # between two looks whether others are further
 LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last outer step: it may need the results
-MAX_EARLY = 256  # letters kept while this peer still fetches the state
 
 T = TypeVar("T")
 Begin = Callable[[], Coroutine[Any, Any, Manifest]]
@@ -73,25 +74,26 @@ class Peer:
         batches = Batches(place.shards, place.index, "train", run.train.seq_len, run.seed)
         self._trainer = place.make_trainer(run, place.settings, batches, self._emit_from_thread, place.clock)
         self._carry = Carry(self._trainer, self._replica)
+        self._records = Records(place, self._carry)
         self._stopping = asyncio.Event()
         self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self._fail)
         self._training = Training(place, self._trainer, self._carry, self._should_break_off)
         self._report = Report(run, place, self._replica, self._carry, self._training)
-        self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat)
+        self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat, place.reader)
         self._membership.on_change(self._on_member)
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
+        self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies
         self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
         self._evaluator = Evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
         self._rounds: Rounds | None = None
+        self._groups: Groups = None  # type: ignore[assignment]  # as soon as there are rounds
         self._stop_reason = ""
         self._failure: Exception | None = None
         self._tasks = Tasks(self._fail)
         self._loop = asyncio.get_running_loop()
-        self._early: list[tuple[PeerId, Letter | Decision]] = []  # heard before this peer knew the head
-        place.node.on_note(Letter, self._on_letter)
-        place.node.on_note(Decision, self._on_decision)
+        self._mail = Mailbox(place.node)
 
     @property
     def head(self) -> Manifest | None:
@@ -189,21 +191,26 @@ class Peer:
         chain = Chain(head, self._replica.charter)
         rounds = Rounds(self.place, chain, self._replica.outer.numel(), self._fail)
         rounds.recall()
-        self._rounds = rounds
+        groups = Groups(
+            self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks
+        )
+        groups.hand_on(self._evaluator)
+        self._rounds, self._groups = rounds, groups
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
         rounds.begin()
         self._tasks.spawn(branches.watch())
+        self._tasks.spawn(groups.watch())
         self._tasks.spawn(self._watch_lag(rounds))
-        self._read_early(rounds)
+        self._mail.open(rounds)
         while not self._is_over():
-            self._membership.pin(rounds.chain.base.electorate)  # who votes is linked, however many peers there are
-            if not rounds.is_member:
+            self._membership.pin(groups.pins())
+            if groups.is_outside:
                 self._report.state = "joining"
                 await self._unless_stopped(self._entrance.be_counted_in(rounds))
             elif self._replica.head == rounds.chain.head:
-                await self._take_turn(rounds)
+                await self._take_turn(rounds, groups.turn)
             while not rounds.decided.empty() and not self._is_over():
                 await self._settle(rounds, rounds.decided.get_nowait())
 
@@ -213,7 +220,7 @@ class Peer:
     def _should_break_off(self) -> bool:
         return self._stopping.is_set() or self.pausing.is_on
 
-    async def _take_turn(self, rounds: Rounds) -> None:
+    async def _take_turn(self, rounds: Rounds, turn: Turn) -> None:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
         await self.pausing.settled()
         if self._carry.offered is None and not self.pausing.is_on and not self._carry.is_overdue:
@@ -221,27 +228,30 @@ class Peer:
             self._trainer.heed(self._replica.config)
             head = self._replica.head
             assert head is not None
-            await self._training.make(head, self._replica.config, lambda: rounds.is_hurried)
+            leased = self._groups.leased(head)
+            await self._training.make(head, leased, self._replica.config, lambda: turn.is_hurried)
         if not rounds.decided.empty() or self._stopping.is_set():
             return
         if self._carry.offered is None:
-            await self._offer(rounds)
+            await self._offer(rounds, turn)
         self._report.state = "paused" if self.pausing.is_on else "syncing"
         if self.pausing.is_on:
             self._training.work = None
-            rounds.pass_on()
+            turn.pass_on()
         await self._settle_next(rounds)
 
-    async def _offer(self, rounds: Rounds) -> None:
+    async def _offer(self, rounds: Rounds, turn: Turn) -> None:
         """Announce the carry, unless its round is decided before it is encoded: it would be counted twice."""
-        head, ranges = rounds.chain.head, rounds.ranges
-        brought = await self._legacies.to_bring(rounds.chain.base, ranges)
+        head, ranges = rounds.chain.head, turn.ranges
+        brought = await self._legacies.to_bring(rounds.chain.base, ranges) if rounds.is_member else None
         if brought is None and not self._carry.tokens:
             return
         payload = brought.payload if brought else await self.place.compute.serve(lambda: self._carry.encode(ranges))
-        if rounds.chain.head == head == self._replica.head and rounds.is_member:
-            tokens, legacy = (brought.tokens, brought.kept) if brought else (self._carry.tokens, None)
-            self._carry.offered = rounds.announce(tokens, payload, legacy)
+        if rounds.chain.head == head == self._replica.head:
+            if brought is None:
+                self._groups.offer(turn, payload)
+            elif rounds.is_member:
+                self._carry.offered = rounds.announce(brought.tokens, payload, brought.kept)
 
     async def _settle_next(self, rounds: Rounds) -> None:
         """Wait for the next decision and make the outer step; return without one where a pause begins or ends."""
@@ -262,11 +272,14 @@ class Peer:
         if decided is None:
             return
         manifest = decided.manifest
-        mine = next((each for each in manifest.contributions if each.peer == self.peer), None)
+        mine = [each for each in manifest.contributions if each.peer == self.peer and each.legacy is None]
+        is_counted, tokens = bool(mine), self._carry.tokens
+        if claims_in(manifest):
+            is_counted = await self._unless_stopped(self._records.counts(manifest))
         try:
             results = await self._unless_stopped(rounds.parts.results(manifest)) if manifest.contributions else ()
         except PeerError as error:
-            await self._enter_anew(rounds, manifest, str(error))
+            await self._enter_anew(rounds, manifest, str(error), is_counted)
             return
         is_opening = self._replica.head is not None and self._replica.head.branch != manifest.branch
         if is_opening:
@@ -274,12 +287,11 @@ class Peer:
         # Another payload than this process offered is one of before a restart, trained on the same lease.
         await self.place.compute.serve(
             lambda: self._carry.settle(
-                lambda: self._replica.apply(manifest, results),
-                mine is not None and mine.legacy is None,
-                decided.is_travelling,
+                lambda: self._replica.apply(manifest, results), is_counted, decided.is_travelling
             )
         )
         self._legacies.follow(manifest)
+        self._groups.tell(manifest, is_counted, tokens)
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             if (reason := self._report.tell_acts(manifest)) is not None:
@@ -288,11 +300,11 @@ class Peer:
                 await self._evaluator.maybe(manifest)
         await self._saver.save_if_due()
 
-    async def _enter_anew(self, rounds: Rounds, manifest: Manifest, reason: str) -> None:
+    async def _enter_anew(self, rounds: Rounds, manifest: Manifest, reason: str, is_counted: bool) -> None:
         """Fetch the state of another member, because the results of a round can no longer be had."""
         text = f"round {manifest.round} cannot be replayed, fetching a member's state instead: {reason}"
         self.place.emit(Notice(text=text))
-        if any(each.peer == self.peer for each in manifest.contributions):
+        if is_counted:
             self._carry.drop()  # it is in there
         self._carry.offered = None
         head = await self._unless_stopped(self._entrance.enter())
@@ -306,47 +318,26 @@ class Peer:
             if len(self.place.node.banned_by) > len(self.place.node.peers):  # it was away when that was decided
                 self._fail(Removed("more peers refuse this key as banned than are linked to it: it may not come back."))
             rounds.reroute(self._membership.relayed())
-            rounds.measure(self._speeds(rounds.chain.head))
+            rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head
             is_behind = any(self._entrance.is_ahead(peer, head) for peer in self.place.node.peers)
             is_left = behind == head or self._entrance.is_on_lesser_branch(head)
-            if is_behind and is_left and rounds.is_member and not await self._entrance.catch_up(rounds):
-                rounds.give_up()
+            if is_behind and is_left and not self._groups.is_outside and not await self._entrance.catch_up(rounds):
+                self._groups.give_up()
             behind = head if is_behind else None
 
     # --- what others say ---
-
-    async def _on_letter(self, peer: PeerId, letter: Letter) -> None:
-        if self._rounds is not None:
-            self._rounds.hearing.on_letter(peer, letter)
-        else:
-            self._early = [*self._early, (peer, letter)][-MAX_EARLY:]
-
-    async def _on_decision(self, peer: PeerId, decision: Decision) -> None:
-        if self._rounds is not None:
-            self._rounds.on_decision(decision)
-        else:
-            self._early = [*self._early, (peer, decision)][-MAX_EARLY:]
-
-    def _read_early(self, rounds: Rounds) -> None:
-        early, self._early = self._early, []
-        for peer, said in early:
-            with suppress(PeerError):  # its sender's fault, long ago
-                if isinstance(said, Letter):
-                    rounds.hearing.on_letter(peer, said)
-                else:
-                    rounds.on_decision(said)
 
     def _on_member(self, change: object) -> None:
         if self._rounds is None:
             return
         match change:
             case Suspected(peer=peer):
-                self._rounds.notice(peer, "suspected")
+                self._groups.notice(peer, "suspected")
             case Gone(peer=peer) | Left(peer=peer):
-                self._rounds.notice(peer, "gone")
+                self._groups.notice(peer, "gone")
             case Recovered(peer=peer) | New(peer=peer):
-                self._rounds.notice(peer, "alive")
+                self._groups.notice(peer, "alive")
 
     # --- the end ---
 
@@ -435,13 +426,6 @@ class Peer:
         if self._rounds is not None:
             await self._rounds.aclose()
         await self._membership.aclose()
-
-    def _speeds(self, head: Manifest) -> dict[PeerId, float]:
-        """Return the tokens per second of each member, as far as it tells them."""
-        beats = {peer: self._membership.heartbeat_of(peer) for peer in head.members}
-        told = {peer: beat.tokens_per_s for peer, beat in beats.items() if beat is not None}
-        told[self.peer] = self._training.tokens_per_s
-        return {peer: speed for peer, speed in told.items() if 0 < speed < math.inf}
 
     def _get_chain(self) -> Chain | None:
         return None if self._rounds is None else self._rounds.chain

@@ -12,6 +12,7 @@ from weft.data.batch import Batches
 from weft.events import Emit
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.keys import Identity
+from weft.net.claims import ClaimReader
 from weft.net.node import Node
 from weft.peer.compute import Compute
 from weft.peer.config import PeerConfig, RunConfig
@@ -38,6 +39,7 @@ class Place:
     compute: Compute
     emit: Emit
     make_trainer: MakeTrainer = Trainer
+    reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ It decides nothing.
 import math
 
 from weft.events import LegacyCounted, RoundCommitted, RoundMissed
-from weft.ids import BranchId, Round, Tokens
+from weft.ids import BranchId, PeerId, Round, Tokens
+from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.absence import PAUSED, Decided
 from weft.peer.acts import REMOVALS, told, why_removed
@@ -15,6 +16,7 @@ from weft.peer.contribution import Carry
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.training import Training
+from weft.sync.groups import counted_through
 from weft.sync.messages import Manifest
 from weft.wire import digest_of
 
@@ -49,6 +51,7 @@ class Report:
                 manifest=digest_of(manifest),
                 contributors=tuple(each.peer for each in manifest.contributions),
                 left_out=decided.left_out,
+                num_through=counted_through(manifest),
                 tokens=Tokens(sum(each.tokens for each in manifest.contributions)),
                 committed_tokens=manifest.committed_tokens,
                 sent_nbytes=sent - self._traffic_before[0],
@@ -89,6 +92,13 @@ class Report:
             ):
                 reason = why_removed(event)
         return reason
+
+    def speeds(self, membership: Membership, head: Manifest) -> dict[PeerId, float]:
+        """Return the tokens per second of each member, as far as it tells them."""
+        beats = {peer: membership.heartbeat_of(peer) for peer in head.members}
+        told = {peer: beat.tokens_per_s for peer, beat in beats.items() if beat is not None}
+        told[self._place.node.peer] = self._training.tokens_per_s
+        return {peer: speed for peer, speed in told.items() if 0 < speed < math.inf}
 
     def heartbeat(self) -> Heartbeat:
         """Return what the others are told every two seconds."""

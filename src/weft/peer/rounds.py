@@ -25,8 +25,7 @@ from contextlib import suppress
 from typing import assert_never
 
 from weft.errors import DataError, DiskFull, PeerError
-from weft.events import Notice
-from weft.ids import Attempt, Digest, PeerId, Tokens, short
+from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.net.tasks import Tasks
 from weft.peer.absence import Decided, Status, attempt_started, left_out
 from weft.peer.acts import Acts
@@ -71,6 +70,7 @@ from weft.sync.messages import (
     Certificate,
     Collect,
     Committed,
+    GroupRecord,
     Manifest,
     Promise,
     Ready,
@@ -97,7 +97,7 @@ class Rounds:
         self._promises = Promises(place.folder.durable)
         self._state: State | None = None  # None: takes no part in the round
         self._is_closed = False
-        self._turned_away: set[PeerId] = set()  # who asked to be a member when there was no room, and was told of
+        self.on_decided: Callable[[Certificate], None] = lambda _certificate: None
         self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
         self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
@@ -107,7 +107,7 @@ class Rounds:
         self.hearing = Hearing(
             place, chain, self._weighing, self._gathering, Reach(self._feed, lambda: self._state), self.acts.accuse
         )
-        self._speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
+        self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     # --- what the peer does ---
 
@@ -146,7 +146,7 @@ class Rounds:
         else:
             self._state = machine.begin(self._node.peer, base)
         self._move()
-        self.measure(self._speeds)
+        self.measure(self.speeds)
         self._carry_out(outputs)
         if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
             self._give_up_attempt()
@@ -159,17 +159,19 @@ class Rounds:
         tokens: Tokens,
         parts: Sequence[EncodedPart],
         kept: KeptLegacy | None = None,
+        group: GroupRecord | None = None,
     ) -> tuple[Digest, ...]:
         """Offer a payload to the present round; return its parts' digests.
 
         Args:
             kept: the legacy that it is, where it is not this peer's own work.
+            group: whose mean it is, where it is not this peer's alone.
         """
         digests = self.parts.offer(parts)
         self._timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
-        trained, base = Trained(tokens=tokens, parts=digests, legacy=legacy), self.chain.base
-        ready = Ready(tokens=tokens, parts=digests, legacy=legacy, proof=proof)
+        trained, base = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy), self.chain.base
+        ready = Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
         self._gathering.announce(ready, self._say, lambda: self._take_mine(trained, base))
         return digests
 
@@ -193,13 +195,6 @@ class Rounds:
             return
         if status == "joining" and peer in self.chain.charter.banned:
             return
-        if (
-            status == "joining"
-            and len(electorate) >= (most := self.chain.charter.electors)
-            and peer not in self._turned_away
-        ):
-            self._turned_away.add(peer)
-            self._emit(Notice(text=f"{short(peer)} is not counted in: the run has at most {most} members"))
         self.standing.statuses[peer] = status
         self._feed(Noticed(peer=peer, status=status))
 
@@ -210,7 +205,7 @@ class Rounds:
 
     def measure(self, speeds: dict[PeerId, float]) -> None:
         """Take up how fast members train (positive, finite, in one unit): what they are leased next depends on it."""
-        self._speeds = speeds
+        self.speeds = speeds
         self._feed(Measured(speeds=speeds, uplinks=self.parts.rates.known()))
 
     @property
@@ -375,6 +370,7 @@ class Rounds:
         for peer in (*manifest.joined, *manifest.left):
             self.standing.statuses.pop(peer, None)
         self.decided.put_nowait(Decided(manifest, absent, is_travelling))
+        self.on_decided(certificate)
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()
 

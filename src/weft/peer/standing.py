@@ -28,6 +28,7 @@ class Standing:
     def __init__(self, me: PeerId, chain: Chain, promises: Promises, state: Callable[[], State | None]) -> None:
         self.statuses: dict[PeerId, Status] = {}
         self.relayed: frozenset[PeerId] = frozenset()  # who is reached through others
+        self.links_electorate = True  # whether this peer keeps links to all who vote
         self._me = me
         self._chain = chain
         self._promises = promises

@@ -14,7 +14,6 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.ids import PeerId
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
 from weft.peer.place import Place
@@ -44,14 +43,21 @@ class Training:
         """The median of the last calls; 0.0: none was measured."""
         return median(self._speeds) if self._speeds else 0.0
 
-    async def make(self, head: Manifest, config: RunConfig, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Make the inner steps that are left of the lease after `head`, as far as there is time.
+    async def make(
+        self,
+        head: Manifest,
+        leased: NDArray[np.int64],
+        config: RunConfig,
+        is_hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make the inner steps that are left of what is leased after `head`, as far as there is time.
 
         Args:
+            leased: the positions that this peer trains on, in order.
             config: as amended until `head`.
             is_hurried: asked between steps; True: what is done is enough.
         """
-        leased, size = leased_to(self._place.node.peer, head), config.train.batch_size
+        size = config.train.batch_size
         if not len(leased):
             return
         pace = sum(lease.num_windows for lease in head.leases) / len(leased)
@@ -77,12 +83,6 @@ class Training:
         if took_s > 0 and work.num_tokens:
             self._speeds.append(work.num_tokens / took_s)
         self.work = work if self.work is None else _sum(self.work, work)
-
-
-def leased_to(peer: PeerId, head: Manifest) -> NDArray[np.int64]:
-    """Return the positions that a manifest leases to `peer`, in the order in which it trains on them."""
-    mine = [lease.positions() for lease in head.leases if lease.peer == peer]
-    return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
 
 
 def _sum(one: Work, other: Work) -> Work:

@@ -21,6 +21,7 @@ from weft.errors import CheckpointError, Unreachable
 from weft.events import Event, RoundCommitted, StepDone
 from weft.keys import Identity
 from weft.net.admission import ByTicket
+from weft.net.claims import ClaimReader
 from weft.net.handshake import Passport
 from weft.net.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
@@ -146,6 +147,7 @@ class World:
         self.network = network
         self.seed = seed
         self.make_trainer: MakeTrainer = Trainer
+        self.reader: ClaimReader | None = None  # of all peers, where there are too many to check each claim so often
         self.clock = VirtualClock()
         self.members: dict[str, Member] = {}
         self.lives: list[Life] = []
@@ -162,6 +164,10 @@ class World:
 
     def member(self, name: str) -> Member:
         return self.members.setdefault(name, Member(self, name))
+
+    def known_to(self, member: Member) -> list[Member]:
+        """Return whom a process of `member` knows when it starts."""
+        return [other for other in self.members.values() if other is not member and other.lives]
 
     def make_node(self, life: Life, passport: Passport, clock: Clock) -> Node:
         """Return the node of a process that begins."""
@@ -204,7 +210,7 @@ class World:
             instance=hashlib.sha256(f"{member.name} {life.number}".encode()).digest()[:8],
         )
         node = self.make_node(life, passport, clock)
-        others = [other for other in self.members.values() if other is not member and other.lives]
+        others = self.known_to(member)
         for other in others:
             node.remember(other.id, [SCHEME + other.id], other.name)
         await node.start()
@@ -223,6 +229,7 @@ class World:
                 compute=compute,
                 emit=life.emit,
                 make_trainer=self.make_trainer,
+                reader=self.reader,
             )
             life.peer = Peer(run, place)
             self.on_made(life)

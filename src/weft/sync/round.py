@@ -157,7 +157,7 @@ def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
         case Ready():
             if len(message.parts) != state.base.num_parts or sender in state.ready:
                 return state, ()
-            if message.group is not None and not is_true(state.base, sender, message.group):
+            if message.group is not None and (message.legacy or not is_true(state.base, sender, message.group)):
                 return state, ()
             return make_plan(replace(state, ready={**state.ready, sender: contribution(sender, message)}))
         case Pass():

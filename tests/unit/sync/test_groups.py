@@ -301,19 +301,20 @@ def test_what_was_leased_to_who_has_left_another_group_may_bring() -> None:
     bare_ready = Ready(tokens=Tokens(2 * each), parts=())
     grouped = msgspec.structs.replace(bare_ready, group=group())
     assert claims.believed(base, SPONSOR, grouped).tokens == each
-    left = msgspec.structs.replace(
-        opening,
-        contributions=tuple(bare(BASE, number, 0) for number in range(3)),
-        left=(BASE.electorate[3],),
-        leases=opening.leases[:3],
-    )
+    counted = [msgspec.structs.replace(bare(BASE, number, 0), tokens=Tokens(each)) for number in range(3)]
+    changes = {"members": BASE.electorate[:3], "leases": opening.leases[:3], "left": BASE.electorate[3:]}
+    left = msgspec.structs.replace(opening, contributions=tuple(counted), **changes)
     claims.follow(left, BASE.charter)
     other = BASE.electorate[0]
     told.clear()
-    assert claims.believed(base, other, msgspec.structs.replace(bare_ready, group=group())).tokens == 2 * each
+    assert claims.believed(base, other, grouped).tokens == 2 * each
     assert told == []
     assert claims.believed(base, other, bare_ready).tokens == each
     assert isinstance(told[0], Notice)
-    brought = msgspec.structs.replace(bare(BASE, 0, 0), tokens=Tokens(2 * each))
-    claims.follow(msgspec.structs.replace(left, contributions=(brought,), left=()), BASE.charter)
+    counted[0] = msgspec.structs.replace(counted[0], tokens=Tokens(2 * each))
+    claims.follow(msgspec.structs.replace(left, contributions=tuple(counted), left=()), BASE.charter)
     assert claims.believed(base, other, grouped).tokens == each  # once
+    greedy = msgspec.structs.replace(grouped, tokens=Tokens(10**18))
+    late = msgspec.structs.replace(counted[1], tokens=Tokens(0))
+    claims.follow(msgspec.structs.replace(left, contributions=(counted[0], late), left=()), BASE.charter)
+    assert claims.believed(base, other, greedy).tokens == 3 * each  # its own, and of what others have not brought

@@ -1,0 +1,330 @@
+"""This peer as an elector that contributes for wards: collects what they offer, and brings the mean of all.
+
+    Offer       fetched at once, added to the mean as it arrives, whole or not at all
+    own work    added when it is done; then the living are waited for, as long as measured rounds say
+    the mean    announced as this peer's contribution, with the record of whom it counts
+    commit      told to the wards, once its results can be had from here
+
+Who is sponsored is soft: a list in memory, that wards ask to be put on, and that an offer puts its ward on, too. Wards
+are held to what was leased to them, as electors are.
+
+Failure:
+- a ward does not deliver, or delivers no payload: the mean is made without it, and it keeps its carry.
+- this peer dies: its wards ask another elector. What it announced may be counted: all who heard it have the record.
+- it is paused: it lets its wards go.
+
+It does not know who asks whom, nor what a round decides.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from weft.clock import Clock
+from weft.errors import DeadlineExceeded, PayloadError, PeerError, WireError
+from weft.events import PayloadRejected
+from weft.ids import Digest, PeerId, Tokens, short
+from weft.keys import verify
+from weft.net.tasks import Tasks
+from weft.peer.messages import (
+    Decision,
+    Evaluation,
+    GroupNote,
+    Hurry,
+    OfferNote,
+    Release,
+    SponsorAnswer,
+    SponsorPlease,
+    WardPass,
+)
+from weft.peer.place import Place
+from weft.peer.records import Records
+from weft.peer.rounds import Rounds
+from weft.sync.deadline import NUM_REMEMBERED, deadline_s
+from weft.sync.group_mean import GroupMean
+from weft.sync.groups import Offer, claims_in, is_grace_due, may_close, record_of, slices, tokens_of
+from weft.sync.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
+from weft.sync.reduce import EncodedPart
+from weft.sync.shares import shares
+from weft.wire import Buffer, unseal
+
+PARALLEL = 4  # payloads on their way at a time: each is whole in memory
+NEW_QUOTAS = 4  # of a ward whose leases this peer has not seen: what it may carry
+
+
+class Collection:
+    """What a sponsor has of one round."""
+
+    def __init__(self, base: Base, expected: frozenset[PeerId]) -> None:
+        self.base = base
+        self.expected = expected  # who was leased something for it
+        self.offers: dict[PeerId, Offer] = {}
+        self.brought: set[PeerId] = set()  # whose payload is in the mean, or can never be
+        self.passing: set[PeerId] = set()
+        self.mean: GroupMean | None = None
+        self.stakes: list[Stake] = []  # as added to it
+        self.payloads: list[Digest] = []
+        self.is_own_ready = False
+        self.is_grace_over = False
+        self.is_closed = False
+        self.half_at: float | None = None  # since when more than half have brought theirs
+        self.last_at = 0.0
+
+
+class Sponsor:
+    """
+    Args:
+        speed: returns the tokens per second of this peer's own training.
+    """
+
+    def __init__(
+        self, place: Place, rounds: Rounds, records: Records, speed: Callable[[], float], tasks: Tasks
+    ) -> None:
+        self.wards: dict[PeerId, float] = {}  # and how fast each trains
+        self._node = place.node
+        self._clock: Clock = place.clock
+        self._compute = place.compute
+        self._emit = place.emit
+        self._rounds = rounds
+        self._records = records
+        self._speed = speed
+        self._tasks = tasks
+        self._allowed: dict[PeerId, int] = {}  # tokens that a ward may claim
+        self._graces_s: list[float] = []
+        self._early: dict[PeerId, OfferNote] = {}  # of the round after this one
+        self._gate = asyncio.Semaphore(PARALLEL)
+        self._timers: list[asyncio.TimerHandle] = []
+        self._now = Collection(rounds.chain.base, frozenset())
+        place.node.serve(SponsorPlease, self._consider)
+        place.node.on_note(OfferNote, self._on_offer)
+        place.node.on_note(WardPass, self._on_pass)
+
+    # --- what the peer does ---
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        return self._rounds.ranges
+
+    @property
+    def is_hurried(self) -> bool:
+        return self._rounds.is_hurried
+
+    def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...] | None:
+        """Bring this peer's payload to the present round, with those of its wards, if it has any."""
+        self._look()
+        if not self.wards and not self._now.stakes:
+            return self._rounds.announce(tokens, parts)
+        self._tasks.spawn(self._add_own(self._now, tokens, parts))
+        return tuple(part.digest for part in parts)
+
+    def pass_on(self) -> None:
+        """Bring nothing to the present round: this peer is paused, and its wards find another sponsor."""
+        self.release()
+        self._rounds.pass_on()
+
+    def release(self) -> None:
+        for ward in self.wards:
+            self._node.post(ward, Release(branch=self._rounds.chain.base.branch))
+        self.wards.clear()
+        self._allowed.clear()
+
+    def pass_evaluation_on(self, evaluation: Evaluation) -> None:
+        for ward in self.wards:
+            self._node.post(ward, evaluation)
+
+    # --- wards come ---
+
+    async def _consider(self, peer: PeerId, please: SponsorPlease) -> SponsorAnswer:
+        base = self._rounds.chain.base
+        if not self._rounds.is_member or please.branch != base.branch:
+            return SponsorAnswer(is_taken=False, reason="no elector of this branch")
+        if not self._take(peer):
+            return SponsorAnswer(is_taken=False, reason="there is no room")
+        return SponsorAnswer(is_taken=True)
+
+    def _take(self, peer: PeerId) -> bool:
+        base = self._rounds.chain.base
+        is_other = peer in base.electorate or peer in base.charter.banned or not self._rounds.is_member
+        if is_other or (peer not in self.wards and len(self.wards) >= MAX_GROUP - 1):
+            return False
+        self.wards.setdefault(peer, 0.0)
+        settings = base.charter.settings
+        self._allowed.setdefault(peer, NEW_QUOTAS * settings.quota * settings.seq_len)
+        return True
+
+    async def _on_offer(self, peer: PeerId, note: OfferNote) -> None:
+        offer = unseal(note.signed, Offer, verify)
+        if note.signed.signer != peer:
+            raise WireError(f"{short(peer)} passed on an offer of {short(note.signed.signer)}")
+        self._look()
+        base = self._now.base
+        if (offer.run, offer.branch, offer.sponsor) != (base.run, base.branch, self._node.peer):
+            return
+        if offer.round == base.round + 1 and len(self._early) < MAX_GROUP:
+            self._early[peer] = note
+        if offer.round == base.round and peer not in self._now.offers and self._take(peer):
+            self._now.offers[peer] = offer
+            self.wards[peer] = offer.tokens_per_s
+            self._tasks.spawn(self._bring(self._now, peer, offer))
+
+    async def _on_pass(self, peer: PeerId, note: WardPass) -> None:
+        self._look()
+        if (note.branch, note.round) == (self._now.base.branch, self._now.base.round):
+            self._now.passing.add(peer)
+            self._check(self._now)
+
+    # --- one round ---
+
+    def _look(self) -> None:
+        """Begin anew where the round is another one."""
+        base = self._rounds.chain.base
+        if self._now.base is base:
+            return
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        claim = claims_in(self._rounds.chain.head).get(self._node.peer)
+        record = None if claim is None else self._records.known(claim.record)
+        leased = () if record is None else (stake.peer for stake in record.stakes if stake.samples)
+        self._now = Collection(base, frozenset(leased) | {self._node.peer})
+        early, self._early = self._early, {}
+        for peer, note in early.items():
+            self._tasks.spawn(self._on_offer(peer, note))
+
+    async def _bring(self, now: Collection, peer: PeerId, offer: Offer) -> None:
+        tokens = min(offer.tokens, self._allowed.get(peer, 0))
+        try:
+            async with self._gate:
+                if now is not self._now or now.is_closed:
+                    return
+                payload = await self._rounds.parts.whole(peer, offer.payload)
+                if now is self._now and not now.is_closed and tokens:
+                    await self._compute.serve(lambda: self._add(now, peer, tokens, offer.payload, payload))
+        except (PayloadError, DeadlineExceeded) as error:
+            self._emit(PayloadRejected(round=now.base.round, member=peer, reason=str(error)))
+        except PeerError:
+            now.offers.pop(peer, None)  # said again, it is fetched again
+            return
+        now.brought.add(peer)
+        self._check(now)
+
+    async def _add_own(self, now: Collection, tokens: Tokens, parts: Sequence[EncodedPart]) -> None:
+        me, payload = self._node.peer, tuple(part.encoded for part in parts)
+        try:
+            await self._compute.serve(lambda: self._add(now, me, tokens, Digest(""), payload))
+        except PayloadError as error:  # another codec since it was encoded: it waits for the next round
+            self._emit(PayloadRejected(round=now.base.round, member=me, reason=str(error)))
+        now.is_own_ready = True
+        now.brought.add(me)
+        self._check(now)
+
+    def _add(self, now: Collection, peer: PeerId, tokens: int, name: Digest, payload: Sequence[Buffer]) -> None:
+        """On the thread that merges: one after the other."""
+        if now.is_closed:
+            return
+        if now.mean is None:
+            now.mean = self._rounds.parts.group_mean(now.base)
+        now.mean.add(tokens, payload)
+        now.stakes.append(Stake(peer=peer, tokens=Tokens(tokens), samples=0))
+        now.payloads.append(name)
+
+    def _check(self, now: Collection) -> None:
+        """Bring the mean, if it is time to."""
+        if now is not self._now or now.is_closed:
+            return
+        now.last_at = self._clock.now()
+        expected = now.expected & {self._node.peer, *self.wards}
+        if now.half_at is None and is_grace_due(expected, now.brought):
+            now.half_at = now.last_at
+            self._begin_grace(now)
+        statuses = self._rounds.standing.statuses
+        away = {peer for peer in expected if statuses.get(peer) in ("gone", "suspected")} | now.passing
+        under_way = now.offers.keys() - now.brought  # not long any more
+        if now.is_own_ready and may_close(expected | under_way, now.brought, away, now.is_grace_over):
+            self._tasks.spawn(self._close(now))
+
+    def notice(self, peer: PeerId, is_away: bool) -> None:
+        """Take up what membership says of a peer."""
+        if is_away and self._rounds.standing.statuses.get(peer) == "gone":
+            self.wards.pop(peer, None)
+            self._allowed.pop(peer, None)
+        self._check(self._now)
+
+    def _begin_grace(self, now: Collection) -> None:
+        grace_s = deadline_s(self._graces_s)
+        loop = asyncio.get_running_loop()
+        self._timers += [
+            loop.call_later(grace_s / 2, self._hurry, now),
+            loop.call_later(grace_s, self._end_grace, now),
+        ]
+
+    def _hurry(self, now: Collection) -> None:
+        for ward in now.expected & self.wards.keys() - now.offers.keys():
+            self._node.post(ward, Hurry(branch=now.base.branch, round=now.base.round))
+
+    def _end_grace(self, now: Collection) -> None:
+        now.is_grace_over = True
+        self._check(now)
+
+    async def _close(self, now: Collection) -> None:
+        if now.is_closed:
+            return
+
+        def finish() -> tuple[tuple[EncodedPart, ...], int]:
+            now.is_closed = True
+            return ((), 0) if now.mean is None else (now.mean.result(), now.mean.tokens)
+
+        parts, tokens = await self._compute.serve(finish)
+        if tokens and now is self._now and now.base is self._rounds.chain.base and self._rounds.is_member:
+            record = self._record(now)
+            self._records.keep(record)
+            self._rounds.announce(Tokens(tokens), parts, group=record)
+        now.mean = None
+
+    def _record(self, now: Collection) -> GroupRecord:
+        """Return whom the mean counts, and what each peer of the group is to be leased next."""
+        me, base = self._node.peer, now.base
+        wards = {peer: speed for peer, speed in self.wards.items() if peer not in now.passing}
+        speeds = {**self._rounds.speeds, **{peer: speed for peer, speed in wards.items() if speed > 0}}
+        if (own := self._speed()) > 0:
+            speeds[me] = own
+        wanted = shares(base.charter, {*base.electorate, *wards}, speeds)
+        samples = {peer: wanted[peer] for peer in (me, *sorted(wards))}
+        stakes = [Stake(peer=each.peer, tokens=each.tokens, samples=samples.pop(each.peer, 0)) for each in now.stakes]
+        stakes += [Stake(peer=peer, tokens=Tokens(0), samples=num) for peer, num in samples.items()]
+        return record_of(base, me, stakes[:MAX_GROUP], now.payloads)
+
+    # --- a round is decided ---
+
+    def decided(self, certificate: Certificate) -> None:
+        """Take up a decision, and tell the wards of it. Who of them is an elector from now on is no ward any more."""
+        manifest, me = certificate.manifest, self._node.peer
+        if self._now.half_at is not None:
+            self._graces_s = [*self._graces_s, self._now.last_at - self._now.half_at][-NUM_REMEMBERED:]
+        claim = claims_in(manifest).get(me)
+        record = None if claim is None else self._records.known(claim.record)
+        if self.wards:
+            self._tasks.spawn(self._tell(certificate, record, tuple(self.wards)))
+        if record is not None:
+            self._allow(manifest, record)
+        for peer in self.wards.keys() & set(manifest.members):
+            del self.wards[peer]
+        if me not in manifest.members:
+            self.release()
+
+    def _allow(self, manifest: Manifest, record: GroupRecord) -> None:
+        charter = self._rounds.chain.charter
+        num = sum(lease.num_windows for lease in manifest.leases if lease.peer == self._node.peer)
+        cut = slices(num, record, charter)
+        for ward in self.wards:
+            if tokens_of(record, ward):
+                self._allowed[ward] = 0
+            self._allowed[ward] = self._allowed.get(ward, 0) + len(cut.get(ward, ())) * charter.settings.seq_len
+
+    async def _tell(self, certificate: Certificate, record: GroupRecord | None, wards: Sequence[PeerId]) -> None:
+        with suppress(PeerError):  # they fetch the results from here first
+            await self._rounds.parts.results(certificate.manifest)
+        for ward in wards:
+            if record is not None:
+                self._node.post(ward, GroupNote(record=record))
+            self._node.post(ward, Decision(certificate=certificate))
