@@ -29,7 +29,8 @@ from weft.config import Config
 from weft.net.membership import MAX_MEMBERS
 from weft.sim.faults import Fault, Line, Loss, Mbit, Ms, Name, Seconds, Skew, Slow
 
-MAX_PEERS = MAX_MEMBERS  # a run has no more, so far
+MAX_PEERS = MAX_MEMBERS  # a run has no more at a time, so far
+MAX_MACHINES = 1024  # that come and go in the course of a scenario: each keeps its events and files until the end
 _LINE = ("up_mbit", "down_mbit", "delay_ms", "jitter_ms", "loss")
 
 _Speed = Annotated[float, Meta(gt=0, description="tokens per second of training")]
@@ -66,8 +67,10 @@ class Scenario(Config, frozen=True, kw_only=True):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"group: two machines are called {twice[0]}; give one of them another name.")
-        if len(names) > MAX_PEERS:
-            raise ValueError(f"group: {len(names)} peers; at most {MAX_PEERS} take part in a run.")
+        if (num := sum(not group.joins_at_s for _, group in self.machines())) > MAX_PEERS:
+            raise ValueError(f"group: {num} peers from the start; at most {MAX_PEERS} take part in a run.")
+        if len(names) > MAX_MACHINES:
+            raise ValueError(f"group: {len(names)} machines; a scenario has at most {MAX_MACHINES}.")
         if self.group[0].joins_at_s:
             raise ValueError("group: the first peer makes the run, so its joins_at_s is 0.")
         for fault in self.fault:

@@ -7,7 +7,7 @@ import pytest
 from weft.config import load
 from weft.errors import ConfigError
 from weft.sim.faults import Kill, Line, Skew, Slow, parted
-from weft.sim.scenario import MAX_PEERS, Group, Scenario, at_present
+from weft.sim.scenario import MAX_MACHINES, MAX_PEERS, Group, Scenario, at_present
 
 LAB = """
 run = "run.toml"
@@ -15,6 +15,11 @@ run = "run.toml"
 name = "lab"
 count = 3
 """
+
+
+# Each group comes later than the one before.
+MANY = "".join(f'[[group]]\nname = "g{at}"\ncount = {MAX_PEERS}\njoins_at_s = {at}.0\n' for at in range(1, 32))
+MANY += f'[[group]]\nname = "last"\ncount = {MAX_MACHINES + 1 - 3 - 31 * MAX_PEERS}\njoins_at_s = 99.0\n'
 
 
 def read(tmp_path: Path, text: str) -> Scenario:
@@ -33,7 +38,8 @@ def test_machines_of_a_group_are_numbered_and_a_single_one_is_not(tmp_path: Path
     ("more", "words"),
     [
         ('[[group]]\nname = "lab-1"', "two machines are called lab-1"),
-        (f'[[group]]\nname = "home"\ncount = {MAX_PEERS}', f"{MAX_PEERS + 3} peers"),
+        (f'[[group]]\nname = "home"\ncount = {MAX_PEERS}', f"{MAX_PEERS + 3} peers from the start"),
+        (MANY, f"{MAX_MACHINES + 1} machines"),
         ('[[fault]]\ntype = "kill"\npeer = "lab-7"\nat_s = 1.0', "no machine is called lab-7"),
         ('[[fault]]\ntype = "partition"\nsides = [["lab-1"], ["x"]]\nat_s = 1.0\nlasts_s = 1.0', "called x"),
         ('[[fault]]\ntype = "partition"\nsides = []\nat_s = 1.0\nlasts_s = 1.0', "sides"),
@@ -90,3 +96,8 @@ def test_a_fault_names_a_machine_or_all_of_a_group(tmp_path: Path) -> None:
 
 def test_a_fault_at_a_time_or_a_round_is_one_fault() -> None:
     assert Kill(peer="a", at_round=3).at_s is None
+
+
+def test_more_machines_than_a_run_has_members_may_come_one_after_another(tmp_path: Path) -> None:
+    scenario = read(tmp_path, LAB + f'[[group]]\nname = "later"\ncount = {MAX_PEERS}\njoins_at_s = 9.0\n')
+    assert len(list(scenario.machines())) == MAX_PEERS + 3
