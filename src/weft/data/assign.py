@@ -77,7 +77,7 @@ def leases(cursor: int, quotas: Mapping[PeerId, int]) -> tuple[tuple[Lease, ...]
 def release(
     returned: Iterable[Lease], quotas: Mapping[PeerId, int]
 ) -> tuple[tuple[Lease, ...], tuple[Lease, ...], dict[PeerId, int]]:
-    """Lease again what holders gave back or died with, before anything new.
+    """Lease again what the holders of leases died with, before anything new.
 
     Args:
         returned: leases whose work was never counted, disjoint.

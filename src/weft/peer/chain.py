@@ -20,6 +20,7 @@ from weft.rng import order_key
 from weft.sync.charter import Charter
 from weft.sync.legacy import charter_after, forked
 from weft.sync.messages import (
+    MAX_UNCOUNTED,
     MAX_UPLINK,
     Accept,
     Base,
@@ -193,6 +194,8 @@ def open_branch(base: Base, members: Iterable[PeerId], opener: PeerId, branch: B
         committed_tokens=base.committed_tokens,
         acts=(),
         charter=digest_of(base.charter if branch == base.branch else forked(base)),
+        uncounted=base.uncounted[-MAX_UNCOUNTED:],
+        leased_again=base.leased_again,
     )
 
 

@@ -105,7 +105,7 @@ class Claims:
         return False
 
     def _bound(self, base: Base) -> int:
-        return base.charter.leased_tokens(base.cursor) - base.committed_tokens
+        return base.charter.leased_tokens(base.cursor) + base.leased_again - base.committed_tokens
 
 
 def legacy_tokens(base: Base, ready: Ready) -> Tokens:

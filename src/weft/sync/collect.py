@@ -6,7 +6,6 @@ A manifest is proposed only once a majority holds every result byte, so whatever
 
 from collections.abc import Set
 
-from weft.data.assign import leases
 from weft.ids import PeerId, Tokens
 from weft.sync.acts import MAX_ACTS, Warrant
 from weft.sync.decide import propose
@@ -32,7 +31,7 @@ from weft.sync.machine import (
 )
 from weft.sync.messages import Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.rules import is_quorum, is_sound, leader, spent_farewells
-from weft.sync.shares import shares
+from weft.sync.shares import lease, shares
 from weft.sync.uplinks import uplinks
 from weft.wire import digest_of
 
@@ -213,7 +212,7 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
     joined = tuple(sorted(newcomers)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
     groups = {each.peer: each.group for each in plan.contributions if each.group is not None}
-    leased, cursor = leases(base.cursor, shares(after.charter, members, state.speeds, groups))
+    leased = lease(base, after.charter, plan.contributions, shares(after.charter, members, state.speeds, groups))
     return Manifest(
         run=base.run,
         branch=base.branch,
@@ -230,8 +229,10 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
         uplinks=uplinks(base, members, {*joined, *state.relayed}, state.uplinks),
         joined=joined,
         left=left,
-        leases=leased,
-        cursor=cursor,
+        leases=leased.leases,
+        cursor=leased.cursor,
+        uncounted=leased.uncounted,
+        leased_again=leased.leased_again,
         committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
         acts=acts,
         charter=digest_of(after.charter),

@@ -35,6 +35,8 @@ from weft.wire import Record, Signed, digest_of
 MAX_COUNT = 1 << 53
 MAX_TOTAL = 1 << 62  # samples or tokens of a whole run
 MAX_GROUP = 64  # peers, the sponsor included: it fetches a payload of each in a round
+MAX_UNCOUNTED = 3 * MAX_MEMBERS  # leases remembered that were not counted: who stays away longer has its newest kept
+MAX_LEASES = MAX_UNCOUNTED + 2 * MAX_MEMBERS  # each ends what one of those holds, or what a member is to be leased
 MAX_UPLINK = 16  # of the fastest members: who sends slower owns a smaller part
 
 _Attempt = Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)]
@@ -111,11 +113,13 @@ class Manifest(Record, frozen=True, kw_only=True):
     uplinks: Annotated[tuple[_Uplink, ...], Meta(max_length=MAX_MEMBERS)]  # of the members: sizes of the next parts
     joined: _Peers
     left: _Peers
-    leases: Annotated[tuple[Lease, ...], Meta(max_length=MAX_MEMBERS)]  # who trains on which samples in the next round
+    leases: Annotated[tuple[Lease, ...], Meta(max_length=MAX_LEASES)]  # who trains on which samples in the next round
     cursor: _Cursor  # first sample that no lease covers yet
     committed_tokens: _Tokens  # counted on this branch since the run began, this round included
     acts: Annotated[tuple[Warrant, ...], Meta(max_length=MAX_ACTS)]  # that take effect after it, in this order
     charter: HexDigest  # of what holds for the next round
+    uncounted: Annotated[tuple[Lease, ...], Meta(max_length=MAX_UNCOUNTED)] = ()  # of earlier leases, ascending
+    leased_again: _Tokens = Tokens(0)  # of leases that were given a second time since the run began
 
 
 class Base(Record, frozen=True, kw_only=True):
@@ -133,6 +137,8 @@ class Base(Record, frozen=True, kw_only=True):
     quota: int  # samples leased to each member per round, at most
     committed_tokens: Tokens
     charter: Charter  # by which the round is computed
+    uncounted: tuple[Lease, ...] = ()  # leases of this round and before, of members that no manifest has counted since
+    leased_again: Tokens = Tokens(0)
 
     @property
     def body(self) -> Body:
@@ -288,6 +294,8 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         quota=charter.settings.quota,
         committed_tokens=manifest.committed_tokens,
         charter=charter,
+        uncounted=(*manifest.uncounted, *manifest.leases),
+        leased_again=manifest.leased_again,
     )
 
 

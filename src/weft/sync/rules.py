@@ -102,7 +102,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and countable(base, manifest.contributions) == manifest.contributions
         and manifest.charter == digest_of(after.charter)
         and _has_right_members(base, manifest, after)
-        and are_fair(base.cursor, after.charter, manifest)
+        and are_fair(base, after.charter, manifest)
         and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
     )
 

@@ -11,17 +11,22 @@ Members measure and tell their own speed. Who claims too little is leased little
 as any stranger is. What one claims sets the pace of others only up to `MAX_LEAD` times the median, so nobody can starve
 the others of data.
 
+What was leased to somebody who is no member any more, and whom no manifest has counted since, is leased first, to
+whoever is next; new samples follow. A member keeps what it was leased: it brings that as carry. Who left and comes back
+is a member again, and keeps what is left of its own.
+
 The leader proposes the shares; anybody can check that they are within bounds. It does not know how speeds are measured.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 
-from weft.data.assign import leases
-from weft.ids import PeerId
+from weft.data.assign import Lease, leases, release
+from weft.ids import PeerId, Tokens
 from weft.sync.charter import Charter
-from weft.sync.messages import GroupClaim, Manifest
+from weft.sync.messages import MAX_UNCOUNTED, Base, Contribution, GroupClaim, Manifest
 
 EVEN = 0.7  # of the pace: times of equal machines differ by so much when they are busy
 MAX_LEAD = 8.0  # beyond, a fast machine waits for the others' inner steps
@@ -61,18 +66,56 @@ def _share(charter: Charter, ratio: float) -> int:
     return unit * max(1, int(quota // unit * ratio))
 
 
-def are_fair(cursor: int, charter: Charter, manifest: Manifest) -> bool:
-    """Return whether the leases are what a leader may propose: for each member one, in order, from a unit to a quota.
+@dataclass(frozen=True)
+class Leased:
+    """What a manifest says of the data."""
+
+    leases: tuple[Lease, ...]  # ascending by peer, and of one peer by start
+    cursor: int
+    uncounted: tuple[Lease, ...]
+    leased_again: Tokens
+
+
+def lease(base: Base, charter: Charter, counted: Iterable[Contribution], wanted: Mapping[PeerId, int]) -> Leased:
+    """Lease samples for the next round.
+
+    Args:
+        charter: that holds in it. Where samples or inner steps have another length by it, nothing is leased again.
+        counted: what this round counts. A legacy is not what its bringer was leased.
+        wanted: samples of each member of the next round.
+    """
+    now, before = charter.settings, base.charter.settings
+    done = {each.peer for each in counted if each.legacy is None}
+    is_alike = (now.seq_len, now.unit) == (before.seq_len, before.unit)
+    open_ones = [each for each in base.uncounted if each.peer not in done] if is_alike else []
+    kept = [each for each in open_ones if each.peer in wanted]
+    again, waiting, left = release([each for each in open_ones if each.peer not in wanted], wanted)
+    fresh, cursor = leases(base.cursor, left)
+    num_again = sum(each.num_windows for each in again)
+    return Leased(
+        leases=tuple(sorted((*again, *fresh), key=lambda each: (each.peer, each.start))),
+        cursor=cursor,
+        uncounted=tuple(sorted((*kept, *waiting), key=lambda each: each.start))[-MAX_UNCOUNTED:],
+        leased_again=Tokens(base.leased_again + num_again * now.seq_len),
+    )
+
+
+def are_fair(base: Base, charter: Charter, manifest: Manifest) -> bool:
+    """Return whether the leases are what a leader may propose: for each member, in order, from a unit to a quota.
 
     For a sponsor that the manifest counts with its group, to as many quotas as there are peers to train on it.
 
     Args:
-        cursor: of the manifest before.
-        charter: that holds after this one.
+        charter: that holds after the manifest.
     """
     quota, unit = charter.settings.quota, charter.settings.unit
-    wanted = {lease.peer: lease.num_windows for lease in manifest.leases}
-    if set(wanted) != set(manifest.members) or (manifest.leases, manifest.cursor) != leases(cursor, wanted):
+    wanted: dict[PeerId, int] = {}
+    for each in manifest.leases:
+        wanted[each.peer] = wanted.get(each.peer, 0) + each.num_windows
+    if set(wanted) != set(manifest.members):
+        return False
+    told = Leased(manifest.leases, manifest.cursor, manifest.uncounted, manifest.leased_again)
+    if told != lease(base, charter, manifest.contributions, wanted):
         return False
     groups = {each.peer: each.group.num_leased for each in manifest.contributions if each.group is not None}
     most = {peer: quota * groups.get(peer, 1) for peer in wanted}

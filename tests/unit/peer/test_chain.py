@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from charters import charter
-from weft.data.assign import leases
 from weft.errors import WireError
 from weft.ids import Attempt, BranchId, PeerId, RunId
 from weft.keys import Identity, verify
@@ -18,6 +17,7 @@ from weft.sync import round
 from weft.sync.machine import replace
 from weft.sync.messages import Accept, Certificate, Committed, Contribution, Goodbye, Manifest, PartResult, RoundNote
 from weft.sync.rules import leader
+from weft.sync.shares import lease
 from weft.wire import Signed, decode, digest, digest_of, encode, seal
 
 RUN = RunId("cc" * 32)
@@ -33,7 +33,8 @@ def known() -> Chain:
 
 def successor(known: Chain) -> Manifest:
     base = known.base
-    leased, cursor = leases(base.cursor, dict.fromkeys(base.electorate, 4))
+    counted = (Contribution(peer=base.electorate[0], tokens=0, parts=()),)
+    leased = lease(base, base.charter, counted, dict.fromkeys(base.electorate, 4))
     part = PartResult(owner=base.electorate[0], result=digest(b"merged"))
     return msgspec.structs.replace(
         known.head,
@@ -41,10 +42,11 @@ def successor(known: Chain) -> Manifest:
         attempt=Attempt(0),
         leader=leader(base, Attempt(0)),
         previous=base.previous,
-        contributions=(Contribution(peer=base.electorate[0], tokens=0, parts=()),),
+        contributions=counted,
         parts=(part,) * base.num_parts,
-        leases=leased,
-        cursor=cursor,
+        leases=leased.leases,
+        cursor=leased.cursor,
+        uncounted=leased.uncounted,
     )
 
 

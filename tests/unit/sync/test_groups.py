@@ -202,7 +202,8 @@ def test_a_group_may_be_leased_no_more_than_its_peers_may_train() -> None:
     opening = open_branch(BASE, BASE.electorate, ORDER[0], BASE.branch)
     quotas = dict.fromkeys(BASE.electorate, 40)
     leased, cursor = leases(0, {**quotas, SPONSOR: 80})
-    assert not are_fair(0, rules, msgspec.structs.replace(opening, leases=leased, cursor=cursor))
+    base = msgspec.structs.replace(BASE, charter=rules)
+    assert not are_fair(base, rules, msgspec.structs.replace(opening, leases=leased, cursor=cursor))
 
 
 def test_groups_are_about_even_and_each_peer_has_an_order_of_its_own() -> None:

@@ -1,5 +1,7 @@
 """How much of the data each member is leased, and what a leader may not propose."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,11 +10,11 @@ from hypothesis import strategies as st
 from charters import charter
 from model.world import first_base
 from weft.data.assign import Lease, leases
-from weft.ids import PeerId
+from weft.ids import PeerId, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.charter import Charter
-from weft.sync.messages import Manifest
-from weft.sync.shares import EVEN, MAX_LEAD, are_fair, shares
+from weft.sync.messages import MAX_UNCOUNTED, Base, Contribution, Manifest
+from weft.sync.shares import EVEN, MAX_LEAD, are_fair, lease, shares
 
 EVENLY = msgspec.structs.replace(charter(10, batch_size=4), has_even_leases=True)
 CHARTER = charter(10, batch_size=4)
@@ -26,8 +28,12 @@ def proposed(leased: tuple[Lease, ...], cursor: int) -> Manifest:
     return msgspec.structs.replace(opening, leases=leased, cursor=cursor)
 
 
+def base_of(charter: Charter, *uncounted: Lease) -> Base:
+    return msgspec.structs.replace(first_base(4), cursor=CURSOR, charter=charter, uncounted=uncounted)
+
+
 def given_by(charter: Charter, wanted: dict[PeerId, int]) -> bool:
-    return are_fair(CURSOR, charter, proposed(*leases(CURSOR, wanted)))
+    return are_fair(base_of(charter), charter, proposed(*leases(CURSOR, wanted)))
 
 
 def test_who_is_slower_is_leased_as_much_less() -> None:
@@ -79,8 +85,69 @@ def test_a_leader_may_not_lease_otherwise(charter: Charter, wanted: dict[PeerId,
 
 def test_leases_join_and_end_at_the_cursor() -> None:
     leased, cursor = leases(CURSOR, dict.fromkeys(MEMBERS, 40))
-    assert are_fair(CURSOR, CHARTER, proposed(leased, cursor))
-    assert not are_fair(CURSOR, CHARTER, proposed(leased, cursor + 4))
+    assert are_fair(base_of(CHARTER), CHARTER, proposed(leased, cursor))
+    assert not are_fair(base_of(CHARTER), CHARTER, proposed(leased, cursor + 4))
     moved = tuple(msgspec.structs.replace(lease, start=lease.start + 4, stop=lease.stop + 4) for lease in leased)
-    assert not are_fair(CURSOR, CHARTER, proposed(moved, cursor + 4))
-    assert not are_fair(CURSOR, CHARTER, proposed((leased[0], *leased), cursor))
+    assert not are_fair(base_of(CHARTER), CHARTER, proposed(moved, cursor + 4))
+    assert not are_fair(base_of(CHARTER), CHARTER, proposed((leased[0], *leased), cursor))
+
+
+# --- leases of those that left ---
+
+DEAD = PeerId("dd" * 32)
+
+
+def brought(*peers: PeerId) -> list[Contribution]:
+    return [Contribution(peer=peer, tokens=Tokens(8), parts=()) for peer in peers]
+
+
+def test_what_was_leased_to_who_left_is_leased_first() -> None:
+    base = base_of(CHARTER, Lease(peer=DEAD, start=880, stop=920), Lease(peer=A, start=920, stop=960))
+    leased = lease(base, CHARTER, brought(B, C), {A: 16, B: 16, C: 16, D: 16})
+    assert leased.leases == (
+        Lease(peer=A, start=880, stop=896),
+        Lease(peer=B, start=896, stop=912),
+        Lease(peer=C, start=912, stop=920),
+        Lease(peer=C, start=1000, stop=1008),
+        Lease(peer=D, start=1008, stop=1024),
+    )
+    assert (leased.cursor, leased.leased_again) == (1024, 40 * 8)
+    assert leased.uncounted == (Lease(peer=A, start=920, stop=960),)  # A's carry
+
+
+def test_what_was_counted_is_not_leased_again() -> None:
+    base = base_of(CHARTER, Lease(peer=DEAD, start=880, stop=920))
+    leased = lease(base, CHARTER, brought(DEAD), dict.fromkeys(MEMBERS, 40))
+    assert (leased.leases, leased.cursor) == leases(CURSOR, dict.fromkeys(MEMBERS, 40))
+    assert leased.uncounted == ()
+
+
+def test_what_nobody_has_time_for_waits() -> None:
+    base = base_of(CHARTER, Lease(peer=DEAD, start=800, stop=1000))
+    leased = lease(base, CHARTER, [], {A: 40, B: 40})
+    assert leased.cursor == CURSOR
+    assert leased.uncounted == (Lease(peer=DEAD, start=880, stop=1000),)
+
+
+def test_of_many_leases_that_were_not_counted_the_newest_are_remembered() -> None:
+    old = [Lease(peer=A, start=4 * number, stop=4 * number + 4) for number in range(MAX_UNCOUNTED + 1)]
+    leased = lease(base_of(CHARTER, *old), CHARTER, [], {A: 40})
+    assert leased.uncounted == tuple(old[1:])
+
+
+@pytest.mark.parametrize("amended", [{"seq_len": 16}, {"batch_size": 8}])
+def test_samples_of_another_length_are_not_leased_again(amended: dict[str, int]) -> None:
+    after = charter(10, **({"batch_size": 4} | amended))
+    leased = lease(base_of(CHARTER, Lease(peer=DEAD, start=880, stop=920)), after, [], {A: 40})
+    assert (leased.leases, leased.uncounted) == ((Lease(peer=A, start=1000, stop=1040),), ())
+
+
+@pytest.mark.parametrize("change", [{"uncounted": ()}, {"leased_again": 0}, {"cursor": 1040}])
+def test_a_leader_may_not_forget_what_is_to_be_leased_again(change: dict[str, Any]) -> None:
+    base = base_of(CHARTER, Lease(peer=DEAD, start=880, stop=920), Lease(peer=A, start=920, stop=960))
+    leased = lease(base, CHARTER, [], dict.fromkeys(MEMBERS, 40))
+    manifest = msgspec.structs.replace(
+        proposed(leased.leases, leased.cursor), uncounted=leased.uncounted, leased_again=leased.leased_again
+    )
+    assert are_fair(base, CHARTER, manifest)
+    assert not are_fair(base, CHARTER, msgspec.structs.replace(manifest, **change))
