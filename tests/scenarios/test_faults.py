@@ -254,6 +254,7 @@ def test_the_maker_says_goodbye_and_comes_back_without_counting_work_twice(make_
 
         swarm.watchers.append(stop)
         (left,) = await swarm.done(a)
+        await swarm.round(members[1], left.round + 1)
         offered = swarm.chains[swarm.run_config.run, Round(left.round + 1)]
         assert a.id in {each.peer for each in offered.contributions}
         await asyncio.sleep(2.0)
