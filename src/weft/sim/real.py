@@ -289,9 +289,10 @@ class RealStage:
     async def _stop(self, machine: RealMachine) -> None:
         """Tell a machine's process to leave, and wait until it has."""
         life = machine.lives[-1]
-        life.is_ended = True
         machine.signal(signal.SIGCONT)  # one that stands still hears nothing
-        machine.signal(signal.SIGTERM)
+        if not life.is_ended:  # the same signal again would end it at once
+            life.is_ended = True
+            machine.signal(signal.SIGTERM)
         with suppress(DeadlineExceeded):
             await self._until(lambda: not life.is_running, "its end", STOP_S)
         if life.is_running:
