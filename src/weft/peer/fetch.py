@@ -5,7 +5,7 @@ alter it. Shards come from all members at once, and each is on disk once it has 
 whole ones are what an interruption leaves, and what is fetched again of one is little.
 
 Failure:
-- a member that vanishes or lies: the others deliver.
+- a member that vanishes or lies: the others deliver, those too that were met or named since the first let this peer in.
 - this process ends: the next one fetches what is missing.
 
 It does not know when to join, how a round works, nor the state (`arrival` does).
@@ -21,7 +21,7 @@ from weft.events import DataReady, Emit
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
 from weft.peer.config import RunConfig
-from weft.peer.holders import small_from
+from weft.peer.holders import everybody, small_from
 from weft.peer.home import Home
 from weft.peer.pull import pull
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
@@ -39,7 +39,7 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
     """
     data = home.blobs.read(Digest(node.run), MAX_RUN_NBYTES)
     if data is None:
-        data = await small_from(node, peers, Digest(node.run), MAX_RUN_NBYTES)
+        data = await small_from(node, everybody(node, peers), Digest(node.run), MAX_RUN_NBYTES)
     run = read_run(data, max_parameters)
     if run.run != node.run:
         raise GenesisMismatch(f"the config is of run {run.run}, the ticket of run {node.run}. Ask for a fresh ticket.")
@@ -59,7 +59,7 @@ async def fetch_files(
     """
     blob = home.blobs.read(run.data.tokenizer, MAX_TOKENIZER_NBYTES)
     if blob is None:
-        blob = await small_from(node, peers, run.data.tokenizer, MAX_TOKENIZER_NBYTES)
+        blob = await small_from(node, everybody(node, peers), run.data.tokenizer, MAX_TOKENIZER_NBYTES)
         home.blobs.put(blob)
     tokenizer = from_bytes(blob)
     check_vocabulary(tokenizer, run.model.vocab_size)
@@ -78,7 +78,7 @@ async def _fetch_shards(node: Node, peers: Sequence[PeerId], index: DataIndex, h
         before = len(missing)
         blobs = [Blob(digest=info.digest, nbytes=info.nbytes) for info in missing]
         try:
-            await pull(node, blobs, list(dict.fromkeys([*peers, *node.peers])), keep, clock)
+            await pull(node, blobs, everybody(node, peers), keep, clock)
         except PeerError:
             if len(home.shards.missing(index)) == before:
                 raise
@@ -89,7 +89,7 @@ async def _fetch_shards(node: Node, peers: Sequence[PeerId], index: DataIndex, h
 async def fetch_initial(node: Node, peers: Sequence[PeerId], run: RunConfig, num: int, home: Home) -> None:
     """Fetch the initial vector into the home where it does not follow from the seed and is not there."""
     if not run.is_seeded and home.blobs.open(run.initial) is None:
-        home.blobs.put(await node.fetch_any(peers, run.initial, 4 * num))
+        home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * num))
 
 
 def _data_ready(index: DataIndex, fetched_nbytes: int) -> DataReady:

@@ -108,6 +108,20 @@ async def test_a_member_that_dies_costs_the_shards_under_way(members: Members, t
     assert sum(map(len, members.served.values())) <= NUM_SHARDS + 2
 
 
+@pytest.mark.parametrize("knows_by", ["link", "address"])
+async def test_who_let_a_newcomer_in_may_be_gone_a_moment_later(
+    members: Members, tmp_path: Path, knows_by: str
+) -> None:
+    async with members.meet([set(SHARDS), set(SHARDS)]):
+        first, other = members.holders
+        members.holders = [first]  # whom it asks; the other one it has heard of since
+        if knows_by == "address":
+            members.newcomer.drop(other, "a test")
+        members.network.kill(first)
+        await fetch(members, tmp_path)
+    assert Home(tmp_path).shards.missing(INDEX) == ()
+
+
 async def test_what_one_member_lacks_another_has(members: Members, tmp_path: Path) -> None:
     first = set(list(SHARDS)[:2])
     async with members.meet([set(SHARDS) - first, set(SHARDS) - set(list(SHARDS)[2:4])]):
