@@ -1,0 +1,156 @@
+"""What kills and replacements cost in loss: production peers with real models on the simulator's virtual clock.
+
+The same script as that of the real processes, at as many rounds a kill; see `benchmarks/churn.py`.
+"""
+
+import math
+import multiprocessing
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import mean
+
+import msgspec
+
+from benchmarks.report import table
+from benchmarks.robustness import EVERY, NUM_ROUNDS, ROUND_S, SEEDS, Row, run_file_of
+from weft.peer import evaluation
+from weft.rng import stream
+from weft.sim.faults import Fault, Kill
+from weft.sim.play import play
+from weft.sim.scenario import Group, Scenario
+from weft.sync.method import DdpConfig, DiLoCoConfig
+
+NUM_PEERS, FEWER = 8, 6
+START_S = 5 * ROUND_S  # from a kill to the newcomer's first request
+KILL_EVERY_S = {"60": 10 * ROUND_S, "15": 2.5 * ROUND_S}
+METHODS = {"diloco": DiLoCoConfig(every=EVERY, lr=0.7, momentum=0.5), "ddp": DdpConfig()}
+
+ABOUT = f"""
+## Loss
+
+Whole peers with real models in the simulator: {NUM_PEERS} of them, the model and text of `robustness`, {NUM_ROUNDS}
+rounds of {EVERY} inner steps where nobody dies (`ddp`: as many inner steps, a round each). One peer is killed every 10
+rounds or every 2.5, as happens above every 60 s and 15 s, and a newcomer asks to join 5 rounds later. All runs end with
+the same committed tokens. Held-out loss of the outer parameters at the end, nats per byte, seed by seed.
+
+At equal tokens, fewer peers in a round make more rounds, and in runs as short as these each outer step lowers the
+loss: that is what {FEWER} peers of whom nobody dies show. So runs in which peers die end lower than that of
+{NUM_PEERS}. The last column compares with as many rounds, on a line between {NUM_PEERS} and {FEWER} peers of whom
+nobody dies.
+""".strip()
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """How one play ended."""
+
+    method: str
+    num_peers: int
+    kill_every: str  # "": never
+    seed: int
+    loss: float
+    committed: int
+    num_rounds: int
+    num_killed: int
+
+
+class Job(msgspec.Struct, frozen=True):
+    method: str
+    num_peers: int
+    kill_every: str
+    seed: int
+
+
+ROWS = ((NUM_PEERS, ""), (FEWER, ""), *((NUM_PEERS, every) for every in KILL_EVERY_S))
+SAME = Row("", (NUM_PEERS,) * NUM_ROUNDS)  # tokens
+
+
+def scenario_of(job: Job) -> Scenario:
+    """Return who comes, and who is killed when."""
+    speed = run_file_of(SAME, 0).train.tokens / (NUM_PEERS * NUM_ROUNDS * ROUND_S)
+    names = [f"peer-{number}" for number in range(job.num_peers)]
+    groups, faults = [Group(name=name, tokens_per_s=speed) for name in names], list[Fault]()
+    luck, every_s = stream(job.seed, "churn"), KILL_EVERY_S.get(job.kill_every, math.inf)
+    at_s = every_s
+    while at_s < NUM_ROUNDS * ROUND_S:
+        settled = [group.name for group in groups if group.name in names and group.joins_at_s <= at_s]
+        victim = settled[int(luck.integers(len(settled)))]
+        names[names.index(victim)] = newcomer = f"peer-{len(groups)}"
+        faults.append(Kill(peer=victim, at_s=at_s))
+        groups.append(Group(name=newcomer, tokens_per_s=speed, joins_at_s=at_s + START_S))
+        at_s += every_s
+    return Scenario(run="", group=tuple(groups), fault=tuple(faults), seed=job.seed, limit_s=100 * NUM_ROUNDS * ROUND_S)
+
+
+def run(job: Job) -> Loss:
+    evaluation.SAMPLE_TOKENS = 1  # nobody reads these texts
+    run_file, scenario = run_file_of(SAME, job.seed), scenario_of(job)
+    run_file = msgspec.structs.replace(run_file, peers=job.num_peers, method=METHODS[job.method])
+    with tempfile.TemporaryDirectory() as folder:
+        played = play(scenario, run_file, Path(folder), Path(folder), lambda _line: None)
+    if played.broken or played.nats_per_byte is None:
+        raise RuntimeError(f"{job}: {played.broken or 'the run was not completed'}")
+    found = Loss(
+        method=job.method,
+        num_peers=job.num_peers,
+        kill_every=job.kill_every,
+        seed=job.seed,
+        loss=played.nats_per_byte,
+        committed=played.committed_tokens,
+        num_rounds=played.num_rounds,
+        num_killed=len(scenario.fault) - len(played.unplayed),
+    )
+    print(found, flush=True)
+    return found
+
+
+def measure_loss(method: str, num_jobs: int = 2) -> tuple[Loss, ...]:
+    """Play a method with all numbers of peers, frequencies of kills and seeds, so many plays at a time."""
+    jobs = [Job(method, num, every, seed) for num, every in ROWS for seed in SEEDS]
+    with ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return tuple(pool.map(run, jobs))
+
+
+def table_of_losses(losses: tuple[Loss, ...]) -> str:
+    rows = []
+    for method in dict.fromkeys(each.method for each in losses):
+        of = {
+            (num, every): {
+                each.seed: each
+                for each in losses
+                if (each.method, each.num_peers, each.kill_every) == (method, num, every)
+            }
+            for num, every in ROWS
+        }
+        for (num, every), those in of.items():
+            rows.append(
+                (
+                    method,
+                    num,
+                    f"as every {every} s" if every else "nobody",
+                    mean(each.num_killed for each in those.values()),
+                    round(mean(each.committed for each in those.values())),
+                    mean(each.num_rounds for each in those.values()),
+                    f"{mean(each.loss for each in those.values()):.4f}",
+                    _apart(those, {seed: each.loss for seed, each in of[NUM_PEERS, ""].items()}) if every else "",
+                    _apart(those, _expected(those, of[NUM_PEERS, ""], of[FEWER, ""])) if every else "",
+                )
+            )
+    head = ("method", "peers", "killed", "in all", "committed tokens", "rounds", "loss")
+    return table((*head, f"against {NUM_PEERS}, nobody killed", "against as many rounds"), rows)
+
+
+def _expected(those: dict[int, Loss], many: dict[int, Loss], few: dict[int, Loss]) -> dict[int, float]:
+    """Return, seed by seed, the loss of as many rounds as `those` have, on a line between two undisturbed runs."""
+    found = {}
+    for seed, each in those.items():
+        one, other = many[seed], few[seed]
+        share = (each.num_rounds - one.num_rounds) / (other.num_rounds - one.num_rounds)
+        found[seed] = one.loss + share * (other.loss - one.loss)
+    return found
+
+
+def _apart(those: dict[int, Loss], usual: dict[int, float]) -> str:
+    """Return how much higher a loss is, on average, and seed by seed."""
+    apart = [100 * (each.loss / usual[seed] - 1) for seed, each in those.items()]
+    return f"{mean(apart):+.2f} % ({', '.join(f'{each:+.2f}' for each in apart)})"
