@@ -159,6 +159,14 @@ class StepDone(Event, frozen=True, kw_only=True):
     duration_s: float
 
 
+class WarmedUp(Event, frozen=True, kw_only=True):
+    """What steps need is compiled and loaded; before that a peer does not let itself be counted in."""
+
+    is_compiled: bool
+    micro_batch: int
+    duration_s: float
+
+
 class MicroBatchChanged(Event, frozen=True, kw_only=True):
     before: int
     after: int

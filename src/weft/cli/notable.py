@@ -32,6 +32,7 @@ from weft.events import (
     Resumed,
     RoundMissed,
     StateJoined,
+    WarmedUp,
 )
 from weft.ids import PeerId, short
 from weft.wire import printable
@@ -108,6 +109,8 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{short(remote)} was not admitted: {reason}"
         case MicroBatchChanged(before=before, after=after, reason=reason):
             return f"{name(entry.peer)} computes {after} samples at a time, not {before}: {reason}"
+        case WarmedUp(is_compiled=True, duration_s=duration_s):
+            return f"{name(entry.peer)} has compiled the model in {figures.duration(duration_s)}"
         case StateJoined(fetched_nbytes=fetched, duration_s=duration_s, donors=donors):
             whence = ", ".join(name(donor) for donor in donors) or "what it had kept"
             return f"{name(entry.peer)} has the state: {figures.nbytes(fetched)} in {duration_s:.1f} s from {whence}"

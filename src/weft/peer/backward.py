@@ -72,6 +72,26 @@ class Backward:
         """
         return self._halving(lambda: self._add_up(module, batch))
 
+    def rehearse(self, num_samples: int, seq_len: int) -> None:
+        """Do once, on blank tokens, what a batch of `num_samples` and an evaluation will do, in each shape they take.
+
+        What has to be compiled, loaded or made smaller is so afterwards. The gradient is zero then; nothing else of the
+        model changes, nor does the factor on the loss.
+
+        Raises:
+            OutOfMemory: not even one sample fits.
+        """
+        try:
+            self._halving(lambda: self._rehearse(num_samples, seq_len))
+        finally:
+            self._model.zero_gradient()
+
+    def _rehearse(self, num_samples: int, seq_len: int) -> None:
+        whole, rest = min(self.micro_batch, num_samples), num_samples % self.micro_batch
+        blank = torch.zeros(whole + (rest if num_samples > whole else 0), seq_len, dtype=torch.int64)
+        self._accumulate((blank, blank))
+        self._add_up(self._model.module, (blank, blank))
+
     def _accumulate(self, batch: Batch) -> tuple[float, float]:
         scale, gradient = self.scale.value, self._model.gradient
         self._model.zero_gradient()

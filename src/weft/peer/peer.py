@@ -54,6 +54,7 @@ from weft.peer.saving import Saver
 from weft.peer.state import replica_digest
 from weft.peer.training import Training
 from weft.sync.groups import claims_in
+from weft.peer.warming import Warming
 from weft.sync.messages import Manifest
 
 __all__ = ["Outcome", "Peer", "Place"]
@@ -77,6 +78,7 @@ class Peer:
         self._records = Records(place, self._carry)
         self._stopping = asyncio.Event()
         self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self._fail)
+        self._warming = Warming(place, self._trainer, self._replica, self.pausing)
         self._training = Training(place, self._trainer, self._carry, self._should_break_off)
         self._report = Report(run, place, self._replica, self._carry, self._training)
         self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat, place.reader)
@@ -208,6 +210,7 @@ class Peer:
             self._membership.pin(groups.pins())
             if groups.is_outside:
                 self._report.state = "joining"
+                await self._warming.renew()
                 await self._unless_stopped(self._entrance.be_counted_in(rounds))
             elif self._replica.head == rounds.chain.head:
                 await self._take_turn(rounds, groups.turn)
@@ -413,9 +416,8 @@ class Peer:
                 num_parameters=num_parameters(self.run.model),
             )
         )
-        await place.compute.train(lambda: self._trainer.start(self._replica.outer))
+        await self._warming.begin(lambda: None if snapshot is None else self._saver.restore(snapshot))
         if snapshot is not None:
-            await place.compute.train(lambda: self._saver.restore(snapshot))
             self._legacies.read()
         self.pausing.arm()
         await self._membership.start()

@@ -29,7 +29,7 @@ from weft.clock import Clock
 from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.errors import CheckpointError, NotFinite
-from weft.events import Emit, MicroBatchChanged, StepDone
+from weft.events import Emit, MicroBatchChanged, StepDone, WarmedUp
 from weft.ids import Step
 from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
@@ -82,6 +82,7 @@ class Trainer:
         self._clock = clock
         self._sends_gradient = run.method.send == "gradient"
         self._num_steps = 0
+        self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
         self._parked: Parked | None = None
         self._parking = threading.Lock()
 
@@ -114,6 +115,7 @@ class Trainer:
         with allocating("the model", self.device):
             self._model = _model_over(held, run, peer)
             self._optimizer = None if self._sends_gradient else InnerOptimizer(run.train.optimizer, self._model)
+        self._warm_shape = None
         self._backward = Backward(self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit)
 
     @property
@@ -157,6 +159,32 @@ class Trainer:
         if run.train.seq_len != self._batches.seq_len:
             self._batches = self._batches.resized(run.train.seq_len)
         self._run = run
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether a step will wait for nothing but itself: true, too, where there is no device to warm up."""
+        return self._parked is not None or self._warm_shape == (self._run.train.batch_size, self._run.train.seq_len)
+
+    def warm_up(self) -> None:
+        """Compile, load and allocate what a step and an evaluation need, by making both on tokens that mean nothing.
+
+        Parameters, optimizer, counters and the order of the data stay as they are, to the last bit.
+
+        Raises:
+            OutOfMemory: as `train`.
+        """
+        if self.is_warm:
+            return
+        began, train = self._clock.now(), self._run.train
+        self._backward.rehearse(train.batch_size, train.seq_len)
+        self._warm_shape = train.batch_size, train.seq_len
+        self._emit(
+            WarmedUp(
+                is_compiled=self._peer.is_compiled,
+                micro_batch=self._backward.micro_batch,
+                duration_s=self._clock.now() - began,
+            )
+        )
 
     @property
     def micro_batch(self) -> int:

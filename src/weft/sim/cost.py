@@ -39,6 +39,10 @@ class CostTrainer(Trainer):
     def is_parked(self) -> bool:
         return self._has_left
 
+    @property
+    def is_warm(self) -> bool:
+        return True
+
     def park(self) -> None:
         self._has_left = True
 

@@ -18,13 +18,13 @@ from unit.peer.tiny import FEDAVG, MODEL, SEQ_LEN, VOCAB, batches, run_config
 from weft.clock import VirtualClock
 from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, NotFinite, OutOfMemory, TooLarge
-from weft.events import Event, FellBack, MicroBatchChanged, StepDone
+from weft.events import Event, FellBack, MicroBatchChanged, StepDone, WarmedUp
 from weft.model import Transformer, assemble, flatten, initial_vector, named
 from weft.peer import device as device_module
 from weft.peer import trainer as trainer_module
 from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.trainer import Trainer
-from weft.sync.method import DdpConfig, Method
+from weft.sync.method import DdpConfig, Method, MethodConfig
 from weft.sync.outer import AdamWConfig, StepContext
 from weft.sync.schedule import ConstantConfig, WsdConfig
 
@@ -303,6 +303,91 @@ def test_where_deltas_are_sent_the_outer_parameters_stay(stage: Stage) -> None:
     trainer.set_local(outer)
     assert torch.equal(trainer.local(), outer)
     assert trainer.local().data_ptr() != outer.data_ptr()
+
+
+# --- before others wait ---
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("method", [FEDAVG, DdpConfig()], ids=["delta", "gradient"])
+def test_warming_up_changes_no_bit(stage: Stage, method: MethodConfig, precision: str) -> None:
+    run = run_config(method)
+
+    def go(trainer: Trainer, start: int) -> Tensor:
+        if method is FEDAVG:
+            trainer.train(positions(8, start), 0, 1)
+            return trainer.local().clone()
+        return trainer.gradient(positions(4, start), 0, 1)[0].clone()
+
+    (cold, told), (warm, heard) = stage(run, precision=precision), stage(run, precision=precision)
+    generator = torch.get_rng_state()
+    warm.warm_up()
+    assert warm.is_warm
+    assert [type(event) for event in heard] == [WarmedUp]
+    assert torch.equal(go(warm, 0), go(cold, 0))
+    warm._warm_shape = None  # once more, between steps: as where an amendment changed the shape of a batch
+    warm.warm_up()
+    assert torch.equal(go(warm, 8), go(cold, 8))
+    assert torch.equal(torch.get_rng_state(), generator)
+    mine, other = warm.private_state(), cold.private_state()
+    assert mine.keys() == other.keys()
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    assert [each for each in heard if not isinstance(each, WarmedUp)] == told
+
+
+def test_warming_up_meets_every_shape_that_is_trained_and_evaluated(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, ...]] = []
+    plain = Transformer.forward
+
+    def forward(model: Transformer, tokens: Tensor, *args: Any) -> Tensor:
+        shapes.append(tuple(tokens.shape))
+        return plain(model, tokens, *args)
+
+    monkeypatch.setattr(Transformer, "forward", forward)
+    trainer, _ = stage(micro_batch=3)  # of four: three and one
+    trainer.warm_up()
+    met = set(shapes)
+    assert len(met) == 2
+    shapes.clear()
+    trainer.train(positions(8), 0, 1)
+    trainer.evaluate(initial_vector(MODEL, 5), batches(tmp_path, "heldout"), 4)
+    assert set(shapes) == met
+    shapes.clear()
+    trainer.warm_up()
+    assert shapes == []  # once is enough
+
+
+def test_memory_that_runs_out_in_the_warm_up_makes_the_micro_batch_smaller_before_anybody_waits(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Allocator(monkeypatch, room=2)
+    trainer, emitted = stage()
+    trainer.warm_up()
+    assert [type(event) for event in emitted] == [MicroBatchChanged, WarmedUp]
+    trainer.train(positions(8), 0, 1)
+    assert [event.after for event in emitted if isinstance(event, MicroBatchChanged)] == [2]
+
+
+def test_what_is_compiled_is_compiled_in_the_warm_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_for: list[tuple[int, ...]] = []
+
+    def compiler(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def compiled(tokens: Tensor, targets: Tensor) -> Tensor:
+            if tuple(tokens.shape) not in compiled_for:
+                compiled_for.append(tuple(tokens.shape))
+            return loss(tokens, targets)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    trainer, emitted = stage(is_compiled=True, micro_batch=3)
+    trainer.warm_up()
+    before = list(compiled_for)
+    trainer.train(positions(8), 0, 1)
+    assert before == compiled_for == [(3, SEQ_LEN), (1, SEQ_LEN)]
+    assert [event.is_compiled for event in emitted if isinstance(event, WarmedUp)] == [True]
 
 
 # --- memory ---
