@@ -82,7 +82,7 @@ def _unreached(message: str) -> str:
     brief = "; ".join([said, *tried[: _MAX_ADDRESSES - 1], *more])
     return (
         f"{brief.rstrip('.')}. Ask a member for a fresh ticket, which `weft ticket` prints there: one goes stale when "
-        "its maker starts again, unless it listens on a fixed --port."
+        "all whom it names have left, or have started again without a fixed --port."
     )
 
 

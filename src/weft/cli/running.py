@@ -24,6 +24,8 @@ from weft.peer.config import RunConfig
 from weft.peer.footing import Options
 from weft.peer.peer import Outcome, Peer
 
+_LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
+
 OnStarted = Callable[[Peer, str], None]
 Ask = Callable[[str], bool]
 Start = Callable[[Options, OnStarted, Ask], Awaitable[Outcome | None]]
@@ -61,7 +63,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         contributed.stop, contributed.emit = peer.stop, peer.place.emit
         if manner.prints_ticket:
             print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
-            print("others join with: weft join TICKET", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"others join with: weft join TICKET\n{_LASTING}", file=sys.stderr, flush=True)  # noqa: T201
         screen.start(facts_of(peer.run, manner.wait_for))
 
     async def main() -> Outcome | None:

@@ -43,6 +43,8 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
     if others:
         lines.append(f"{INDENT}of this peer; after the same round all have the same one")
     lines += [f"{INDENT}{name}: {_ending(line, is_complete=outcome.reason == 'complete')}" for name, line in others]
+    if outcome.reason != "complete" and any(line.state != "left" for _, line in others):
+        lines.append("tickets      that name this machine alone lead nowhere now: `weft ticket` on another prints one")
     lines.append(beside("checkpoint", outcome.checkpoint))
     if outcome.successor is not None:
         from weft.peer.succession import where

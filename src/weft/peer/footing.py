@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.clock import SystemClock
-from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
+from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable
 from weft.events import ConnectionDropped, Emit, EventLog, JsonlSink, Sink
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
@@ -96,12 +96,19 @@ class Footing:
         return made if passed is None else [Throttled(each, passed) for each in made]
 
     @contextmanager
-    def ticket(self, node: Node, admission: Admission) -> Iterator[str]:
-        """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one."""
+    def ticket(
+        self, node: Node, admission: Admission, is_anchor: Callable[[PeerId], bool] = lambda peer: False
+    ) -> Iterator[str]:
+        """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one.
+
+        Args:
+            is_anchor: returns who stays for others to find: named before those that come and go, a ticket lasts longer.
+        """
         secret = admission.secret if isinstance(admission, ByTicket) else None
 
         def renew() -> str:
-            text = issue(self.identity, node.run, node.contacts(), secret)
+            contacts = sorted(node.contacts(), key=lambda each: (each.peer != node.peer, not is_anchor(each.peer)))
+            text = issue(self.identity, node.run, contacts, secret)
             keep_ticket(self.folder, text)
             return text
 
@@ -182,6 +189,10 @@ async def connect(node: Node, ticket: Ticket, contacts: list[PeerId]) -> PeerId:
     met = [peer for peer in node.known_addresses() if peer != node.peer]
     try:
         return await node.connect_any(list(dict.fromkeys([*contacts, *met])))
+    except Unreachable as error:
+        names = ", ".join(contact.name or short(contact.peer) for contact in ticket.contacts)
+        told = str(error).replace("nobody answered.", f"nobody answered; this ticket names {names}.", 1)
+        raise Unreachable(told) from error
     except GenesisMismatch as error:
         raise TicketMismatch(
             f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."

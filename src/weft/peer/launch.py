@@ -82,7 +82,7 @@ async def found(
             snapshot = await _snapshot(ground.folder, sealed.config, options.settings)
             data = Data(sealed.tokenizer, sealed.store, sealed.index)
             peer = Peer(sealed.config, _place(ground, node, data, vector, compute))
-            with ground.ticket(node, admission) as ticket:
+            with ground.ticket(node, admission, peer.knows_anchor) as ticket:
                 async with ground.guarded(peer):
                     on_started(peer, ticket)
                     return await peer.found(wait_for=wait_for, snapshot=snapshot)
@@ -144,7 +144,7 @@ async def join(
             data = await _data(node, members, run, ground, own_data)
             node.serve_blobs(public(run, run.run, options.home), is_patient=True)
             peer = Peer(run, _place(ground, node, data, vector, compute))
-            with ground.ticket(node, admission) as fresh:
+            with ground.ticket(node, admission, peer.knows_anchor) as fresh:
                 async with ground.guarded(peer):
                     on_started(peer, fresh)
                     return await peer.join(snapshot=snapshot)

@@ -107,6 +107,10 @@ class Peer:
         """Return what this peer has trained and no manifest it knows has counted."""
         return self._carry.tokens
 
+    def knows_anchor(self, peer: PeerId) -> bool:
+        beat = self._membership.heartbeat_of(peer)
+        return beat is not None and beat.is_anchor
+
     # --- life ---
 
     async def found(self, *, wait_for: int = 1, snapshot: Snapshot | None = None) -> Outcome:

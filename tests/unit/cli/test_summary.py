@@ -69,6 +69,11 @@ def test_whoever_brought_a_complete_run_to_its_end_has_finished(kept: Kept) -> N
     assert "bert: left, last heard of at round 3\n" in text
     stopped = summary(replace(outcome, reason="asked to by SIGINT"), view, "weft")
     assert "anna: finishing, last heard of at round 11" in stopped
+    hint = "tickets      that name this machine alone"
+    assert hint in stopped
+    assert hint not in text
+    lines = {ANNA: Line(name="anna", state="left", round=11), BERT: Line(name="bert", state="left", round=3)}
+    assert hint not in summary(replace(outcome, reason="asked to"), replace(View(), lines=lines), "weft")
 
 
 def test_the_heldout_loss_is_told_with_its_round_and_its_tokens(kept: Kept) -> None:

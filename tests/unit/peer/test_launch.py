@@ -13,7 +13,7 @@ from unit.peer.crew import Crew
 from weft.codec import Fp32Config
 from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, TooLarge, Unreachable
 from weft.events import DataReady, RoundCommitted, StepDone
-from weft.ids import RunId
+from weft.ids import PeerId, RunId
 from weft.keys import Identity, open_identity, read_peer
 from weft.net.ticket import issue, read
 from weft.peer import device, launch
@@ -142,6 +142,37 @@ async def test_a_ticket_whose_maker_is_gone_leads_back_who_met_others(tmp_path: 
             member.peer.stop("asked to")
             await member.task
     assert again.id == c.id
+
+
+async def test_tickets_outlive_the_maker_of_the_run_where_they_name_others(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=4, num_rounds=10_000)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        b = crew.join("b")
+        await b.until(RoundCommitted)
+        kept = [file for file in a.home.root.glob("runs/*/*/ticket")]
+        later = await until_it_names(kept[0], b.id)
+        a.peer.stop("asked to")
+        await a.task
+        assert not kept[0].exists()  # `weft ticket` hands out nothing that leads nowhere
+        # Made by the maker while others were there; made by another; and the first one, which names the maker alone.
+        c = crew.join("c", later)
+        await b.until(RoundCommitted, lambda event: c.id in event.contributors)
+        d = crew.join("d", b.ticket)
+        await b.until(RoundCommitted, lambda event: d.id in event.contributors)
+        assert {contact.peer for contact in read(a.ticket).contacts} == {a.id}
+        with pytest.raises(Unreachable, match=r"^nobody answered; this ticket names a\. .*"):
+            await crew.join("e", a.ticket).task
+        for member in (b, c, d):
+            member.peer.stop("asked to")
+            await member.task
+
+
+async def until_it_names(file: Path, peer: PeerId) -> str:
+    """Return the ticket in `file` once it names `peer`: it is renewed a moment after somebody came."""
+    while peer not in {contact.peer for contact in read(file.read_text()).contacts}:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return file.read_text()
 
 
 # --- what cannot be done ---
