@@ -17,6 +17,7 @@ from weft.errors import WeftError
 from weft.events import Event, LinkDown, LinkUp
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
+from weft.net import ranges
 from weft.net.admission import Anyone
 from weft.net.handshake import Passport
 from weft.net.iroh import IrohConfig, IrohTransport
@@ -56,6 +57,7 @@ def node_of(options: dict[str, Any]) -> Node:
 
 
 async def main(options: dict[str, Any]) -> None:
+    ranges.MAX_STREAMS = options.get("num_streams", ranges.MAX_STREAMS)
     node = node_of(options)
     blob = bytes(options["nbytes"])
     name = digest(blob)

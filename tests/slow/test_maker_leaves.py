@@ -25,19 +25,19 @@ UNREACHABLE = 22  # docs/exit_codes.md
 def ticket_that_names(shell: Shell, *peers: str) -> str:
     """Return the maker's kept ticket once it names all of `peers`."""
     deadline = time.monotonic() + START_S
-    while not set(peers) <= {contact.peer for contact in read(text := ticket_of(shell)).contacts}:
+    while True:
+        text = ticket_of(shell)
+        if set(peers) <= {contact.peer for contact in read(text).contacts}:
+            return text
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    return text
 
 
 def is_counted(*names: str) -> Callable[[Entry], bool]:
     return lambda entry: isinstance(entry.event, RoundCommitted) and set(names) <= set(entry.event.contributors)
 
 
-def test_a_run_and_its_tickets_outlive_its_maker(
-    shells: Callable[..., Shell], run_file: Path, tmp_path: Path
-) -> None:
+def test_a_run_and_its_tickets_outlive_its_maker(shells: Callable[..., Shell], run_file: Path, tmp_path: Path) -> None:
     anna, bert, clara = shells("anna"), shells("bert"), shells("clara")
     rock = Anchor(tmp_path / "rock")
     try:

@@ -16,13 +16,14 @@ from typing import Any
 
 from blake3 import blake3
 
-from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, Refused, WireError
+from weft.errors import CallFailed, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
-from weft.net import turns
+from weft.net import blob_stream, turns
+from weft.net.blob_stream import STALL_S, StaleStream
 from weft.net.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
 from weft.net.dial import Dialler
-from weft.net.frame import FRAME_S, encode_frame
+from weft.net.frame import encode_frame
 from weft.net.links import Links
 from weft.net.messages import (
     BlobHeader,
@@ -30,22 +31,21 @@ from weft.net.messages import (
     BulkOffer,
     BulkOpening,
     BulkRequest,
+    RangeRequest,
     Relayed,
     RelayPlease,
 )
 from weft.net.meter import Meters
 from weft.net.services import Services
+from weft.net.spread import Spread
 from weft.net.transport import Stream
 from weft.net.turns import Turns
 from weft.wire import Buffer, encode
 
 PIECE_NBYTES = 1 << 20  # received and hashed at a time, as long as a frame: worth a thread hop, soon cancelled
 SLICE_NBYTES = 512 << 10  # sent at a time: half of it costs a tenth of the throughput on loopback, twice gains nothing
-# The slowest uplink that rounds wait for, 1 Mbit/s, over 31 members that each fetch a payload's part and a result:
-# 1e6 / 62 = 16 kbit/s for a stream. A slice then takes 262 s, and who takes none in 292 s is given up.
-SLOWEST_STREAM_BPS = 16e3
 SMALL_NBYTES = 64 << 10  # sent together with its header, and hashed inline
-STALL_S = 15.0  # no byte for so long means that the holder is gone
+LARGE_NBYTES = 4 << 20  # worth several streams where one is held back
 IDLE_S = 120.0  # a holder keeps a silent stream this long for the next request
 
 Lookup = Callable[[PeerId, Digest], Buffer | None]
@@ -75,6 +75,7 @@ class Blobs:
         self._turns = Turns()
         self._links = links
         self._num_accepted: Counter[PeerId] = Counter()
+        self._num_worth: dict[PeerId, int] = {}  # streams that a large blob was fetched on with profit
         self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
         self.streams = BulkStreams(links, dialler, services, meters, self._serve)
         links.on_link(self._on_link)
@@ -118,6 +119,13 @@ class Blobs:
         - nobody can be reached: NetError.
         """
         view = memoryview(into).cast("B")
+        if len(view) >= LARGE_NBYTES:
+            # One less than the last time: a path that has become better is noticed.
+            num_streams = max(self._num_worth.get(peer, 1) - 1, 1)
+            spread = Spread(self.streams, peer, digest, view, stall_s, num_streams)
+            await self._told(peer, digest, lambda: spread.run(self._hash))
+            self._num_worth[peer] = spread.num_streams
+            return
 
         def room(num_bytes: int) -> memoryview:
             if num_bytes != len(view):
@@ -160,12 +168,16 @@ class Blobs:
         await self.streams.aclose()
 
     async def _fetch(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> None:
+        await self._told(peer, digest, lambda: self._exchange(peer, digest, room, stall_s))
+
+    async def _told(self, peer: PeerId, digest: Digest, exchange: Callable[[], Awaitable[bool]]) -> None:
+        """Carry out an exchange, again where a kept stream had died, and say in an event what went wrong."""
         try:
             try:
-                is_held = await self._exchange(peer, digest, room, stall_s)
-            except _StaleStream:
+                is_held = await exchange()
+            except StaleStream:
                 self.streams.discard_idle(peer)
-                is_held = await self._exchange(peer, digest, room, stall_s)
+                is_held = await exchange()
         except PeerError as error:
             self._emit(ConnectionDropped(address="bulk stream", remote=peer, reason=str(error)))
             raise
@@ -174,25 +186,11 @@ class Blobs:
 
     async def _exchange(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> bool:
         async with self.streams.borrow(peer) as bulk:
-            header = await self._ask(bulk, digest, stall_s)
+            header = await blob_stream.ask(bulk, BlobRequest(digest=digest), stall_s)
             if header.nbytes is None:
                 return False
             await self._receive(bulk, digest, room(header.nbytes), stall_s)
             return True
-
-    async def _ask(self, bulk: Bulk, digest: Digest, stall_s: float) -> BlobHeader:
-        try:
-            await self._send(bulk, encode_frame(encode(BlobRequest(digest=digest))))
-            header: BlobHeader | None = await read_record(bulk, BlobHeader, stall_s, f"header of blob {short(digest)}")
-            if header is None:
-                raise PeerError(f"{short(bulk.peer)} closed the bulk stream before blob {short(digest)}")
-        except (DeadlineExceeded, WireError):
-            raise
-        except PeerError as error:
-            if bulk.is_fresh:
-                raise
-            raise _StaleStream(str(error)) from None
-        return header
 
     async def _receive(self, bulk: Bulk, digest: Digest, view: memoryview, stall_s: float) -> None:
         hasher = blake3()
@@ -200,7 +198,7 @@ class Blobs:
         try:
             for start in range(0, len(view), PIECE_NBYTES):
                 piece = view[start : start + PIECE_NBYTES]
-                await self._fill(bulk, piece, stall_s)
+                await blob_stream.fill(bulk, piece, stall_s)
                 if hashing is not None:
                     await hashing
                 hashing = asyncio.ensure_future(self._hash(hasher, piece))
@@ -209,21 +207,6 @@ class Blobs:
                 await hashing
         if hasher.hexdigest() != digest:
             raise PayloadError(f"{short(bulk.peer)} sent bytes of blob {short(hasher.hexdigest())} for {short(digest)}")
-
-    async def _fill(self, bulk: Bulk, piece: memoryview, stall_s: float) -> None:
-        filled = 0
-        while filled < len(piece):
-            limit = asyncio.timeout(stall_s)
-            try:
-                async with limit:
-                    num_bytes = await bulk.reader.recv_into(piece[filled:])
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise DeadlineExceeded(f"{short(bulk.peer)} sent nothing of a blob for {stall_s:g} s") from None
-            if num_bytes == 0:
-                raise WireError(f"{short(bulk.peer)} ended the stream in the middle of a blob")
-            filled += num_bytes
 
     async def _hash(self, hasher: blake3, piece: memoryview) -> None:
         if len(piece) <= SMALL_NBYTES:
@@ -242,7 +225,7 @@ class Blobs:
         """
         while request is not None or self._links.get(bulk.peer) is not None:
             request = request or await self._rest(bulk, BulkRequest)
-            if not isinstance(request, BlobRequest):
+            if request is None or isinstance(request, RelayPlease | Relayed):
                 return request
             await self._answer(bulk, request)
             await asyncio.sleep(0)  # who asks ahead for what is small would never let others have a turn
@@ -274,53 +257,42 @@ class Blobs:
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if not is_up:
+            self._num_worth.pop(peer, None)
             for bulk in self._resting.get(peer, ()):
                 self.streams.close_soon(bulk)
 
-    async def _answer(self, bulk: Bulk, request: BlobRequest) -> None:
+    async def _answer(self, bulk: Bulk, request: BlobRequest | RangeRequest) -> None:
         found = ((look(bulk.peer, request.digest), is_patient) for look, is_patient in self._lookups)
         data, is_patient = next((each for each in found if each[0] is not None), (None, False))
         if data is None:
-            await self._send(bulk, encode_frame(encode(BlobHeader(nbytes=None))))
+            await blob_stream.send(bulk, encode_frame(encode(BlobHeader(nbytes=None))))
             return
         view = memoryview(data).cast("B")
         head = encode_frame(encode(BlobHeader(nbytes=len(view))))
+        if isinstance(request, RangeRequest):
+            if request.end > len(view) or request.begin >= request.end:
+                raise WireError(f"bytes {request.begin} to {request.end} were asked of a blob of {len(view)}")
+            view = view[request.begin : request.end]
         if len(view) <= SMALL_NBYTES:
-            await self._send(bulk, head + view)
+            await blob_stream.send(bulk, head + view)
             if not is_patient:
                 self._turns.moved(len(view))
         elif is_patient:
             await self._send_patiently(bulk, head, view)
         else:
             with self._turns.urgent():
-                await self._send(bulk, head)
+                await blob_stream.send(bulk, head)
                 for start in range(0, len(view), SLICE_NBYTES):
-                    await self._send(bulk, view[start : start + SLICE_NBYTES])
+                    await blob_stream.send(bulk, view[start : start + SLICE_NBYTES])
                     self._turns.moved(len(view[start : start + SLICE_NBYTES]))
 
     async def _send_patiently(self, bulk: Bulk, head: bytes, view: memoryview) -> None:
         async with self._turns.patient(bulk.peer):
-            await self._send(bulk, head)
+            await blob_stream.send(bulk, head)
             for start in range(0, len(view), turns.SLICE_NBYTES):
                 piece = view[start : start + turns.SLICE_NBYTES]
                 await self._turns.may_send(len(piece))
-                await self._send(bulk, piece)
-
-    async def _send(self, bulk: Bulk, data: Buffer) -> None:
-        limit_s = FRAME_S + 8 * len(data) / SLOWEST_STREAM_BPS
-        limit = asyncio.timeout(limit_s)
-        try:
-            async with limit:
-                await bulk.stream.send(data)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(f"{short(bulk.peer)} took no slice of a blob within {limit_s:.0f} s") from None
-        bulk.meter.sent(len(data))
-
-
-class _StaleStream(PeerError):
-    """A kept stream had died before it was used again; a fresh one may work."""
+                await blob_stream.send(bulk, piece)
 
 
 def _update(hasher: blake3, piece: memoryview) -> None:

@@ -16,6 +16,7 @@ A bulk connection, one direction at a time:
     fetcher                       holder
       BlobRequest ─────────────────►         a digest
       ◄──────────────── BlobHeader, bytes    its length or none, then the raw bytes
+      RangeRequest ────────────────►         a digest and a range of it: the same, and of the bytes only these
     A holder that was asked to dial (BulkPlease) says BulkOffer first; requests then come to the dialler.
 
 A stream between two peers that cannot reach each other, through one that reaches both (net/via.py):
@@ -166,6 +167,14 @@ class BlobRequest(Record, frozen=True, kw_only=True, tag="blob"):
     digest: HexDigest
 
 
+class RangeRequest(Record, frozen=True, kw_only=True, tag="range"):
+    """Bytes of a blob from `begin` up to `end`: the header tells the whole length, and only these follow it."""
+
+    digest: HexDigest
+    begin: Annotated[int, Meta(ge=0, lt=1 << 50)]
+    end: Annotated[int, Meta(ge=1, lt=1 << 50)]
+
+
 class BlobHeader(Record, frozen=True, kw_only=True, tag="header"):
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 50)] | None  # None: the holder has no such blob
 
@@ -217,8 +226,8 @@ class Relayed(Record, frozen=True, kw_only=True, tag="relayed"):
     lane: Literal["control", "bulk"]
 
 
-BulkRequest = BlobRequest | RelayPlease | Relayed
-BulkOpening = BlobRequest | BulkOffer | RelayPlease | Relayed
+BulkRequest = BlobRequest | RangeRequest | RelayPlease | Relayed
+BulkOpening = BlobRequest | RangeRequest | BulkOffer | RelayPlease | Relayed
 
 
 # --- membership ---

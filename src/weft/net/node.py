@@ -38,7 +38,8 @@ from weft.events import ConnectionDropped, Emit, FellBack, TransportUp
 from weft.ids import Digest, PeerId, RunId, short
 from weft.keys import Identity
 from weft.net.admission import Admission
-from weft.net.blobs import STALL_S, Blobs, Lookup, Offload, in_thread
+from weft.net.blob_stream import STALL_S
+from weft.net.blobs import Blobs, Lookup, Offload, in_thread
 from weft.net.book import AddressBook, Directory, OnContact
 from weft.net.bulk import Bulk
 from weft.net.dial import Dialler

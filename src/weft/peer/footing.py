@@ -97,7 +97,7 @@ class Footing:
 
     @contextmanager
     def ticket(
-        self, node: Node, admission: Admission, is_anchor: Callable[[PeerId], bool] = lambda peer: False
+        self, node: Node, admission: Admission, is_anchor: Callable[[PeerId], bool] = lambda _peer: False
     ) -> Iterator[str]:
         """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one.
 

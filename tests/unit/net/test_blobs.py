@@ -5,11 +5,13 @@ import pytest
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped
 from weft.ids import Digest
-from weft.net.blobs import SLICE_NBYTES, SLOWEST_STREAM_BPS
+from weft.net import ranges
+from weft.net.blob_stream import SLOWEST_STREAM_BPS
+from weft.net.blobs import SLICE_NBYTES
 from weft.net.bulk import MAX_DIALLED_BACK
 from weft.net.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.net.links import MAX_VIOLATIONS
-from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease
+from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease, RangeRequest
 from weft.rng import integers64, stream
 from weft.wire import decode, digest, encode
 
@@ -437,5 +439,134 @@ def test_holder_that_sends_garbage_for_a_header_is_dropped(world):
         with pytest.raises(WireError):
             await a.fetch(b.peer, Digest("0" * 64), bytearray(1))
         assert len(world.seen(0, ConnectionDropped)) == 1
+
+    world.run(scenario)
+
+
+# --- large blobs ---
+
+
+async def fetch_timed(world, node, peer, blob):
+    began, into = world.clock.now(), bytearray(len(blob))
+    await node.fetch(peer, digest(blob), into)
+    assert into == blob
+    return world.clock.now() - began
+
+
+def test_a_path_that_loses_packets_is_crossed_on_several_streams(world, monkeypatch):
+    async def scenario():
+        a, b = await world.started(2)
+        for one, other in ((a, b), (b, a)):
+            world.network.set_link(one.peer, other.peer, delay_s=0.04, bandwidth_bps=50e6, loss=0.01)
+        blob = some_bytes(16 * MIB + 12_345)
+        b.serve_blobs(shelf(blob))
+        monkeypatch.setattr(ranges, "MAX_STREAMS", 1)
+        alone_s = await fetch_timed(world, a, b.peer, blob)
+        monkeypatch.setattr(ranges, "MAX_STREAMS", 4)
+        together_s = await fetch_timed(world, a, b.peer, blob)
+        assert b._blobs._num_accepted[a.peer] == 4
+        assert alone_s > 2.5 * together_s
+        assert a.traffic[b.peer].received_nbytes < 2.01 * len(blob)  # nothing came twice
+        assert world.seen(0, ConnectionDropped) == world.seen(1, ConnectionDropped) == []
+
+    world.run(scenario)
+
+
+def test_where_more_streams_gain_nothing_they_are_not_opened(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(40 * MIB)
+        for one, other in ((a, b), (b, a)):
+            world.network.set_link(one.peer, other.peer, delay_s=0.02, bandwidth_bps=20e6)
+        b.serve_blobs(shelf(blob))
+        took_s = await fetch_timed(world, a, b.peer, blob)
+        assert took_s < 1.05 * 8 * len(blob) / 20e6  # no pause between ranges
+        assert b._blobs._num_accepted[a.peer] == 2  # the second one was tried, in vain
+
+    world.run(scenario)
+
+
+def test_a_large_blob_that_comes_soon_needs_one_stream(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(9 * MIB + 1)
+        world.network.set_link(b.peer, a.peer, delay_s=0.1, bandwidth_bps=100e6)
+        b.serve_blobs(shelf(blob))
+        await fetch_timed(world, a, b.peer, blob)
+        assert b._blobs._num_accepted[a.peer] == 1
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("num_broken", [1, 3])
+def test_streams_that_break_cost_only_what_was_asked_on_them(world, num_broken):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(24 * MIB)
+        world.network.set_link(b.peer, a.peer, delay_s=0.04, bandwidth_bps=50e6, loss=0.01)
+        b.serve_blobs(shelf(blob))
+        opened = []
+        plain = a._blobs.streams._open
+
+        async def open_(peer):
+            opened.append(await plain(peer))
+            return opened[-1]
+
+        a._blobs.streams._open = open_
+        fetching = asyncio.ensure_future(fetch_timed(world, a, b.peer, blob))
+        while len(opened) < 4:  # noqa: ASYNC110  # it has no event to wait for
+            await asyncio.sleep(0.5)
+        for bulk in opened[:num_broken]:
+            await bulk.stream.close()
+        await fetching
+        assert a.traffic[b.peer].received_nbytes < len(blob) + num_broken * 3 * (2 * MIB)
+        assert world.seen(0, ConnectionDropped) == []
+
+    world.run(scenario)
+
+
+def test_a_large_blob_fails_as_a_small_one_does(world):
+    async def scenario():
+        a, b, c, d = await world.started(4)
+        blob = some_bytes(9 * MIB)
+        b.serve_blobs(lambda peer, name: bytes(9 * MIB))  # lies
+        c.serve_blobs(lambda peer, name: blob[:-1])
+        with pytest.raises(PayloadError, match="sent bytes of blob"):
+            await a.fetch(b.peer, digest(blob), bytearray(len(blob)))
+        assert not a._blobs.streams._idle.get(b.peer)
+        with pytest.raises(PayloadError, match=f"has {len(blob) - 1} bytes at .* and not {len(blob)}"):
+            await a.fetch(c.peer, digest(blob), bytearray(len(blob)))
+        with pytest.raises(CallFailed, match="holds no blob"):
+            await a.fetch(d.peer, digest(blob), bytearray(len(blob)))
+        world.network.kill(d.peer)
+        with pytest.raises((PeerError, NetError)):
+            await a.fetch(d.peer, digest(blob), bytearray(len(blob)))
+
+    world.run(scenario)
+
+
+def test_a_kept_stream_that_died_is_replaced_for_a_large_blob(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(9 * MIB)
+        b.serve_blobs(shelf(blob))
+        await fetch_timed(world, a, b.peer, blob)
+        await asyncio.sleep(121)
+        await fetch_timed(world, a, b.peer, blob)
+        assert world.seen(0, ConnectionDropped) == []
+
+    world.run(scenario)
+
+
+def test_a_range_beyond_a_blob_breaks_the_protocol(world):
+    async def scenario():
+        a, b = await world.started(2)
+        blob = some_bytes(MIB)
+        b.serve_blobs(shelf(blob))
+        bulk = await a._blobs.streams.open(b.peer)
+        await write_frame(bulk, encode(RangeRequest(digest=digest(blob), begin=MIB - 1, end=MIB + 1)))
+        assert await FrameReader(bulk, max_nbytes=256).read() is None
+        (dropped,) = world.seen(1, ConnectionDropped)
+        assert "were asked of a blob" in dropped.reason
 
     world.run(scenario)

@@ -150,15 +150,17 @@ async def test_tickets_outlive_the_maker_of_the_run_where_they_name_others(tmp_p
         a = crew.found("a", wait_for=2)
         b = crew.join("b")
         await b.until(RoundCommitted)
-        kept = [file for file in a.home.root.glob("runs/*/*/ticket")]
+        kept = list(a.home.root.glob("runs/*/*/ticket"))
         later = await until_it_names(kept[0], b.id)
         a.peer.stop("asked to")
         await a.task
         assert not kept[0].exists()  # `weft ticket` hands out nothing that leads nowhere
         # Made by the maker while others were there; made by another; and the first one, which names the maker alone.
         c = crew.join("c", later)
+        await c.started.wait()
         await b.until(RoundCommitted, lambda event: c.id in event.contributors)
         d = crew.join("d", b.ticket)
+        await d.started.wait()
         await b.until(RoundCommitted, lambda event: d.id in event.contributors)
         assert {contact.peer for contact in read(a.ticket).contacts} == {a.id}
         with pytest.raises(Unreachable, match=r"^nobody answered; this ticket names a\. .*"):
@@ -170,9 +172,11 @@ async def test_tickets_outlive_the_maker_of_the_run_where_they_name_others(tmp_p
 
 async def until_it_names(file: Path, peer: PeerId) -> str:
     """Return the ticket in `file` once it names `peer`: it is renewed a moment after somebody came."""
-    while peer not in {contact.peer for contact in read(file.read_text()).contacts}:  # noqa: ASYNC110
+    while True:
+        text = file.read_text()  # noqa: ASYNC240  # a few hundred bytes, just written
+        if peer in {contact.peer for contact in read(text).contacts}:
+            return text
         await asyncio.sleep(0.05)
-    return file.read_text()
 
 
 # --- what cannot be done ---
