@@ -19,6 +19,7 @@ from weft.net.blobs import inline
 from weft.net.handshake import Passport
 from weft.net.memory import SCHEME
 from weft.net.node import Node
+from weft.peer.awaiting import Awaiting
 from weft.peer.errand import act_of, ask_charter, ballot_of, hand_in
 from weft.peer.messages import HandInAnswer
 from weft.sim.world import SECRET
@@ -375,3 +376,32 @@ def test_members_may_be_removed_down_to_the_last(make_swarm: MakeSwarm) -> None:
 
     swarm.run(scenario)
     swarm.check()
+
+
+def test_what_waits_outlives_all_who_keep_it(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=16, stewards=BOTH, is_strict=True)
+
+    async def scenario() -> None:
+        a, b, c, d = members = await swarm.start("abcd")
+        await swarm.round(a, 2)
+        for member in (c, d):
+            swarm.cut([member], [a, b])
+        swarm.kill(b)
+        await asyncio.sleep(20)  # nothing is decided without a majority
+        letter = seal(STEWARD, Act(run=swarm.run_config.run, serial=1, deed=Amend(reason="", every=3)))
+        assert (await hand(swarm, a, letter)).outcome == "waits"
+        assert (await vote(swarm, a, against=d)).outcome == "waits"
+        assert [kept.kind for kept in Awaiting(a.folder.awaiting).read()] == ["Act", "Ballot"]
+        for member in (a, c, d):
+            swarm.kill(member)
+            swarm.heal([member], [a, b])
+        b.folder.awaiting.write_bytes(a.folder.awaiting.read_bytes()[:-1])  # damaged: it is not believed
+        for member in members:
+            swarm.launch(member)
+        decided = await swarm.when(c, ActEnacted)
+        assert decided.kind == "amend"
+        await swarm.round(a, decided.round + 1)
+        assert "Act" not in [kept.kind for kept in Awaiting(a.folder.awaiting).read()]  # it waits no more
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)

@@ -5,25 +5,28 @@
 
 A member keeps what takes effect where the run stands. Acts of one steward wait in the order of their serials; ballots
 for the removal of a key wait until more than half of the electorate has cast one. What waits is told again now and
-then, for those that were away. It is kept in memory: where all members end before it is decided, it has to be handed in
-again.
+then, for those that were away, and is on disk before whoever handed it in is told so: it outlives the end of all
+members.
 
 Failure:
 - an act that has no effect, or not any more: it is dropped, and an event says why.
 - a leader that keeps an act back: the next one has it, too.
+- a disk that is full: the act waits in memory, and an event says that it would not outlive this process.
 
 It does not know how a manifest comes about, nor what an act means to training.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 
-from weft.errors import WireError
-from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven
+from weft.errors import DataError, DiskFull, WireError
+from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven, Notice
 from weft.ids import Digest, PeerId, short
 from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
+from weft.peer.awaiting import Awaiting
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
 from weft.sync.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
@@ -47,10 +50,12 @@ class Acts:
     """What waits in one peer, for the round after the chain's head.
 
     Args:
+        awaiting: where what waits is kept.
         on_change: told when what the next manifest should hold has changed.
     """
 
-    def __init__(self, node: Node, chain: Chain, emit: Emit, on_change: Callable[[], None]) -> None:
+    def __init__(self, node: Node, chain: Chain, emit: Emit, awaiting: Awaiting, on_change: Callable[[], None]) -> None:
+        self._awaiting = awaiting
         self._node = node
         self._chain = chain
         self._emit = emit
@@ -65,6 +70,12 @@ class Acts:
         node.serve(CharterRequest, self._on_request)
         node.on_note(ActNote, self._on_note)
         node.on_note(ContradictionNote, self._on_contradiction)
+
+    def recall(self) -> None:
+        """Take up what waited when a process before this one ended."""
+        for letter in self._awaiting.read():
+            with suppress(Void):  # decided meanwhile, or without effect where the run stands now
+                self._add(letter)
 
     def warrants(self) -> tuple[Warrant, ...]:
         """Return what the next manifest should hold, in order."""
@@ -109,10 +120,11 @@ class Acts:
     def take(self, letter: Signed, sender: PeerId | None = None) -> str | None:
         """Keep an act or ballot and tell the others; return why it is not kept, or None."""
         try:
-            is_news = self._keep_ballot(letter) if letter.kind == Ballot.__name__ else self._keep_act(letter)
+            is_news = self._add(letter)
         except Void as void:
             return str(void)
         if is_news:
+            self._save()
             self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
             self._tell(ActNote(letter=letter), but=sender)
             self._on_change()
@@ -143,6 +155,21 @@ class Acts:
         peer, charter = lie.letters[0].signer, self._chain.charter
         note = note_in(lie)
         return peer in charter.banned or note is None or charter.is_dealt_with(peer, note.round)
+
+    def _add(self, letter: Signed) -> bool:
+        """Let a letter wait; return whether it is new.
+
+        Raises:
+            Void: it has no effect.
+        """
+        return self._keep_ballot(letter) if letter.kind == Ballot.__name__ else self._keep_act(letter)
+
+    def _save(self) -> None:
+        waiting = [self._waiting[key] for key in sorted(self._waiting)]
+        try:
+            self._awaiting.keep([*waiting, *(self._ballots[key] for key in sorted(self._ballots))])
+        except (DiskFull, DataError) as error:
+            self._emit(Notice(text=f"what stewards and voters handed in waits in this process's memory only: {error}"))
 
     def _keep_act(self, letter: Signed) -> bool:
         act, base, signer = read_act(letter), self._chain.base, letter.signer
@@ -195,6 +222,7 @@ class Acts:
             is_member = peer in base.electorate and voter in base.electorate
             if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
                 self._drop(self._ballots.pop((peer, voter)), "voter or key is no member any more")
+        self._save()
 
     def _drop(self, letter: Signed, reason: str) -> None:
         if digest_of(letter) not in self._decided:

@@ -153,6 +153,10 @@ class PeerFolder:
         return self.root / "durable.bin"
 
     @property
+    def awaiting(self) -> Path:
+        return self.root / "awaiting.bin"
+
+    @property
     def addresses(self) -> Path:
         return self.root / "addresses"
 

@@ -29,6 +29,7 @@ from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.net.tasks import Tasks
 from weft.peer.absence import Decided, Status, attempt_started, left_out
 from weft.peer.acts import Acts
+from weft.peer.awaiting import Awaiting
 from weft.peer.chain import Chain
 from weft.peer.gathering import Gathering
 from weft.peer.hearing import Hearing, Reach
@@ -101,7 +102,7 @@ class Rounds:
         self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
         self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
-        self.acts = Acts(place.node, chain, place.emit, self._move)
+        self.acts = Acts(place.node, chain, place.emit, Awaiting(place.folder.awaiting), self._move)
         self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._feed)
         self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, lambda: self._state)
         self.hearing = Hearing(
@@ -121,11 +122,12 @@ class Rounds:
         return self.parts.cut(self.chain.base.uplinks)
 
     def recall(self) -> Durable | None:
-        """Read what this peer promised before it was started, which binds it; return it.
+        """Read what this peer promised before it was started, which binds it, and what waited then; return the former.
 
         Raises:
             CheckpointError: the file is damaged.
         """
+        self.acts.recall()
         return self._promises.read()
 
     def begin(self) -> None:
