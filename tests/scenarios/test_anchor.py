@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scenarios.swarm import EVERY, Swarm
+from scenarios.test_join import LARGER, LONG_S, Paced, lay
 from weft import wire
 from weft.codec import Fp32Config
 from weft.events import BranchOpened, Event, MemberSuspected, RoundCommitted, StateJoined
@@ -23,6 +24,7 @@ from weft.peer import donor as donor_module
 from weft.peer.anchor import Anchor, Mooring
 from weft.peer.anchored import Anchored
 from weft.peer.compute import Inline
+from weft.peer.index import CHUNK_NBYTES
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import public, read_outline
 from weft.sim.world import SECRET, Member
@@ -65,7 +67,7 @@ class Kept:
         node.serve_blobs(public(outline, config.run, self.home))
         mooring = Mooring(
             node=node, home=self.home, kept=kept, compute=Inline(), clock=self.swarm.clock, emit=self.events.append,
-            max_parameters=10**6,
+            max_parameters=10**7,
         )  # fmt: skip
         self.kept = kept
         self.anchor = Anchor(outline, mooring)
@@ -240,6 +242,33 @@ def test_all_that_were_killed_meet_at_the_newest_round_that_one_has(
             assert {event.branch for event in nexts} == {reached.branch}
             assert len({member.life.outcome.replica for member in (a, b, c)}) == 1
             assert swarm.clock.now() - killed_at < 120
+
+    run(swarm, scenario)
+
+
+@pytest.mark.parametrize("is_one_killed", [False, True], ids=["all live", "one is killed"])
+def test_several_donors_deliver_the_state_at_once(make: Make, tmp_path: Path, is_one_killed: bool) -> None:
+    swarm = make(method=DILOCO, num_rounds=3, num_peers=3, model=LARGER)
+    up_mbit = 8
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc", compute=Paced(LONG_S))
+        await swarm.round(a, 1)
+        lay(a, b, c, up=up_mbit)
+        async with anchored(swarm, tmp_path / "anchor", a, b, c) as anchor:
+            began = swarm.clock.now()
+            if is_one_killed:
+                await asyncio.sleep(5.0)
+                assert anchor.node.traffic[b.id].received_nbytes > CHUNK_NBYTES
+                swarm.kill(b)
+            await anchor.reach(1)
+            took_s = swarm.clock.now() - began
+        joined = next(event for event in anchor.events if isinstance(event, StateJoined))
+        assert joined.fetched_nbytes == joined.nbytes
+        assert set(joined.donors) >= {a.id, c.id}
+        assert is_one_killed or set(joined.donors) == {a.id, b.id, c.id}
+        from_one_s = 8 * joined.nbytes / (up_mbit * 1e6)
+        assert took_s < (0.75 if is_one_killed else 0.5) * from_one_s
 
     run(swarm, scenario)
 

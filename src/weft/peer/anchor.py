@@ -2,7 +2,7 @@
 
     another peer      what an anchor does
     trains            follows its chain: asks for the certificates of what was committed, fetches the results they name
-    is far ahead      fetches its state, whole, and drops the one before only then
+    is far ahead      fetches its state, whole, from up to four that stand where it does, and drops the one before then
     joins             is told the state that is kept here, its chunks, and what was committed since
     comes back        the same; so those that were all killed meet at the newest round that any of them or this one has
 
@@ -13,40 +13,43 @@ Outer steps need arithmetic that it does not have, so it keeps a state and the r
 a new state when those weigh as much as the state does.
 
 Failure:
-- a donor vanishes: the chunks that came are kept, and the next one is asked for the rest.
+- some donors vanish or lie: the others deliver the rest. All do: the chunks that came are kept, and others are asked.
 - the disk is full: it says so, and goes on with what it has.
 - nobody else is there: it serves what it has, and waits.
 
-It does not know what a state means. It believes a donor, as a newcomer does (docs/threat_model.md).
+It does not know what a state means. It believes what most donors offer, as a newcomer does (docs/threat_model.md).
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.clock import Clock
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import DataReady, Emit, Notice, PeerStopped, StateJoined
-from weft.ids import BranchId, Digest, PeerId, Round, short
+from weft.ids import BranchId, Digest, PeerId, Round
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.peer.anchored import MAX_INDEX_NBYTES, Anchored
 from weft.peer.chain import as_many_as_fit, is_further
 from weft.peer.compute import Compute
-from weft.peer.holders import all_of, small_from
+from weft.peer.holders import small_from
 from weft.peer.home import Home
 from weft.peer.index import CHUNK_NBYTES, StateIndex
 from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, CharterAnswer, CharterRequest, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.outline import Outline
+from weft.peer.pull import pull
+from weft.peer.shares import Blob
+from weft.sync.charter import Charter
 from weft.sync.messages import Certificate, Manifest
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 1.0
 CALL_S = 10.0
-PARALLEL = 4  # blobs on their way at a time
+MAX_DONORS = 4  # each copies its state for it, as for a newcomer
 FAILED_S = 60.0  # who failed to deliver is asked after all others for so long
 LEAST_RENEWED_NBYTES = 16 << 20  # results, below which a state is not fetched anew: it may be tiny
 MAX_SINCE = 64  # rounds since the state; a chain remembers four times as many
@@ -64,6 +67,16 @@ class Mooring:
     clock: Clock
     emit: Emit
     max_parameters: int  # states of larger models are refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Offered:
+    """One state, and who offers it."""
+
+    head: Manifest
+    charter: Charter
+    index: Digest
+    donors: list[PeerId] = field(default_factory=list)
 
 
 class Anchor:
@@ -193,47 +206,71 @@ class Anchor:
                 await self._put(await small_from(self._node, others, part.result, most))
 
     async def _fetch_state(self, peer: PeerId) -> bool:
-        """Fetch the state that a peer offers; return whether it is further than what is here."""
-        began, fetched_nbytes = self._clock.now(), 0
-        beat = self._membership.heartbeat_of(peer)
-        request = StateRequest(run=self._node.run, wanted=None if beat is None else beat.manifest)
-        offer = await self._node.call(peer, request, StateOffer, deadline_s=CALL_S)
-        if offer.head is None or offer.index is None or offer.charter is None:
-            return False
-        if digest_of(offer.charter) != offer.head.charter:
-            raise WireError("the offered state comes with another charter than its manifest names")
+        """Fetch the state that a peer and others beside it offer; return whether it is further than what is here."""
+        began = self._clock.now()
+        offered = await self._ask(peer)
         base = None if self._kept.kept is None else self._kept.kept.head
-        if base is not None and not is_further(offer.head, base):
+        if offered is None or (base is not None and not is_further(offered.head, base)):
             return False
-        if not self._kept.has(offer.index):
-            await self._put(await self._node.fetch_small(peer, offer.index, MAX_INDEX_NBYTES))
-        index = self._kept.index(offer.index)
-        if index is None or index.nbytes > 4 * MAX_VECTORS * self._max_parameters:
-            raise PayloadError(f"the state that {short(peer)} offers is larger than this machine takes")
-        self._kept.make_room({offer.index, *_sizes(index)})
-        gate = asyncio.Semaphore(PARALLEL)
+        index = await self._index(offered)
+        self._kept.make_room({offered.index, *_sizes(index)})
+        missing = [Blob(digest=name, nbytes=num) for name, num in _sizes(index).items() if not self._kept.has(name)]
 
-        async def chunk(name: Digest, nbytes: int) -> None:
-            nonlocal fetched_nbytes
-            async with gate:
-                if not self._kept.has(name):
-                    fetched_nbytes += nbytes
-                    await self._put(await self._node.fetch_any([peer], name, nbytes))
+        async def keep(_blob: Blob, data: Buffer) -> None:
+            await self._put(data)
 
-        await all_of([chunk(name, nbytes) for name, nbytes in _sizes(index).items()])
-        head, charter, name = offer.head, offer.charter, offer.index
-        await self._compute.serve(lambda: self._kept.replace(head, charter, name))
+        delivered = await pull(self._node, missing, offered.donors, keep, self._clock)
+        await self._compute.serve(lambda: self._kept.replace(offered.head, offered.charter, offered.index))
         took_s = self._clock.now() - began
         self._emit(
             StateJoined(
-                round=offer.head.round,
+                round=offered.head.round,
                 nbytes=index.nbytes,
-                fetched_nbytes=fetched_nbytes,
+                fetched_nbytes=sum(delivered.values()),
                 duration_s=took_s,
-                donors=(peer,),
+                donors=tuple(sorted(delivered)),
             )
         )
         return True
+
+    async def _ask(self, peer: PeerId) -> _Offered | None:
+        """Ask a peer, and others that stand where it does, for their states; return what most of them offer."""
+        beat = self._membership.heartbeat_of(peer)
+        wanted = None if beat is None else beat.manifest
+        request = StateRequest(run=self._node.run, wanted=wanted)
+        beside = [each for each in self._furthest_first() if each != peer and self._stands_at(each, wanted)]
+        asked = [peer, *beside][:MAX_DONORS]
+        calls = (self._node.call(each, request, StateOffer, deadline_s=CALL_S) for each in asked)
+        answers = dict(zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True))
+        offers: dict[tuple[Digest, Digest], _Offered] = {}
+        for each, answer in answers.items():
+            if isinstance(answer, BaseException):
+                if each == peer or not isinstance(answer, PeerError | NetError | Refused):
+                    raise answer
+                continue
+            if answer.head is None or answer.index is None or answer.charter is None:
+                continue
+            if digest_of(answer.charter) != answer.head.charter:
+                if each != peer:
+                    continue
+                raise WireError("the offered state comes with another charter than its manifest names")
+            key = digest_of(answer.head), answer.index
+            if key not in offers:
+                offers[key] = _Offered(head=answer.head, charter=answer.charter, index=answer.index)
+            offers[key].donors.append(each)
+        return max(offers.values(), key=lambda each: (len(each.donors), each.head.round), default=None)
+
+    def _stands_at(self, peer: PeerId, manifest: Digest | None) -> bool:
+        beat = self._membership.heartbeat_of(peer)
+        return manifest is not None and beat is not None and beat.manifest == manifest
+
+    async def _index(self, offered: _Offered) -> StateIndex:
+        if not self._kept.has(offered.index):
+            await self._put(await small_from(self._node, offered.donors, offered.index, MAX_INDEX_NBYTES))
+        index = self._kept.index(offered.index)
+        if index is None or index.nbytes > 4 * MAX_VECTORS * self._max_parameters:
+            raise PayloadError("the state that is offered is larger than this machine takes")
+        return index
 
     async def _put(self, data: Buffer) -> None:
         await self._compute.serve(lambda: self._kept.put(data))
@@ -244,9 +281,12 @@ class Anchor:
         if home.blobs.open(index.tokenizer) is None:
             home.blobs.put(await small_from(self._node, peers, index.tokenizer, MAX_TOKENIZER_NBYTES))
         missing = home.shards.missing(index)
-        for info in missing:
-            data = await self._node.fetch_any(peers, info.digest, info.nbytes)
-            home.shards.add(index, info.digest, data)
+
+        async def keep(shard: Blob, data: Buffer) -> None:
+            await self._compute.serve(lambda: home.shards.add(index, shard.digest, data))
+
+        shards = [Blob(digest=info.digest, nbytes=info.nbytes) for info in missing]
+        await pull(self._node, shards, peers, keep, self._clock)
         if not self._outline.is_seeded and home.blobs.open(self._outline.initial) is None:
             if not self._kept.state_nbytes:
                 return  # how large they may be is not known before there is a state

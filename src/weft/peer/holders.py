@@ -1,11 +1,9 @@
-"""Blobs from whoever holds them: the first that delivers a small one, and several at a time.
+"""Small blobs from whoever holds them: the first that delivers one.
 
 It does not know what a blob is for.
 """
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from weft.errors import NetError, PeerError, Refused
 from weft.ids import Digest, PeerId
@@ -34,17 +32,3 @@ async def small_from(node: Node, peers: Sequence[PeerId], digest: Digest, max_nb
         except (PeerError, NetError, Refused) as error:
             failures.append(str(error))
     raise PeerError(f"nobody delivered {digest[:8]}: {'; '.join(failures) or 'nobody is connected'}")
-
-
-async def all_of(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run jobs together; the first that fails ends the others, and its error is raised.
-
-    A `TaskGroup` of Python 3.11 or 3.12 forgets that it was cancelled where a job fails at the same moment.
-    """
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
