@@ -26,7 +26,7 @@ from weft.keys import Identity
 
 HERE = Path(__file__).parent
 MBIT, RTT_S = 20, 0.08
-NBYTES = 16 << 20
+NBYTES = 12 << 20
 LOSSES = (0.0, 0.002, 0.005, 0.01, 0.02)
 DEADLINE_S = 240.0
 ADDRESSES = {"a": "10.9.0.1", "b": "10.9.0.2"}

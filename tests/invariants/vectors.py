@@ -25,7 +25,7 @@ from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket, prove
 from weft.net.frame import encode_frame
-from weft.net.messages import BlobHeader, BlobRequest, Call, Contact, Hello
+from weft.net.messages import BlobHeader, BlobRequest, Call, Contact, Hello, RangeRequest
 from weft.net.ticket import TicketBody, issue
 from weft.net.tls_certificate import make_certificate
 from weft.net.tls_handshake import Challenge, ClientProof, Welcome, preamble
@@ -86,6 +86,10 @@ def blob_request() -> Vector:
         "request": encode_frame(wire.encode(BlobRequest(digest=wire.digest(b"weft")))).hex(),
         "answer, 4 bytes": encode_frame(wire.encode(BlobHeader(nbytes=4))).hex() + b"weft".hex(),
         "answer, not here": encode_frame(wire.encode(BlobHeader(nbytes=None))).hex(),
+        "request of the last two bytes": encode_frame(
+            wire.encode(RangeRequest(digest=wire.digest(b"weft"), begin=2, end=4))
+        ).hex(),
+        "answer to that": encode_frame(wire.encode(BlobHeader(nbytes=4))).hex() + b"ft".hex(),
     }
 
 

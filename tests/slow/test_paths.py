@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
         ("UDP blocked at a", "tls"),
         ("TCP swallowed between a and b", "iroh"),
         ("each on a cable to the third alone", "via the third"),
+        ("both behind cone NATs", "via the third"),  # no hole is punched where no relay server is named
         ("both behind symmetric NATs", "via the third"),
         ("both behind cone NATs, UDP blocked", "via the third"),
         ("a reaches nothing but an HTTP proxy, b open", "tls"),

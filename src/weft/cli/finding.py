@@ -5,8 +5,11 @@ note    weft runs, but slower, or reachable by fewer
 ok      as it should be
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
+
+Fact = str | float | bool | None | list[str]
 
 
 @dataclass(frozen=True)
@@ -15,3 +18,4 @@ class Finding:
     level: Literal["ok", "note", "block"]
     text: str
     fix: str = ""  # what to type or do
+    facts: Mapping[str, Fact] = field(default_factory=dict)  # the same for programs: docs/doctor.md lists the names

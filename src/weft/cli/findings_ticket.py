@@ -10,7 +10,7 @@ from typing import assert_never
 from urllib.parse import parse_qsl, urlsplit
 
 from weft.cli import figures
-from weft.cli.finding import Finding
+from weft.cli.finding import Fact, Finding
 from weft.clock import SystemClock
 from weft.errors import WeftError
 from weft.ids import short
@@ -111,11 +111,20 @@ def describe(probe: Probe) -> Finding:
     """Return the line of one address."""
     where = _place(probe.address)
     who = called(probe.contact.name, probe.contact.peer)
+    facts: dict[str, Fact] = {
+        "peer": probe.contact.peer,
+        "transport": probe.transport,
+        "address": probe.address,
+        "outcome": probe.outcome,
+        "opened_s": probe.opened_s,
+        "greeted_s": probe.greeted_s,
+    }
     if probe.opened_s is None or probe.outcome != "admitted":
-        return Finding("path", "note", f"{probe.transport:<5} {where} {who}: {probe.outcome}. {printable(probe.said)}")
+        text = f"{probe.transport:<5} {where} {who}: {probe.outcome}. {printable(probe.said)}"
+        return Finding("path", "note", text, facts=facts)
     greeted_ms = 1000 * (probe.greeted_s or 0.0)
     took = f"opened in {1000 * probe.opened_s:.0f} ms, let in {greeted_ms:.0f} ms later"
-    return Finding("path", "ok", f"{probe.transport:<5} {where} {who}: {took}")
+    return Finding("path", "ok", f"{probe.transport:<5} {where} {who}: {took}", facts=facts)
 
 
 def judge_ways(probes: Sequence[Probe]) -> tuple[list[Finding], type[WeftError] | None]:
@@ -143,11 +152,12 @@ def _what_is_missing(probes: Sequence[Probe]) -> list[Finding]:
     open_by = {probe.transport for probe in probes if probe.outcome == "admitted"}
     tried = {probe.transport for probe in probes}
     if "tls" in tried - open_by:
-        text = "TCP does not get through and iroh does: a run works, slower where the line is fast"
+        text = "TCP does not get through and iroh (UDP) does: a run works, slower where the line is fast"
         return [Finding("ways", "note", text, "where a router or firewall is yours: let TCP out to the ports above")]
     if "iroh" in tried - open_by:
         text = "UDP does not get through, and TCP does. Members behind routers of their own are reached through others"
-        return [Finding("ways", "note", text)]
+        fix = "nothing has to be done; a member that others can dial (--port, forwarded) spares the others the detour"
+        return [Finding("ways", "note", text, fix)]
     return [Finding("ways", "ok", "there is a way into the run")]
 
 
@@ -181,10 +191,11 @@ def _no_way(probes: Sequence[Probe]) -> Finding:
 def judge_clock(who: str, sighting: Sighting) -> Finding:
     """Return how this machine's clock stands to a member's."""
     ahead_s, ms = sighting.ahead_s, 1000 * sighting.round_trip_s
+    facts: dict[str, Fact] = {"ahead_s": ahead_s, "round_trip_s": sighting.round_trip_s}
     if abs(ahead_s) < _CLOCK_OFF_S:
-        return Finding("clocks", "ok", f"{who}: {ahead_s:+.2f} s from this one's; round trip {ms:.0f} ms")
+        return Finding("clocks", "ok", f"{who}: {ahead_s:+.2f} s from this one's; round trip {ms:.0f} ms", facts=facts)
     text = f"{who} has a clock {ahead_s:+.0f} s from this one's: nothing in a run depends on it, times in logs do"
-    return Finding("clocks", "note", text, "set the clock of whichever is wrong: timedatectl set-ntp true")
+    return Finding("clocks", "note", text, "set the clock of whichever is wrong: timedatectl set-ntp true", facts)
 
 
 def judge_speed(who: str, transport: str, speed: Speed) -> Finding:
@@ -193,9 +204,11 @@ def judge_speed(who: str, transport: str, speed: Speed) -> Finding:
         f"{who}: up {speed.up_bps / 1e6:.3g} Mbit/s, down {speed.down_bps / 1e6:.3g} Mbit/s over {transport} "
         f"({figures.nbytes(speed.nbytes)} each way, one stream)"
     )
+    facts: dict[str, Fact] = {"transport": transport, "up_bps": speed.up_bps, "down_bps": speed.down_bps}
     if min(speed.up_bps, speed.down_bps) < _SLOW_BPS:
-        return Finding("speed", "note", text, "rounds are made for 1 Mbit/s and more: another line, or a smaller model")
-    return Finding("speed", "ok", text)
+        fix = "rounds are made for 1 Mbit/s and more: another line, or a smaller model"
+        return Finding("speed", "note", text, fix, facts)
+    return Finding("speed", "ok", text, facts=facts)
 
 
 def judge_place(sightings: Sequence[Sighting], own: Sequence[str]) -> Finding:
@@ -204,8 +217,10 @@ def judge_place(sightings: Sequence[Sighting], own: Sequence[str]) -> Finding:
     if not sources:
         return Finding("place", "note", "no member says where it sees this machine")
     shown = ", ".join(map(printable, sources))
+    facts: dict[str, Fact] = {"seen_at": sources, "own": sorted(own), "is_translated": not set(sources) <= set(own)}
     if set(sources) <= set(own):
-        return Finding("place", "ok", f"members see this machine at {shown}, which is its own: no translation between")
+        text = f"members see this machine at {shown}, which is its own: no translation between"
+        return Finding("place", "ok", text, facts=facts)
     kind = (
         "a router translates its addresses (NAT)"
         if len(sources) == 1
@@ -213,10 +228,12 @@ def judge_place(sightings: Sequence[Sighting], own: Sequence[str]) -> Finding:
     )
     text = f"members see this machine at {shown}, which is not its own: {kind}"
     fix = (
-        "to be reached from outside: forward a port of the router to --port and name it, [tls] advertise; else this "
-        "machine dials out, and reaches others like it through members that both reach"
+        "to be reached from outside: forward a port of the router to --port and name it, [tls] advertise. Where the "
+        f"router itself does not show {shown} as its outside address, the provider translates once more, and no port "
+        "can be forwarded. Without one this machine dials out, and reaches others like it through members that both "
+        "reach: as good for rounds, slower for states"
     )
-    return Finding("place", "note", text, fix)
+    return Finding("place", "note", text, fix, facts)
 
 
 def hosts_of(address: str) -> list[str]:

@@ -27,7 +27,7 @@ from weft import __version__
 from weft.data.batch import Batches
 from weft.errors import PeerError, Removed, WeftError
 from weft.events import Event, Notice, PeerStarted, PeerStopped
-from weft.ids import PeerId, Round, Tokens
+from weft.ids import PeerId, Tokens
 from weft.model.config import num_parameters
 from weft.net.heartbeat import Membership
 from weft.net.membership import Gone, Left, New, Recovered, Suspected
@@ -51,10 +51,9 @@ from weft.peer.replica import Replica
 from weft.peer.report import Report
 from weft.peer.rounds import Rounds
 from weft.peer.saving import Saver
-from weft.peer.state import replica_digest
 from weft.peer.training import Training
-from weft.sync.groups import claims_in
 from weft.peer.warming import Warming
+from weft.sync.groups import claims_in
 from weft.sync.messages import Manifest
 
 __all__ = ["Outcome", "Peer", "Place"]
@@ -367,23 +366,7 @@ class Peer:
         await self._part(reason)
         await self._saver.save()
         self.place.emit(PeerStopped(reason=reason))
-        head = self._replica.head
-        sent, received = self._report.traffic()
-        return Outcome(
-            reason=reason,
-            run=self.run,
-            peer=self.peer,
-            round=Round(0) if head is None else head.round,
-            committed_tokens=Tokens(0) if head is None else head.committed_tokens,
-            replica=replica_digest(self._replica.outer, self._replica.state),
-            loss=self._evaluator.loss,
-            nats_per_byte=self._evaluator.nats_per_byte,
-            sample=self._evaluator.text,
-            sent_nbytes=sent,
-            received_nbytes=received,
-            checkpoint=self.place.folder.checkpoint,
-            successor=self._replica.charter.successor,
-        )
+        return self._report.outcome(reason, self._evaluator)
 
     async def _linger(self) -> None:
         """Stay for a moment while a member has not told that it made the last outer step: it may need the results."""

@@ -1,4 +1,4 @@
-"""What a peer tells of itself: every outer step, and the heartbeat that the others show.
+"""What a peer tells of itself: every outer step, the heartbeat that the others show, how it ended.
 
 It decides nothing.
 """
@@ -13,8 +13,10 @@ from weft.peer.absence import PAUSED, Decided
 from weft.peer.acts import REMOVALS, told, why_removed
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
-from weft.peer.place import Place
+from weft.peer.evaluation import Evaluator
+from weft.peer.place import Outcome, Place
 from weft.peer.replica import Replica
+from weft.peer.state import replica_digest
 from weft.peer.training import Training
 from weft.sync.groups import counted_through
 from weft.sync.messages import Manifest
@@ -35,6 +37,25 @@ class Report:
         """Return the bytes sent and received so far."""
         meters = self._place.node.traffic.values()
         return sum(meter.sent_nbytes for meter in meters), sum(meter.received_nbytes for meter in meters)
+
+    def outcome(self, reason: str, evaluator: Evaluator) -> Outcome:
+        """Return how this peer ended."""
+        head, (sent, received) = self._replica.head, self.traffic()
+        return Outcome(
+            reason=reason,
+            run=self._run,
+            peer=self._place.node.peer,
+            round=Round(0) if head is None else head.round,
+            committed_tokens=Tokens(0) if head is None else head.committed_tokens,
+            replica=replica_digest(self._replica.outer, self._replica.state),
+            loss=evaluator.loss,
+            nats_per_byte=evaluator.nats_per_byte,
+            sample=evaluator.text,
+            sent_nbytes=sent,
+            received_nbytes=received,
+            checkpoint=self._place.folder.checkpoint,
+            successor=self._replica.charter.successor,
+        )
 
     def tell_commit(self, decided: Decided, began: float | None) -> None:
         """Tell of an outer step that was just made, and whether it left this peer out.

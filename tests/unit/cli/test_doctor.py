@@ -1,5 +1,6 @@
 """What `weft doctor` finds, and that one broken check does not end the examination."""
 
+import json
 import os
 import platform
 import socket
@@ -33,6 +34,23 @@ def test_a_finding_that_blocks_comes_with_its_fix_and_an_exit_code(weft: Weft) -
     assert answer.code == 1
     assert "BLOCK" in answer.out
     assert "--port 0" in answer.out
+
+
+def test_programs_get_one_object_with_names_that_stay(weft: Weft) -> None:
+    answer = weft("doctor", "--json")
+    told = json.loads(answer.out)
+    assert (answer.code, told["exit_code"], told["format"], told["is_blocked"]) == (0, 0, 1, False)
+    assert set(told) == {"format", "is_blocked", "exit_code", "findings"}
+    assert all(set(each) == {"topic", "level", "text", "fix", "facts"} for each in told["findings"])
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    assert all(f"`{each['topic']}`" in page for each in told["findings"])
+    with socket.create_server(("", 0)) as taken:
+        answer = weft("doctor", "--json", "--port", taken.getsockname()[1])
+    told = json.loads(answer.out)
+    assert (answer.code, told["exit_code"], told["is_blocked"]) == (1, 1, True)
+    (blocking,) = [each for each in told["findings"] if each["level"] == "block"]
+    assert blocking["topic"] == "network"
+    assert "--port 0" in blocking["fix"]
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What `weft doctor TICKET` says of each outcome, and that it tries a real member on loopback."""
 
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +132,24 @@ async def test_a_member_on_this_machine_is_tried_and_measured(member: Node, weft
     assert answer.code == Refused.exit_code
     assert "is not this run's" in answer.out
     assert member.peers == ()
+
+
+async def test_programs_get_the_figures(member: Node, weft: Weft, tmp_path) -> None:
+    import asyncio
+
+    machine = tmp_path / "machine.toml"
+    machine.write_text('transports = ["tls"]\n[tls]\nhost = "127.0.0.1"\n')
+    ticket = issue(Identity.generate(), RUN, member.contacts(), SECRET)
+    answer = await asyncio.to_thread(weft, "doctor", ticket, "--machine", machine, "--json")
+    told = {each["topic"]: each["facts"] for each in json.loads(answer.out)["findings"]}
+    assert told["path"]["outcome"] == "admitted"
+    assert told["path"]["peer"] == member.peer
+    assert told["path"]["opened_s"] >= 0
+    assert told["speed"]["up_bps"] > 0
+    assert told["clocks"]["round_trip_s"] > 0
+    assert (told["place"]["seen_at"], told["place"]["is_translated"]) == (["127.0.0.1"], False)
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    assert all(f"`{name}`" in page for facts in told.values() for name in facts)
+    stranger = issue(Identity.generate(), RUN, member.contacts(), bytes(16))
+    answer = await asyncio.to_thread(weft, "doctor", stranger, "--machine", machine, "--json")
+    assert answer.code == json.loads(answer.out)["exit_code"] == Refused.exit_code
