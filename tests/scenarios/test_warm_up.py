@@ -18,8 +18,8 @@ from weft.peer.compute import Inline
 from weft.peer.messages import Joining
 from weft.sync.acts import Amend
 
-COMPILE_S = 100.0  # for each shape
-NUM_ROUNDS = 150
+COMPILE_S = 30.0  # for each shape
+NUM_ROUNDS = 50
 USUAL_S = 6.0  # a round of these peers takes less
 
 

@@ -193,6 +193,7 @@ class Peer:
     # --- the main loop ---
 
     async def _take_part(self, head: Manifest) -> None:
+        await self._warming.renew()  # before anything asks to be counted in, or for a sponsor
         chain = Chain(head, self._replica.charter)
         rounds = Rounds(self.place, chain, self._replica.outer.numel(), self._fail)
         rounds.recall()
