@@ -18,6 +18,8 @@ from weft.events import BranchOpened, Notice
 from weft.sync.method import DdpConfig
 
 NUM_ALL = 200
+NUM_GROUPS = 40
+QUICK_GROUPS = (0, 1)
 QUICK = (0, 1, 2, 15, 57, 65, 165)  # from the fourth on: those that once found a fault
 NUM_FAULTS = 6
 LIMIT_S = 1500.0  # from the last fault to the end of a run of 40 rounds of a second each, waits and branches included
@@ -40,9 +42,9 @@ class Schedule:
     faults: tuple[Fault, ...]
 
 
-def draw(seed: int) -> Schedule:
+def draw(seed: int, has_groups: bool = False) -> Schedule:
     luck = random.Random(seed)
-    num_peers = luck.choice([2, 3, 4])
+    num_peers = luck.choice([5, 6, 7] if has_groups else [2, 3, 4])
     lasts = {"kill": 15.0, "stop": 10.0, "cut": 40.0}
     faults = []
     for _ in range(NUM_FAULTS):
@@ -51,7 +53,7 @@ def draw(seed: int) -> Schedule:
         faults.append(Fault(wait_s, kind, luck.randrange(num_peers), lasts_s))
     return Schedule(
         num_peers=num_peers,
-        method=luck.choices(["fedavg", "ddp"], [2, 1])[0],  # type: ignore[arg-type]
+        method="fedavg" if has_groups else luck.choices(["fedavg", "ddp"], [2, 1])[0],  # type: ignore[arg-type]
         delay_s=luck.choice([0.02, 0.3]),
         fetch_s=tuple(2.5 * luck.random() for _ in range(num_peers + NUM_FAULTS)),
         faults=tuple(faults),
@@ -65,11 +67,18 @@ async def slow_down_later(life: Life, delay_s: float) -> None:
     slow_down(life, delay_s)
 
 
-def play(make_swarm: MakeSwarm, seed: int) -> None:
-    schedule = draw(seed)
+def play(make_swarm: MakeSwarm, seed: int, electors: int | None = None) -> None:
+    schedule = draw(seed, has_groups=electors is not None)
     print(schedule)  # noqa: T201  # shown where it fails
     method = FEDAVG if schedule.method == "fedavg" else DdpConfig(codec=Fp32Config())
-    swarm = make_swarm(num_rounds=40, num_peers=schedule.num_peers, seed=seed, method=method, delay_s=schedule.delay_s)
+    swarm = make_swarm(
+        num_rounds=40,
+        num_peers=schedule.num_peers,
+        seed=seed,
+        method=method,
+        delay_s=schedule.delay_s,
+        **({} if electors is None else {"electors": electors}),
+    )
     fetches = iter(schedule.fetch_s)
     slowing: list[asyncio.Task[None]] = []
 
@@ -95,7 +104,7 @@ def play(make_swarm: MakeSwarm, seed: int) -> None:
             slow(member)
 
     async def scenario() -> None:
-        members = await swarm.start("abcd"[: schedule.num_peers])
+        members = await swarm.start("abcdefg"[: schedule.num_peers])
         for member in members:
             slow(member)
         await swarm.round(members[0], 2)
@@ -118,7 +127,7 @@ def play(make_swarm: MakeSwarm, seed: int) -> None:
 def may_lose(life: Life) -> bool:
     """Return whether a process said that work may be lost: a branch that is left takes what it alone had counted with
     it, and where nobody remembers whether a round counted something, it is not offered again."""
-    words = ("a branch of its own", "tokens of work are dropped")
+    words = ("a branch of its own", "tokens of work are dropped", "is taken for counted")
     return bool(life.seen(BranchOpened)) or any(each in note.text for note in life.seen(Notice) for each in words)
 
 
@@ -131,3 +140,14 @@ def test_a_run_outlives_a_random_schedule_of_faults(make_swarm: MakeSwarm, seed:
 @pytest.mark.parametrize("seed", sorted(set(range(NUM_ALL)) - set(QUICK)))
 def test_a_run_outlives_many_random_schedules_of_faults(make_swarm: MakeSwarm, seed: int) -> None:
     play(make_swarm, seed)
+
+
+@pytest.mark.parametrize("seed", QUICK_GROUPS)
+def test_groups_outlive_a_random_schedule_of_faults(make_swarm: MakeSwarm, seed: int) -> None:
+    play(make_swarm, seed, electors=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", sorted(set(range(NUM_GROUPS)) - set(QUICK_GROUPS)))
+def test_groups_outlive_many_random_schedules_of_faults(make_swarm: MakeSwarm, seed: int) -> None:
+    play(make_swarm, seed, electors=3)

@@ -158,7 +158,10 @@ def _why(chosen: Row) -> str:
 def _warnings(plan: Forecast) -> Iterator[str]:
     question, pace = plan.question, plan.pace
     if question.num_peers > MAX_MEMBERS:
-        yield f"a run counts at most {MAX_MEMBERS} members in today: {question.num_peers} are what it would be"
+        yield (
+            f"at most {MAX_MEMBERS} peers vote in a run; the others contribute through these, who fetch a payload of each "
+            "and send each the results. That is not in the figures, which are of one level"
+        )
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
     if pace.penalty is not None and question.choices.send == "delta" and question.num_peers > 1:

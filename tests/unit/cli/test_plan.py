@@ -159,7 +159,7 @@ def test_a_model_too_large_to_time_here_is_refused(weft: Weft, run_path: Path, m
 def test_more_members_than_a_run_has_room_for_are_planned_with_a_word(weft: Weft, run_path: Path) -> None:
     answer = weft("plan", run_path, "--tokens-per-s", 1000, "--peers", 200)
     assert answer.code == 0
-    assert "at most 32 members" in answer.out
+    assert "at most 32 peers vote" in answer.out
 
 
 @pytest.mark.parametrize(("text", "bps"), [("20mbit", 20e6), ("1.5 Gbit/s", 1.5e9), ("500kbps", 5e5), ("7", 7e6)])
