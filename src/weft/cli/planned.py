@@ -159,8 +159,8 @@ def _warnings(plan: Forecast) -> Iterator[str]:
     question, pace = plan.question, plan.pace
     if question.num_peers > MAX_MEMBERS:
         yield (
-            f"at most {MAX_MEMBERS} peers vote in a run; the others contribute through these, who fetch a payload of each "
-            "and send each the results. That is not in the figures, which are of one level"
+            f"at most {MAX_MEMBERS} peers vote in a run; the others contribute through these, who fetch a payload of "
+            "each and send each the results. That is not in the figures, which are of one level"
         )
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"

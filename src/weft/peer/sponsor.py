@@ -49,6 +49,7 @@ from weft.sync.shares import shares
 from weft.wire import Buffer, unseal
 
 PARALLEL = 4  # payloads on their way at a time: each is whole in memory
+MAX_SILENT = 3  # rounds in which a ward brings nothing: it has another sponsor, or none
 NEW_QUOTAS = 4  # of a ward whose leases this peer has not seen: what it may carry
 
 
@@ -90,6 +91,9 @@ class Sponsor:
         self._speed = speed
         self._tasks = tasks
         self._allowed: dict[PeerId, int] = {}  # tokens that a ward may claim
+        self._silent: dict[
+            PeerId, int
+        ] = {}  # wards that brought nothing of what was leased to them, for so many rounds
         self._graces_s: list[float] = []
         self._early: dict[PeerId, OfferNote] = {}  # of the round after this one
         self._gate = asyncio.Semaphore(PARALLEL)
@@ -125,8 +129,8 @@ class Sponsor:
     def release(self) -> None:
         for ward in self.wards:
             self._node.post(ward, Release(branch=self._rounds.chain.base.branch))
-        self.wards.clear()
-        self._allowed.clear()
+        for ward in list(self.wards):
+            self._forget(ward)
 
     def pass_evaluation_on(self, evaluation: Evaluation) -> None:
         for ward in self.wards:
@@ -165,6 +169,8 @@ class Sponsor:
         if offer.round == base.round and peer not in self._now.offers and self._take(peer):
             self._now.offers[peer] = offer
             self.wards[peer] = offer.tokens_per_s
+            self._silent.pop(peer, None)
+            self._now.last_at = self._clock.now()
             self._tasks.spawn(self._bring(self._now, peer, offer))
 
     async def _on_pass(self, peer: PeerId, note: WardPass) -> None:
@@ -205,8 +211,7 @@ class Sponsor:
         except PeerError:
             now.offers.pop(peer, None)  # said again, it is fetched again
             return
-        now.brought.add(peer)
-        self._check(now)
+        self._note_brought(now, peer)
 
     async def _add_own(self, now: Collection, tokens: Tokens, parts: Sequence[EncodedPart]) -> None:
         me, payload = self._node.peer, tuple(part.encoded for part in parts)
@@ -215,7 +220,11 @@ class Sponsor:
         except PayloadError as error:  # another codec since it was encoded: it waits for the next round
             self._emit(PayloadRejected(round=now.base.round, member=me, reason=str(error)))
         now.is_own_ready = True
-        now.brought.add(me)
+        self._note_brought(now, me)
+
+    def _note_brought(self, now: Collection, peer: PeerId) -> None:
+        now.brought.add(peer)
+        now.last_at = self._clock.now()
         self._check(now)
 
     def _add(self, now: Collection, peer: PeerId, tokens: int, name: Digest, payload: Sequence[Buffer]) -> None:
@@ -232,10 +241,9 @@ class Sponsor:
         """Bring the mean, if it is time to."""
         if now is not self._now or now.is_closed:
             return
-        now.last_at = self._clock.now()
         expected = now.expected & {self._node.peer, *self.wards}
         if now.half_at is None and is_grace_due(expected, now.brought):
-            now.half_at = now.last_at
+            now.half_at = self._clock.now()
             self._begin_grace(now)
         statuses = self._rounds.standing.statuses
         away = {peer for peer in expected if statuses.get(peer) in ("gone", "suspected")} | now.passing
@@ -246,8 +254,7 @@ class Sponsor:
     def notice(self, peer: PeerId, is_away: bool) -> None:
         """Take up what membership says of a peer."""
         if is_away and self._rounds.standing.statuses.get(peer) == "gone":
-            self.wards.pop(peer, None)
-            self._allowed.pop(peer, None)
+            self._forget(peer)
         self._check(self._now)
 
     def _begin_grace(self, now: Collection) -> None:
@@ -284,7 +291,7 @@ class Sponsor:
     def _record(self, now: Collection) -> GroupRecord:
         """Return whom the mean counts, and what each peer of the group is to be leased next."""
         me, base = self._node.peer, now.base
-        wards = {peer: speed for peer, speed in self.wards.items() if peer not in now.passing}
+        wards = {peer: speed for peer, speed in self.wards.items() if peer not in now.passing | self._silent.keys()}
         speeds = {**self._rounds.speeds, **{peer: speed for peer, speed in wards.items() if speed > 0}}
         if (own := self._speed()) > 0:
             speeds[me] = own
@@ -299,18 +306,36 @@ class Sponsor:
     def decided(self, certificate: Certificate) -> None:
         """Take up a decision, and tell the wards of it. Who of them is an elector from now on is no ward any more."""
         manifest, me = certificate.manifest, self._node.peer
-        if self._now.half_at is not None:
-            self._graces_s = [*self._graces_s, self._now.last_at - self._now.half_at][-NUM_REMEMBERED:]
+        now = self._now
+        if now.half_at is not None:
+            self._graces_s = [*self._graces_s, max(0.0, now.last_at - now.half_at)][-NUM_REMEMBERED:]
+        self._note_silence(now)
         claim = claims_in(manifest).get(me)
         record = None if claim is None else self._records.known(claim.record)
         if self.wards:
             self._tasks.spawn(self._tell(certificate, record, tuple(self.wards)))
         if record is not None:
             self._allow(manifest, record)
-        for peer in self.wards.keys() & set(manifest.members):
-            del self.wards[peer]
+        for peer in set(self.wards) & set(manifest.members):
+            self._forget(peer)
         if me not in manifest.members:
             self.release()
+
+    def _note_silence(self, now: Collection) -> None:
+        """Give no work to wards that brought nothing of theirs, until they do; they may have another sponsor."""
+        for peer in now.expected & self.wards.keys():
+            if peer in now.offers or peer in now.passing:
+                self._silent.pop(peer, None)
+            else:
+                self._silent.setdefault(peer, 0)
+        for peer in list(self._silent):
+            self._silent[peer] += 1
+            if self._silent[peer] >= MAX_SILENT:
+                self._forget(peer)
+
+    def _forget(self, peer: PeerId) -> None:
+        for known in (self.wards, self._allowed, self._silent):
+            known.pop(peer, None)
 
     def _allow(self, manifest: Manifest, record: GroupRecord) -> None:
         charter = self._rounds.chain.charter

@@ -280,7 +280,11 @@ class Certificate(Record, frozen=True, kw_only=True):
 
 
 def next_base(manifest: Manifest, charter: Charter) -> Base:
-    """Return the base of the round after `manifest`, which names the digest of `charter`."""
+    """Return the base of the round after `manifest`, which names the digest of `charter`.
+
+    What is leased to a group is not leased again when its sponsor dies: its wards bring what they have trained.
+    """
+    groups = {each.peer for each in manifest.contributions if each.group is not None and each.group.num_leased > 1}
     return Base(
         run=manifest.run,
         branch=manifest.branch,
@@ -294,7 +298,7 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         quota=charter.settings.quota,
         committed_tokens=manifest.committed_tokens,
         charter=charter,
-        uncounted=(*manifest.uncounted, *manifest.leases),
+        uncounted=(*manifest.uncounted, *(lease for lease in manifest.leases if lease.peer not in groups)),
         leased_again=manifest.leased_again,
     )
 

@@ -34,7 +34,7 @@ from weft.sync.groups import (
     tokens_of,
 )
 from weft.sync.machine import Received, State, Trained
-from weft.sync.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake
+from weft.sync.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, next_base
 from weft.sync.reduce import Merger, cut, encode_parts, merge
 from weft.sync.rules import is_successor, leader
 from weft.sync.shares import are_fair, shares
@@ -142,6 +142,12 @@ def test_an_electorate_takes_no_more_than_the_run_says() -> None:
     )
     assert not is_successor(base, six)
     assert is_successor(BASE, msgspec.structs.replace(six, charter=digest_of(BASE.charter)))
+
+
+def test_what_was_leased_to_a_group_is_not_leased_again() -> None:
+    manifest = manifest_of(planned(group()))
+    base = next_base(manifest, BASE.charter)
+    assert {lease.peer for lease in base.uncounted} == set(BASE.electorate) - {SPONSOR}
 
 
 # --- shares and slices ---
