@@ -265,7 +265,7 @@ def group() -> Vector:
         payload=payload,
         tokens_per_s=8.0,
     )
-    claim = msgspec.json.encode(claim_of(record), order="sorted").decode()
+    claim = msgspec.json.encode(claim_of(record, first_charter()), order="sorted").decode()
     of_offer = {f"offer's {name}": value for name, value in shown(offer).items()}
     return {**shown(record), "claim": claim, **of_offer}
 

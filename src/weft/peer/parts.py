@@ -32,6 +32,7 @@ from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Base, Collect, Contribution, Manifest
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
 from weft.sync.uplinks import parts_of
+from weft.sync.weights import awaited_weight, weight_of
 from weft.wire import Buffer
 
 # Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
@@ -114,7 +115,7 @@ class Parts:
 
     def group_mean(self, base: Base) -> GroupMean:
         """Return an empty mean of payloads of a round."""
-        return GroupMean(self._codec(base.round), self.cut(base.uplinks), self._quota(base.round))
+        return GroupMean(self._codec(base.round), self.cut(base.uplinks))
 
     def forget(self, wanted: Digest) -> None:
         """Drop what `gather` fetched."""
@@ -126,13 +127,14 @@ class Parts:
         Args:
             num: elements of the part.
         """
+        awaited = awaited_weight(self._chain.charter_in(round), plan.awaited, self._chain.head.leases)
         self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
         fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
         if not any(each.tokens for each in plan.contributions):  # no mean; the leader waits for somebody's work
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
         has_legacies = any(each.legacy is not None for each in plan.contributions)
-        quota, empty = self._quota(round), self._pool.empty
-        merger = Merger(num, self._codec(round), self._reply_codec(round), quota, empty, has_legacies)
+        coding = self._codec(round), self._reply_codec(round)
+        merger = Merger(num, *coding, awaited, self._pool.empty, has_legacies)
         missing = []
         inorder = sorted(zip(plan.contributions, fetched, strict=True), key=lambda each: each[0].legacy is not None)
         for each, data in inorder:  # legacies last: they are measured against the others
@@ -197,19 +199,15 @@ class Parts:
 
     async def _add(self, merger: Merger, contribution: Contribution, data: Buffer, round: Round) -> bool:
         try:
-            legacy, tokens, is_one = contribution.legacy, contribution.tokens, contribution.group is None
+            weight, legacy = weight_of(self._chain.charter_in(round), contribution), contribution.legacy
             if legacy is None:
-                await self._compute.serve(lambda: merger.add(tokens, data, is_cut=is_one))
+                await self._compute.serve(lambda: merger.add(weight, data))
             else:
-                await self._compute.serve(lambda: merger.add_legacy(tokens, data, legacy.num_rounds))
+                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds))
         except PayloadError as error:
             self._emit(PayloadRejected(round=round, member=contribution.peer, reason=str(error)))
             return False
         return True
-
-    def _quota(self, round: Round) -> int | None:
-        settings = self._chain.charter_in(round).settings
-        return None if settings.method.send == "gradient" else settings.quota * settings.seq_len
 
     def _codec(self, round: Round) -> Codec:
         return build(self._chain.charter_in(round).settings.method.codec)

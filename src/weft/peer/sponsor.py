@@ -46,6 +46,7 @@ from weft.sync.groups import Offer, claims_in, is_grace_due, may_close, record_o
 from weft.sync.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
 from weft.sync.reduce import EncodedPart
 from weft.sync.shares import shares
+from weft.sync.weights import weight
 from weft.wire import Buffer, unseal
 
 PARALLEL = 4  # payloads on their way at a time: each is whole in memory
@@ -233,7 +234,7 @@ class Sponsor:
             return
         if now.mean is None:
             now.mean = self._rounds.parts.group_mean(now.base)
-        now.mean.add(tokens, payload)
+        now.mean.add(weight(now.base.charter, tokens), payload)
         now.stakes.append(Stake(peer=peer, tokens=Tokens(tokens), samples=0))
         now.payloads.append(name)
 
@@ -277,11 +278,11 @@ class Sponsor:
         if now.is_closed:
             return
 
-        def finish() -> tuple[tuple[EncodedPart, ...], int]:
+        def finish() -> tuple[EncodedPart, ...]:
             now.is_closed = True
-            return ((), 0) if now.mean is None else (now.mean.result(), now.mean.tokens)
+            return () if now.mean is None else now.mean.result()
 
-        parts, tokens = await self._compute.serve(finish)
+        parts, tokens = await self._compute.serve(finish), sum(stake.tokens for stake in now.stakes)
         if tokens and now is self._now and now.base is self._rounds.chain.base and self._rounds.is_member:
             record = self._record(now)
             self._records.keep(record)

@@ -39,7 +39,7 @@ from weft.wire import digest_of
 def announce(state: State, ready: Ready) -> Result:
     if state.committed is not None or state.me in state.ready:
         return state, ()
-    state = replace(state, ready={**state.ready, state.me: contribution(state.me, ready)})
+    state = replace(state, ready={**state.ready, state.me: contribution(state.base.charter, state.me, ready)})
     return then((state, (Broadcast(message=ready),)), make_plan)
 
 
@@ -105,6 +105,7 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
         revision=state.revision,
         contributions=countable(base, (state.ready[peer] for peer in usable)),
         owners=tuple(owners),
+        awaited=tuple(sorted(set(base.electorate) - usable - absent - state.passing - set(base.newcomers))),
     )
 
 
@@ -221,6 +222,7 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
         leader=state.me,
         previous=base.previous,
         contributions=plan.contributions,
+        awaited=plan.awaited,
         parts=tuple(
             PartResult(owner=owner, result=state.results[part], uplink=base.uplinks[part])
             for part, owner in enumerate(plan.owners)

@@ -48,32 +48,29 @@ class GroupMean:
 
     Args:
         parts: how the vector is cut in the round.
-        quota: as of `reduce.Merger`.
     """
 
-    def __init__(self, codec: Codec, parts: Sequence[range], quota: int | None) -> None:
+    def __init__(self, codec: Codec, parts: Sequence[range]) -> None:
         self._codec = codec
         self._parts = tuple(parts)
-        self._quota = quota
         num = self._parts[-1].stop
         self._decoded = bounds.empty(num, torch.float32)
         self._sum = bounds.empty(num, torch.float64)
         self._is_begun = False
-        self.tokens = 0  # of all that was added
+        self._weight = 0  # of all that was added
 
-    def add(self, tokens: int, payload: Sequence[Buffer]) -> None:
+    def add(self, weight: int, payload: Sequence[Buffer]) -> None:
         """Add one peer's payload, as its encoded parts.
 
         Raises:
-            PayloadError: tokens out of range, or bytes that are no finite vector. Nothing has changed.
+            PayloadError: a weight out of range, or bytes that are no finite vector. Nothing has changed.
         """
-        if not 0 < tokens <= MAX_WEIGHT - self.tokens:
-            raise PayloadError(f"a contribution of {tokens} tokens: allowed are 1 to {MAX_WEIGHT - self.tokens}")
+        if not 0 < weight <= MAX_WEIGHT - self._weight:
+            raise PayloadError(f"a contribution of {weight} tokens: allowed are 1 to {MAX_WEIGHT - self._weight}")
         decode_parts(self._codec, payload, self._parts, self._decoded)
-        counted = tokens if self._quota is None else min(tokens, self._quota)
-        accumulate(self._sum, counted, self._decoded, is_first=not self._is_begun)
+        accumulate(self._sum, weight, self._decoded, is_first=not self._is_begun)
         self._is_begun = True
-        self.tokens += tokens
+        self._weight += weight
 
     def result(self) -> tuple[EncodedPart, ...]:
         """Return the mean of what was added, part by part.
@@ -81,7 +78,7 @@ class GroupMean:
         Raises:
             PayloadError: nothing was.
         """
-        if not self.tokens:
+        if not self._weight:
             raise PayloadError("no contribution with tokens: there is nothing to merge")
-        divide(self._sum, self.tokens, self._decoded)
+        divide(self._sum, self._weight, self._decoded)
         return tuple(map(named, encode_parts(self._codec, self._decoded, self._parts)))

@@ -7,11 +7,10 @@
 To a round, a group is one member that brings more tokens; what is voted on knows no wards. Who is in whose group nobody
 decides: a ward asks electors in an order of its own, and keeps to one at a time.
 
-    W_g = sum_i w_i,   m_g = sum_i v_i x_i / W_g        the mean of a group, weighted as in `reduce`
-    sum_g W_g m_g / sum_g W_g = sum_i v_i x_i / sum_i w_i
+    V_g = sum_i v_i,   m_g = sum_i v_i x_i / V_g        the mean of a group, weighted as in `weights`
+    sum_g V_g m_g / (sum_g V_g + a) = sum_i v_i x_i / (sum_i v_i + a)
 
-so two levels give what one would, up to the rounding of what a sponsor encodes. W_g is therefore not cut to a quota
-again.
+so two levels give what one would, up to the rounding of what a sponsor encodes.
 
 Which samples each peer of a group trains on follows from the manifest and the record. It does not know how any of it
 travels.
@@ -22,7 +21,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from weft.ids import Digest, PeerId, RunId
+from weft.ids import Digest, PeerId, RunId, Tokens
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.rng import order_key
 from weft.sync.charter import Charter
@@ -37,6 +36,7 @@ from weft.sync.messages import (
     Ready,
     Stake,
 )
+from weft.sync.weights import weight
 from weft.wire import Record, digest, digest_of
 
 
@@ -85,16 +85,17 @@ def is_true(base: Base, sponsor: PeerId, record: GroupRecord) -> bool:
     )
 
 
-def contribution(peer: PeerId, ready: Ready) -> Contribution:
+def contribution(charter: Charter, peer: PeerId, ready: Ready) -> Contribution:
     """Return what `peer` announces as a manifest holds it."""
-    group = None if ready.group is None else claim_of(ready.group)
+    group = None if ready.group is None else claim_of(ready.group, charter)
     return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
 
 
-def claim_of(record: GroupRecord) -> GroupClaim:
+def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
     others = [stake for stake in record.stakes if stake.peer != record.sponsor]
     return GroupClaim(
         record=digest_of(record),
+        weight=Tokens(sum(weight(charter, stake.tokens) for stake in record.stakes)),
         num_counted=sum(stake.tokens > 0 for stake in others),
         num_leased=1 + sum(stake.samples > 0 for stake in others),
         samples=sum(stake.samples for stake in record.stakes),

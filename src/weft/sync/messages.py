@@ -74,6 +74,7 @@ class GroupClaim(Record, frozen=True, kw_only=True):
     """What a manifest holds of a group: the rest is in the record."""
 
     record: HexDigest
+    weight: _Tokens  # of its mean: the tokens, each peer's cut to the quota
     num_counted: Annotated[int, Meta(ge=0, lt=MAX_GROUP)]  # peers beside the sponsor
     num_leased: Annotated[int, Meta(ge=1, le=MAX_GROUP)]  # peers that are to train on its next lease, itself included
     samples: _Samples  # of that lease, as it asks for it
@@ -108,6 +109,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     leader: HexPeer  # who proposed it: the keeper, whose half of an electorate counts as a majority
     previous: HexDigest  # of the manifest before, or of the record that opened the branch
     contributions: _Contributions  # ascending by peer: the order of the merge
+    awaited: _Peers = ()  # ascending: members that were late; their leases count in the mean's divisor
     parts: Annotated[tuple[PartResult, ...], Meta(max_length=MAX_MEMBERS)]
     members: _Peers  # ascending: the electorate of the next round
     uplinks: Annotated[tuple[_Uplink, ...], Meta(max_length=MAX_MEMBERS)]  # of the members: sizes of the next parts
@@ -177,6 +179,7 @@ class Collect(RoundMessage, frozen=True, kw_only=True):
     revision: _Revision  # a leader may plan anew until it proposes
     contributions: _Contributions
     owners: _Peers  # of each part
+    awaited: _Peers = ()  # ascending: who is late, and brings later what it was leased for this round
 
 
 class Stuck(RoundMessage, frozen=True, kw_only=True):

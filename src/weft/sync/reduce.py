@@ -3,21 +3,21 @@
     every member  -- its part i, encoded -->  owner of part i
     owner of i    -- the mean of part i, encoded once -->  every member
 
-so all members decode the same bytes. The mean over peers, weighted by the tokens each trained on:
+so all members decode the same bytes. The mean over peers, in whole weights (see `weights`):
 
-    mean = (v_1 x_1 + v_2 x_2 + ... + v_n x_n) / (w_1 + ... + w_n)        peers ascending, as the manifest lists them
-    v_i  = w_i, or a quota q where that is less: then x_i was made in w_i / q rounds, and q x_i / w_i is one round's
+    mean = (v_1 x_1 + v_2 x_2 + ... + v_n x_n) / (v_1 + ... + v_n + a)    peers ascending, as the manifest lists them
 
-so the outer step is as long as one round makes it, whoever brings what it could not bring before. Without q, v_i = w_i.
+What a branch had counted (a legacy: the sum of any number of outer steps) is added after all others. Its part is made
+so short that it moves no further than the median of theirs, the lower of two:
 
-What a branch had counted (a legacy: the sum of any number of outer steps) is added after all others, its part shortened
-to the median length of theirs, the lower of two: x_b <- x_b min(1, median |v_i x_i / w_i| / |x_b|). No owner sees more
-than its own part, so parts are shortened one by one; as each is bounded, so is the whole.
+    x_b <- x_b min(1, median |v_i x_i| / |v_b x_b|)
+
+No owner sees more than its own part, so parts are shortened one by one; as each is bounded, so is the whole.
 
 in float64, elementwise, one rounding per operation, and one more to fp32 at the end: a fixed sequence of IEEE
 operations, equal on every machine. Weights are integers and are not normalised first: w/W rounded to fp32 would not
 sum to one. With float64 every w x is exact (24 + 29 bits, for w < 2^29), so
-- the mean of equal vectors is that vector, bit for bit, whatever the weights; one contributor's mean is its own;
+- the mean of equal vectors is that vector, bit for bit, where nobody is late; one contributor's mean is its own;
 - the result differs from the true mean by little more than the final rounding (fp32 sums lose up to n of those);
 - finite contributions have a finite mean: nothing can overflow on the way (n w x < 2^10 2^53 2^128).
 It costs the owner 8 bytes per element of its own part, and holds one accumulator whatever the number of peers.
@@ -115,7 +115,7 @@ class Merger:
     Contributions must be added in ascending peer order: float64 sums may round, so the order is part of the result.
 
     Args:
-        quota: tokens that one contribution weighs at most; None: any number. For sums over rounds, as deltas are.
+        awaited: a, the weight of what is late.
         is_measuring: note how long contributions are; needed where legacies follow.
         empty: gives memory for so many values of a type.
     """
@@ -125,35 +125,31 @@ class Merger:
         num: int,
         codec: Codec,
         reply_codec: Codec,
-        quota: int | None = None,
+        awaited: int = 0,
         empty: Empty = bounds.empty,
         is_measuring: bool = False,
     ) -> None:
         self._num = num
-        self._lengths: list[float] | None = [] if is_measuring else None
-        self._quota = quota
+        self._lengths: list[float] | None = [] if is_measuring else None  # of x_i, times v_i
+        self._divisor = awaited
         self._codec = codec
         self._reply_codec = reply_codec
         self._empty = empty
         self._sum: Tensor | None = None
         self._decoded = empty(num, torch.float32)
-        self._total = 0
+        self._has_weight = False
 
-    def add(self, weight: int, encoded: Buffer, *, is_cut: bool = True) -> None:
+    def add(self, weight: int, encoded: Buffer) -> None:
         """Add one peer's contribution. Weight 0 is checked like any other and changes nothing.
-
-        Args:
-            is_cut: whether it weighs the quota at most. A group's mean was cut already, peer by peer.
 
         Raises:
             PayloadError: a weight out of range, or bytes that are no finite vector of this part. The sum is then as it
                 was before, so the part can be merged without that peer.
         """
         self._decode(weight, encoded)
-        counted = min(weight, self._quota) if is_cut and self._quota is not None else weight
         if self._lengths is not None and weight:
-            self._lengths.append(norm(self._decoded) * counted / weight)
-        self._accumulate(weight, counted)
+            self._lengths.append(norm(self._decoded) * weight)
+        self._accumulate(weight)
 
     def add_legacy(self, weight: int, encoded: Buffer, num_rounds: int) -> None:
         """Add what a branch had counted, after all others.
@@ -166,23 +162,24 @@ class Merger:
         """
         self._decode(weight, encoded)
         lengths = sorted(self._lengths or ())
-        limit = lengths[(len(lengths) - 1) // 2] if lengths else norm(self._decoded) / num_rounds
+        limit = lengths[(len(lengths) - 1) // 2] / weight if lengths else norm(self._decoded) / num_rounds
         if (factor := clip_factor(self._decoded, limit)) != 1.0:
             self._decoded.mul_(factor)
-        self._accumulate(weight, weight)
+        self._accumulate(weight)
 
     def _decode(self, weight: int, encoded: Buffer) -> None:
-        if not 0 <= weight <= MAX_WEIGHT - self._total:
-            raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {MAX_WEIGHT - self._total}")
+        if not 0 <= weight <= MAX_WEIGHT - self._divisor:
+            raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {MAX_WEIGHT - self._divisor}")
         self._codec.decode(encoded, self._num, self._decoded)
 
-    def _accumulate(self, weight: int, counted: int) -> None:
-        self._total += weight
+    def _accumulate(self, weight: int) -> None:
+        self._divisor += weight
+        self._has_weight |= weight > 0
         if self._sum is None:
             self._sum = self._empty(self._num, torch.float64)
-            accumulate(self._sum, counted, self._decoded, is_first=True)
+            accumulate(self._sum, weight, self._decoded, is_first=True)
         else:
-            accumulate(self._sum, counted, self._decoded)
+            accumulate(self._sum, weight, self._decoded)
 
     def result(self) -> EncodedPart:
         """Return the mean so far, encoded with the reply codec, and the digest of those bytes.
@@ -190,17 +187,17 @@ class Merger:
         Raises:
             PayloadError: nobody contributed a token, so there is no mean.
         """
-        if self._sum is None or not self._total:
+        if self._sum is None or not self._has_weight:
             raise PayloadError("no contribution with tokens: there is nothing to merge")
         mean = self._empty(self._num, torch.float32)
-        divide(self._sum, self._total, mean)
+        divide(self._sum, self._divisor, mean)
         return named(self._reply_codec.encode(mean))
 
 
 def merge(contributions: Iterable[tuple[int, Float32[Tensor, " num"]]]) -> Float32[Tensor, " num"]:
     """Return the mean of decoded vectors weighted by tokens, given in ascending peer order.
 
-    Bit for bit what `Merger` without a quota computes before it encodes. NaN in an input stays NaN: codecs refuse it.
+    Bit for bit what `Merger` computes before it encodes, where nobody is late. NaN stays NaN: codecs refuse it.
     """
     total, accumulator = 0, None
     for weight, vector in contributions:

@@ -159,7 +159,9 @@ def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
                 return state, ()
             if message.group is not None and (message.legacy or not is_true(state.base, sender, message.group)):
                 return state, ()
-            return make_plan(replace(state, ready={**state.ready, sender: contribution(sender, message)}))
+            return make_plan(
+                replace(state, ready={**state.ready, sender: contribution(state.base.charter, sender, message)})
+            )
         case Pass():
             return make_plan(replace(state, passing=state.passing | {sender}))
         case Collect():

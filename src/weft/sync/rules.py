@@ -97,6 +97,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and bool(peers)
         and peers == sorted(set(peers))
         and set(peers) <= set(base.electorate) - {after.struck}
+        and _may_await(base, manifest.awaited, peers)
         and tuple(part.uplink for part in manifest.parts) == base.uplinks
         and len(manifest.uplinks) == len(manifest.members)
         and countable(base, manifest.contributions) == manifest.contributions
@@ -114,6 +115,10 @@ def _has_right_members(base: Base, manifest: Manifest, enacted: Enacted) -> bool
     return is_change and is_right_number and list(manifest.members) == sorted((before - left) | joined)
 
 
+def _may_await(base: Base, awaited: tuple[PeerId, ...], contributors: list[PeerId]) -> bool:
+    return list(awaited) == sorted(set(awaited) & set(base.electorate) - set(contributors))
+
+
 def is_sound(base: Base, plan: Collect) -> bool:
     peers = [contribution.peer for contribution in plan.contributions]
     has_all_parts = all(len(contribution.parts) == base.num_parts for contribution in plan.contributions)
@@ -123,6 +128,7 @@ def is_sound(base: Base, plan: Collect) -> bool:
         and peers == sorted(set(peers))
         and has_all_parts
         and countable(base, plan.contributions) == plan.contributions
+        and _may_await(base, plan.awaited, peers)
         and is_known
         and len(plan.owners) == base.num_parts
     )

@@ -83,7 +83,7 @@ def manifest_of(state: State) -> Manifest:
 def test_a_group_is_counted_as_one_and_leased_for_all_its_peers() -> None:
     manifest = manifest_of(planned(group()))
     (counted,) = [each for each in manifest.contributions if each.peer == SPONSOR]
-    assert counted.group == claim_of(group())
+    assert counted.group == claim_of(group(), BASE.charter)
     assert counted.tokens == 16
     assert counted_through(manifest) == 3
     leased = {lease.peer: lease.num_windows for lease in manifest.leases}
@@ -166,7 +166,7 @@ def test_a_lease_is_cut_into_whole_disjoint_slices(asked: list[int], own: int, i
     ]
     sponsor = Stake(peer=SPONSOR, tokens=Tokens(0), samples=own)
     record = record_of(BASE, SPONSOR, [*members, sponsor], [])
-    num = shares(rules, [SPONSOR], {}, {SPONSOR: claim_of(record)})[SPONSOR]
+    num = shares(rules, [SPONSOR], {}, {SPONSOR: claim_of(record, rules)})[SPONSOR]
     found = slices(num, record, rules)
     assert next(iter(found)) == SPONSOR
     end = 0
@@ -203,7 +203,7 @@ def test_slices_are_what_was_asked_for() -> None:
 
 def test_a_group_may_be_leased_no_more_than_its_peers_may_train() -> None:
     rules = charter(10, batch_size=4)
-    greedy = claim_of(group(stakes=tuple(stakes(samples=10**6))))
+    greedy = claim_of(group(stakes=tuple(stakes(samples=10**6))), BASE.charter)
     assert shares(rules, [SPONSOR], {}, {SPONSOR: greedy}) == {SPONSOR: 160}
     opening = open_branch(BASE, BASE.electorate, ORDER[0], BASE.branch)
     quotas = dict.fromkeys(BASE.electorate, 40)
@@ -247,19 +247,19 @@ def vectors(num: int) -> list[torch.Tensor]:
 
 def test_two_levels_give_the_mean_of_all() -> None:
     tokens, all_vectors = [64, 32, 200, 64, 7, 64], vectors(6)
-    quota = 64
+    weights = [min(each, 64) for each in tokens]
     groups = [range(3), range(3, 5), range(5, 6)]
-    top = [Merger(len(part), CODEC, CODEC, quota) for part in PARTS]
+    top = [Merger(len(part), CODEC, CODEC, awaited=64) for part in PARTS]
     for members in groups:
-        mean = GroupMean(CODEC, PARTS, quota)
+        mean = GroupMean(CODEC, PARTS)
         for number in members:
-            mean.add(tokens[number], encode_parts(CODEC, all_vectors[number], PARTS))
+            mean.add(weights[number], encode_parts(CODEC, all_vectors[number], PARTS))
         for merger, part in zip(top, mean.result(), strict=True):
-            merger.add(mean.tokens, part.encoded, is_cut=False)
-    flat = [Merger(len(part), CODEC, CODEC, quota) for part in PARTS]
+            merger.add(sum(weights[number] for number in members), part.encoded)
+    flat = [Merger(len(part), CODEC, CODEC, awaited=64) for part in PARTS]
     for number, vector in enumerate(all_vectors):
         for merger, encoded in zip(flat, encode_parts(CODEC, vector, PARTS), strict=True):
-            merger.add(tokens[number], encoded)
+            merger.add(weights[number], encoded)
     for one, other, part in zip(top, flat, PARTS, strict=True):
         a, b = (torch.frombuffer(bytearray(each.result().encoded), dtype=torch.float32) for each in (one, other))
         assert a.numel() == len(part)
@@ -267,7 +267,7 @@ def test_two_levels_give_the_mean_of_all() -> None:
 
 
 def test_the_mean_of_a_group_is_the_mean_that_merging_gives() -> None:
-    mean = GroupMean(CODEC, PARTS, None)
+    mean = GroupMean(CODEC, PARTS)
     for tokens, vector in zip((3, 5), vectors(2), strict=True):
         payload = b"".join(bytes(memoryview(part)) for part in encode_parts(CODEC, vector, PARTS))
         assert len(payload) == payload_nbytes(CODEC, PARTS)
@@ -278,7 +278,7 @@ def test_the_mean_of_a_group_is_the_mean_that_merging_gives() -> None:
 
 
 def test_what_is_no_payload_leaves_the_mean_as_it_was() -> None:
-    mean = GroupMean(CODEC, PARTS, None)
+    mean = GroupMean(CODEC, PARTS)
     first, second = vectors(2)
     mean.add(3, encode_parts(CODEC, first, PARTS))
     second[49_999] = float("nan")
@@ -292,7 +292,7 @@ def test_what_is_no_payload_leaves_the_mean_as_it_was() -> None:
     encoded = b"".join(bytes(memoryview(part.encoded)) for part in mean.result())
     assert encoded == first.numpy().tobytes()
     with pytest.raises(PayloadError):
-        GroupMean(CODEC, PARTS, None).result()
+        GroupMean(CODEC, PARTS).result()
 
 
 # --- claims ---

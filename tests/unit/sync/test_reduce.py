@@ -172,19 +172,15 @@ def test_without_a_token_there_is_no_mean() -> None:
         merger.result()
 
 
-def test_what_was_made_in_several_rounds_counts_as_long_as_one_rounds() -> None:
-    """Two of four are lost in every other round, and bring two rounds' deltas at once: the step is as long as ever."""
-    num, quota = 8, 10
-    delta = torch.linspace(-1, 1, num)
+def test_what_is_late_shortens_the_mean_by_its_weight() -> None:
+    delta = torch.linspace(-1, 1, 8)
+    merger = Merger(8, Fp32(), Fp32(), awaited=30)
+    merger.add(10, Fp32().encode(delta))
+    assert torch.equal(Fp32().decode(merger.result().encoded, 8), delta / 4)
 
-    def mean(*contributions: tuple[int, float], quota: int | None = quota) -> torch.Tensor:
-        merger = Merger(num, Fp32(), Fp32(), quota)
-        for tokens, length in contributions:
-            merger.add(tokens, Fp32().encode(length * delta))
-        return Fp32().decode(merger.result().encoded, num)
 
-    usual = mean((10, 1.0), (10, 1.0), (10, 1.0), (10, 1.0))
-    torch.testing.assert_close(mean((20, 2.0), (20, 2.0)), usual)
-    torch.testing.assert_close(mean((10, 1.0), (30, 3.0)), usual)
-    torch.testing.assert_close(mean((5, 0.5), (10, 1.0)), mean((5, 0.5), (10, 1.0), quota=None))
-    assert mean((20, 2.0), (20, 2.0), quota=None).norm() > 1.9 * usual.norm()
+def test_what_is_late_alone_is_no_mean() -> None:
+    merger = Merger(4, Fp32(), Fp32(), awaited=30)
+    merger.add(0, bytes(16))
+    with pytest.raises(PayloadError, match="no contribution"):
+        merger.result()

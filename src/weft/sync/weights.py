@@ -1,0 +1,48 @@
+"""What contributions weigh in a round's mean, and what those weigh that are late.
+
+    mean = sum_i v_i x_i / (sum_i v_i + a)
+    v_i  = w_i, the tokens of the delta x_i, or the quota q of a round where that is less
+    a    = what was leased in this round to members that are late, in tokens
+
+A member that is late brings the deltas of several rounds at once, as their sum. Weighed like one round's, with the late
+counted in the divisor of the rounds that they missed, every inner step moves the outer parameters as far as if it had
+been in time: no outer step is longer because others were lost before it. Where nobody is late, v_i = w_i and a = 0.
+
+A late gradient is averaged with the next before it is sent, and is no sum: it weighs all its tokens, and nobody counts
+in the divisor for it.
+
+It does not know vectors.
+"""
+
+from collections.abc import Container, Iterable
+
+from weft.data.assign import Lease
+from weft.ids import PeerId
+from weft.sync.charter import Charter
+from weft.sync.messages import Contribution
+
+
+def weight(charter: Charter, tokens: int) -> int:
+    """Return the weight of what one peer trained on so many tokens."""
+    settings = charter.settings
+    return tokens if settings.method.send == "gradient" else min(tokens, settings.quota * settings.seq_len)
+
+
+def weight_of(charter: Charter, contribution: Contribution) -> int:
+    """Return the weight of what a member brings; of a group, the sum of its peers'."""
+    claim, tokens = contribution.group, contribution.tokens
+    if claim is None:
+        return weight(charter, tokens)
+    return min(claim.weight, tokens, (claim.num_counted + 1) * weight(charter, tokens))
+
+
+def awaited_weight(charter: Charter, awaited: Container[PeerId], leases: Iterable[Lease]) -> int:
+    """Return what the late weigh.
+
+    Args:
+        leases: of the round.
+    """
+    settings = charter.settings
+    if settings.method.send == "gradient":
+        return 0
+    return settings.seq_len * sum(lease.num_windows for lease in leases if lease.peer in awaited)
