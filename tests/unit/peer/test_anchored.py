@@ -33,6 +33,7 @@ def certificate_after(head: Manifest, result: Digest) -> Certificate:
         contributions=(Contribution(peer=ME.peer, tokens=Tokens(8), parts=(result,)),),
         parts=(PartResult(owner=ME.peer, result=result),),
         committed_tokens=Tokens(base.committed_tokens + 8),
+        uncounted=(),
     )
     note = RoundNote(
         branch=base.branch, round=base.round, message=Accept(attempt=Attempt(0), manifest=digest_of(manifest))
