@@ -25,8 +25,8 @@ from weft.ids import PeerId, Tokens, short
 from weft.keys import verify
 from weft.peer.messages import GENESIS
 from weft.sync.charter import Charter
-from weft.sync.legacy import history
-from weft.sync.lineage import History, parting
+from weft.sync.legacy import history, history_before
+from weft.sync.lineage import parting
 from weft.sync.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
 from weft.wire import digest_of, unseal
 
@@ -114,9 +114,7 @@ def legacy_tokens(base: Base, ready: Ready) -> Tokens:
     if legacy is None or proof is None or digest_of(proof.charter) != proof.certificate.manifest.charter:
         return Tokens(0)
     head = proof.certificate.manifest
-    found = parting(
-        history(head, proof.charter), History(base.branch, base.charter.forks, base.round, base.charter.taken_in)
-    )
+    found = parting(history(head, proof.charter), history_before(base))
     if head.run != base.run or found is None or found.stretches != legacy.stretches:
         return Tokens(0)
     tokens = max(0, min(legacy.tokens, head.committed_tokens - found.fork.committed_tokens))

@@ -48,6 +48,7 @@ PATIENCE_S = 30.0  # with peers that tell of a later state and do not deliver it
 Found = Literal["nobody", "reached", "failed"]  # nobody has a state, has a later one, delivers it
 OWN_AFTER_S: dict[Found, float] = {"nobody": JOINING_EXPIRES_S, "reached": 0.0, "failed": PATIENCE_S}
 AHEAD_NBYTES = RESULTS_NBYTES // 2  # of results, that are fetched before the first of them is applied
+SETTLE_S = 10.0  # at most, for the round in which this peer has announced, before it goes over to another branch
 FAILED_S = 60.0  # who failed to deliver is asked after all others for so long
 
 
@@ -80,6 +81,7 @@ class Entrance:
         self._failed_at: dict[PeerId, float] = {}  # to deliver a state
         self._arrival = Arrival(place, replica, self._beats)
         self.legacies = Legacies(place, replica, self._certificate)
+        self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
         self._node.on_note(Joining, self._on_joining)
@@ -307,7 +309,7 @@ class Entrance:
             return False
         # What this process offered can only be in the next round; what one before it saved, in any.
         last = until.round if self._carry.is_restored else head.round + 1
-        chain = Chain(head, self._replica.charter)
+        chain, know_of_none = Chain(head, self._replica.charter), set[PeerId]()
         for peer in self._furthest_first():
             with suppress(PeerError, NetError, Refused):
                 while chain.head.round < last:
@@ -320,8 +322,16 @@ class Entrance:
                             if await self.counts(certificate.manifest):
                                 return True
                     if chain.head == before:
+                        if answer.certificates == () and self._has_left(peer, head.branch):
+                            know_of_none.add(peer)
                         break
-        return chain.head.round < last
+        # A round that was decided somebody decided: where all have left its branch and remember it, it was not.
+        is_undecided = know_of_none >= set(head.members) - {self._node.peer} and not self._carry.is_restored
+        return chain.head.round < last and not is_undecided
+
+    def _has_left(self, peer: PeerId, branch: BranchId) -> bool:
+        beat = self._membership.heartbeat_of(peer)
+        return beat is not None and beat.branch != branch
 
     # --- a straggler ---
 
@@ -341,7 +351,7 @@ class Entrance:
                 most = max(1, AHEAD_NBYTES // max(self._replica.result_nbytes, 1))
                 if sum(rounds.follow(certificate) for certificate in (answer.certificates or ())[:most]):
                     return True
-                is_too_far = is_too_far or answer.certificates is None
+                is_too_far = is_too_far or answer.certificates is None or self._has_left(peer, head.branch)
         return not is_too_far
 
     def _has_state(self, peer: PeerId) -> bool:
@@ -357,6 +367,21 @@ class Entrance:
         """Return whether a peer tells of another branch than `head` is on, and one to prefer."""
         beats = [self._membership.heartbeat_of(peer) for peer in self._node.peers if self.is_ahead(peer, head)]
         return any(beat is not None and beat.branch != head.branch for beat in beats)
+
+    def should_settle(self, head: Manifest) -> bool:
+        """Return whether to let the present round end before going over to another branch; asked again and again.
+
+        Who goes over in the middle of an exchange cannot tell whether its work is counted where it comes from. Where
+        another of its branch has left already, the round may never end.
+        """
+        now, others = self._place.clock.now(), set(head.members) - {self._node.peer}
+        is_wanted = self._carry.offered is not None and self.is_on_lesser_branch(head)
+        if not is_wanted or any(self._has_left(peer, head.branch) for peer in others):
+            self._settling_since = None
+            return False
+        if self._settling_since is None:
+            self._settling_since = now
+        return now - self._settling_since <= SETTLE_S
 
     # --- what others say ---
 

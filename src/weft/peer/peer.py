@@ -329,6 +329,8 @@ class Peer:
             head = rounds.chain.head
             is_behind = any(self._entrance.is_ahead(peer, head) for peer in self.place.node.peers)
             is_left = behind == head or self._entrance.is_on_lesser_branch(head)
+            if self._entrance.should_settle(head):
+                continue
             if is_behind and is_left and not self._groups.is_outside and not await self._entrance.catch_up(rounds):
                 self._groups.give_up()
             behind = head if is_behind else None

@@ -23,7 +23,7 @@ from weft.sync.acts import (
     TotalTokens,
 )
 from weft.sync.choices import Choices
-from weft.sync.lineage import MAX_FORKS, MAX_TAKEN, Fork, Stretch
+from weft.sync.lineage import MAX_FORKS, MAX_TAKEN, Fork, Taken
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import Record
 
@@ -86,7 +86,7 @@ class Charter(Record, frozen=True, kw_only=True):
     tokens_before: _Count = 0  # of all leases up to there, and of all legacies
     successor: Succeed | None = None
     forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)] = ()  # that led to this branch, oldest first
-    taken_in: Annotated[tuple[Stretch, ...], Meta(max_length=MAX_TAKEN)] = ()  # of other branches, oldest first
+    taken_in: Annotated[tuple[Taken, ...], Meta(max_length=MAX_TAKEN)] = ()  # of other branches, oldest first
 
     def leased_tokens(self, cursor: int) -> int:
         """Return the tokens of all leases before `cursor`."""

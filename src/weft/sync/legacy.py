@@ -31,6 +31,11 @@ def history(head: Manifest, charter: Charter) -> History:
     return History(head.branch, charter.forks, Round(head.round + 1), charter.taken_in)
 
 
+def history_before(base: Base) -> History:
+    """Return what the state is made of that the round of `base` starts from."""
+    return History(base.branch, base.charter.forks, base.round, base.charter.taken_in)
+
+
 def countable(base: Base, offered: Iterable[Contribution]) -> tuple[Contribution, ...]:
     """Return the contributions that a round can count, ascending by peer: legacies with their weight, and each once.
 
@@ -40,7 +45,7 @@ def countable(base: Base, offered: Iterable[Contribution]) -> tuple[Contribution
     offered = tuple(offered)
     counted = [each for each in offered if each.legacy is None]
     most = median_tokens(counted) or base.quota * base.charter.settings.seq_len
-    known = History(base.branch, base.charter.forks, base.round, base.charter.taken_in)
+    known = history_before(base)
     taken: list[Stretch] = []
     for each in sorted(offered, key=lambda each: (-_tokens(each), each.peer)):
         if each.legacy is None or not each.legacy.tokens:
@@ -82,7 +87,7 @@ def enacted(base: Base, acts: tuple[Warrant, ...], contributions: Sequence[Contr
     stretches = [stretch for each in brought if each.legacy is not None for stretch in each.legacy.stretches]
     charter = replace(
         done.charter,
-        taken_in=with_taken(done.charter.taken_in, stretches),
+        taken_in=with_taken(history_before(base), stretches),
         # Nothing was leased here for what they count.
         tokens_before=done.charter.tokens_before + sum(each.tokens for each in brought),
     )

@@ -50,6 +50,17 @@ class Stretch(Record, frozen=True, kw_only=True):
         return self.branch == other.branch and self.start < other.stop and other.start < self.stop
 
 
+class Taken(Record, frozen=True, kw_only=True):
+    """A stretch of another branch, and the round that counted it."""
+
+    stretch: Stretch
+    branch: HexBranch
+    round: _Round
+
+    def is_in(self, path: Iterable[Stretch]) -> bool:
+        return any(each.branch == self.branch and each.start <= self.round < each.stop for each in path)
+
+
 @dataclass(frozen=True)
 class History:
     """All that a state is made of.
@@ -62,22 +73,23 @@ class History:
     branch: HexBranch
     forks: tuple[Fork, ...]
     round: Round
-    taken: tuple[Stretch, ...]
+    taken: tuple[Taken, ...]
 
     def has(self, stretch: Stretch) -> bool:
         """Return whether a round of `stretch` is in this history, or can come to be: its own branch goes on."""
-        return any(stretch.overlaps(each) for each in (*self._own(), *self.taken))
+        return any(stretch.overlaps(each) for each in self._all())
 
     def holds(self, stretch: Stretch) -> bool:
         """Return whether all rounds of `stretch` are in this history, or can come to be."""
         return any(
             each.branch == stretch.branch and each.start <= stretch.start and stretch.stop <= each.stop
-            for each in (*self._own(), *self.taken)
+            for each in self._all()
         )
 
-    def _own(self) -> list[Stretch]:
+    def _all(self) -> list[Stretch]:
         own = [Stretch(branch=fork.branch, start=Round(0), stop=fork.round) for fork in self.forks]
-        return [*own, Stretch(branch=self.branch, start=Round(0), stop=Round(1 << 53))]
+        own.append(Stretch(branch=self.branch, start=Round(0), stop=Round(1 << 53)))
+        return [*own, *(each.stretch for each in self.taken)]
 
 
 @dataclass(frozen=True)
@@ -104,13 +116,15 @@ def parting(mine: History, theirs: History) -> Parting | None:
     if found is None:
         return None
     fork, is_own, path = found
-    known = [number for number, stretch in enumerate(path) if any(stretch.overlaps(each) for each in theirs.taken)]
+    known = [
+        number for number, stretch in enumerate(path) if any(stretch.overlaps(each.stretch) for each in theirs.taken)
+    ]
     if known:
         after = next((each for each in mine.forks if each.branch == path[known[-1]].branch), None)
         if after is None:
             return None
         fork, is_own, path = after, True, path[known[-1] + 1 :]
-    taken = [each for each in mine.taken if each not in theirs.taken]
+    taken = [each.stretch for each in mine.taken if each.is_in(path)]
     if any(theirs.has(each) for each in taken):
         return None  # what was taken in here and there is counted once: it cannot be taken out of the rest
     stretches = tuple(each for each in (*path, *taken) if each.start < each.stop)
@@ -147,8 +161,10 @@ def with_fork(forks: tuple[Fork, ...], fork: Fork) -> tuple[Fork, ...]:
     return (*forks, fork)[-MAX_FORKS:]
 
 
-def with_taken(taken: tuple[Stretch, ...], more: Iterable[Stretch]) -> tuple[Stretch, ...]:
-    return (*taken, *more)[-MAX_TAKEN:]
+def with_taken(history: History, more: Iterable[Stretch]) -> tuple[Taken, ...]:
+    """Return what is taken in once the next round has taken in `more`."""
+    new = (Taken(stretch=each, branch=history.branch, round=history.round) for each in more)
+    return (*history.taken, *new)[-MAX_TAKEN:]
 
 
 class Legacy(Record, frozen=True, kw_only=True):

@@ -1,0 +1,131 @@
+"""Random trees of branches that meet in any order: what is brought where, and that no round is ever counted twice."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.ids import BranchId, Digest, Round, Tokens
+from weft.sync.lineage import Fork, History, Parting, Stretch, parting, with_fork, with_taken
+
+RUN = "0" * 64
+
+
+def name(number: int) -> BranchId:
+    return BranchId(f"{number:064x}")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a run, and by hand what its parameters are the sum of: (branch, round) -> how often."""
+
+    history: History
+    holds: tuple[tuple[BranchId, Round], ...]
+    forks: dict[Digest, tuple[tuple[BranchId, Round], ...]] = field(default_factory=dict)  # what was held there
+
+    def commit(self) -> "Side":
+        history = self.history
+        done = (history.branch, history.round)
+        next_round = Round(history.round + 1)
+        return Side(History(history.branch, history.forks, next_round, history.taken), (*self.holds, done), self.forks)
+
+    def leave(self, branch: BranchId) -> "Side":
+        history = self.history
+        last = Digest(f"{history.branch[-32:]}{history.round - 1:032x}")
+        fork = Fork(branch=history.branch, round=history.round, manifest=last, members=(), committed_tokens=Tokens(0))
+        opened = History(branch, with_fork(history.forks, fork), Round(history.round + 1), history.taken)
+        return Side(opened, self.holds, {**self.forks, last: self.holds})
+
+    def take_in(self, found: Parting, piece: tuple[tuple[BranchId, Round], ...]) -> "Side":
+        history = self.history
+        taken = with_taken(history, found.stretches)
+        return Side(
+            History(history.branch, history.forks, Round(history.round + 1), taken),
+            (*self.holds, *piece, (history.branch, history.round)),
+            self.forks,
+        )
+
+
+def brought(mine: Side, theirs: Side) -> tuple[Parting, tuple[tuple[BranchId, Round], ...]] | None:
+    """Return what `mine` brings to `theirs`: the difference between what it holds and what was held at the fork."""
+    found = parting(mine.history, theirs.history)
+    if found is None:
+        return None
+    at_fork = (mine if found.is_own else theirs).forks[found.fork.manifest]
+    assert set(at_fork) <= set(mine.holds)
+    return found, tuple(each for each in mine.holds if each not in at_fork)
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(("commit", "split", "meet")), st.integers(0, 7), st.integers(0, 7)), max_size=40
+)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(moves)
+def test_no_round_is_ever_counted_twice(script: list[tuple[str, int, int]]) -> None:
+    sides = [Side(History(name(0), (), Round(1), ()), ())]
+    num_branches = 1
+    for move, one, other in script:
+        one %= len(sides)
+        match move:
+            case "commit":
+                sides[one] = sides[one].commit()
+            case "split" if len(sides) < 5:
+                sides.append(sides[one].leave(name(num_branches)))
+                num_branches += 1
+            case "meet" if len(sides) > 1:
+                other = [number for number in range(len(sides)) if number != one][other % (len(sides) - 1)]
+                found = brought(sides[one], sides[other])
+                if found is not None:
+                    sides[other] = sides[other].take_in(*found)
+                del sides[one]
+        for side in sides:
+            assert len(set(side.holds)) == len(side.holds)
+
+
+@given(st.integers(0, 4), st.integers(1, 4), st.integers(0, 4))
+def test_of_two_sides_that_part_each_brings_all_that_it_alone_has(before: int, mine: int, theirs: int) -> None:
+    stays = Side(History(name(0), (), Round(1), ()), ())
+    for _ in range(before):
+        stays = stays.commit()
+    leaves = stays.leave(name(1))
+    for _ in range(mine):
+        leaves = leaves.commit()
+    for _ in range(theirs):
+        stays = stays.commit()
+    found = brought(leaves, stays)
+    assert found is not None
+    assert found[0].is_own
+    assert {branch for branch, _ in found[1]} == {name(1)}
+    assert len(found[1]) == mine
+    back = brought(stays, leaves)
+    assert (back is None) == (theirs == 0)
+    if back is not None:
+        assert not back[0].is_own
+        assert len(back[1]) == theirs
+    healed = stays.take_in(*found)
+    assert brought(leaves, healed) is None
+
+
+def test_a_branch_of_a_branch_brings_what_its_parent_has_not_brought() -> None:
+    run = Side(History(name(0), (), Round(1), ()), ()).commit()
+    first = run.leave(name(1)).commit()
+    second = first.leave(name(2)).commit()
+    whole = brought(second, run)
+    assert whole is not None
+    assert [each.branch for each in whole[0].stretches] == [name(1), name(2)]
+    after = run.take_in(*brought(first, run))  # type: ignore[misc]
+    rest = brought(second, after)
+    assert rest is not None
+    assert [each.branch for each in rest[0].stretches] == [name(2)]
+    assert brought(first.commit(), run.take_in(*whole)) is None  # what its child has brought it cannot take out
+
+
+def test_stretches_overlap_where_they_share_a_round() -> None:
+    here = Stretch(branch=name(1), start=Round(3), stop=Round(6))
+    for start, stop, is_shared in ((0, 3, False), (5, 9, True), (6, 9, False), (4, 5, True), (0, 9, True)):
+        there = msgspec.structs.replace(here, start=Round(start), stop=Round(stop))
+        assert here.overlaps(there) == there.overlaps(here) == is_shared
+    assert not here.overlaps(msgspec.structs.replace(here, branch=name(2)))
