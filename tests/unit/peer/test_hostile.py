@@ -120,7 +120,8 @@ async def test_a_payload_that_is_not_what_was_announced_is_refused(tmp_path: Pat
 
     a, b, liar = await meet(tmp_path, prepare)
     assert words in said(ConnectionDropped, a, b)
-    assert {event.remote for member in (a, b) for event in member.seen(ConnectionDropped)} == {liar.id}
+    dropped = {event.remote for member in (a, b) for event in member.seen(ConnectionDropped)}
+    assert dropped - {None} == {liar.id}  # None: a dial that was on its way when the liar's link was cut
     assert was_never_counted(liar, a, b)
 
 
