@@ -126,7 +126,7 @@ def halves(members: Sequence[Member], num: int) -> tuple[list[Member], list[Memb
     return ordered[:num], ordered[num:]
 
 
-@pytest.mark.parametrize("num", [5, 4], ids=["5|3", "4|4"])
+@pytest.mark.parametrize("num", [pytest.param(5, marks=pytest.mark.slow), 4], ids=["5|3", "4|4"])
 def test_what_the_lesser_branch_counted_is_counted_once_in_the_other(make_swarm: MakeSwarm, num: int) -> None:
     swarm = make_swarm(num_rounds=24, num_peers=8)
     recorder = Recorder(swarm)
@@ -186,7 +186,7 @@ class Split:
         assert len({outcome.replica for outcome in outcomes}) == 1
 
 
-@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("returns", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_where_who_brings_it_dies_another_does_and_its_return_changes_nothing(
     make_swarm: MakeSwarm, returns: bool
 ) -> None:
@@ -239,6 +239,7 @@ def test_both_who_could_bring_it_end_and_bring_it_after_they_have_started_again(
     swarm.run(scenario)
 
 
+@pytest.mark.slow
 def test_two_splits_are_healed_one_after_the_other(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=50, num_peers=5)
     split = Split(swarm)
@@ -325,6 +326,7 @@ def test_the_side_that_went_on_is_given_up_where_the_branch_counts_more(make_swa
     swarm.check(has_branches=True)
 
 
+@pytest.mark.slow
 def test_a_run_that_sends_gradients_says_what_it_gives_up(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=60, num_peers=5, method=DdpConfig(codec=Fp32Config()))
     split = Split(swarm)
