@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
-from weft.events import CountedThrough, Sponsored, StateJoined
+from weft.events import CountedThrough, RoundCommitted, Sponsored, StateJoined
 from weft.ids import Digest, PeerId
 from weft.peer.contribution import Carry
 from weft.sync.groups import claims_in
@@ -257,6 +258,28 @@ def test_slower_wards_are_leased_less(make_swarm: MakeSwarm) -> None:
         latest = max(records, key=lambda record: record.round)
         samples = {stake.peer: stake.samples for stake in latest.stakes}
         assert 0 < samples[slow.id] <= max(samples.values()) / 3
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_a_ward_that_brings_nothing_is_not_waited_for_again_and_forgotten(make_swarm: MakeSwarm) -> None:
+    swarm = start_of(make_swarm, num_rounds=14)
+
+    async def scenario() -> None:
+        members = await swarm.start(NAMES)
+        await swarm.round(members[0], 5)
+        electors, (ward, *_) = parted(members)
+        other = next(member for member in electors if member.id != sponsor_of(ward))
+        sponsor = other.peer._groups._sponsor
+        assert sponsor._take(ward.id)  # it asked, and did not hear the answer
+        await swarm.round(members[0], 9)
+        assert ward.id not in sponsor.wards
+        at = members[0].life.times(RoundCommitted)
+        one_replica(await swarm.done(*members))
+        rules.no_long_wait(members[0].life.times(RoundCommitted)[len(at) :], 2.5)
+        last = manifests(swarm)[-2]
+        assert sum(claim.num_counted for claim in claims_in(last).values()) == 6
 
     swarm.run(scenario)
     swarm.check()
