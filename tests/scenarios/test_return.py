@@ -184,11 +184,14 @@ def test_who_joined_and_comes_back_to_nobody_meets_the_others_while_it_waits(mak
 
 
 def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=8, num_peers=2, is_strict=True)
+    swarm = make_swarm(num_rounds=20, num_peers=2, is_strict=True)
 
     async def scenario() -> None:
         a, b = await swarm.start("ab")
         await swarm.round(a, 3)
+        while a.peer.head is None or a.peer.head.leader != a.id:  # of two, the keeper alone is the majority
+            await swarm.when(a, RoundCommitted)
+        await swarm.round(b, a.peer.head.round)
         await a.peer._saver.save()
         await b.peer._saver.save()
         swarm.kill(a)
