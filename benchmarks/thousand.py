@@ -280,7 +280,8 @@ def _report(before: float | None, played: list[Figures]) -> None:
         table(("peers", "who", "links, mean", *kinds), rows),
         *flat,
     ]
-    write("thousand", "A thousand peers", "python -m benchmarks.thousand", sections)
+    command = " ".join(["python -m benchmarks.thousand", *(str(figures.num) for figures in played)])
+    write("thousand", "Groups: what hundreds of peers cost each", command, sections)
 
 
 if __name__ == "__main__":
