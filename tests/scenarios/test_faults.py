@@ -25,6 +25,7 @@ from weft.events import (
 from weft.ids import Attempt, PeerId, Round
 from weft.net.membership import GONE_S
 from weft.peer.compute import Inline
+from weft.peer.config import PeerConfig
 from weft.sync.messages import Accept, Certificate, Collect, Holding, Merged, Propose, Ready
 from weft.sync.reduce import EncodedPart, named
 from weft.sync.rules import leader
@@ -302,14 +303,15 @@ def test_a_restarted_member_is_bound_by_what_it_accepted(make_swarm: MakeSwarm) 
 
 
 def test_the_maker_alone_after_a_crash_goes_on_as_a_branch(make_swarm: MakeSwarm) -> None:
-    """Its checkpoint is older than what it had committed, which others may have fetched."""
+    """Its checkpoint is older than what it had committed, which others may have fetched, and it keeps no journal."""
     swarm = make_swarm(num_rounds=4, num_peers=1)
+    settings = PeerConfig(device="cpu", micro_batch=2, checkpoint_every_s=0.0)
 
     async def scenario() -> None:
-        (a,) = await swarm.start("a")
+        (a,) = await swarm.start("a", settings=settings)
         await swarm.round(a, 2)
         swarm.kill(a)
-        swarm.launch(a)
+        swarm.launch(a, settings=settings)
         (outcome,) = await swarm.done(a)
         assert outcome.reason == "complete"
         assert "branch of its own" in a.life.seen(Notice)[0].text

@@ -67,6 +67,11 @@ class Chain:
         self._charters.pop(forgotten, None)
         self._set_head(manifest, charter_after(self.base, manifest))
 
+    def recall(self, certificate: Certificate) -> None:
+        """Remember the proof of a round up to the head, of before this process began."""
+        if certificate.manifest.round <= self.head.round:
+            self._certificates[certificate.manifest.round] = certificate
+
     def restart(self, head: Manifest, charter: Charter) -> None:
         """Go on from another head, whose branch may be another; results are kept, for they are named by their bytes."""
         if head.branch != self.head.branch:

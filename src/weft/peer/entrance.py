@@ -133,13 +133,21 @@ class Entrance:
             await self._node.connect_any(known)
         heads = await self._states(0.0 if is_maker else self._patience_s(head))
         if not heads:
-            return await self._alone(head, promised)
+            return head if self._has_company(head) else await self._alone(head, promised)
         base = next_base(head, self._replica.charter)
         has_left = promised is not None and promised.has_left and promised.base == base
         if has_left and all(self._is_reached(found) and found != head for _, found in heads):
             with suppress(PeerError, NetError, Refused):
                 return await self._take_over(heads)
         return await self.enter()
+
+    def _has_company(self, head: Manifest) -> bool:
+        """Return whether other members have come back with a state and, like this peer, find nobody that takes part.
+
+        All had ended, then. Together they go on from what they hold; who is behind follows the others.
+        """
+        beats = [self._membership.heartbeat_of(peer) for peer in head.members if self._node.is_linked(peer)]
+        return any(beat is not None and beat.manifest is not None and beat.branch == head.branch for beat in beats)
 
     def _patience_s(self, head: Manifest) -> float:
         """Return how long to wait for anybody; a strict run waits with its head, as any member that is left alone."""

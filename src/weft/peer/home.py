@@ -141,6 +141,10 @@ class PeerFolder:
         return self.root / "arriving"
 
     @property
+    def journal(self) -> Path:
+        return self.root / "journal"
+
+    @property
     def forks(self) -> Path:
         return self.root / "forks"
 

@@ -21,15 +21,16 @@ from weakref import WeakValueDictionary
 
 from weft.codec.codec import Codec, build
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
-from weft.events import PayloadRejected
+from weft.events import Notice, PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
 from weft.peer.chain import Chain
+from weft.peer.journal import Journal
 from weft.peer.place import Place
 from weft.peer.pool import Pool
 from weft.peer.rates import Rates
 from weft.sync.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
-from weft.sync.messages import Base, Collect, Contribution, Manifest
+from weft.sync.messages import Base, Certificate, Collect, Contribution, Manifest
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
 from weft.sync.uplinks import parts_of
 from weft.sync.weights import awaited_weight, weight_of
@@ -69,6 +70,7 @@ class Parts:
         self._compute = place.compute
         self._emit = place.emit
         self._chain = chain
+        self._journal = Journal.of(place)
         self._num = num
         self.rates = Rates()
         self._payload: dict[Digest, Buffer] = {}
@@ -143,7 +145,7 @@ class Parts:
         if missing:
             return MergeFailed(plan=plan, part=part, missing=tuple(missing))
         merged: EncodedPart = await self._compute.serve(merger.result)
-        self._chain.keep(round, merged.digest, merged.encoded)
+        await self._keep(round, merged.digest, merged.encoded)
         return MergeDone(plan=plan, part=part, result=merged.digest)
 
     async def fetch(
@@ -257,12 +259,27 @@ class Parts:
             known = self._known(wanted, nbytes)
             if known is not None:
                 return known
+            kept = await self._compute.serve(lambda: self._journal.result(round, wanted))
+            if kept is not None and len(kept) == nbytes:  # by a process before this one
+                self._chain.keep(round, wanted, kept)
+                return kept
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
             others = [peer for peer in dict.fromkeys(holders) if self._node.is_linked(peer)]
             data = await self._from_any(others, wanted, nbytes, self._limit_s(codec))
             await self._compute.serve(lambda: self._check(codec, data, num))
-            self._chain.keep(round, wanted, data)
+            await self._keep(round, wanted, data)
             return data
+
+    async def _keep(self, round: Round, result: Digest, data: Buffer) -> None:
+        """Keep a result, on disk before anybody counts on it that this peer holds it."""
+        await self._compute.serve(lambda: self._journal.keep(round, result, data))
+        if (failure := self._journal.take_failure()) is not None:
+            self._emit(Notice(text=failure))
+        self._chain.keep(round, result, data)
+
+    def note(self, certificate: Certificate) -> None:
+        """Keep what was decided."""
+        self._journal.decide(certificate)
 
     async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
         failures = []

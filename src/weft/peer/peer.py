@@ -195,6 +195,7 @@ class Peer:
     async def _take_part(self, head: Manifest) -> None:
         await self._warming.renew()  # before anything asks to be counted in, or for a sponsor
         chain = Chain(head, self._replica.charter)
+        self._saver.hand_on(chain)
         rounds = Rounds(self.place, chain, self._replica.outer.numel(), self._fail)
         rounds.recall()
         groups = Groups(

@@ -1,4 +1,4 @@
-"""A peer's checkpoint: what goes into it, when, and how a peer goes on from one.
+"""A peer's checkpoint: what goes into it, when, and how a peer goes on from one, and from the journal of what followed.
 
 It does not know the file format (`checkpoint` does), nor whether others have gone further meanwhile.
 """
@@ -8,15 +8,22 @@ from contextlib import suppress
 import torch
 
 from weft.errors import DiskFull
-from weft.events import CheckpointFailed, CheckpointSaved
+from weft.events import CheckpointFailed, CheckpointSaved, Notice
+from weft.ids import Round
 from weft.peer.amended import first_charter
+from weft.peer.chain import Chain
 from weft.peer.checkpoint import Contents, Snapshot, save
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
+from weft.peer.journal import FULL_NBYTES, Journal
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
+from weft.sync.messages import Base, Certificate, Manifest
+from weft.sync.uplinks import parts_of
 from weft.wire import digest_of
+
+NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
 
 
 class Saver:
@@ -27,10 +34,13 @@ class Saver:
         self._carry = carry
         self._trainer = trainer
         self._saved_at = place.clock.now()
+        self._journal = Journal.of(place)
+        self._replayed: list[Certificate] = []  # the newest
+        self._told = ""  # what is to be said of it, from the event loop
 
     async def save_if_due(self) -> None:
         every_s = self._place.settings.checkpoint_every_s
-        if every_s and self._place.clock.now() - self._saved_at >= every_s:
+        if every_s and (self._place.clock.now() - self._saved_at >= every_s or self._is_journal_full()):
             with suppress(DiskFull):  # an event: the one before stays, and there may be room when the next is due
                 await self.save()
 
@@ -52,6 +62,7 @@ class Saver:
                 nbytes = saved.replicated.nbytes + saved.private.nbytes
                 written = digest_of(saved.replicated)
                 self._place.emit(CheckpointSaved(path=str(path), round=saved.head.round, digest=written, nbytes=nbytes))
+                self._journal.forget(Round(saved.head.round - NUM_KEPT))
         finally:
             self._saved_at = self._place.clock.now()
 
@@ -63,6 +74,63 @@ class Saver:
         self._carry.load(vectors, counters)
         state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}
         self._trainer.load_private_state({**vectors, **state})
+        self._replay()
+
+    def _replay(self) -> None:
+        """Make again, after what was restored, the outer steps that are in the journal."""
+        if (head := self._replica.head) is None:
+            return
+        chain = Chain(head, self._replica.charter)
+        for certificate in self._journal.rounds():
+            manifest = certificate.manifest
+            if manifest.round > chain.head.round:
+                results = self._results(manifest)
+                if (
+                    results is None
+                    or not chain.proven(certificate)
+                    or not self._knows_what_counts(chain.base, manifest)
+                ):
+                    break
+                is_counted = any(each.peer == self._place.node.peer for each in manifest.contributions)
+                self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted)  # noqa: B023
+                chain.append(certificate)
+            self._replayed = [*self._replayed, certificate][-NUM_KEPT:]
+        if chain.head.round > head.round:
+            text = f"went on from the checkpoint after round {head.round} by what was decided up to round"
+            self._told = f"{text} {chain.head.round}, as it was kept on this disk"
+
+    def hand_on(self, chain: Chain) -> None:
+        """Let others have the newest rounds of the journal: who was killed a moment earlier makes them again, too."""
+        if self._told:
+            self._place.emit(Notice(text=self._told))
+            self._told = ""
+        for certificate in self._replayed:
+            if certificate.manifest.branch == chain.head.branch:
+                chain.recall(certificate)
+                for part in certificate.manifest.parts:
+                    if (data := self._journal.result(certificate.manifest.round, part.result)) is not None:
+                        chain.keep(certificate.manifest.round, part.result, data)
+
+    def _results(self, manifest: Manifest) -> tuple[bytes, ...] | None:
+        """Return the results that a manifest names; None: they are not all here."""
+        found: list[bytes] = []
+        for here, part in zip(parts_of(manifest, self._replica.outer.numel()), manifest.parts, strict=True):
+            data = self._journal.result(manifest.round, part.result) if len(here) else b""
+            if data is None:
+                return None
+            found.append(data)
+        return tuple(found)
+
+    def _knows_what_counts(self, base: Base, manifest: Manifest) -> bool:
+        """Return whether the manifest alone tells if what this peer carries is counted in it."""
+        mine = [each for each in manifest.contributions if each.peer == self._place.node.peer]
+        if any(each.legacy is not None for each in mine):
+            return False
+        return self._place.node.peer in base.electorate or not self._carry.tokens
+
+    def _is_journal_full(self) -> bool:
+        state_nbytes = sum(vector.nbytes for vector in self._replica.vectors().values())
+        return self._journal.nbytes > max(FULL_NBYTES, 2 * state_nbytes)
 
     def _save(self) -> Contents | None:
         if self._replica.head is None:

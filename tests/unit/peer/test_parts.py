@@ -1,6 +1,7 @@
 """What is merged and fetched in a round: each byte once."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,7 +55,10 @@ def parts_and_manifest(node):
         **{name: getattr(opening, name) for name in opening.__struct_fields__ if name != "parts"},
         parts=(PartResult(owner=B, result=digest(node.data)),),
     )
-    place = SimpleNamespace(node=node, clock=VirtualClock(), compute=Inline(), emit=node.events.append)
+    settings, folder = SimpleNamespace(checkpoint_every_s=0.0), SimpleNamespace(journal=Path("nowhere"))
+    place = SimpleNamespace(
+        node=node, clock=VirtualClock(), compute=Inline(), emit=node.events.append, settings=settings, folder=folder
+    )
     return Parts(place, Chain(opening, charter()), NUM), manifest
 
 
