@@ -51,7 +51,7 @@ ALLOWED_METHODS = {
     # no numbers
     *("append", "values", "endswith", "fromhex"),
     # our own: their arithmetic is in the files read here
-    *("encode", "decode", "nbytes", "_num_blocks", "_empty"),
+    *("encode", "decode", "nbytes", "_num_blocks", "_empty", "_decode", "_accumulate"),
 }
 ALLOWED_MODULES = {"bounds", "msgspec"}  # whose functions may be called: read here, or no arithmetic
 # Builtins whose floats depend on the version (sum compensates from 3.12 on) or on the C library.

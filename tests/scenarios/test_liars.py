@@ -11,6 +11,7 @@ import pytest
 from scenarios.swarm import Life, Member, Swarm
 from weft.events import AttemptStarted, PayloadRejected, RoundCommitted
 from weft.ids import Attempt
+from weft.net import blob_stream
 from weft.net.frame import encode_frame
 from weft.net.messages import BlobHeader
 from weft.net.node import Node
@@ -147,10 +148,10 @@ def test_a_contributor_that_drips_its_payload_is_left_out(make_swarm: MakeSwarm)
         async def drip(bulk: Any, request: Any) -> None:
             found = (look(bulk.peer, request.digest) for look, _ in blobs._lookups)
             view = memoryview(next(data for data in found if data is not None)).cast("B")
-            await blobs._send(bulk, encode_frame(encode(BlobHeader(nbytes=len(view)))))
+            await blob_stream.send(bulk, encode_frame(encode(BlobHeader(nbytes=len(view)))))
             for index in range(len(view)):
                 await asyncio.sleep(5)
-                await blobs._send(bulk, view[index : index + 1])
+                await blob_stream.send(bulk, view[index : index + 1])
 
         blobs._answer = drip  # type: ignore[method-assign]
         at = swarm.clock.now()
