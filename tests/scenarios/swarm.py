@@ -16,6 +16,7 @@ Two runs of one scenario give the same log, byte for byte: `Swarm.log`.
 """
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -230,6 +231,11 @@ class Swarm(World):
         life = super().launch(member, compute=compute or Inline(train_s), **options)
         self.positions[life], self.on_batch[life] = [], on_batch
         return life
+
+    def cut_power(self, member: Member) -> None:
+        """End the member's process as a power cut does: what it wrote and did not flush is gone as well."""
+        self.kill(member)
+        shutil.rmtree(member.folder.journal)
 
     def make_node(self, life: Life, passport: Passport, clock: Clock) -> Node:
         transport = self.network.transport(life.member.id)

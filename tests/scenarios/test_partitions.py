@@ -186,7 +186,7 @@ def test_who_is_back_from_an_older_checkpoint_votes_in_no_round_again(make_swarm
         saved = await swarm.when(a, CheckpointSaved, lambda event: event.round > 5)
         swarm.cut([b], [a, c])
         await swarm.round(a, saved.round + 2)  # and b is still of the electorate
-        swarm.kill(a)
+        swarm.cut_power(a)
         swarm.cut([c], [a, b])
         swarm.heal([a], [b])
         await asyncio.sleep(0.5)

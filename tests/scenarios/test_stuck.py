@@ -44,7 +44,7 @@ def reopened(members: tuple[Member, ...]) -> set[tuple[str, ...]]:
 def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
     make_swarm: MakeSwarm, is_strict: bool
 ) -> None:
-    """Two of three accept a manifest, lose its results in a crash, and come back; the third never had them."""
+    """Two of three accept a manifest, lose its results in a power cut, and come back; the third never had them."""
     swarm = make_swarm(num_rounds=40, num_peers=3, is_strict=is_strict)
 
     async def scenario() -> None:
@@ -55,8 +55,8 @@ def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
         slow_down(c.life, 5.0)
         swarm.watchers.append(lambda life, to, message: not (isinstance(message, Certificate) and to == c.id))
         await swarm.when(None, RoundCommitted, lambda event: event.round == last + 1)
-        swarm.kill(a)
-        swarm.kill(b)
+        swarm.cut_power(a)
+        swarm.cut_power(b)
         swarm.watchers.clear()
         await asyncio.sleep(4)
         swarm.launch(a)
@@ -83,7 +83,7 @@ def test_after_a_power_cut_for_all_the_run_goes_on_from_the_newest_checkpoint(
         for member in members:
             await swarm.round(member, 20)
         for member in members:
-            swarm.kill(member)
+            swarm.cut_power(member)
         await asyncio.sleep(1)
         for member in members:
             swarm.launch(member, wait_for=3)

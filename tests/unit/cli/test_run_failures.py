@@ -15,7 +15,7 @@ from unit.cli.company import founder
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import LOCAL, refused
 from weft.cli.running import Report
-from weft.events import CheckpointFailed, CheckpointSaved, Event, RoundCommitted, read_jsonl
+from weft.events import CheckpointFailed, CheckpointSaved, Event, Notice, RoundCommitted, read_jsonl
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.model import Transformer
@@ -130,14 +130,23 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: Callable[[], bool]) -> None:
     """Let the system find no room for what a process has written, as long as `is_full`."""
-    real = os.fsync
+    flush, write = os.fsync, Path.write_bytes
 
-    def fsync(handle: int) -> None:
+    def refuse_if_full() -> None:
         if is_full():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(handle)
+
+    def fsync(handle: int) -> None:
+        refuse_if_full()
+        flush(handle)
+
+    def write_bytes(path: Path, data: bytes) -> int:
+        if path.parent.name == "journal":  # which is never flushed
+            refuse_if_full()
+        return write(path, data)
 
     monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
 
 
 def test_a_disk_that_fills_up_is_41_and_takes_no_checkpoint_away(
@@ -155,6 +164,7 @@ def test_a_disk_that_fills_up_is_41_and_takes_no_checkpoint_away(
     assert commits == [1, 2, 3, 4, 5]
     assert [event.round for event in said(home, CheckpointSaved)] == [0, 1, 2]  # 0: before anybody hears of it
     assert len(said(home, CheckpointFailed)) == 4  # after three commits, and at the end
+    assert sum("not kept any more" in event.text for event in said(home, Notice)) == 2  # each process, once
 
     kept = load(the(home, "runs/*/*/checkpoint"))  # every chunk checked
     assert kept.head is not None
