@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import assert_never
 
+import msgspec
+
 from weft.errors import DataError, DiskFull, PeerError
 from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.net.tasks import Tasks
@@ -31,6 +33,7 @@ from weft.peer.absence import Decided, Status, attempt_started, left_out
 from weft.peer.acts import Acts
 from weft.peer.awaiting import Awaiting
 from weft.peer.chain import Chain
+from weft.peer.claims import legacy_tokens
 from weft.peer.gathering import Gathering
 from weft.peer.hearing import Hearing, Reach
 from weft.peer.legacies import KeptLegacy
@@ -172,8 +175,11 @@ class Rounds:
         digests = self.parts.offer(parts)
         self._timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
-        trained, base = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy), self.chain.base
-        ready = Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
+        ready, base = Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof), self.chain.base
+        if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
+            tokens = legacy_tokens(base, ready)
+            legacy = msgspec.structs.replace(legacy, tokens=tokens)
+        trained = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy)
         self._gathering.announce(ready, self._say, lambda: self._take_mine(trained, base))
         return digests
 
