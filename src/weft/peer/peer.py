@@ -27,7 +27,7 @@ from weft import __version__
 from weft.data.batch import Batches
 from weft.errors import PeerError, Removed, WeftError
 from weft.events import Event, Notice, PeerStarted, PeerStopped
-from weft.ids import PeerId, Tokens
+from weft.ids import Digest, PeerId, Tokens
 from weft.model.config import num_parameters
 from weft.net.heartbeat import Membership
 from weft.net.membership import Gone, Left, New, Recovered, Suspected
@@ -54,7 +54,7 @@ from weft.peer.saving import Saver
 from weft.peer.training import Training
 from weft.peer.warming import Warming
 from weft.sync.groups import claims_in
-from weft.sync.messages import Manifest
+from weft.sync.messages import GroupRecord, Manifest
 
 __all__ = ["Outcome", "Peer", "Place"]
 
@@ -105,6 +105,10 @@ class Peer:
     def carried_tokens(self) -> Tokens:
         """Return what this peer has trained and no manifest it knows has counted."""
         return self._carry.tokens
+
+    def record(self, name: Digest) -> GroupRecord | None:
+        """Return whom a group counted, if this peer has heard of it."""
+        return self._records.known(name)
 
     def knows_anchor(self, peer: PeerId) -> bool:
         beat = self._membership.heartbeat_of(peer)

@@ -10,7 +10,8 @@ It does not know what a run computes, nor who reads the log.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.scenario import Group, Scenario, at_present
 from weft.sim.world import Life, Member, Paced, World
-from weft.sync.messages import Manifest
+from weft.sync.groups import claims_in
+from weft.sync.messages import GroupRecord, Manifest
 from weft.wire import digest_of
 
 MBIT = 1e6
@@ -44,7 +46,7 @@ class Machine:
     Args:
         trained: tokens of inner steps of all its processes.
         counted: of them, in the manifests that the furthest one follows on, so not in a branch that was left, nor what
-            it brought of one.
+            it brought of one, nor of others in its group; of a ward, through its sponsor.
         carried: of them, what it would bring to the next round; None where it has no such end.
         num_lives: processes that it had.
         end: why its last process ended.
@@ -112,6 +114,7 @@ class _Stage:
         self._cut: set[tuple[str, str]] = set()  # pairs of machines between which nothing passes
         self._coming: dict[asyncio.Task[None], Fault | None] = {}
         self._manifests: dict[tuple[str, Round], Manifest] = {}
+        self._records: dict[Digest, GroupRecord] = {}  # of the groups that they count
         self._broken: list[str] = []
         world.on_event = self._hear
 
@@ -140,7 +143,8 @@ class _Stage:
         for task in self._coming:
             task.cancel()
         took_s = self.world.clock.now()
-        machines = tuple(self._fate(member) for member in members)
+        num_counted = counted(history(tuple(self._manifests.values())), self._records)
+        machines = tuple(self._fate(member, num_counted) for member in members)
         await self.world.end()
         return self._summary(machines, took_s, tuple(unplayed))
 
@@ -253,11 +257,14 @@ class _Stage:
         self._write(msgspec.json.encode(entry).replace(root, b"") + b"\n")
         if isinstance(event, RoundCommitted) and (head := life.peer.head) is not None:
             self._manifests[head.branch, head.round] = head
+            for claim in claims_in(head).values():
+                if (record := life.peer.record(claim.record)) is not None:
+                    self._records[claim.record] = record
 
     def _note_broken(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         self._broken.append(f"{context['message']}: {context.get('exception')!r}")
 
-    def _fate(self, member: Member) -> Machine:
+    def _fate(self, member: Member, num_counted: Counter[PeerId]) -> Machine:
         lives = member.lives
         last = lives[-1] if lives else None
         replica = None
@@ -276,14 +283,7 @@ class _Stage:
             name=member.name,
             peer=member.id,
             trained=Tokens(sum(life.trained_tokens for life in lives)),
-            counted=Tokens(
-                sum(
-                    each.tokens
-                    for manifest in history(tuple(self._manifests.values()))
-                    for each in manifest.contributions
-                    if each.peer == member.id and each.legacy is None
-                )
-            ),
+            counted=Tokens(num_counted[member.id]),
             carried=last.peer.carried_tokens if last is not None and has_work else None,
             num_missed=sum(len(life.seen(RoundMissed)) for life in lives),
             num_lives=len(lives),
@@ -316,6 +316,21 @@ def history(manifests: Sequence[Manifest]) -> list[Manifest]:
         found.append(head)
         head = by_digest.get(head.previous)
     return found
+
+
+def counted(manifests: Iterable[Manifest], records: Mapping[Digest, GroupRecord]) -> Counter[PeerId]:
+    """Return the tokens of each peer's own work that `manifests` count, by itself or through a sponsor.
+
+    Args:
+        records: of all groups in `manifests`, by digest.
+    """
+    tokens = Counter[PeerId]()
+    for each in (each for manifest in manifests for each in manifest.contributions):
+        if each.group is not None:
+            tokens.update({stake.peer: stake.tokens for stake in records[each.group.record].stakes})
+        elif each.legacy is None:
+            tokens[each.peer] += each.tokens
+    return tokens
 
 
 def _progress(manifest: Manifest) -> tuple[Tokens, Round]:
