@@ -54,7 +54,11 @@ class Forgetful(Witnessing):
 
 
 @pytest.mark.parametrize(
-    "bounds", [Bounds(num_attempts=3, num_kills=1), Bounds(num_attempts=2, num_kills=1, num_leaves=1)]
+    "bounds",
+    [
+        pytest.param(Bounds(num_attempts=3, num_kills=1), marks=pytest.mark.slow),
+        Bounds(num_attempts=2, num_kills=1, num_leaves=1),
+    ],
 )
 def test_no_interleaving_of_two_members_holds_a_contradiction(bounds: Bounds) -> None:
     search = Witnessing(first_base(2), bounds)
