@@ -27,7 +27,7 @@ def explored(search: Search) -> Search:
 @pytest.mark.parametrize(
     ("bounds", "run"),
     [
-        (Bounds(num_attempts=3, num_kills=1), "00"),
+        (Bounds(num_attempts=2, num_kills=1), "00"),
         (Bounds(num_attempts=1, num_kills=1, num_leaves=1), "00"),
         (Bounds(num_attempts=1, num_kills=0, num_leaves=2), OTHER_ORDER),
     ],
@@ -41,6 +41,7 @@ def test_no_interleaving_commits_two_manifests(bounds: Bounds, run: str) -> None
 @pytest.mark.parametrize(
     "bounds",
     [
+        Bounds(num_attempts=3, num_kills=1),
         Bounds(num_attempts=3, num_kills=2),
         Bounds(num_attempts=3, num_kills=0, num_leaves=1),
         Bounds(num_attempts=2, num_kills=1, num_leaves=1),
