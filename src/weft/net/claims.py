@@ -6,7 +6,6 @@ remembered whole, so the same one from many links is checked once; peers of one 
 It does not know what is believed.
 """
 
-import msgspec
 from blake3 import blake3
 
 from weft.errors import WireError
@@ -98,8 +97,3 @@ def contact_of(peer: PeerId, proof: Signed) -> Contact:
     """Return where `peer` may be reached, as it says in a presence that was read before."""
     presence: Presence = decode(proof.body, Presence)
     return Contact(peer=peer, name=presence.name, addresses=presence.addresses)
-
-
-def is_same(proof: Signed, other: Signed) -> bool:
-    """Return whether both are the same signed record, without reading them."""
-    return proof.signature == other.signature and msgspec.structs.astuple(proof) == msgspec.structs.astuple(other)

@@ -119,7 +119,7 @@ def legacy_tokens(base: Base, ready: Ready) -> Tokens:
         return Tokens(0)
     tokens = max(0, min(legacy.tokens, head.committed_tokens - found.fork.committed_tokens))
     if _signers(proof.certificate).isdisjoint(found.fork.members):
-        tokens = min(tokens, base.quota * base.charter.settings.seq_len)
+        tokens = min(tokens, base.charter.settings.quota_tokens)
     return Tokens(tokens)
 
 

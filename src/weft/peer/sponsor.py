@@ -154,7 +154,7 @@ class Sponsor:
             return False
         self.wards.setdefault(peer, 0.0)
         settings = base.charter.settings
-        self._allowed.setdefault(peer, NEW_QUOTAS * settings.quota * settings.seq_len)
+        self._allowed.setdefault(peer, NEW_QUOTAS * settings.quota_tokens)
         return True
 
     async def _on_offer(self, peer: PeerId, note: OfferNote) -> None:

@@ -53,6 +53,11 @@ class Settings(Record, frozen=True, kw_only=True):
         return self.method.every * self.batch_size
 
     @property
+    def quota_tokens(self) -> int:
+        """The same, in tokens."""
+        return self.quota * self.seq_len
+
+    @property
     def unit(self) -> int:
         """Samples that leases hold a multiple of: whole inner steps, where members make their own."""
         return 1 if self.method.send == "gradient" else self.batch_size

@@ -10,7 +10,7 @@ from weft.ids import PeerId, Tokens
 from weft.sync.acts import MAX_ACTS, Warrant
 from weft.sync.decide import propose
 from weft.sync.enact import accused, in_effect
-from weft.sync.groups import contribution
+from weft.sync.groups import claims_in, contribution
 from weft.sync.legacy import countable, enacted
 from weft.sync.machine import (
     Broadcast,
@@ -212,8 +212,9 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
     newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
     joined = tuple(sorted(newcomers)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
-    groups = {each.peer: each.group for each in plan.contributions if each.group is not None}
-    leased = lease(base, after.charter, plan.contributions, shares(after.charter, members, state.speeds, groups))
+    leased = lease(
+        base, after.charter, plan.contributions, shares(after.charter, members, state.speeds, claims_in(plan))
+    )
     return Manifest(
         run=base.run,
         branch=base.branch,

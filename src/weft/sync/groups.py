@@ -29,6 +29,7 @@ from weft.sync.messages import (
     MAX_COUNT,
     MAX_TOTAL,
     Base,
+    Collect,
     Contribution,
     GroupClaim,
     GroupRecord,
@@ -102,9 +103,9 @@ def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
     )
 
 
-def claims_in(manifest: Manifest) -> dict[PeerId, GroupClaim]:
-    """Return the groups that a manifest counts, by their sponsors."""
-    return {each.peer: each.group for each in manifest.contributions if each.group is not None}
+def claims_in(counting: Manifest | Collect) -> dict[PeerId, GroupClaim]:
+    """Return the groups that a manifest or a plan counts, by their sponsors."""
+    return {each.peer: each.group for each in counting.contributions if each.group is not None}
 
 
 def counted_through(manifest: Manifest) -> int:

@@ -44,7 +44,7 @@ def countable(base: Base, offered: Iterable[Contribution]) -> tuple[Contribution
     """
     offered = tuple(offered)
     counted = [each for each in offered if each.legacy is None]
-    most = median_tokens(counted) or base.quota * base.charter.settings.seq_len
+    most = median_tokens(counted) or base.charter.settings.quota_tokens
     known = history_before(base)
     taken: list[Stretch] = []
     for each in sorted(offered, key=lambda each: (-_tokens(each), each.peer)):

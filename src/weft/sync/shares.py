@@ -26,6 +26,7 @@ from types import MappingProxyType
 from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.sync.charter import Charter
+from weft.sync.groups import claims_in
 from weft.sync.messages import MAX_UNCOUNTED, Base, Contribution, GroupClaim, Manifest
 
 EVEN = 0.7  # of the pace: times of equal machines differ by so much when they are busy
@@ -117,7 +118,7 @@ def are_fair(base: Base, charter: Charter, manifest: Manifest) -> bool:
     told = Leased(manifest.leases, manifest.cursor, manifest.uncounted, manifest.leased_again)
     if told != lease(base, charter, manifest.contributions, wanted):
         return False
-    groups = {each.peer: each.group.num_leased for each in manifest.contributions if each.group is not None}
-    most = {peer: quota * groups.get(peer, 1) for peer in wanted}
+    groups = claims_in(manifest)
+    most = {peer: quota * (groups[peer].num_leased if peer in groups else 1) for peer in wanted}
     least = most if charter.has_even_leases else dict.fromkeys(wanted, unit)
     return all(least[peer] <= num <= most[peer] and num % unit == 0 for peer, num in wanted.items())

@@ -25,7 +25,7 @@ from weft.sync.messages import Contribution
 def weight(charter: Charter, tokens: int) -> int:
     """Return the weight of what one peer trained on so many tokens."""
     settings = charter.settings
-    return tokens if settings.method.send == "gradient" else min(tokens, settings.quota * settings.seq_len)
+    return tokens if settings.method.send == "gradient" else min(tokens, settings.quota_tokens)
 
 
 def weight_of(charter: Charter, contribution: Contribution) -> int:
