@@ -10,7 +10,7 @@ from torch import Tensor
 from scenarios.swarm import BATCH, SEQ_LEN, Life, Member, Swarm
 from scenarios.test_acts import BOTH, act
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import RoundCommitted, WarmedUp
+from weft.events import RoundCommitted, StepDone, WarmedUp
 from weft.ids import PeerId
 from weft.model import Transformer
 from weft.net.messages import Heartbeat
@@ -54,6 +54,10 @@ class Compiling(Inline):
             self._known |= new
             await asyncio.sleep(len(new) * COMPILE_S)
         return done
+
+    def forget(self) -> None:
+        """The device was left: what it had compiled is gone."""
+        self._known.clear()
 
 
 class Posts:
@@ -130,6 +134,35 @@ def test_a_run_begins_once_its_maker_has_compiled(make_swarm: MakeSwarm, met: li
         one_replica(await swarm.done(a, b))
         assert a.life.times(WarmedUp)[0] < a.life.times(RoundCommitted)[0] - COMPILE_S
         assert slowest_s(a, 0.0) < USUAL_S
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_who_resumes_and_compiles_for_minutes_delays_no_round(
+    make_swarm: MakeSwarm, met: list[tuple[int, ...]]
+) -> None:
+    swarm = make_swarm(num_rounds=NUM_ROUNDS)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc")
+        d, device = swarm.member("d"), Compiling(met)
+        swarm.launch(d, compute=device)
+        await swarm.when(a, RoundCommitted, lambda event: d.id in event.contributors)
+        d.peer.pausing.want("asked to")
+        await d.peer.pausing.settled()
+        device.forget()
+        await swarm.round(a, a.life.committed[-1].round + 3)
+        began = swarm.clock.now()
+        d.peer.pausing.want_no_more("asked to")
+        await d.peer.pausing.settled()
+        assert not d.peer._trainer.is_parked
+        assert swarm.clock.now() - began < COMPILE_S  # who asked is told at once
+        await swarm.when(a, RoundCommitted, lambda event: d.id in event.contributors and swarm.clock.now() > began)
+        assert d.life.times(StepDone, began)[0] - began > COMPILE_S
+        assert swarm.clock.now() - began < COMPILE_S * 3
+        one_replica(await swarm.done(a, b, c, d))
+        assert slowest_s(a, began) < USUAL_S
 
     swarm.run(scenario)
     swarm.check()

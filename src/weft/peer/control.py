@@ -72,7 +72,9 @@ class Control:
             case "resume":
                 pausing.want_no_more(ASKED)
                 await pausing.settled()
-                return f"still paused: {', '.join(pausing.reasons)}" if pausing.reasons else "training again"
+                if pausing.reasons:
+                    return f"still paused: {', '.join(pausing.reasons)}"
+                return "warming up, then training again" if pausing.is_away else "training again"
 
 
 def put_wish(folder: PeerFolder, wish: Wish) -> None:

@@ -1,10 +1,11 @@
 """A peer's pause: who wants it, and the way off the device and back on.
 
     pause.want("asked to")         inner steps end after the one under way, then the device is freed
-    pause.want_no_more("asked to") the device is taken again, once nobody wants the pause any more
-    await pause.settled()          it is as it should be
+    pause.want_no_more("asked to") the device is taken again, once nobody wants the pause any more, and warmed up
+    await pause.settled()          the device is free, or taken, as it should be
 
-Whoever trains asks `is_on` between steps. Leaving the device runs where training runs, so behind the step under way.
+Whoever trains asks `is_on` between steps, and `is_away` before the first: a device that still compiles is waited for by
+nobody. Leaving the device runs where training runs, so behind the step under way.
 It does not know rounds.
 """
 
@@ -45,6 +46,11 @@ class Pause:
         return bool(self._reasons)
 
     @property
+    def is_away(self) -> bool:
+        """Whether nothing can be trained: it is on, or the device is not ready again."""
+        return self.is_on or self._is_moving
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         return tuple(self._reasons)
 
@@ -73,29 +79,43 @@ class Pause:
 
     async def settled(self) -> None:
         """Wait until the device is free, or taken, as it should be."""
-        while self._moving is not None and not self._moving.done():
-            await asyncio.wait([self._moving])
+        while self._is_moving and self._trainer.is_parked != self.is_on:
+            await self.change()
 
     async def change(self) -> None:
-        """Wait until the pause begins or ends."""
+        """Wait until the pause begins or ends, or the device has been left or taken, or is ready again."""
         self._changed.clear()
         await self._changed.wait()
 
     async def aclose(self) -> None:
-        await self.settled()
+        if self._is_moving and self._moving is not None:
+            await asyncio.wait([self._moving])
+
+    @property
+    def _is_moving(self) -> bool:
+        return self._moving is not None and not self._moving.done()
 
     def _turn(self) -> None:
         self._changed.set()
-        if self._is_armed and (self._moving is None or self._moving.done()):
+        if self._is_armed and not self._is_moving:
             self._moving = asyncio.ensure_future(self._move())
 
     async def _move(self) -> None:
         """Follow what is wanted, however often that changes meanwhile."""
         with suppress(asyncio.CancelledError):
-            while self._trainer.is_parked != self.is_on:
-                work = self._trainer.park if self.is_on else self._trainer.unpark
+            while (work := self._next()) is not None:
                 try:
                     await self._compute.train(work)
                 except WeftError as error:
                     self._on_failure(error)
-                    return
+                    break
+                self._changed.set()
+        self._changed.set()
+
+    def _next(self) -> Callable[[], None] | None:
+        trainer = self._trainer
+        if self.is_on:
+            return None if trainer.is_parked else trainer.park
+        if trainer.is_parked:
+            return trainer.unpark
+        return None if trainer.is_warm else trainer.warm_up

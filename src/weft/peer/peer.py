@@ -234,8 +234,7 @@ class Peer:
 
     async def _take_turn(self, rounds: Rounds, turn: Turn) -> None:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
-        await self.pausing.settled()
-        if self._carry.offered is None and not self.pausing.is_on and not self._carry.is_overdue:
+        if self._carry.offered is None and not self.pausing.is_away and not self._carry.is_overdue:
             self._report.state = "training"
             self._trainer.heed(self._replica.config)
             head = self._replica.head
@@ -246,8 +245,8 @@ class Peer:
             return
         if self._carry.offered is None:
             await self._offer(rounds, turn)
-        self._report.state = "paused" if self.pausing.is_on else "syncing"
-        if self.pausing.is_on:
+        self._report.state = "paused" if self.pausing.is_away else "syncing"
+        if self.pausing.is_away:
             self._training.work = None
             turn.pass_on()
         await self._settle_next(rounds)
@@ -308,7 +307,7 @@ class Peer:
             self._report.tell_commit(decided, began)
             if (reason := self._report.tell_acts(manifest)) is not None:
                 self._fail(Removed(reason))
-            if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_on:
+            if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_away:
                 await self._evaluator.maybe(manifest)
         await self._saver.save_if_due()
 
