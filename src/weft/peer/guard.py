@@ -117,6 +117,9 @@ class Pausing(Protocol):
     async def settled(self) -> None: ...
 
     @property
+    def is_away(self) -> bool: ...
+
+    @property
     def reasons(self) -> tuple[str, ...]: ...
 
 
