@@ -137,26 +137,28 @@ def test_who_comes_again_after_the_end_adds_nothing(make_swarm: MakeSwarm) -> No
     swarm.run(scenario)
 
 
+@pytest.mark.parametrize("is_maker", [False, True], ids=["joined", "made it"])
 @pytest.mark.parametrize("num_peers", [2, 3])
-def test_who_joined_and_comes_back_to_nobody_waits_for_them_and_then_goes_on_alone(
-    make_swarm: MakeSwarm, num_peers: int
+def test_who_comes_back_to_nobody_waits_for_them_and_then_goes_on_alone(
+    make_swarm: MakeSwarm, num_peers: int, is_maker: bool
 ) -> None:
-    """As long as a minority of the run waits: 15 s of two peers, 60 s of more."""
+    """As long as a minority of the run waits: 15 s of two peers, 60 s of more. Nobody leads: its maker waits as well."""
     swarm = make_swarm(num_rounds=40, num_peers=num_peers)
 
     async def scenario() -> None:
-        a, b, *others = members = await swarm.start("abc"[:num_peers])
-        await swarm.round(a, 3)
+        members = await swarm.start("abc"[:num_peers])
+        await swarm.round(members[0], 3)
         await stop(*members)
         at = swarm.clock.now()
-        swarm.launch(b)
-        alone = await swarm.when(b, RoundCommitted)
-        assert alone.contributors == (b.id,)
+        first, *others = members if is_maker else (members[1], members[0], *members[2:])
+        swarm.launch(first)
+        alone = await swarm.when(first, RoundCommitted)
+        assert alone.contributors == (first.id,)
         wait_s = ORPHAN_AFTER_PAIR_S if num_peers == 2 else ORPHAN_AFTER_S
         assert wait_s < swarm.clock.now() - at < wait_s + 20
-        for member in (a, *others):
+        for member in others:
             swarm.launch(member)
-        await swarm.when(a, RoundCommitted, lambda event: len(event.contributors) == num_peers)
+        await swarm.when(first, RoundCommitted, lambda event: len(event.contributors) == num_peers)
         one_replica(await swarm.done(*members))
 
     swarm.run(scenario)

@@ -119,11 +119,10 @@ class Entrance:
         for member in opening.members:
             self._node.post(member, RunBegin(opening=opening))
 
-    async def resume(self, head: Manifest, promised: Durable | None, *, is_maker: bool) -> Manifest:
+    async def resume(self, head: Manifest, promised: Durable | None) -> Manifest:
         """Return where to go on from, back from a checkpoint: what others have reached, or `head`.
 
-        Where nobody answers, a maker goes on at once, for the others come to it; who joined waits for them as long as a
-        minority of the run waits.
+        Where nobody answers, it waits for the other members as long as a minority of the run waits.
 
         Who has said its last word in the round after `head` is no member of it any more. If the others have gone on
         from elsewhere, such a peer follows them even where `head` counts more: on its own it would split the run.
@@ -131,7 +130,7 @@ class Entrance:
         known = [peer for peer in self._node.known_addresses() if peer != self._node.peer]
         with suppress(WeftError):
             await self._node.connect_any(known)
-        heads = await self._states(0.0 if is_maker else self._patience_s(head))
+        heads = await self._states(self._patience_s(head))
         if not heads:
             return head if self._has_company(head) else await self._alone(head, promised)
         base = next_base(head, self._replica.charter)

@@ -130,7 +130,7 @@ class Peer:
             self._entrance.begin(opening)
             return opening
 
-        return await self._live(begin, snapshot, is_maker=True)
+        return await self._live(begin, snapshot)
 
     async def join(self, *, snapshot: Snapshot | None = None) -> Outcome:
         """Take part in a run that others keep, for the first time or again, with what `snapshot` holds.
@@ -138,14 +138,14 @@ class Peer:
         Raises:
             WeftError: something broke that this peer cannot go on with.
         """
-        return await self._live(self._entrance.enter, snapshot, is_maker=False)
+        return await self._live(self._entrance.enter, snapshot)
 
     def stop(self, reason: str) -> None:
         """Say goodbye, save and return from `found` or `join`, soon."""
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 
-    async def _live(self, begin: Begin, snapshot: Snapshot | None, *, is_maker: bool) -> Outcome:
+    async def _live(self, begin: Begin, snapshot: Snapshot | None) -> Outcome:
         try:
             await self._start(snapshot)
             with suppress(_Stopped):
@@ -153,7 +153,7 @@ class Peer:
                 if self._is_complete():
                     self.place.emit(Notice(text="the run is complete already: nothing is left to train"))
                 else:
-                    await self._take_part(await self._unless_stopped(self._come(begin, is_maker)))
+                    await self._take_part(await self._unless_stopped(self._come(begin)))
             if isinstance(self._failure, Removed):
                 await self._saver.save()
             if self._failure is not None:
@@ -165,12 +165,12 @@ class Peer:
         finally:
             await self._close()
 
-    async def _come(self, begin: Begin, is_maker: bool) -> Manifest:
+    async def _come(self, begin: Begin) -> Manifest:
         head = self._replica.head
         if head is None:
             return await begin()
         promised = Promises(self.place.folder.durable).read()
-        return await self._entrance.resume(head, promised, is_maker=is_maker)
+        return await self._entrance.resume(head, promised)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns, or end it when this peer is told to stop.
