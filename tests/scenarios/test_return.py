@@ -142,7 +142,7 @@ def test_who_comes_again_after_the_end_adds_nothing(make_swarm: MakeSwarm) -> No
 def test_who_comes_back_to_nobody_waits_for_them_and_then_goes_on_alone(
     make_swarm: MakeSwarm, num_peers: int, is_maker: bool
 ) -> None:
-    """As long as a minority of the run waits: 15 s of two peers, 60 s of more. Nobody leads: its maker waits as well."""
+    """As long as a minority of the run waits: 15 s of two peers, 60 s of more. Its maker waits as well."""
     swarm = make_swarm(num_rounds=40, num_peers=num_peers)
 
     async def scenario() -> None:
