@@ -10,7 +10,7 @@ Nothing is flushed, for a round would wait for it: what is written outlives the 
 that fails together with all others.
 
 Failure:
-- there is no room, or the folder cannot be written: nothing is kept, and it can be asked why.
+- there is no room, or the folder cannot be written: nothing is kept until the next checkpoint, and it can be asked why.
 - what is read is not what its name says: it is ignored, with all rounds after it.
 
 It does not know how results are made, nor what a state is.
@@ -41,11 +41,11 @@ class Journal:
 
     def __init__(self, folder: Path, *, is_on: bool = True) -> None:
         self._folder = folder
-        self._is_on = is_on
+        self._is_wanted = self._is_on = is_on
         self._failure: str | None = None
 
     def take_failure(self) -> str | None:
-        """Return, once, why nothing is kept any more. What is written is written by any thread; events are not."""
+        """Return, once, why nothing is kept. What is written is written by any thread; events are not."""
         failure, self._failure = self._failure, None
         return failure
 
@@ -88,7 +88,8 @@ class Journal:
         return total
 
     def forget(self, until: Round) -> None:
-        """Remove what a checkpoint after round `until` makes superfluous."""
+        """Remove what a checkpoint after round `until` makes superfluous, and write again: that found room."""
+        self._is_on = self._is_wanted
         for number, path in (*self._found(_ROUND), *self._found(_RESULT)):
             if number <= until:
                 with suppress(OSError):
@@ -113,6 +114,4 @@ class Journal:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             why = error.strerror or error
-            self._failure = (
-                f"what is decided between checkpoints is not kept any more: cannot write {self._folder}: {why}"
-            )
+            self._failure = f"what is decided until the next checkpoint is not kept: cannot write {self._folder}: {why}"

@@ -56,12 +56,18 @@ def test_a_checkpoint_makes_what_is_before_it_superfluous(journal: Journal, tmp_
     assert journal.nbytes == 3 + (tmp_path / "journal" / "3.bin").stat().st_size
 
 
-def test_a_folder_that_cannot_be_written_is_told_of_once(journal: Journal, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told_of_once_until_a_checkpoint(journal: Journal, tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("in the way")
     journal.decide(certificate(1))
     journal.keep(Round(2), DIGEST, b"merged")
-    assert "not kept any more" in (journal.take_failure() or "")
+    assert "is not kept" in (journal.take_failure() or "")
     assert journal.take_failure() is None
+    (tmp_path / "journal").unlink()
+    journal.decide(certificate(3))
+    assert list(journal.rounds()) == []
+    journal.forget(Round(3))
+    journal.decide(certificate(4))
+    assert [each.manifest.round for each in journal.rounds()] == [4]
 
 
 def test_who_wants_no_checkpoints_gets_no_journal(tmp_path: Path) -> None:
