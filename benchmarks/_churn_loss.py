@@ -18,7 +18,7 @@ from weft.peer import evaluation
 from weft.rng import stream
 from weft.sim.faults import Fault, Kill
 from weft.sim.play import play
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 from weft.sync.method import DdpConfig, DiLoCoConfig
 
 NUM_PEERS, FEWER = 8, 6
@@ -69,17 +69,17 @@ def scenario_of(job: Job) -> Scenario:
     """Return who comes, and who is killed when."""
     speed = run_file_of(SAME, 0).train.tokens / (NUM_PEERS * NUM_ROUNDS * ROUND_S)
     names = [f"peer-{number}" for number in range(job.num_peers)]
-    groups, faults = [Group(name=name, tokens_per_s=speed) for name in names], list[Fault]()
+    kinds, faults = [Kind(name=name, tokens_per_s=speed) for name in names], list[Fault]()
     luck, every_s = stream(job.seed, "churn"), KILL_EVERY_S.get(job.kill_every, math.inf)
     at_s = every_s
     while at_s < NUM_ROUNDS * ROUND_S:
-        settled = [group.name for group in groups if group.name in names and group.joins_at_s <= at_s]
+        settled = [kind.name for kind in kinds if kind.name in names and kind.joins_at_s <= at_s]
         victim = settled[int(luck.integers(len(settled)))]
-        names[names.index(victim)] = newcomer = f"peer-{len(groups)}"
+        names[names.index(victim)] = newcomer = f"peer-{len(kinds)}"
         faults.append(Kill(peer=victim, at_s=at_s))
-        groups.append(Group(name=newcomer, tokens_per_s=speed, joins_at_s=at_s + START_S))
+        kinds.append(Kind(name=newcomer, tokens_per_s=speed, joins_at_s=at_s + START_S))
         at_s += every_s
-    return Scenario(run="", group=tuple(groups), fault=tuple(faults), seed=job.seed, limit_s=100 * NUM_ROUNDS * ROUND_S)
+    return Scenario(run="", kind=tuple(kinds), fault=tuple(faults), seed=job.seed, limit_s=100 * NUM_ROUNDS * ROUND_S)
 
 
 def run(job: Job) -> Loss:

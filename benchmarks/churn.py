@@ -26,7 +26,7 @@ from weft.events import Entry, MemberGone, RoundCommitted, RoundMissed, StepDone
 from weft.rng import stream
 from weft.sim.faults import Fault, Kill
 from weft.sim.real import RealMachine, RealStage
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 
 RUN_S = 600.0
 NUM_PEERS = 8
@@ -95,7 +95,7 @@ def script(every_s: float, script_s: float, seed: int) -> Scenario:
     """Return who comes and who is killed, when."""
     luck = stream(seed, "churn")
     there = {f"peer-{number}": -SETTLED_S for number in range(NUM_PEERS)}
-    groups, faults = [Group(name=name) for name in there], list[Fault]()
+    kinds, faults = [Kind(name=name) for name in there], list[Fault]()
     for number in range(1, int((script_s - every_s / 2) / every_s) + 1):
         at_s = number * every_s
         settled = [name for name, came_s in there.items() if at_s - came_s >= SETTLED_S]
@@ -104,8 +104,8 @@ def script(every_s: float, script_s: float, seed: int) -> Scenario:
         newcomer = f"peer-{NUM_PEERS + number - 1}"
         there[newcomer] = at_s
         faults.append(Kill(peer=victim, at_s=at_s))
-        groups.append(Group(name=newcomer, joins_at_s=at_s))
-    return Scenario(run="", group=tuple(groups), fault=tuple(faults), seed=seed, limit_s=script_s)
+        kinds.append(Kind(name=newcomer, joins_at_s=at_s))
+    return Scenario(run="", kind=tuple(kinds), fault=tuple(faults), seed=seed, limit_s=script_s)
 
 
 def run(name: str, script_s: float, folder: Path) -> Figures:

@@ -26,7 +26,7 @@ from weft.peer import evaluation
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.sim.faults import Drop, Fault, Stop
 from weft.sim.play import Played, play
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 from weft.sync.method import DiLoCoConfig
 from weft.sync.schedule import CosineConfig
 
@@ -96,14 +96,14 @@ def scenario_of(row: Row, seed: int) -> Scenario:
     goes = {
         peer: round for round, (before, after) in enumerate(pairwise(row.peers), 1) for peer in range(after, before)
     }
-    groups = tuple(
-        Group(name=f"peer-{peer}", tokens_per_s=LEASE / ROUND_S, joins_at_s=ROUND_S * round)
+    kinds = tuple(
+        Kind(name=f"peer-{peer}", tokens_per_s=LEASE / ROUND_S, joins_at_s=ROUND_S * round)
         for peer, round in enumerate(comes)
     )
     faults: list[Fault] = [Stop(peer=f"peer-{peer}", at_s=ROUND_S * round) for peer, round in goes.items()]
     if row.share:
-        faults += [Drop(peer=group.name, at_s=0.0, share=row.share) for group in groups]
-    return Scenario(run="", group=groups, fault=tuple(faults), seed=seed, limit_s=100 * NUM_ROUNDS * ROUND_S)
+        faults += [Drop(peer=kind.name, at_s=0.0, share=row.share) for kind in kinds]
+    return Scenario(run="", kind=kinds, fault=tuple(faults), seed=seed, limit_s=100 * NUM_ROUNDS * ROUND_S)
 
 
 def run_file_of(row: Row, seed: int) -> RunFile:

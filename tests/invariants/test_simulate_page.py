@@ -1,4 +1,4 @@
-"""docs/simulate.md under test: its tables have every field of a scenario, a group and each fault, and no other."""
+"""docs/simulate.md under test: its tables have every field of a scenario, a kind and each fault, and no other."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from weft.sim.faults import Corrupt, Drop, Fault, FaultBase, Lie, PeerFault
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "simulate.md"
 
@@ -28,7 +28,7 @@ def own_fields(kind: type[msgspec.Struct]) -> set[str]:
     return set(kind.__struct_fields__) - set(FaultBase.__struct_fields__) - set(PeerFault.__struct_fields__)
 
 
-@pytest.mark.parametrize(("first_cell", "kind"), [("field", Scenario), ("field of a group", Group)])
+@pytest.mark.parametrize(("first_cell", "kind"), [("field", Scenario), ("field of a kind", Kind)])
 def test_the_page_has_every_field(first_cell: str, kind: type[msgspec.Struct]) -> None:
     named = {name.strip("[]") for row in table(PAGE.read_text(), first_cell) for name in re.findall(r"[a-z_]+", row[0])}
     missing = set(kind.__struct_fields__) ^ named

@@ -17,7 +17,7 @@ from weft.net.membership import GONE_S
 from weft.peer.branches import ORPHAN_AFTER_S
 from weft.sim.faults import Drop, Fault, Freeze, Kill, Partition
 from weft.sim.play import Played
-from weft.sim.scenario import Group
+from weft.sim.scenario import Kind
 
 ROUND_S = 10.0
 SLOW_PHASES_S = [pytest.param(step / 50, marks=pytest.mark.slow) for step in (1, 3, 4, 6, 7, 8, 9, 11, 12, 15, 25)]
@@ -34,7 +34,7 @@ class Eight:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def __call__(self, num_rounds: int, *faults: Fault, more: tuple[Group, ...] = ()) -> tuple[Theatre, Played]:
+    def __call__(self, num_rounds: int, *faults: Fault, more: tuple[Kind, ...] = ()) -> tuple[Theatre, Played]:
         run_file = make_run_file(self.root)
         train = msgspec.structs.replace(run_file.train, tokens=num_rounds * 8 * LEASE_TOKENS, evaluate_windows=1)
         theatre = Theatre(msgspec.structs.replace(run_file, train=train), self.root)
@@ -110,7 +110,7 @@ def test_half_of_the_payloads_of_eight_may_be_lost(eight: Eight) -> None:
 @pytest.mark.parametrize("phase_s", [0.0, 0.04, 0.1, 0.2, 5.0, *SLOW_PHASES_S])
 def test_a_newcomer_stops_nobody_in_whichever_phase_of_a_round_it_comes(eight: Eight, phase_s: float) -> None:
     """From the moment at which inner steps are over: announced, planned, merged, held, voted, decided."""
-    late = Group(name="late", tokens_per_s=LEASE_TOKENS / ROUND_S, joins_at_s=2 * ROUND_S + phase_s)
+    late = Kind(name="late", tokens_per_s=LEASE_TOKENS / ROUND_S, joins_at_s=2 * ROUND_S + phase_s)
     theatre, played = eight(6, more=(late,))
     theatre.check(played)
     (newcomer,) = names(played, "late")

@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from scenarios.swarm import write_corpus
-from weft.cli.asked import group_machines
+from weft.cli.asked import machines_of
 from weft.codec import Fp32Config
 from weft.data import ByteTokenizer, CorpusConfig, TextSource
 from weft.events import RoundCommitted, read_jsonl
@@ -16,7 +16,7 @@ from weft.plan import profiles
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.question import Question, cluster_of
 from weft.sim.play import play
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 from weft.sync.method import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
@@ -46,14 +46,14 @@ def run_file(root: Path, model: ShapedModel, method: MethodConfig, num_peers: in
     )
 
 
-def planned(file: RunFile, root: Path, groups: tuple[Group, ...]) -> Pace:
+def planned(file: RunFile, root: Path, kinds: tuple[Kind, ...]) -> Pace:
     model = resolve(file, ByteTokenizer(), root)
     return pace_of(
         Question(
             model=model,
             train=file.train,
             choices=spell_out(file.method, file.peers),
-            machines=tuple(map(group_machines, groups)),
+            machines=tuple(map(machines_of, kinds)),
             cluster=cluster_of(profiles.device("h100-sxm"), 8, model, file.train, 2.0),
             has_even_leases=True,
             price_per_kwh=0.2,
@@ -62,10 +62,10 @@ def planned(file: RunFile, root: Path, groups: tuple[Group, ...]) -> Pace:
     )
 
 
-def played(file: RunFile, root: Path, groups: tuple[Group, ...]) -> tuple[float, float]:
+def played(file: RunFile, root: Path, kinds: tuple[Kind, ...]) -> tuple[float, float]:
     """Return seconds per round, and bytes that a mean member sends in one."""
     lines: list[bytes] = []
-    outcome = play(Scenario(run="", group=groups, seed=3, limit_s=1e6), file, root, root / "home", lines.append)
+    outcome = play(Scenario(run="", kind=kinds, seed=3, limit_s=1e6), file, root, root / "home", lines.append)
     assert outcome.broken == ()
     (root / "log.jsonl").write_bytes(b"".join(lines))
     entries = [entry for entry in read_jsonl(root / "log.jsonl") if isinstance(entry.event, RoundCommitted)]
@@ -76,30 +76,30 @@ def played(file: RunFile, root: Path, groups: tuple[Group, ...]) -> tuple[float,
 
 
 HOME = {"up_mbit": 20.0, "down_mbit": 100.0, "delay_ms": 10.0}
-CASES: dict[str, tuple[ShapedModel, MethodConfig, tuple[Group, ...]]] = {
+CASES: dict[str, tuple[ShapedModel, MethodConfig, tuple[Kind, ...]]] = {
     "latency alone, fp32": (
         TINY,
         FedAvgConfig(every=2, codec=Fp32Config()),
-        (Group(name="lab", count=4, tokens_per_s=640.0),),
+        (Kind(name="lab", count=4, tokens_per_s=640.0),),
     ),
-    "two peers": (TINY, FedAvgConfig(every=2), (Group(name="pair", count=2, tokens_per_s=640.0),)),
-    "homes, int8": (SMALL, DiLoCoConfig(every=4), (Group(name="home", count=5, tokens_per_s=200.0, **HOME),)),
+    "two peers": (TINY, FedAvgConfig(every=2), (Kind(name="pair", count=2, tokens_per_s=640.0),)),
+    "homes, int8": (SMALL, DiLoCoConfig(every=4), (Kind(name="home", count=5, tokens_per_s=200.0, **HOME),)),
     "ddp in bf16 on narrow lines": (
         SMALL,
         DdpConfig(),
-        (Group(name="home", count=3, tokens_per_s=100.0, up_mbit=5.0, down_mbit=40.0, delay_ms=20.0),),
+        (Kind(name="home", count=3, tokens_per_s=100.0, up_mbit=5.0, down_mbit=40.0, delay_ms=20.0),),
     ),
     "jitter and loss": (
         TINY,
         DiLoCoConfig(every=4),
-        (Group(name="air", count=4, tokens_per_s=128.0, up_mbit=2.0, delay_ms=15.0, jitter_ms=10.0, loss=0.003),),
+        (Kind(name="air", count=4, tokens_per_s=128.0, up_mbit=2.0, delay_ms=15.0, jitter_ms=10.0, loss=0.003),),
     ),
     "a site and homes": (
         SMALL,
         DiLoCoConfig(every=4),
         (
-            Group(name="site", count=2, tokens_per_s=128.0, delay_ms=5.0, up_mbit=500.0, down_mbit=500.0),
-            Group(name="home", count=3, tokens_per_s=110.0, **HOME),
+            Kind(name="site", count=2, tokens_per_s=128.0, delay_ms=5.0, up_mbit=500.0, down_mbit=500.0),
+            Kind(name="home", count=3, tokens_per_s=110.0, **HOME),
         ),
     ),
 }
@@ -108,18 +108,18 @@ CASES: dict[str, tuple[ShapedModel, MethodConfig, tuple[Group, ...]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_plan_is_what_a_play_takes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
-    model, method, groups = CASES[case]
-    file = run_file(tmp_path, model, method, sum(group.count for group in groups))
-    pace = planned(file, tmp_path, groups)
-    round_s, sent_nbytes = played(file, tmp_path, groups)
+    model, method, kinds = CASES[case]
+    file = run_file(tmp_path, model, method, sum(kind.count for kind in kinds))
+    pace = planned(file, tmp_path, kinds)
+    round_s, sent_nbytes = played(file, tmp_path, kinds)
     assert pace.round.total_s == pytest.approx(round_s, rel=NEAR)
     assert pace.traffic.sent_nbytes == pytest.approx(sent_nbytes, rel=NEAR)
 
 
 def test_evaluation_is_waited_for_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
-    groups = (Group(name="lab", count=4, tokens_per_s=64.0),)
+    kinds = (Kind(name="lab", count=4, tokens_per_s=64.0),)
     file = run_file(tmp_path, TINY, FedAvgConfig(every=2), 4, evaluate_every=3, evaluate_windows=8)
-    pace = planned(file, tmp_path, groups)
+    pace = planned(file, tmp_path, kinds)
     assert pace.round.evaluate_s > 0.1 * pace.round.train_s
-    assert pace.round.total_s == pytest.approx(played(file, tmp_path, groups)[0], rel=NEAR)
+    assert pace.round.total_s == pytest.approx(played(file, tmp_path, kinds)[0], rel=NEAR)

@@ -11,7 +11,7 @@ from scenarios.theatre import FIRST_ROUNDS, NUM_ROUNDS, SPEED, Theatre
 from weft.peer.config import RunFile, ShapedModel
 from weft.sim.faults import Fault, Kill, Line, Partition, Slow, Stop
 from weft.sim.play import Played
-from weft.sim.scenario import Group
+from weft.sim.scenario import Kind
 
 
 def ends(played: Played) -> list[str]:
@@ -104,7 +104,7 @@ def test_a_line_that_is_worse_for_a_while_is_as_good_again_afterwards(theatre: T
 
 
 def test_who_joins_late_is_counted(theatre: Theatre) -> None:
-    late = Group(name="late", tokens_per_s=SPEED, joins_at_s=4.0)
+    late = Kind(name="late", tokens_per_s=SPEED, joins_at_s=4.0)
     played = theatre(more=(late,))
     assert ends(played) == 5 * ["complete"]
     assert 0 < played.machines[4].counted < played.machines[0].counted
@@ -133,7 +133,7 @@ def test_a_slow_computer_delays_nobody_and_what_it_trains_is_counted(
     method = msgspec.structs.replace(FEDAVG, every=every)
     theatre = Theatre(msgspec.structs.replace(run_file, train=train, method=method), tmp_path)
     speed = lease / round_s
-    played = theatre(tokens_per_s=speed, more=(Group(name="slow", tokens_per_s=speed / factor),))
+    played = theatre(tokens_per_s=speed, more=(Kind(name="slow", tokens_per_s=speed / factor),))
     assert ends(played) == 5 * ["complete"]
     fast, slow = played.machines[0], played.machines[4]
     waits_s = [event.duration_s for event in theatre.commits(fast)[5:]]  # the first have measured nothing yet
@@ -146,7 +146,7 @@ def test_a_computer_ten_times_slower_brings_a_tenth_and_delays_nobody(run_file: 
     """Forty inner steps a round for four machines, and four for one; from the second round on all finish together."""
     every, num_rounds = 40, 16
     lease = every * BATCH * SEQ_LEN
-    slow = Group(name="slow", tokens_per_s=lease / 400.0)
+    slow = Kind(name="slow", tokens_per_s=lease / 400.0)
     train = msgspec.structs.replace(run_file.train, tokens=num_rounds * 4 * lease)
     method = msgspec.structs.replace(FEDAVG, every=every)
     theatre = Theatre(msgspec.structs.replace(run_file, train=train, method=method), tmp_path)
@@ -192,7 +192,7 @@ def test_an_uplink_ten_times_slower_is_counted_when_its_payload_has_arrived_and_
     speed, lines = lease / 10.0, {"up_mbit": 10.0, "down_mbit": 50.0}
     alone = theatre(tokens_per_s=speed, **lines)
     alone_s = statistics.median(event.duration_s for event in theatre.commits(alone.machines[0]))
-    slow = Group(name="slow", tokens_per_s=speed, up_mbit=1.0, down_mbit=50.0)
+    slow = Kind(name="slow", tokens_per_s=speed, up_mbit=1.0, down_mbit=50.0)
     played = theatre(tokens_per_s=speed, more=(slow,), **lines)
     assert set(ends(played)) == {"complete"}
     commits = theatre.commits(played.machines[0])[FIRST_ROUNDS:]

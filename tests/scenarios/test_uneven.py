@@ -30,7 +30,7 @@ def rounds_s(scenario: Scenario, tmp_path: Path) -> tuple[list[float], dict[str,
     )
     corpus = CorpusConfig(source=TextSource(paths=(str(write_corpus(tmp_path)),)))
     theatre = Theatre(msgspec.structs.replace(run_file, train=train, data=corpus), tmp_path)
-    first, *more = scenario.group
+    first, *more = scenario.kind
     fields = msgspec.structs.asdict(first)
     played = theatre(
         **{key: value for key, value in fields.items() if key != "name"},
@@ -51,7 +51,7 @@ def test_who_is_ten_times_slower_makes_a_round_at_most_a_third_longer(
 ) -> None:
     monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 1)
     scenario = load(RECIPES / "scenarios" / f"{name}.toml", Scenario)
-    alone, _ = rounds_s(msgspec.structs.replace(scenario, group=scenario.group[:1]), tmp_path)
+    alone, _ = rounds_s(msgspec.structs.replace(scenario, kind=scenario.kind[:1]), tmp_path)
     together, counted = rounds_s(scenario, tmp_path)
     print(name, median(alone), max(together), counted)  # noqa: T201  # shown where it fails
     assert max(together) <= 1.3 * median(alone)

@@ -15,7 +15,7 @@ from weft.events import BranchLeft, Event, RoundCommitted, read_jsonl
 from weft.peer.config import RunFile, TrainConfig
 from weft.sim.faults import Fault
 from weft.sim.play import Machine, Played, play
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 from weft.sync.schedule import ConstantConfig
 
 E = TypeVar("E", bound=Event)
@@ -54,19 +54,19 @@ class Theatre:
         self,
         *faults: Fault,
         seed: int = 1,
-        more: tuple[Group, ...] = (),
+        more: tuple[Kind, ...] = (),
         scenario: dict[str, Any] | None = None,
-        **group: Any,
+        **kind: Any,
     ) -> Played:
-        """Play a group "lab" and `more` groups. Every error that nobody handled fails the test.
+        """Play a kind "lab" and `more` kinds. Every error that nobody handled fails the test.
 
         Args:
             scenario: its other fields.
-            group: fields of the first group.
+            kind: fields of the first kind.
         """
-        lab = Group(name="lab", **({"tokens_per_s": SPEED, "count": 4} | group))
+        lab = Kind(name="lab", **({"tokens_per_s": SPEED, "count": 4} | kind))
         fields = {"limit_s": 3600.0} | (scenario or {})
-        described = Scenario(run="", group=(lab, *more), fault=faults, seed=seed, **fields)
+        described = Scenario(run="", kind=(lab, *more), fault=faults, seed=seed, **fields)
         lines: list[bytes] = []
         folder = self.root / f"play-{len(self.logs)}"
         played = play(described, self.run_file, self.root, folder, lines.append)

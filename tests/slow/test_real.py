@@ -14,7 +14,7 @@ from weft.events import LoopStalled, MajorityLost, MemberGone, MemberLeft, Round
 from weft.sim.faults import Freeze, Kill, Line, Partition, Slow, Stop
 from weft.sim.namespaces import Lines
 from weft.sim.real import RealStage
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def test_real_processes_are_killed_stopped_frozen_and_slowed_by_a_script(tmp_pat
     run_file.write_text(RUN.replace("peers = 2", "peers = 3"))
     scenario = Scenario(
         run="",
-        group=(Group(name="lab", count=3), Group(name="late", joins_at_s=2.0)),
+        kind=(Kind(name="lab", count=3), Kind(name="late", joins_at_s=2.0)),
         fault=(
             Freeze(peer="lab-1", at_s=1.0, lasts_s=FROZEN_S),
             Kill(peer="lab-0", at_s=7.0),  # the maker
@@ -76,7 +76,7 @@ def test_real_machines_are_parted_and_their_lines_slowed_by_a_script(tmp_path: P
     run_file.write_text(run.replace("\nwidth = 32", "\nwidth = 128"))  # payloads of some 100 kB
     scenario = Scenario(
         run="",
-        group=(Group(name="lab", count=2), Group(name="away", up_mbit=20.0)),
+        kind=(Kind(name="lab", count=2), Kind(name="away", up_mbit=20.0)),
         fault=(
             Partition(sides=(("away",),), at_s=2.0, lasts_s=16.0),
             Line(peer="lab-1", up_mbit=1.0, down_mbit=1.0, at_s=30.0, lasts_s=10.0),

@@ -21,7 +21,7 @@ from weft.events import CheckpointSaved, FellBack, MemberGone, MemberSuspected, 
 from weft.rng import stream
 from weft.sim.faults import Fault, Freeze, Kill, Stop
 from weft.sim.real import RealMachine, RealStage
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def script(seed: int) -> Scenario:
     luck = stream(seed, "soak")
     there = {f"peer-{number}": -YOUNG_S for number in range(NUM_PEERS)}
     steady = list(there)[1 : 1 + NUM_STEADY]  # not the maker: it is to be ended like others
-    groups, faults = [Group(name=name) for name in there], list[Fault]()
+    kinds, faults = [Kind(name=name) for name in there], list[Fault]()
     at_s = FAULT_EVERY_S
     while at_s < SOAK_S - 2 * FAULT_EVERY_S:
         settled = [name for name, came_s in there.items() if at_s - came_s >= YOUNG_S]
@@ -68,10 +68,10 @@ def script(seed: int) -> Scenario:
         else:
             faults.append((Kill if what == "replace" else Stop)(peer=victim, at_s=at_s))
             del there[victim]
-            groups.append(Group(name=f"peer-{len(groups)}", joins_at_s=at_s))
-            there[groups[-1].name] = at_s
+            kinds.append(Kind(name=f"peer-{len(kinds)}", joins_at_s=at_s))
+            there[kinds[-1].name] = at_s
         at_s += FAULT_EVERY_S
-    return Scenario(run="", group=tuple(groups), fault=tuple(faults), seed=seed, limit_s=SOAK_S)
+    return Scenario(run="", kind=tuple(kinds), fault=tuple(faults), seed=seed, limit_s=SOAK_S)
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ async def test_nobody_is_falsely_removed_while_one_compiles_and_one_saves(tmp_pa
     again = range(30, int(CALM_S) - 30, 60)  # each of its processes compiles anew
     scenario = Scenario(
         run="",
-        group=(Group(name="peer", count=NUM_PEERS - 2), Group(name="saver"), Group(name="compiler")),
+        kind=(Kind(name="peer", count=NUM_PEERS - 2), Kind(name="saver"), Kind(name="compiler")),
         fault=tuple(Stop(peer="compiler", at_s=float(at_s), returns_after_s=1.0) for at_s in again),
         limit_s=CALM_S,
     )

@@ -23,7 +23,7 @@ from weft.peer.seal import resolve
 from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 from weft.sync.method import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
@@ -99,7 +99,7 @@ def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method:
 
 
 def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, prices: Prices) -> Asked:
-    """Return the question of a scenario file: its groups, as `weft simulate` plays them, without its faults.
+    """Return the question of a scenario file: its kinds, as `weft simulate` plays them, without its faults.
 
     Raises:
         WeftError: a file, a name or a figure makes no sense; says which.
@@ -108,28 +108,28 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
     run_path = path.parent / described.run
     run_file = settings.run_file(run_path, changes)
     model, notes = _model(run_file, run_path.absolute().parent)
-    machines = tuple(group_machines(group, watts) for group in described.group)
+    machines = tuple(machines_of(kind, watts) for kind in described.kind)
     ignored = []
     if described.fault:
         ignored.append(f"{len(described.fault)} faults of the scenario are not reckoned with")
-    if any(group.joins_at_s for group in described.group):
+    if any(kind.joins_at_s for kind in described.kind):
         ignored.append("machines that join later are reckoned as there from the start")
     return _ask(run_file, model, machines, method, prices, (*notes, *ignored))
 
 
-def group_machines(group: Group, watts: float = 0.0) -> Machines:
-    """Return the machines of a scenario's group, whose processors encode and encrypt in no time."""
+def machines_of(kind: Kind, watts: float = 0.0) -> Machines:
+    """Return the machines of a scenario's kind, whose processors encode and encrypt in no time."""
     return Machines(
-        name=group.name,
-        count=group.count,
+        name=kind.name,
+        count=kind.count,
         line=Line(
-            up_bps=_bps(group.up_mbit),
-            down_bps=_bps(group.down_mbit),
-            delay_s=group.delay_ms / 1e3,
-            jitter_s=group.jitter_ms / 1e3,
-            loss=group.loss,
+            up_bps=_bps(kind.up_mbit),
+            down_bps=_bps(kind.down_mbit),
+            delay_s=kind.delay_ms / 1e3,
+            jitter_s=kind.jitter_ms / 1e3,
+            loss=kind.loss,
         ),
-        tokens_per_s=group.tokens_per_s,
+        tokens_per_s=kind.tokens_per_s,
         watts=watts,
         is_serving_free=True,
     )

@@ -57,12 +57,12 @@ def plan(
 ) -> None:
     """Say how long a run would take, what it would move, hold and cost, and which method suits it."""
     tree = load_tree(path)
-    if "group" in tree and any(each is not None for each in (peers, device, tokens_per_s, up, down, delay)):
+    if "kind" in tree and any(each is not None for each in (peers, device, tokens_per_s, up, down, delay)):
         raise ConfigError(
-            f"{path}: it is a scenario, whose groups say what machines and lines there are; --peers, --device, "
+            f"{path}: it is a scenario, whose kinds say what machines and lines there are; --peers, --device, "
             "--tokens-per-s, --up, --down and --delay belong to a run file."
         )
-    if "group" not in tree and device is None and tokens_per_s is None:
+    if "kind" not in tree and device is None and tokens_per_s is None:
         raise ConfigError(
             "nothing says how fast peers train. Give --device NAME (rtx4090, m3-max, ...), --device here to time this "
             "machine, or --tokens-per-s."
@@ -71,7 +71,7 @@ def plan(
 
     prices = asked.Prices(price_per_kwh, cluster, cluster_size, cluster_price)
     chosen = asked.Method(method=method, every=every, codec=codec)
-    if "group" in tree:
+    if "kind" in tree:
         found = asked.scenario(path, changes or (), watts or 0.0, chosen, prices)
     else:
         own = asked.Own(

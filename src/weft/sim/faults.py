@@ -2,7 +2,7 @@
 
     [[fault]]
     type = "freeze"
-    peer = "lab-2"        # a machine, or a group: all of it
+    peer = "lab-2"        # a machine, or a kind: all of it
     at_round = 3          # or at_s
     lasts_s = 12.0
 
@@ -52,12 +52,12 @@ class FaultBase(Config, frozen=True, kw_only=True, tag_field="type"):
             raise ValueError(f"fault of {', '.join(self.named())}: give either at_s or at_round.")
 
     def named(self) -> tuple[str, ...]:
-        """Return the machines and groups that it names, first whose round is meant."""
+        """Return the machines and kinds that it names, first whose round is meant."""
         raise NotImplementedError
 
 
 class PeerFault(FaultBase, frozen=True, kw_only=True):
-    peer: Name  # or a group: each machine of it, at its own moment
+    peer: Name  # or a kind: each machine of it, at its own moment
 
     def named(self) -> tuple[str, ...]:
         return (self.peer,)

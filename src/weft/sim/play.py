@@ -30,7 +30,7 @@ from weft.peer.home import Home
 from weft.peer.seal import seal
 from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
-from weft.sim.scenario import Group, Scenario, at_present
+from weft.sim.scenario import Kind, Scenario, at_present
 from weft.sim.world import Life, Member, Paced, World
 from weft.sync.groups import claims_in
 from weft.sync.messages import GroupRecord, Manifest
@@ -108,8 +108,8 @@ class _Stage:
         self.world = world
         self._scenario = scenario
         self._write = write
-        self._groups: dict[str, Group] = dict(scenario.machines())  # as they are without faults
-        self._clocks = {name: SkewedClock(world.clock, group.clock_skew_s) for name, group in self._groups.items()}
+        self._kinds: dict[str, Kind] = dict(scenario.machines())  # as they are without faults
+        self._clocks = {name: SkewedClock(world.clock, kind.clock_skew_s) for name, kind in self._kinds.items()}
         self._partitions: list[Partition] = []  # in force
         self._cut: set[tuple[str, str]] = set()  # pairs of machines between which nothing passes
         self._coming: dict[asyncio.Task[None], Fault | None] = {}
@@ -120,11 +120,11 @@ class _Stage:
 
     async def play(self) -> Played:
         asyncio.get_running_loop().set_exception_handler(self._note_broken)
-        members = [self.world.member(name) for name in self._groups]
+        members = [self.world.member(name) for name in self._kinds]
         members[0].is_founder = True
         for member in members:
             self._arrange(member)
-        present = [member for member in members if not self._groups[member.name].joins_at_s]
+        present = [member for member in members if not self._kinds[member.name].joins_at_s]
         for member in present:
             self._launch(member, len(present))
         for member in members:
@@ -170,12 +170,12 @@ class _Stage:
         self.world.launch(member, wait_for=wait_for, compute=Paced(member), clock=self._clocks[member.name])
 
     async def _join(self, member: Member) -> None:
-        await asyncio.sleep(self._groups[member.name].joins_at_s)
+        await asyncio.sleep(self._kinds[member.name].joins_at_s)
         self._launch(member)
 
     def _arrange(self, member: Member) -> None:
         """Give a machine what it has at the moment: its line to the network, its speed, its clock on the wall."""
-        now = at_present(self._groups[member.name], member.in_force)
+        now = at_present(self._kinds[member.name], member.in_force)
         member.tokens_per_s = now.tokens_per_s
         self._clocks[member.name].ahead_s = now.clock_skew_s
         self.world.network.set_line(
@@ -236,7 +236,7 @@ class _Stage:
         before, self._cut = self._cut, set()
         for fault in self._partitions:
             sides = [[name for each in side for name in self._scenario.called(each)] for side in fault.sides]
-            self._cut |= parted(sides, self._groups)
+            self._cut |= parted(sides, self._kinds)
         member, network = self.world.member, self.world.network
         for one, other in sorted(before - self._cut):
             network.heal(member(one).id, member(other).id)

@@ -32,7 +32,7 @@ from weft.errors import ConfigError, DeadlineExceeded
 from weft.events import Entry, LogTail, RoundCommitted
 from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop, parted
 from weft.sim.namespaces import Lines
-from weft.sim.scenario import Group, Scenario, at_present
+from weft.sim.scenario import Kind, Scenario, at_present
 
 LOOK_S = 0.5
 START_S = 300.0  # for the first machines to make an outer step together
@@ -69,12 +69,12 @@ def require_playable(scenario: Scenario, *, has_lines: bool = False) -> None:
         if (why := _why_not(fault, has_lines)) is not None:
             what = f"fault {type(fault).__name__.lower()} of {', '.join(fault.named())}"
             raise ConfigError(f"{what}: {why}. Play it with weft simulate, or leave it out.")
-    for group in scenario.group:
-        usual = Group(name=group.name)
+    for kind in scenario.kind:
+        usual = Kind(name=kind.name)
         for field in _MODELLED if has_lines else (*_MODELLED, *_RATED):
-            if getattr(group, field) != getattr(usual, field):
+            if getattr(kind, field) != getattr(usual, field):
                 raise ConfigError(
-                    f"group {group.name}: {field} describes machines that are simulated; real processes are as fast as "
+                    f"kind {kind.name}: {field} describes machines that are simulated; real processes are as fast as "
                     "this one. Leave it out, or play it with weft simulate."
                 )
 
@@ -191,8 +191,8 @@ class RealStage:
         self._lines = lines
         self._partitions: list[Partition] = []  # in force
         self._clock = SystemClock()
-        self._groups: dict[str, Group] = dict(scenario.machines())
-        self.machines = {name: RealMachine(name, folder, number) for number, name in enumerate(self._groups)}
+        self._kinds: dict[str, Kind] = dict(scenario.machines())
+        self.machines = {name: RealMachine(name, folder, number) for number, name in enumerate(self._kinds)}
         self.began_at = 0.0  # wall seconds of the script's beginning
         self.broken: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -213,7 +213,7 @@ class RealStage:
         async with self._ending():
             for machine in self.machines.values():
                 self._arrange(machine)
-            present = [each for each in self.machines.values() if not self._groups[each.name].joins_at_s]
+            present = [each for each in self.machines.values() if not self._kinds[each.name].joins_at_s]
             for machine in present:
                 await self._start(machine, len(present))
             await self._until(lambda: all(map(_has_committed, present)), "the first outer step of all")
@@ -253,7 +253,7 @@ class RealStage:
     # --- processes ---
 
     async def _join(self, machine: RealMachine) -> None:
-        await asyncio.sleep(self._groups[machine.name].joins_at_s)
+        await asyncio.sleep(self._kinds[machine.name].joins_at_s)
         await self._start(machine)
 
     async def _start(self, machine: RealMachine, wait_for: int = 1) -> None:
@@ -342,7 +342,7 @@ class RealStage:
     def _arrange(self, machine: RealMachine) -> None:
         """Give a machine's line the rates that it has at the moment."""
         if (lines := self._lines) is not None:
-            now = at_present(self._groups[machine.name], machine.in_force)
+            now = at_present(self._kinds[machine.name], machine.in_force)
             lines.set(machine.number, mbit=now.up_mbit or lines.mbit, down_mbit=now.down_mbit or lines.mbit)
 
     async def _part(self, fault: Partition) -> None:
@@ -391,7 +391,7 @@ async def _slow_down(machine: RealMachine, fault: Slow) -> None:
         if next(each for each in machine.in_force if isinstance(each, Slow)) is not fault:
             await asyncio.sleep(SLICE_S)
             continue
-        factor = at_present(Group(name=machine.name, tokens_per_s=1.0), machine.in_force).tokens_per_s
+        factor = at_present(Kind(name=machine.name, tokens_per_s=1.0), machine.in_force).tokens_per_s
         machine.hold()
         try:
             await asyncio.sleep((1 - factor) * SLICE_S)

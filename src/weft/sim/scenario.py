@@ -2,7 +2,7 @@
 
     run = "nano.toml"
 
-    [[group]]
+    [[kind]]
     name = "lab"
     count = 4
     up_mbit = 100.0
@@ -13,7 +13,7 @@
     at_round = 3
     returns_after_s = 30.0
 
-The first peer of the first group is the run's maker. Two peers are as far apart as both are from the middle: delays add
+The first peer of the first kind is the run's maker. Two peers are as far apart as both are from the middle: delays add
 up, as do jitters, and a packet gets through if neither end loses it.
 
 It does not know how any of it is played.
@@ -36,7 +36,7 @@ _LINE = ("up_mbit", "down_mbit", "delay_ms", "jitter_ms", "loss")
 _Speed = Annotated[float, Meta(gt=0, description="tokens per second of training")]
 
 
-class Group(Config, frozen=True, kw_only=True):
+class Kind(Config, frozen=True, kw_only=True):
     """Machines that are alike. They are called `name-0`, `name-1`, ...; a single one just `name`."""
 
     name: Name
@@ -56,7 +56,7 @@ class Group(Config, frozen=True, kw_only=True):
 
 class Scenario(Config, frozen=True, kw_only=True):
     run: Annotated[str, Meta(description="path of the run file, from the scenario's folder")]
-    group: Annotated[tuple[Group, ...], Meta(min_length=1)]
+    kind: Annotated[tuple[Kind, ...], Meta(min_length=1)]
     fault: tuple[Fault, ...] = ()
     seed: Annotated[int, Meta(ge=0)] = 0  # of keys, jitter, loss and whatever faults leave to chance
     compute: Literal["real", "cost"] = "real"  # cost: nothing is learnt, and nothing heavy computed
@@ -66,39 +66,39 @@ class Scenario(Config, frozen=True, kw_only=True):
         names = [name for name, _ in self.machines()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"group: two machines are called {twice[0]}; give one of them another name.")
-        if (num := sum(not group.joins_at_s for _, group in self.machines())) > MAX_PEERS:
-            raise ValueError(f"group: {num} peers from the start; at most {MAX_PEERS} take part in a run.")
+            raise ValueError(f"kind: two machines are called {twice[0]}; give one of them another name.")
+        if (num := sum(not kind.joins_at_s for _, kind in self.machines())) > MAX_PEERS:
+            raise ValueError(f"kind: {num} peers from the start; at most {MAX_PEERS} take part in a run.")
         if len(names) > MAX_MACHINES:
-            raise ValueError(f"group: {len(names)} machines; a scenario has at most {MAX_MACHINES}.")
-        if self.group[0].joins_at_s:
-            raise ValueError("group: the first peer makes the run, so its joins_at_s is 0.")
+            raise ValueError(f"kind: {len(names)} machines; a scenario has at most {MAX_MACHINES}.")
+        if self.kind[0].joins_at_s:
+            raise ValueError("kind: the first peer makes the run, so its joins_at_s is 0.")
         for fault in self.fault:
             for name in fault.named():
                 self.called(name)
 
-    def machines(self) -> Iterator[tuple[str, Group]]:
+    def machines(self) -> Iterator[tuple[str, Kind]]:
         """Yield each machine's name and what it is like, the maker first."""
-        for group in self.group:
-            for name in group.names():
-                yield name, group
+        for kind in self.kind:
+            for name in kind.names():
+                yield name, kind
 
     def called(self, name: str) -> list[str]:
-        """Return the machines that a fault means by `name`: a machine, or all of a group.
+        """Return the machines that a fault means by `name`: a machine, or all of a kind.
 
         Raises:
-            ValueError: there is no such machine or group.
+            ValueError: there is no such machine or kind.
         """
-        for group in self.group:
-            if name == group.name:
-                return group.names()
+        for kind in self.kind:
+            if name == kind.name:
+                return kind.names()
         known = [each for each, _ in self.machines()]
         if name not in known:
             raise ValueError(f"fault: no machine is called {name}. There are: {', '.join(known)}.")
         return [name]
 
 
-def at_present(usual: Group, in_force: Iterable[Fault]) -> Group:
+def at_present(usual: Kind, in_force: Iterable[Fault]) -> Kind:
     """Return what a machine is like while faults are in force, given in the order in which they began.
 
     It is computed anew whenever one begins or ends, so those that overlap end in any order and leave nothing behind.

@@ -13,12 +13,12 @@ from weft.errors import ConfigError
 FAST = ("--tokens-per-s", "1000", "--peers", "4")
 SCENARIO = """
 run = "{run}"
-[[group]]
+[[kind]]
 name = "lab"
 count = 3
 tokens_per_s = 1000.0
 up_mbit = 10.0
-[[group]]
+[[kind]]
 name = "late"
 tokens_per_s = 500.0
 joins_at_s = 9.0
@@ -79,7 +79,7 @@ def test_the_method_can_be_another(weft: Weft, run_path: Path) -> None:
     assert names == ["diloco H=30 int8", "ddp bf16", "fedavg H=30 bf16", "diloco H=7 bf16", "diloco H=100 int8"]
 
 
-def test_a_scenario_is_planned_group_by_group(weft: Weft, run_path: Path, tmp_path: Path) -> None:
+def test_a_scenario_is_planned_kind_by_kind(weft: Weft, run_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "scenario.toml"
     path.write_text(SCENARIO.format(run=run_path.name))
     answer = weft("plan", path)

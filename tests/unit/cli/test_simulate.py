@@ -12,7 +12,7 @@ from weft.sim.scenario import Scenario
 
 SCENARIO = """
 run = "{run}"
-[[group]]
+[[kind]]
 name = "lab"
 count = 2
 tokens_per_s = 1000.0
@@ -62,8 +62,8 @@ def test_a_field_of_the_run_can_be_changed(weft: Weft, scenario: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('run = 3\n[[group]]\nname = "lab"', "run is 3"),
-        ('run = "none.toml"\n[[group]]\nname = "lab"', "none.toml: no such file"),
+        ('run = 3\n[[kind]]\nname = "lab"', "run is 3"),
+        ('run = "none.toml"\n[[kind]]\nname = "lab"', "none.toml: no such file"),
         (SCENARIO.format(run="run.toml") + FAULT.replace("lab-1", "lab-9"), "no machine is called lab-9"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from weft.errors import ConfigError
 from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop
 from weft.sim.real import RealStage, require_playable
-from weft.sim.scenario import Group, Scenario
+from weft.sim.scenario import Kind, Scenario
 
 AT: dict[str, Any] = {"at_s": 1.0}
 
@@ -18,17 +18,17 @@ def test_with_namespaces_machines_can_be_parted_and_have_rates_but_no_delay() ->
         Partition(sides=(("lab-0",), ("lab-1",)), lasts_s=1.0, **AT),
         Line(peer="lab", up_mbit=1.0, lasts_s=1.0, **AT),
     )
-    lab = Group(name="lab", count=2, up_mbit=20.0)
-    require_playable(Scenario(run="", group=(lab,), fault=(part, slow)), has_lines=True)
+    lab = Kind(name="lab", count=2, up_mbit=20.0)
+    require_playable(Scenario(run="", kind=(lab,), fault=(part, slow)), has_lines=True)
     far = Line(peer="lab", delay_ms=100.0, lasts_s=1.0, **AT)
     with pytest.raises(ConfigError, match="line of lab: a real line has a rate each way"):
-        require_playable(Scenario(run="", group=(lab,), fault=(far,)), has_lines=True)
-    with pytest.raises(ConfigError, match="group lab: delay_ms"):
-        require_playable(Scenario(run="", group=(Group(name="lab", delay_ms=50.0),)), has_lines=True)
+        require_playable(Scenario(run="", kind=(lab,), fault=(far,)), has_lines=True)
+    with pytest.raises(ConfigError, match="kind lab: delay_ms"):
+        require_playable(Scenario(run="", kind=(Kind(name="lab", delay_ms=50.0),)), has_lines=True)
 
 
-def staged(tmp_path: Path, *faults: Fault, **group: Any) -> RealStage:
-    scenario = Scenario(run="", group=(Group(name="lab", count=2, **group),), fault=faults)
+def staged(tmp_path: Path, *faults: Fault, **kind: Any) -> RealStage:
+    scenario = Scenario(run="", kind=(Kind(name="lab", count=2, **kind),), fault=faults)
     return RealStage(scenario, tmp_path / "run.toml", tmp_path)
 
 
@@ -65,5 +65,5 @@ def test_what_only_the_simulator_can_do_is_refused_with_the_reason(tmp_path: Pat
 
 @pytest.mark.parametrize("field", [{"tokens_per_s": 5.0}, {"up_mbit": 1.0}, {"loss": 0.1}, {"clock_skew_s": 1.0}])
 def test_machines_that_differ_from_this_one_are_refused(tmp_path: Path, field: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"group lab: {next(iter(field))} .*real processes are as fast as this one"):
+    with pytest.raises(ConfigError, match=f"kind lab: {next(iter(field))} .*real processes are as fast as this one"):
         staged(tmp_path, **field)

@@ -7,19 +7,19 @@ import pytest
 from weft.config import load
 from weft.errors import ConfigError
 from weft.sim.faults import Kill, Line, Skew, Slow, parted
-from weft.sim.scenario import MAX_MACHINES, MAX_PEERS, Group, Scenario, at_present
+from weft.sim.scenario import MAX_MACHINES, MAX_PEERS, Kind, Scenario, at_present
 
 LAB = """
 run = "run.toml"
-[[group]]
+[[kind]]
 name = "lab"
 count = 3
 """
 
 
-# Each group comes later than the one before.
-MANY = "".join(f'[[group]]\nname = "g{at}"\ncount = {MAX_PEERS}\njoins_at_s = {at}.0\n' for at in range(1, 32))
-MANY += f'[[group]]\nname = "last"\ncount = {MAX_MACHINES + 1 - 3 - 31 * MAX_PEERS}\njoins_at_s = 99.0\n'
+# Each kind comes later than the one before.
+MANY = "".join(f'[[kind]]\nname = "g{at}"\ncount = {MAX_PEERS}\njoins_at_s = {at}.0\n' for at in range(1, 32))
+MANY += f'[[kind]]\nname = "last"\ncount = {MAX_MACHINES + 1 - 3 - 31 * MAX_PEERS}\njoins_at_s = 99.0\n'
 
 
 def read(tmp_path: Path, text: str) -> Scenario:
@@ -29,16 +29,16 @@ def read(tmp_path: Path, text: str) -> Scenario:
     return scenario
 
 
-def test_machines_of_a_group_are_numbered_and_a_single_one_is_not(tmp_path: Path) -> None:
-    scenario = read(tmp_path, LAB + '[[group]]\nname = "home"\n')
+def test_machines_of_a_kind_are_numbered_and_a_single_one_is_not(tmp_path: Path) -> None:
+    scenario = read(tmp_path, LAB + '[[kind]]\nname = "home"\n')
     assert [name for name, _ in scenario.machines()] == ["lab-0", "lab-1", "lab-2", "home"]
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ('[[group]]\nname = "lab-1"', "two machines are called lab-1"),
-        (f'[[group]]\nname = "home"\ncount = {MAX_PEERS}', f"{MAX_PEERS + 3} peers from the start"),
+        ('[[kind]]\nname = "lab-1"', "two machines are called lab-1"),
+        (f'[[kind]]\nname = "home"\ncount = {MAX_PEERS}', f"{MAX_PEERS + 3} peers from the start"),
         (MANY, f"{MAX_MACHINES + 1} machines"),
         ('[[fault]]\ntype = "kill"\npeer = "lab-7"\nat_s = 1.0', "no machine is called lab-7"),
         ('[[fault]]\ntype = "partition"\nsides = [["lab-1"], ["x"]]\nat_s = 1.0\nlasts_s = 1.0', "called x"),
@@ -50,7 +50,7 @@ def test_machines_of_a_group_are_numbered_and_a_single_one_is_not(tmp_path: Path
         ('[[fault]]\ntype = "kill"\npeer = "lab-1"\nat_s = 1.0\nat_round = 2', "either at_s or at_round"),
         ('[[fault]]\ntype = "burn"\npeer = "lab-1"\nat_s = 1.0', "burn"),
         ('[[fault]]\ntype = "slow"\npeer = "lab-1"\nat_s = 1.0\nfactor = 0.0\nlasts_s = 1.0', "factor"),
-        ('[[group]]\nname = "home"\nloss = 1.0', "loss"),
+        ('[[kind]]\nname = "home"\nloss = 1.0', "loss"),
     ],
 )
 def test_what_cannot_be_played_is_refused(tmp_path: Path, more: str, words: str) -> None:
@@ -64,21 +64,21 @@ def test_the_maker_is_there_from_the_start(tmp_path: Path) -> None:
 
 
 def test_what_is_not_given_of_a_line_stays() -> None:
-    group = Group(name="home", up_mbit=20.0, down_mbit=100.0, loss=0.01)
-    worse = at_present(group, [Line(peer="home", at_s=0.0, lasts_s=1.0, up_mbit=1.0)])
+    kind = Kind(name="home", up_mbit=20.0, down_mbit=100.0, loss=0.01)
+    worse = at_present(kind, [Line(peer="home", at_s=0.0, lasts_s=1.0, up_mbit=1.0)])
     assert (worse.up_mbit, worse.down_mbit, worse.loss) == (1.0, 100.0, 0.01)
-    assert at_present(group, [Line(peer="home", at_s=0.0, lasts_s=1.0)]) == group
+    assert at_present(kind, [Line(peer="home", at_s=0.0, lasts_s=1.0)]) == kind
 
 
 def test_of_two_faults_the_later_one_holds_where_both_say_something_and_slowness_adds_up() -> None:
-    group = Group(name="home", tokens_per_s=100.0, up_mbit=20.0, delay_ms=10.0)
+    kind = Kind(name="home", tokens_per_s=100.0, up_mbit=20.0, delay_ms=10.0)
     first = Line(peer="home", at_s=0.0, lasts_s=9.0, up_mbit=1.0, delay_ms=50.0)
     second = Line(peer="home", at_s=1.0, lasts_s=1.0, up_mbit=5.0)
-    both = at_present(group, [first, second])
+    both = at_present(kind, [first, second])
     assert (both.up_mbit, both.delay_ms) == (5.0, 50.0)
-    assert at_present(group, [second]).delay_ms == 10.0
+    assert at_present(kind, [second]).delay_ms == 10.0
     slow, skew = Slow(peer="home", at_s=0.0, lasts_s=1.0, factor=0.5), Skew(peer="home", at_s=0.0, ahead_s=3600.0)
-    now = at_present(group, [slow, skew, slow])
+    now = at_present(kind, [slow, skew, slow])
     assert (now.tokens_per_s, now.clock_skew_s) == (25.0, 3600.0)
 
 
@@ -88,7 +88,7 @@ def test_a_partition_goes_between_its_sides_and_a_single_side_is_cut_off_from_al
     assert parted([["a"], ["b"], ["c"]], "abcd") == {("a", "b"), ("a", "c"), ("b", "c")}
 
 
-def test_a_fault_names_a_machine_or_all_of_a_group(tmp_path: Path) -> None:
+def test_a_fault_names_a_machine_or_all_of_a_kind(tmp_path: Path) -> None:
     scenario = read(tmp_path, LAB)
     assert scenario.called("lab") == ["lab-0", "lab-1", "lab-2"]
     assert scenario.called("lab-1") == ["lab-1"]
@@ -99,5 +99,5 @@ def test_a_fault_at_a_time_or_a_round_is_one_fault() -> None:
 
 
 def test_more_machines_than_a_run_has_members_may_come_one_after_another(tmp_path: Path) -> None:
-    scenario = read(tmp_path, LAB + f'[[group]]\nname = "later"\ncount = {MAX_PEERS}\njoins_at_s = 9.0\n')
+    scenario = read(tmp_path, LAB + f'[[kind]]\nname = "later"\ncount = {MAX_PEERS}\njoins_at_s = 9.0\n')
     assert len(list(scenario.machines())) == MAX_PEERS + 3
