@@ -6,11 +6,13 @@
 A member keeps what takes effect where the run stands. Acts of one steward wait in the order of their serials; ballots
 for the removal of a key wait until more than half of the electorate has cast one. What waits is told again now and
 then, for those that were away, and is on disk before whoever handed it in is told so: it outlives the end of all
-members.
+members. What proves a lie may be large: it is told once to each, and not kept on disk.
 
 Failure:
 - an act that has no effect, or not any more: it is dropped, and an event says why.
 - a leader that keeps an act back: the next one has it, too.
+- somebody proves lies of keys that are no member's: nothing is kept or passed on of them, and what is known of who is a
+  member no more is dropped. So at most one lie of each member waits, until a manifest strikes it out.
 - a disk that is full: the act waits in memory, and an event says that it would not outlive this process.
 
 It does not know how a manifest comes about, nor what an act means to training.
@@ -36,9 +38,9 @@ from weft.wire import Signed, decode, digest_of, printable
 
 MAX_AHEAD = 8  # acts of one steward that may wait
 MAX_BALLOTS = 8  # of one member that may wait
-MAX_LIES = 64  # that wait: as many as there are members
 MAX_REMEMBERED = 256  # letters that were decided: ballots are many
 TELL_AGAIN_S = 5.0
+TELL_NBYTES = 1 << 20  # of what proves lies, to one peer in that time: a part of what may wait on its link
 
 
 # What takes a key's place among the members: told to a peer, it ends it.
@@ -62,7 +64,9 @@ class Acts:
         self._on_change = on_change
         self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
         self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
-        self._lies: dict[PeerId, Warrant] = {}  # by who told them, oldest first
+        self._lies: dict[PeerId, Warrant] = {}  # by who told them, of present members, oldest first
+        self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
+        self._told_nbytes: dict[PeerId, int] = {}  # of them, to each since they were last told again
         self._decided: dict[Digest, None] = {}  # letters, oldest first
         self._told_at = 0.0
         self._bar()
@@ -70,6 +74,7 @@ class Acts:
         node.serve(CharterRequest, self._on_request)
         node.on_note(ActNote, self._on_note)
         node.on_note(ContradictionNote, self._on_contradiction)
+        node.on_link(self._on_link)
 
     def recall(self) -> None:
         """Take up what waited when a process before this one ended."""
@@ -99,7 +104,7 @@ class Acts:
             del self._decided[forgotten]
         self._bar()
         for peer in [peer for peer, lie in self._lies.items() if self._is_dealt_with(lie)]:
-            del self._lies[peer]
+            del self._lies[peer], self._aware[peer]
         if self._waiting or self._ballots:
             self._drop_void()
 
@@ -114,8 +119,9 @@ class Acts:
             self._told_at = now
             for letter in (*self._waiting.values(), *self._ballots.values()):
                 self._tell(ActNote(letter=letter), but=None)
-            for lie in self._lies.values():
-                self._tell(_note_of(lie), but=None)
+            self._told_nbytes = {}
+            for liar in self._lies:
+                self._prove(liar)
 
     def take(self, letter: Signed, sender: PeerId | None = None) -> str | None:
         """Keep an act or ballot and tell the others; return why it is not kept, or None."""
@@ -131,30 +137,40 @@ class Acts:
         return None
 
     def accuse(self, lie: Warrant, sender: PeerId | None = None) -> None:
-        """Keep what proves a lie, one of each liar, and tell the others; drop what proves nothing.
-
-        A lie of who is no member any more waits for its return.
-        """
+        """Keep what proves a lie of a member, one of each, and tell the others; drop what proves nothing."""
         peer = lie.letters[0].signer
+        if peer in self._lies:
+            self._aware[peer].update(() if sender is None else (sender,))
         if peer in self._lies or self._is_dealt_with(lie):
             return
         try:
             note, what = read_contradiction(lie)
         except Void:
             return
-        if len(self._lies) >= MAX_LIES:
-            strangers = [each for each in self._lies if each not in self._chain.base.electorate]
-            del self._lies[(strangers or [*self._lies])[0]]
-        self._lies[peer] = lie
+        self._lies[peer], self._aware[peer] = lie, set() if sender is None else {sender}
         self._emit(LieProven(member=peer, branch=note.branch, round=note.round, what=what))
-        self._tell(_note_of(lie), but=sender)
+        self._prove(peer)
         self._on_change()
 
     def _is_dealt_with(self, lie: Warrant) -> bool:
-        """Return whether its teller was struck out for it, or is banned anyway."""
-        peer, charter = lie.letters[0].signer, self._chain.charter
+        """Return whether its teller is no member, or was struck out for it: keys are free to make, places are not."""
+        peer, base = lie.letters[0].signer, self._chain.base
         note = note_in(lie)
-        return peer in charter.banned or note is None or charter.is_dealt_with(peer, note.round)
+        return peer not in base.electorate or note is None or base.charter.is_dealt_with(peer, note.round)
+
+    def _prove(self, liar: PeerId) -> None:
+        """Tell those linked that have not heard of this lie, as far as it is not too much for them at a time."""
+        note, nbytes = _note_of(self._lies[liar]), sum(len(each.body) for each in self._lies[liar].letters)
+        for peer in sorted({*self._node.peers} - self._aware[liar]):
+            told = self._told_nbytes.get(peer, 0) + nbytes
+            if told <= TELL_NBYTES and self._node.post(peer, note):
+                self._told_nbytes[peer] = told
+                self._aware[liar].add(peer)
+
+    def _on_link(self, peer: PeerId, _is_up: bool, _reason: str) -> None:
+        """Hold nothing for told to who may not have got it."""
+        for aware in self._aware.values():
+            aware.discard(peer)
 
     def _add(self, letter: Signed) -> bool:
         """Let a letter wait; return whether it is new.
@@ -231,7 +247,7 @@ class Acts:
     def _refuse(self, letter: Signed, reason: str) -> None:
         self._emit(ActRefused(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter), reason=reason))
 
-    def _tell(self, note: ActNote | ContradictionNote, but: PeerId | None) -> None:
+    def _tell(self, note: ActNote, but: PeerId | None) -> None:
         for peer in sorted(self._node.peers):
             if peer != but:
                 self._node.post(peer, note)
