@@ -106,7 +106,7 @@ class Gathering:
             say: sends the announcement to all members.
             take: gives it to this peer's machine, which would say it too.
         """
-        self.has_said = self.is_waiting or ready.proof is not None  # of proofs, machines know nothing
+        self.has_said = self.is_waiting
         if self.has_said:
             say(ready)  # the machine would when the owners hold it: they begin to fetch now
         self.hear(self._node.peer, ready.parts, take)

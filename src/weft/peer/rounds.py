@@ -179,7 +179,7 @@ class Rounds:
         if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
             tokens = legacy_tokens(base, ready)
             legacy = msgspec.structs.replace(legacy, tokens=tokens)
-        trained = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy)
+        trained = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
         self._gathering.announce(ready, self._say, lambda: self._take_mine(trained, base))
         return digests
 

@@ -39,7 +39,8 @@ from weft.wire import digest_of
 def announce(state: State, ready: Ready) -> Result:
     if state.committed is not None or state.me in state.ready:
         return state, ()
-    state = replace(state, ready={**state.ready, state.me: contribution(state.base.charter, state.me, ready)})
+    mine = contribution(state.base.charter, state.me, ready)
+    state = replace(state, ready={**state.ready, state.me: mine}, announced=ready)
     return then((state, (Broadcast(message=ready),)), make_plan)
 
 

@@ -21,7 +21,7 @@ from weft.sync.machine import (
     replace,
     then,
 )
-from weft.sync.messages import Accept, Committed, Manifest, Prepare, Promise, Propose, Ready, Refuse, Vote
+from weft.sync.messages import Accept, Committed, Manifest, Prepare, Promise, Propose, Refuse, Vote
 from weft.sync.rules import is_quorum, is_successor, leader, may_accept, may_promise, spent_farewells
 from weft.wire import digest_of
 
@@ -85,9 +85,8 @@ def promise(state: State, sender: PeerId, prepare: Prepare) -> Result:
         durable = msgspec.structs.replace(state.durable, promised=prepare.attempt)
         state = replace(at_attempt(state, prepare.attempt), durable=durable)
         outputs += [Persist(durable=durable), SetTimer(timer="progress", attempt=prepare.attempt)]
-    mine = state.ready.get(state.me)
-    if mine is not None:  # the leader may not have heard it, or have forgotten it
-        outputs.append(Send(to=sender, message=Ready(tokens=mine.tokens, parts=mine.parts)))
+    if state.announced is not None:  # the leader may not have heard it, or have forgotten it
+        outputs.append(Send(to=sender, message=state.announced))
     promise = Promise(attempt=prepare.attempt, accepted=state.durable.accepted)
     return state, (*outputs, Send(to=sender, message=promise))
 

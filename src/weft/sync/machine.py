@@ -12,7 +12,18 @@ import msgspec
 from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.sync.acts import Warrant
 from weft.sync.lineage import Legacy
-from weft.sync.messages import AnyRoundMessage, Base, Collect, Contribution, Goodbye, GroupRecord, Manifest, Vote
+from weft.sync.messages import (
+    AnyRoundMessage,
+    Base,
+    Collect,
+    Contribution,
+    Goodbye,
+    GroupRecord,
+    LegacyProof,
+    Manifest,
+    Ready,
+    Vote,
+)
 from weft.sync.rules import Durable, is_quorum, leader, spent_farewells
 
 Timer = Literal["grace", "progress"]
@@ -27,6 +38,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     durable: Durable
     attempt: Attempt = Attempt(0)  # the attempt followed; its leader is the one listened to
     ready: dict[PeerId, Contribution] = {}  # announced, this peer's own included
+    announced: Ready | None = None  # by this peer, whole
     passing: frozenset[PeerId] = frozenset()  # who is paused: not waited for
     plan: Collect | None = None
     revision: int = 0  # leader: of its next plan in this attempt
@@ -70,6 +82,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     parts: tuple[Digest, ...]
     group: GroupRecord | None = None  # whose mean it is
     legacy: Legacy | None = None  # which it is, of a branch
+    proof: LegacyProof | None = None  # shows how much that counts
 
 
 class Paused(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -119,9 +119,9 @@ def _react(state: State, event: Input) -> Result:
         case Received():
             return _receive(state, event.sender, event.message)
         case Trained():
-            return announce(
-                state, Ready(tokens=event.tokens, parts=event.parts, group=event.group, legacy=event.legacy)
-            )
+            group, legacy, proof = event.group, event.legacy, event.proof
+            ready = Ready(tokens=event.tokens, parts=event.parts, group=group, legacy=legacy, proof=proof)
+            return announce(state, ready)
         case Paused():
             return pass_on(state)
         case MergeDone():

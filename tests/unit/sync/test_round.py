@@ -1,22 +1,29 @@
 """The round machine against what members of bad will say; tests/model searches what the others can do."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from model.world import contribution, first_base
 from weft.data.assign import leases
 from weft.errors import WireError
-from weft.ids import Attempt, PeerId, Tokens
+from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.net.membership import MAX_MEMBERS
+from weft.peer.chain import open_branch
 from weft.sync import round
 from weft.sync.collect import new_manifest, new_plan
-from weft.sync.machine import Broadcast, Noticed, Paused, Received, State, Trained
+from weft.sync.groups import record_of
+from weft.sync.lineage import Legacy, Stretch
+from weft.sync.machine import Broadcast, Noticed, Paused, Received, Send, State, Trained
 from weft.sync.messages import (
     MAX_COUNT,
     AnyRoundMessage,
+    Certificate,
     Collect,
     Goodbye,
     Holding,
+    LegacyProof,
     Manifest,
     Merged,
     Pass,
@@ -26,6 +33,7 @@ from weft.sync.messages import (
     Ready,
     Refuse,
     RoundNote,
+    Stake,
     Vote,
 )
 from weft.sync.rules import is_successor, leader
@@ -60,6 +68,32 @@ def manifest_of(state: State) -> Manifest:
 
 def ready_of(number: int) -> Ready:
     return Ready(tokens=Tokens(4), parts=contribution(BASE, number, 0).parts)
+
+
+GROUP = record_of(BASE, ORDER[1], [Stake(peer=ORDER[1], tokens=Tokens(4), samples=1)], [digest(b"payload")])
+LEGACY = Legacy(stretches=(Stretch(branch=BranchId("2" * 64), start=BASE.round, stop=Round(6)),), tokens=Tokens(4))
+PROOF = LegacyProof(
+    certificate=Certificate(
+        attempt=Attempt(0), manifest=open_branch(BASE, ORDER, ORDER[1], BASE.branch), votes=(), farewells=()
+    ),
+    charter=BASE.charter,
+)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"group": GROUP}, {"legacy": LEGACY, "proof": PROOF}], ids=["own work", "group", "legacy"]
+)
+def test_the_leader_of_a_later_attempt_hears_all_that_was_announced(options: dict[str, Any]) -> None:
+    """Of less it would count a group's mean, or what a branch had counted, as the work of who brings it."""
+    parts = contribution(BASE, 1, 0).parts
+    state, outputs = round.step(round.begin(ORDER[1], BASE), Trained(tokens=Tokens(4), parts=parts, **options))
+    (said,) = [each.message for each in outputs if isinstance(each, Broadcast)]
+    assert said == Ready(tokens=Tokens(4), parts=parts, **options)
+    _, outputs = round.step(state, Received(sender=ORDER[2], message=Prepare(attempt=Attempt(2))))
+    assert [each.message for each in outputs if isinstance(each, Send)] == [
+        said,
+        Promise(attempt=Attempt(2), accepted=None),
+    ]
 
 
 def test_nobody_waits_for_who_is_paused() -> None:
