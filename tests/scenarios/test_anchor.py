@@ -12,7 +12,7 @@ from scenarios.swarm import EVERY, Swarm
 from scenarios.test_join import LARGER, LONG_S, Paced, lay
 from weft import wire
 from weft.codec import Fp32Config
-from weft.events import BranchOpened, Event, MemberSuspected, RoundCommitted, StateJoined
+from weft.events import BranchOpened, Event, MemberSuspected, PeerStopped, RoundCommitted, StateJoined
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs import inline
@@ -176,6 +176,25 @@ def test_an_anchor_follows_from_outside_and_nobody_waits_for_it(
 
     run(swarm, scenario)
     swarm.check()
+
+
+def test_an_anchor_that_can_follow_no_more_ends_and_says_why(make: Make, tmp_path: Path) -> None:
+    swarm = make(method=DILOCO, num_rounds=6, num_peers=2)
+
+    def broken(_coming: Any) -> None:
+        raise PermissionError("its folder was taken away")
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab")
+        async with anchored(swarm, tmp_path / "anchor", a, b) as anchor:
+            anchor.kept.make_room = broken
+            async with asyncio.timeout(60):
+                with pytest.raises(PermissionError, match="taken away"):
+                    await anchor.task
+            assert anchor.events[-1] == PeerStopped(reason="PermissionError")
+            await swarm.done(a, b)
+
+    run(swarm, scenario)
 
 
 def test_the_run_goes_on_with_a_newcomer_after_every_trainer_was_killed(make: Make, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ Failure:
 - some donors vanish or lie: the others deliver the rest. All do: the chunks that came are kept, and others are asked.
 - the disk is full: it says so, and goes on with what it has.
 - nobody else is there: it serves what it has, and waits.
+- something else breaks here: it says goodbye and raises, rather than follow nothing and look alive.
 
 It does not know what a state means. It believes what most donors offer, as a newcomer does (docs/threat_model.md).
 """
@@ -32,6 +33,7 @@ from weft.ids import BranchId, Digest, PeerId, Round
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
+from weft.net.tasks import Tasks
 from weft.peer.anchored import MAX_INDEX_NBYTES, Anchored
 from weft.peer.chain import as_many_as_fit, is_further
 from weft.peer.compute import Compute
@@ -96,6 +98,7 @@ class Anchor:
         self._membership = Membership(node, mooring.clock, mooring.emit, self._heartbeat)
         self._stopping = asyncio.Event()
         self._stop_reason = ""
+        self._failure: Exception | None = None
         self._failed_at: dict[PeerId, float] = {}
         self._has_files = False
         self._told = ""  # the last failure that was said: once, not every second
@@ -114,19 +117,30 @@ class Anchor:
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 
+    def fail(self, error: Exception) -> None:
+        """End soon, for what this anchor cannot go on with: `keep` raises it."""
+        self._failure = self._failure or error
+        self.stop(type(error).__name__)
+
     async def keep(self) -> str:
-        """Follow and serve the run until `stop`; return why it ended."""
+        """Follow and serve the run until `stop`; return why it ended.
+
+        Raises:
+            Exception: what `fail` was told.
+        """
         self._follow_bans()
         await self._membership.start()
-        following = asyncio.ensure_future(self._follow())
+        following = Tasks(self.fail)
+        following.spawn(self._follow())
         try:
             await self._stopping.wait()
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            await following.aclose()
         await self._membership.say_goodbye(self._stop_reason)
         await self._membership.aclose()
         self._emit(PeerStopped(reason=self._stop_reason))
+        if self._failure is not None:
+            raise self._failure
         return self._stop_reason
 
     # --- following ---

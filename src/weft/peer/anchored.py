@@ -69,8 +69,7 @@ class Anchored:
             if is_true and index is not None and all(self.has(digest) for digest in _chunks(index)):
                 self._follow_from(kept, index)
                 for certificate in self._read_rounds():
-                    if not self.append(certificate):
-                        break
+                    self.append(certificate)  # unless it follows on nothing here: left of an earlier state
 
     def has(self, digest: Digest) -> bool:
         """Return whether a blob is here and whole."""
@@ -125,7 +124,8 @@ class Anchored:
         for path in self._folder.iterdir():
             match = _ROUND.fullmatch(path.name)
             if match is not None and int(match[1]) not in rounds:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # what cannot be removed stays, and is left out when it is read
+                    path.unlink()
         self._blobs.keep_only(self._named())
 
     def append(self, certificate: Certificate) -> bool:

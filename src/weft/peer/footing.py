@@ -3,7 +3,6 @@
 It knows no run but by its name, and needs no torch.
 """
 
-import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -22,6 +21,7 @@ from weft.net.handshake import Passport
 from weft.net.iroh import IrohTransport
 from weft.net.links import VIA
 from weft.net.node import Node
+from weft.net.tasks import Tasks
 from weft.net.throttle import Throttled
 from weft.net.ticket import Ticket, issue
 from weft.net.tls import TlsTransport
@@ -122,17 +122,18 @@ class Footing:
     async def guarded(self, peer: Guarded) -> AsyncIterator[None]:
         """Hold `peer`, which runs inside, to this machine's caps and to what its person says; stop it at the end.
 
-        Where it was cancelled, its thread ends with the step under way.
+        Where it was cancelled, its thread ends with the step under way. Where one of the two breaks, `peer` fails: it
+        would go on without caps.
         """
         guard = Guard(self.options.settings.caps, self.day, self.emit, peer, self.options.until)
-        watching = [asyncio.create_task(guard.watch()), asyncio.create_task(Control(self.folder, peer).watch())]
+        watching = Tasks(peer.fail)
+        watching.spawn(guard.watch())
+        watching.spawn(Control(self.folder, peer).watch())
         try:
             yield
         finally:
             peer.stop("it has ended")
-            for each in watching:
-                each.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+            await watching.aclose()
 
 
 @contextmanager

@@ -131,6 +131,8 @@ class Guarded(Protocol):
 
     def stop(self, reason: str) -> None: ...
 
+    def fail(self, error: Exception) -> None: ...
+
 
 class Guard:
     """Looks after one process.

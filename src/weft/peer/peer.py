@@ -76,7 +76,7 @@ class Peer:
         self._carry = Carry(self._trainer, self._replica)
         self._records = Records(place, self._carry)
         self._stopping = asyncio.Event()
-        self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self._fail)
+        self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self.fail)
         self._warming = Warming(place, self._trainer, self._replica, self.pausing)
         self._training = Training(place, self._trainer, self._carry, self._should_break_off)
         self._report = Report(run, place, self._replica, self._carry, self._training)
@@ -91,8 +91,8 @@ class Peer:
         self._rounds: Rounds | None = None
         self._groups: Groups = None  # type: ignore[assignment]  # as soon as there are rounds
         self._stop_reason = ""
-        self._failure: Exception | None = None
-        self._tasks = Tasks(self._fail)
+        self.failure: Exception | None = None
+        self._tasks = Tasks(self.fail)
         self._loop = asyncio.get_running_loop()
         self._mail = Mailbox(place.node)
 
@@ -154,10 +154,10 @@ class Peer:
                     self.place.emit(Notice(text="the run is complete already: nothing is left to train"))
                 else:
                     await self._take_part(await self._unless_stopped(self._come(begin)))
-            if isinstance(self._failure, Removed):
+            if isinstance(self.failure, Removed):
                 await self._saver.save()
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             return await self._finish()
         except WeftError as error:
             await self._part(type(error).__name__)
@@ -190,8 +190,9 @@ class Peer:
                 each.cancel()
             await asyncio.gather(working, stopping, return_exceptions=True)
 
-    def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
+    def fail(self, error: Exception) -> None:
+        """End soon, for what this peer cannot go on with: `found` or `join` raises it."""
+        self.failure = self.failure or error
         self.stop(type(error).__name__)
 
     # --- the main loop ---
@@ -200,7 +201,7 @@ class Peer:
         await self._warming.renew()  # before anything asks to be counted in, or for a sponsor
         chain = Chain(head, self._replica.charter)
         self._saver.hand_on(chain)
-        rounds = Rounds(self.place, chain, self._replica.outer.numel(), self._fail)
+        rounds = Rounds(self.place, chain, self._replica.outer.numel(), self.fail)
         rounds.recall()
         groups = Groups(
             self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks
@@ -306,7 +307,7 @@ class Peer:
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             if (reason := self._report.tell_acts(manifest)) is not None:
-                self._fail(Removed(reason))
+                self.fail(Removed(reason))
             if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_away:
                 await self._evaluator.maybe(manifest)
         await self._saver.save_if_due()
@@ -327,7 +328,7 @@ class Peer:
         while True:
             await asyncio.sleep(LAG_S)
             if len(self.place.node.banned_by) > len(self.place.node.peers):  # it was away when that was decided
-                self._fail(Removed("more peers refuse this key as banned than are linked to it: it may not come back."))
+                self.fail(Removed("more peers refuse this key as banned than are linked to it: it may not come back."))
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head

@@ -93,6 +93,25 @@ def test_a_newer_state_drops_the_older_one_and_the_rounds_before_it(tmp_path: Pa
     assert kept.lookup(made[0].manifest.parts[0].result) is None
 
 
+def test_a_round_of_an_earlier_state_that_could_not_be_removed_keeps_none_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Anchored(tmp_path)
+    kept.replace(FIRST, CHARTER, put_state(kept, 1))
+    made = rounds(kept, FIRST, 3)
+    newer = put_state(kept, 2)
+
+    def unlink(path: Path, **_options: bool) -> None:
+        raise PermissionError(f"{path} is in use")
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    kept.replace(made[0].manifest, CHARTER, newer)
+    assert kept.num_since == 2
+    again = Anchored(tmp_path)
+    again.load()
+    assert (again.num_since, again.kept) == (2, kept.kept)
+
+
 def test_a_state_that_did_not_come_whole_leaves_the_one_before(tmp_path: Path) -> None:
     kept = Anchored(tmp_path)
     first = put_state(kept, 1)

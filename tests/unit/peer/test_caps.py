@@ -128,6 +128,9 @@ class Watched:
     def stop(self, reason: str) -> None:
         self.stops.append(reason)
 
+    def fail(self, error: Exception) -> None:
+        raise error
+
     def want(self, reason: str) -> None:
         self.reasons.append(reason)
 

@@ -30,6 +30,9 @@ class Peer:
     def stop(self, reason: str) -> None:
         raise AssertionError("nobody asked for that")
 
+    def fail(self, error: Exception) -> None:
+        raise error
+
     def want(self, reason: str) -> None:
         self.held.append(reason)
 
