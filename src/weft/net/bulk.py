@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 from weft.errors import DeadlineExceeded, NetError, PeerError, WireError
 from weft.ids import PeerId, short
@@ -71,8 +72,8 @@ class BulkStreams:
         self._serve = serve
         self._take_over: TakeOver = _refuse
         self._idle: dict[PeerId, list[Bulk]] = {}
-        self._slots: dict[PeerId, asyncio.Semaphore] = {}
-        self._opening: dict[PeerId, asyncio.Lock] = {}
+        self._slots: WeakValueDictionary[PeerId, asyncio.Semaphore] = WeakValueDictionary()  # of those who hold or wait
+        self._opening: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
         self._num_dialled_back: Counter[PeerId] = Counter()
         self._offers: dict[bytes, tuple[PeerId, asyncio.Future[Bulk]]] = {}
         self._tasks = Tasks()

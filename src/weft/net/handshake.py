@@ -17,13 +17,14 @@ from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WireErro
 from weft.ids import PeerId, RunId, short
 from weft.net.admission import Admission, objection, prove
 from weft.net.frame import FrameReader, write_frame
-from weft.net.messages import MAX_HANDSHAKE_NBYTES, PROTOCOL, Admitted, Greeting, Hello, Rejected
+from weft.net.messages import MAX_HANDSHAKE_NBYTES, MAX_TOLD_CONTACTS, PROTOCOL, Admitted, Greeting, Hello, Rejected
 from weft.net.transport import Stream
 from weft.rng import fresh_secret
 from weft.wire import Signer, decode, encode, printable
 
 HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
 _BANNED = "this key is banned from the run: by act of its stewards, or because it signed what no honest peer signs"
+MAX_BANNED_BY = MAX_TOLD_CONTACTS + 1  # more than may be linked: keys are free to make
 LINGER_S = 2.0  # how long a refused peer may take to read why
 
 
@@ -89,7 +90,7 @@ async def greet(stream: Stream, reader: FrameReader, hello: Hello, passport: Pas
         raise DialError(f"{who} closed the connection during the handshake")
     greeting: Admitted | Rejected = decode(data, Greeting)
     if isinstance(greeting, Rejected):
-        if greeting.code == "banned":
+        if greeting.code == "banned" and len(passport.banned_by) < MAX_BANNED_BY:
             passport.banned_by.add(stream.peer)
         _raise_rejected(who, greeting)
         return None

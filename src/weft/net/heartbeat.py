@@ -287,6 +287,9 @@ class Membership:
             self._gossip.lost(peer, reason)
             if self.watches_all:
                 self._feed(LinkLost(peer, reason))
+            elif peer not in self._gossip.roll.entries:  # nobody will say when to forget it
+                self._heartbeats.pop(peer, None)
+                self._beating.pop(peer, None)
             return
         self._gossip.linked(peer)
         instance = self._node.instance_of(peer)

@@ -28,6 +28,8 @@ from weft.net.transport import Stream, Transport
 VIA = "via"  # the transport through another peer
 MAX_LINKS = MAX_TOLD_CONTACTS  # more members than that need another kind of membership
 
+MAX_FORMER = 1024  # peers whose lost links are remembered: keys are free to make
+
 MAX_VIOLATIONS = 3  # of one peer within `BARRED_S`: one may be a mishap
 BARRED_S = 60.0
 
@@ -70,9 +72,9 @@ class Links:
         self._meters = meters
         self._emit = emit
         self._standing: dict[PeerId, Link] = {}
-        self._ended: dict[PeerId, deque[bytes]] = {}
+        self._ended: dict[PeerId, deque[bytes]] = {}  # who lost one last stands last
         self._violated_at: dict[PeerId, deque[float]] = {}
-        self._arrivals: dict[PeerId, asyncio.Event] = {}
+        self._arrived = asyncio.Event()  # another each time
         self._callbacks: list[OnLink] = []
         self._tasks = Tasks()
 
@@ -110,12 +112,16 @@ class Links:
 
     def give_up(self, peer: PeerId, link_id: bytes) -> None:
         """Note that a connection never stood here, though the other side may believe that it does."""
-        self._ended.setdefault(peer, deque(maxlen=MAX_ENDED_LINKS)).append(link_id)
+        ended = self._ended.pop(peer, deque(maxlen=MAX_ENDED_LINKS))
+        ended.append(link_id)
+        if len(self._ended) >= MAX_FORMER:
+            del self._ended[next(iter(self._ended))]
+        self._ended[peer] = ended
 
     async def arrival(self, peer: PeerId) -> Link:
         """Wait for a link to `peer`."""
         while (link := self._standing.get(peer)) is None:
-            await self._arrivals.setdefault(peer, asyncio.Event()).wait()
+            await self._arrived.wait()
         return link
 
     def session(self, stream: Stream, reader: FrameReader) -> Session:
@@ -131,8 +137,8 @@ class Links:
             LinkUp(remote=link.peer, transport=link.transport.name, address=link.shown_address, tried=link.tried)
         )
         self._tell(link.peer, True, "")
-        if (arrival := self._arrivals.pop(link.peer, None)) is not None:
-            arrival.set()
+        self._arrived.set()
+        self._arrived = asyncio.Event()
 
     def drop(self, peer: PeerId, reason: str) -> None:
         """Close the link to `peer`, if there is one; calls under way on it fail."""
@@ -167,7 +173,9 @@ class Links:
             self._finish(link, reason)
 
     def _note_violation(self, link: Link, reason: str) -> None:
-        self._violated_at.setdefault(link.peer, deque(maxlen=MAX_VIOLATIONS)).append(self._meters.now())
+        now = self._meters.now()
+        self._violated_at = {peer: at for peer, at in self._violated_at.items() if now - at[-1] < BARRED_S}
+        self._violated_at.setdefault(link.peer, deque(maxlen=MAX_VIOLATIONS)).append(now)
         self._emit(ConnectionDropped(address=link.shown_address, remote=link.peer, reason=reason))
 
     def _finish(self, link: Link, reason: str) -> None:

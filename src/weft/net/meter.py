@@ -1,11 +1,14 @@
 """What passed between this peer and another, and when the other was last heard.
 
 Control frames and blobs are counted alike, as their bytes come, without the transport's own overhead. Any byte
-received is proof of life, also one of a frame that is not whole yet, judged by this machine's clock.
+received is proof of life, also one of a frame that is not whole yet, judged by this machine's clock. Keys are free to
+make: of those long silent only the bytes are remembered, not whose they were.
 """
 
 from weft.clock import Clock
 from weft.ids import PeerId
+
+MAX_METERS = 4096  # twice as many peers as a roll knows
 
 
 class Meter:
@@ -26,14 +29,27 @@ class Meter:
 
 
 class Meters:
-    """One meter per peer, made when first asked for."""
+    """One meter per peer, made when first asked for; one too many takes the place of the longest silent."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_peer: dict[PeerId, Meter] = {}
+        self._before = (0, 0)  # sent to and received from those who gave way
 
     def __getitem__(self, peer: PeerId) -> Meter:
-        return self._by_peer.setdefault(peer, Meter(self._clock))
+        if peer not in self._by_peer:
+            if len(self._by_peer) >= MAX_METERS:
+                self._give_way()
+            self._by_peer[peer] = Meter(self._clock)
+        return self._by_peer[peer]
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Return the bytes sent and received in all."""
+        sent, received = self._before
+        for meter in self._by_peer.values():
+            sent, received = sent + meter.sent_nbytes, received + meter.received_nbytes
+        return sent, received
 
     def now(self) -> float:
         return self._clock.now()
@@ -44,3 +60,14 @@ class Meters:
     def last_heard(self, peer: PeerId) -> float | None:
         meter = self._by_peer.get(peer)
         return None if meter is None else meter.heard_at
+
+    def _give_way(self) -> None:
+        now = self._clock.now()  # who was never heard is just being met
+
+        def heard_at(peer: PeerId) -> float:
+            at = self._by_peer[peer].heard_at
+            return now if at is None else at
+
+        gone = self._by_peer.pop(min(self._by_peer, key=heard_at))
+        sent, received = self._before
+        self._before = sent + gone.sent_nbytes, received + gone.received_nbytes

@@ -237,8 +237,13 @@ class Node:
 
     @property
     def traffic(self) -> dict[PeerId, Meter]:
-        """Return the bytes sent to and received from each peer so far."""
+        """Return the bytes sent to and received from each peer that is remembered."""
         return self._meters.all()
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Return the bytes sent and received so far."""
+        return self._meters.moved
 
     # --- links ---
 

@@ -269,7 +269,7 @@ class Arrival:
         return max((beat.round for beat in self._beats().values() if beat.manifest is not None), default=0)
 
     def _received(self) -> int:
-        return sum(meter.received_nbytes for meter in self._node.traffic.values())
+        return self._node.moved[1]
 
     def _tell(self, partial: Partial, delivered: dict[PeerId, int]) -> None:
         assert self._began_at is not None

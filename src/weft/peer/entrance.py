@@ -393,6 +393,7 @@ class Entrance:
     # --- what others say ---
 
     async def _on_joining(self, peer: PeerId, joining: Joining) -> None:
+        self._asking = {each: self._asking[each] for each in self._recent()}
         self._asking[peer] = (joining.manifest, self._place.clock.now())
         self._asked.set()
         rounds = self._rounds()

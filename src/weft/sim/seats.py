@@ -74,7 +74,7 @@ class Seat:
         await self.node.aclose()
 
     def sent_nbytes(self) -> int:
-        return sum(meter.sent_nbytes for meter in self.node.traffic.values())
+        return self.node.moved[0]
 
     def _emit(self, event: Event) -> None:
         if not self.is_dead:
