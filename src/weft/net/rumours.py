@@ -13,6 +13,7 @@ It does not know what a rumour says, nor who may believe it.
 """
 
 import math
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -36,14 +37,15 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
-    items: dict[Key, Item] = {}  # oldest first; never changed in place
+    items: dict[Key, Item] = {}  # oldest first, numbers ascending; never changed in place
     given: dict[PeerId, int] = {}  # the last number that each partner has had
     next_number: int = 1
 
 
 def add(log: Log, key: Key, rumour: Any, source: PeerId | None, now: float, *, is_urgent: bool = True) -> Log:
     """Return the log with `rumour`, to be passed on to all partners but `source`, or to `FEW` of them."""
-    items = {about: item for about, item in log.items.items() if about != key}
+    items = dict(log.items)
+    items.pop(key, None)
     while len(items) >= MAX_RUMOURS:
         del items[next(iter(items))]
     items[key] = Item(log.next_number, rumour, source, now, is_urgent)
@@ -62,7 +64,8 @@ def pending(log: Log, partner: PeerId) -> bool:
     given = log.given.get(partner, 0)
     if given + 1 >= log.next_number:
         return False
-    return any(item.number > given and item.source != partner for item in reversed(log.items.values()))
+    fresh = takewhile(lambda item: item.number > given, reversed(log.items.values()))  # numbers ascend
+    return any(item.source != partner for item in fresh)
 
 
 def take(log: Log, partner: PeerId, most: int, num_peers: int) -> tuple[Log, tuple[Any, ...]]:
@@ -70,8 +73,8 @@ def take(log: Log, partner: PeerId, most: int, num_peers: int) -> tuple[Log, tup
     given = log.given.get(partner, 0)
     if given + 1 >= log.next_number:
         return log, ()
-    fresh = [(key, item) for key, item in log.items.items() if item.number > given]
-    chosen = [(key, item) for key, item in fresh if item.source != partner]
+    fresh = list(takewhile(lambda each: each[1].number > given, reversed(log.items.items())))  # numbers ascend
+    chosen = [(key, item) for key, item in reversed(fresh) if item.source != partner]
     last = log.next_number - 1 if len(chosen) <= most else chosen[most - 1][1].number
     items, limit = dict(log.items), LAMBDA * math.ceil(math.log2(num_peers + 1))
     for key, item in chosen[:most]:
