@@ -1,10 +1,12 @@
 """What membership, voting and payloads cost each peer of a run of 100, 300 and 1,000.
 
     python -m benchmarks.thousand            # all sizes; `python -m benchmarks.thousand 100` that one
+    python -m benchmarks.thousand report     # writes the report anew from reports/thousand.json
 
 Production peers over the memory transport, on a virtual clock, with the cost model in place of torch: an electorate of
 16, and everybody else in a group of one of them. All come within twenty seconds, most of them to a run that has begun.
-Bytes are counted by the kind of what is sent, over twenty rounds, once everybody is counted.
+Bytes are counted by the kind of what is sent, over twenty rounds, once everybody is counted. What was found for other
+sizes before is kept, and says of which commit it is.
 """
 
 import asyncio
@@ -20,13 +22,13 @@ from pathlib import Path
 import msgspec
 import torch
 
-from benchmarks.report import load, load_line, table, write
+from benchmarks.report import FOLDER, commit, load, load_line, table, write
 from weft.clock import Clock
 from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.events import RoundCommitted
-from weft.ids import PeerId
-from weft.net.blobs import inline
+from weft.ids import Digest, PeerId
+from weft.net.blobs import Lookup, inline
 from weft.net.claims import ClaimReader
 from weft.net.handshake import Passport
 from weft.net.memory import MemoryNetwork
@@ -46,22 +48,27 @@ from weft.net.messages import (
 from weft.net.node import Node
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.home import Home
+from weft.peer.messages import Letter
 from weft.peer.seal import seal
 from weft.sim.cost import CostTrainer
 from weft.sim.world import Life, Member, Paced, World
 from weft.sync.method import FedAvgConfig
 from weft.sync.schedule import ConstantConfig
-from weft.wire import encode
+from weft.wire import Buffer, encode
 
 SIZES = (100, 300, 1000)
 ELECTORS = 16
 NUM_ROUNDS = 20
+CLASSES = ("membership", "voting", "payloads and the rest")
 SEQ_LEN, BATCH, EVERY = 16, 2, 2
 TRAIN_S = 2.0  # of a round
 FILL_S = 20.0
 SETTLE_S = 25.0  # until all are in a group, and links of newcomers are closed that nobody needs
 DELAY_S, JITTER_S = 0.03, 0.03
 LONGEST_S = 3600.0
+
+FIGURES = FOLDER / "thousand.json"  # of each size, the last that was measured
+LETTER_BLOBS = {"Handing": "certificates (blobs)", "Records": "records (blobs)"}  # by who serves them
 
 MEMBERSHIP = {
     kind.__name__
@@ -85,16 +92,33 @@ class CountedNode(Node):
     """A node that counts what it sends, by kind."""
 
     sent: Counter[str]
-    _last: tuple[msgspec.Struct | None, int] = (None, 0)
+    _last: tuple[msgspec.Struct | None, int, str] = (None, 0, "")
 
     def post(self, peer: PeerId, record: msgspec.Struct) -> bool:
         is_sent = super().post(peer, record)
         if is_sent:
             if self._last[0] is not record:
-                self._last = record, len(encode(record))
-            kind = type(record).__name__
-            self.sent["membership" if kind in MEMBERSHIP else "voting"] += self._last[1]
+                self._last = record, len(encode(record)), kind_of(record)
+            self.sent[self._last[2]] += self._last[1]
         return is_sent
+
+    def serve_blobs(self, lookup: Lookup, *, is_patient: bool = False) -> None:
+        kind = LETTER_BLOBS.get(type(getattr(lookup, "__self__", None)).__name__)
+
+        def counted(peer: PeerId, wanted: Digest) -> Buffer | None:
+            data = lookup(peer, wanted)
+            if data is not None and kind is not None:
+                self.sent[kind] += len(data)
+            return data
+
+        super().serve_blobs(counted, is_patient=is_patient)
+
+
+def kind_of(record: msgspec.Struct) -> str:
+    if isinstance(record, Letter):
+        return str(msgspec.msgpack.decode(record.signed.body)["message"]["type"])
+    kind = type(record).__name__
+    return "membership" if kind in MEMBERSHIP else kind
 
 
 class Crowd(World):
@@ -114,13 +138,17 @@ class Crowd(World):
 @dataclass
 class Figures:
     num: int
+    commit: str
     wall_s: float = 0.0
+    cpu_s: float = 0.0
+    fill_cpu_s: float = 0.0  # until all have a place
     virtual_s: float = 0.0
     round_s: float = 0.0
     counted: float = 0.0  # peers, of all, in the rounds measured
     most_wards: int = 0
     most_mib: float = 0.0
-    sent: dict[str, dict[str, float]] = field(default_factory=dict)  # role -> kind -> bytes per peer and second
+    sent: dict[str, dict[str, float]] = field(default_factory=dict)  # role -> class -> bytes per peer and second
+    letters: dict[str, dict[str, float]] = field(default_factory=dict)  # role -> kind of voting -> the same
     links: dict[str, float] = field(default_factory=dict)
 
 
@@ -154,15 +182,15 @@ def play(num: int) -> Figures:
         world = Crowd(sealed, home, MemoryNetwork(delay_s=DELAY_S, jitter_s=JITTER_S), seed=1)
         world.make_trainer = CostTrainer
         world.reader = ClaimReader(sealed.config.run)
-        figures, began = Figures(num), time.perf_counter()
+        figures, began, began_cpu = Figures(num, commit()), time.perf_counter(), time.process_time()
         world.clock.run(_play(world, figures))
-        figures.wall_s = time.perf_counter() - began
+        figures.wall_s, figures.cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
         figures.most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return figures
 
 
 async def _play(world: Crowd, figures: Figures) -> None:
-    num, began = figures.num, time.perf_counter()
+    num, began, began_cpu = figures.num, time.perf_counter(), time.process_time()
     members = [world.member(f"peer-{number}") for number in range(num)]
     members[0].is_founder = True
     for member in members:
@@ -174,6 +202,7 @@ async def _play(world: Crowd, figures: Figures) -> None:
         while _num_placed(members) < num:
             print(f"{_num_placed(members)} of {num} have a place after {world.clock.now():.0f} s", flush=True)
             await asyncio.sleep(10.0)
+        figures.fill_cpu_s = time.process_time() - began_cpu
         print(f"all {num} have a place after {time.perf_counter() - began:.0f} s of wall time", flush=True)
         first = await world.when(members[0], RoundCommitted)
         began_s, before = world.clock.now(), {member: _sent(member) for member in members}
@@ -191,7 +220,14 @@ async def _play(world: Crowd, figures: Figures) -> None:
         spent = Counter[str]()
         for member in of_role:
             spent.update({kind: num - before[member][kind] for kind, num in _sent(member).items()})
-        figures.sent[role] = {kind: num / len(of_role) / took_s for kind, num in spent.items()}
+        per_second = {kind: num / len(of_role) / took_s for kind, num in spent.items()}
+        letters = {kind: nbytes for kind, nbytes in per_second.items() if kind not in (*CLASSES, "total")}
+        figures.letters[role] = letters
+        figures.sent[role] = {
+            "membership": per_second["membership"],
+            "voting": sum(letters.values()),
+            "payloads and the rest": per_second["total"] - per_second["membership"] - sum(letters.values()),
+        }
         figures.links[role] = sum(len(member.peer.place.node.peers) for member in of_role) / len(of_role)
     await world.end()
 
@@ -209,79 +245,107 @@ def _sent(member: Member) -> Counter[str]:
     node = member.peer.place.node
     assert isinstance(node, CountedNode)
     sent = Counter(node.sent)
-    total = sum(meter.sent_nbytes for meter in node.traffic.values())
-    sent["payloads and the rest"] = total - sent["membership"] - sent["voting"]
+    sent["total"] = sum(meter.sent_nbytes for meter in node.traffic.values())
     return sent
 
 
 def main() -> None:
-    sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
+    words = sys.argv[1:]
+    sizes = [int(word) for word in words if word != "report"] or ([] if words else list(SIZES))
     torch.set_num_threads(1)
     gc.set_threshold(200_000, 20, 50)
-    before, played = load(), []
+    before = load()
+    if not sizes:
+        _report(before, _measured())
     for num in sizes:
         figures = play(num)
         print(figures, flush=True)
-        played.append(figures)
-        _report(before, played)  # again with each: the last takes many times as long as those before
+        measured = {known.num: known for known in _measured()} | {num: figures}
+        FIGURES.write_bytes(msgspec.json.format(msgspec.json.encode([measured[num] for num in sorted(measured)])))
+        _report(before, _measured())  # again with each: the last takes many times as long as those before
+
+
+def _measured() -> list[Figures]:
+    return msgspec.json.decode(FIGURES.read_bytes(), type=list[Figures]) if FIGURES.exists() else []
 
 
 def _report(before: float | None, played: list[Figures]) -> None:
-    kinds = ("membership", "voting", "payloads and the rest")
-    rows = [
-        (
-            figures.num,
-            role,
-            f"{figures.links[role]:.1f}",
-            *(f"{figures.sent[role][kind]:.0f}" for kind in kinds),
-        )
-        for figures in played
-        for role in figures.sent
-    ]
-    runs = [
-        (
-            figures.num,
-            figures.most_wards,
-            f"{100 * figures.counted:.1f} %",
-            f"{figures.round_s:.2f}",
-            f"{figures.virtual_s:.0f}",
-            f"{figures.wall_s:.0f}",
-            f"{figures.most_mib:.0f}",
-        )
-        for figures in played
-    ]
-    flat = []
-    for kind in kinds[:2]:
-        found = [figures.sent["mean of all"][kind] for figures in played]
-        flat.append(
-            f"Bytes of {kind} per peer and second, from {played[0].num} to {played[-1].num:,} peers: "
-            f"{100 * (found[-1] / found[0] - 1):+.0f} %."
-        )
     sections = [
         load_line(before),
         f"An electorate of {ELECTORS}; links of {1000 * DELAY_S:g} ms one way and up to {1000 * JITTER_S:g} ms jitter; "
         f"{TRAIN_S:g} s of training in a round. Signed claims of membership are checked once for all peers of the "
-        "process; all else each peer does for itself.",
-        table(
-            (
-                "peers",
-                "most wards of one",
-                "counted in a round",
-                "s per round",
-                "virtual s",
-                "wall s of the simulation",
-                "MiB, most",
-            ),
-            runs,
-        ),
+        "process; all else each peer does for itself. Each size is of the commit beside it.",
+        _runs(played),
         f"Bytes that each sends per second, over {NUM_ROUNDS} rounds, in frames without the transport's own overhead. "
-        "Voting is all that rounds say but blobs: letters, decisions, offers, records. The vector is tiny: payloads "
-        "and results grow with it, the other two do not.",
-        table(("peers", "who", "links, mean", *kinds), rows),
-        *flat,
+        "Voting is all that rounds say but payloads and results: letters, decisions, offers, records. The vector is "
+        "tiny: payloads and results grow with it, the other two do not.",
+        _classes(played),
+        *_growth(played),
+        "Voting by kind, in the mean over the peers of a kind:",
+        _letters(played),
     ]
-    command = " ".join(["python -m benchmarks.thousand", *(str(figures.num) for figures in played)])
-    write("thousand", "Groups: what hundreds of peers cost each", command, sections)
+    write("thousand", "Groups: what hundreds of peers cost each", "python -m benchmarks.thousand", sections)
+
+
+def _runs(played: list[Figures]) -> str:
+    header = (
+        "peers",
+        "most wards of one",
+        "counted in a round",
+        "s per round",
+        "virtual s",
+        "CPU s of the simulation",
+        "of these until all have a place",
+        "wall s",
+        "MiB, most",
+        "commit",
+    )
+    rows = [
+        (
+            each.num,
+            each.most_wards,
+            f"{100 * each.counted:.1f} %",
+            f"{each.round_s:.2f}",
+            f"{each.virtual_s:.0f}",
+            f"{each.cpu_s:.0f}",
+            f"{each.fill_cpu_s:.0f}",
+            f"{each.wall_s:.0f}",
+            f"{each.most_mib:.0f}",
+            each.commit,
+        )
+        for each in played
+    ]
+    return table(header, rows)
+
+
+def _classes(played: list[Figures]) -> str:
+    rows = [
+        (each.num, role, f"{each.links[role]:.1f}", *(f"{each.sent[role][kind]:.0f}" for kind in CLASSES))
+        for each in played
+        for role in each.sent
+    ]
+    return table(("peers", "who", "links, mean", *CLASSES), rows)
+
+
+def _growth(played: list[Figures]) -> list[str]:
+    said, (first, last) = [], (played[0], played[-1])
+    for kind, role in (("membership", "mean of all"), ("voting", "mean of all"), ("voting", "elector")):
+        growth = last.sent[role][kind] / first.sent[role][kind] - 1
+        said.append(
+            f"Bytes of {kind} per second, {role}, from {first.num} to {last.num:,} peers: {100 * growth:+.0f} %."
+        )
+    return said
+
+
+def _letters(played: list[Figures]) -> str:
+    roles = ("elector", "ward")
+    kinds = sorted({kind for each in played for role in roles for kind in each.letters[role]})
+    weight = {kind: max(each.letters[role].get(kind, 0.0) for each in played for role in roles) for kind in kinds}
+    rows = [
+        (kind, *(f"{each.letters[role].get(kind, 0.0):.0f}" for role in roles for each in played))
+        for kind in sorted(kinds, key=lambda kind: -weight[kind])
+    ]
+    return table(("kind", *(f"{role}, of {each.num:,}" for role in roles for each in played)), rows)
 
 
 if __name__ == "__main__":
