@@ -98,6 +98,7 @@ def ring_ddp_traffic(num: int, num_peers: int, num_steps: int = 1, value_nbytes:
 _NAME_NBYTES = 66  # a digest or a peer id in a record: 64 hexadecimal characters and their length
 _MESSAGE_NBYTES = 350  # a round message without its lists: its fields, the signed envelope, note and frame; a vote
 _CONTRIBUTION_NBYTES = 91  # one contributor without its parts: peer, tokens, field names
+_COUNTED_NBYTES = 159  # the same in a manifest, with one digest for all parts
 _MANIFEST_NBYTES = 410  # one manifest without its lists
 _MEMBER_NBYTES = 314  # of a manifest, per member: name, uplink, its part's owner, size and result, lease
 _GATHERED_NBYTES = 190  # what an owner tells that it holds, without the names of whose
@@ -128,7 +129,7 @@ def round_letters(num_peers: int) -> Letters:
     """Return the bytes of a round's messages among `num_peers` members with a part each."""
     n = num_peers
     lists = n * (_CONTRIBUTION_NBYTES + n * _NAME_NBYTES)
-    manifest, majority = _MANIFEST_NBYTES + lists + n * _MEMBER_NBYTES, n // 2 + 1
+    manifest, majority = _MANIFEST_NBYTES + n * (_COUNTED_NBYTES + _MEMBER_NBYTES), n // 2 + 1
     return Letters(
         ready=_MESSAGE_NBYTES + n * _NAME_NBYTES,
         gathered=_GATHERED_NBYTES + n * _NAME_NBYTES,

@@ -35,7 +35,7 @@ from weft.peer.promises import Promises
 from weft.sync.acts import Act, Amend, Ballot, Warrant
 from weft.sync.charter import Charter, Settings
 from weft.sync.enact import enact
-from weft.sync.groups import Offer, claim_of, record_of
+from weft.sync.groups import Offer, claim_of, counted, record_of
 from weft.sync.messages import (
     Accept,
     Certificate,
@@ -224,7 +224,7 @@ def second_manifest() -> Manifest:
         leader=leader(base, Attempt(0)),
         previous=base.previous,
         contributions=tuple(
-            sorted((contribution(A, 32), contribution(B, 16)), key=lambda contribution: contribution.peer)
+            sorted(map(counted, (contribution(A, 32), contribution(B, 16))), key=lambda each: each.peer)
         ),
         parts=tuple(PartResult(owner=owner, result=result_of(part)) for part, owner in enumerate(members)),
         members=members,

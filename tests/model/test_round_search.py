@@ -10,6 +10,7 @@ from model.world import NO_ACTS, Bounds, Search, TwoManifests, World, contributi
 from weft.ids import Attempt, PeerId
 from weft.sync import decide, round, rules
 from weft.sync.acts import Warrant
+from weft.sync.groups import counted
 from weft.sync.machine import Result, State, replace
 from weft.sync.messages import Base, Manifest, Prepare, Vote
 from weft.sync.rules import Durable
@@ -113,7 +114,7 @@ def test_every_manifest_counts_each_payload_once_and_only_what_was_announced(run
     search = explored(ReducedSearch(first_base(3, run=run), Bounds(num_attempts=2, num_kills=1)))
     announced = {contribution(search.base, number, life) for number in range(3) for life in range(2)}
     for manifest in search.proposed():
-        assert set(manifest.contributions) <= announced
+        assert set(manifest.contributions) <= set(map(counted, announced))
         assert len({each.peer for each in manifest.contributions}) == len(manifest.contributions) > 0
         assert manifest.committed_tokens == sum(each.tokens for each in manifest.contributions)
 
@@ -123,10 +124,17 @@ def miscounted(search: Search) -> list[Manifest]:
 
     More in the result is counted twice, because it stays in its owner's carry; less is lost.
     """
+    lives = range(search.bounds.num_kills + 1)
+    members = range(len(search.base.electorate))
+    known = [contribution(search.base, number, life) for number in members for life in lives]
+    brought = {counted(each): each for each in known}
     return [
         manifest
         for manifest in search.proposed()
-        if any(made.result != merged(manifest.contributions, part) for part, made in enumerate(manifest.parts))
+        if any(
+            made.result != merged([brought[each] for each in manifest.contributions], part)
+            for part, made in enumerate(manifest.parts)
+        )
     ]
 
 

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 
 from weft.events import RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
-from weft.sync.messages import Contribution, GroupRecord, Manifest
+from weft.sync.messages import Counted, GroupRecord, Manifest
 
 NO_RECORDS: Mapping[Digest, GroupRecord] = {}
 
@@ -46,7 +46,7 @@ def counted(manifests: Iterable[Manifest], records: Mapping[Digest, GroupRecord]
     return tokens
 
 
-def legacies(manifests: Iterable[Manifest], branch: BranchId) -> list[Contribution]:
+def legacies(manifests: Iterable[Manifest], branch: BranchId) -> list[Counted]:
     """Return what the manifests of a branch count of other branches; no round of those twice."""
     mine = [each for each in manifests if each.branch == branch]
     found = [each for manifest in mine for each in manifest.contributions if each.legacy is not None]

@@ -17,11 +17,11 @@ from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDr
 from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.compute import Inline
 from weft.peer.legacies import Brought
-from weft.sync.messages import Contribution, Manifest, Ready
+from weft.sync.messages import Counted, Manifest, Ready
 from weft.sync.method import DdpConfig
 from weft.sync.reduce import encode_parts, named
 from weft.sync.uplinks import parts_of
-from weft.wire import digest_of
+from weft.wire import digest, digest_of
 
 MakeSwarm = Callable[..., Swarm]
 Vector = NDArray[np.float32]
@@ -34,7 +34,7 @@ class Recorder:
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
         self.outer: dict[Digest, Vector] = {}
-        self.payloads: dict[Digest, bytes] = {}
+        self.payloads: dict[Digest, bytes] = {}  # by the digest of their parts' digests
         swarm.watchers.append(self._listen)
         note = swarm.on_event
 
@@ -47,12 +47,14 @@ class Recorder:
 
     def _listen(self, life: Life, _to: PeerId, message: Any) -> bool:
         if isinstance(message, Ready):
-            payload = life.peer._rounds.parts._payload  # type: ignore[union-attr]
-            self.payloads |= {name: bytes(data) for name, data in payload.items()}
+            parts = life.peer._rounds.parts._payload  # type: ignore[union-attr]
+            if all(name in parts for name in message.parts):
+                name = digest("".join(message.parts).encode())
+                self.payloads[name] = b"".join(bytes(parts[part]) for part in message.parts)
         return True
 
-    def brought(self, contribution: Contribution) -> Vector:
-        return np.frombuffer(b"".join(self.payloads[part] for part in contribution.parts), dtype=np.float32)
+    def brought(self, contribution: Counted) -> Vector:
+        return np.frombuffer(self.payloads[contribution.payload], dtype=np.float32)
 
     def expected(self, before: Manifest, manifest: Manifest) -> Vector:
         """Return the outer parameters after `manifest`, by hand: fedavg with fp32 and rate 1."""
@@ -76,7 +78,7 @@ class Recorder:
         return outer - mean
 
 
-def _weight(contribution: Contribution) -> int:
+def _weight(contribution: Counted) -> int:
     return min(contribution.tokens, LEASE_TOKENS) if contribution.group is None else contribution.group.weight
 
 
@@ -84,9 +86,7 @@ def manifests(swarm: Swarm, branch: BranchId) -> list[Manifest]:
     return [each for (name, _), each in sorted(swarm.chains.items(), key=lambda item: item[0][1]) if name == branch]
 
 
-def check_once(
-    swarm: Swarm, recorder: Recorder, left: BranchId, into: BranchId, *, is_shown: bool = True
-) -> Contribution:
+def check_once(swarm: Swarm, recorder: Recorder, left: BranchId, into: BranchId, *, is_shown: bool = True) -> Counted:
     """Assert that all that `left` counted is in `into` once, with the vector that it must be, and return it.
 
     Args:

@@ -1,6 +1,7 @@
 """More peers than the electorate has room for: they contribute through electors, and nothing is counted twice."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from weft.codec import Fp32Config
 from weft.events import CountedThrough, RoundCommitted, Sponsored, StateJoined
 from weft.ids import Digest, PeerId
 from weft.peer.contribution import Carry
+from weft.peer.parts import Parts
 from weft.sync.groups import claims_in
 from weft.sync.messages import Manifest, Ready
 from weft.sync.method import FedAvgConfig
@@ -125,7 +127,7 @@ def test_a_sponsor_dies_and_what_it_was_brought_is_counted_once(make_swarm: Make
         if when == "before it announces":
             return has_group(message)
         if when == "before it tells of the commit":
-            return type(message).__name__ == "GroupNote"
+            return type(message).__name__ == "HandOn"
         is_told = life.member.id in announced and not isinstance(message, Ready)
         if has_group(message):
             announced.add(life.member.id)
@@ -167,6 +169,41 @@ def test_wards_die_freeze_and_say_goodbye_and_nobody_waits_long(make_swarm: Make
         assert len(frozen.life.seen(CountedThrough)) >= 3
         before = manifests(swarm)[-2]
         assert sum(claim.num_counted for claim in claims_in(before).values()) + len(before.contributions) == NUM - 2
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_a_sponsor_sends_what_was_decided_to_two_wards_and_the_others_have_it_from_those(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: dict[tuple[int, PeerId], Counter[PeerId]] = {}  # by round and holder: who fetched a result
+    fetch = Parts._fetch
+
+    async def noting(parts: Parts, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Any:
+        data = await fetch(parts, holder, wanted, nbytes, limit_s)
+        if parts.source is not None:
+            taken.setdefault((parts._chain.head.round, holder), Counter())[parts._node.peer] += 1
+        return data
+
+    monkeypatch.setattr(Parts, "_fetch", noting)
+    names = "abcdefghijklm"
+    swarm = make_swarm(num_rounds=12, num_peers=len(names), electors=3)
+
+    async def scenario() -> None:
+        members = await swarm.start(names)
+        await swarm.round(members[0], 6)
+        electors, wards = parted(members)
+        in_order = {place: set(of) for place, of in taken.items() if 3 <= place[0] <= 5}
+        assert all(len(of) <= 2 for of in in_order.values())
+        assert sum(map(len, in_order.values())) == 3 * len(wards)
+        giving = {holder for _, holder in in_order} - {member.id for member in electors}
+        assert giving  # a group of more than two
+        killed = [member for member in wards if member.id in giving][:1]
+        swarm.kill(killed[0])
+        one_replica(await swarm.done(*(member for member in members if member not in killed)))
+        last = manifests(swarm)[-2]
+        assert sum(claim.num_counted for claim in claims_in(last).values()) == len(wards) - 1
 
     swarm.run(scenario)
     swarm.check()

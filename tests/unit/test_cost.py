@@ -22,6 +22,7 @@ from weft.net.frame import encode_frame
 from weft.net.messages import BlobHeader, BlobRequest
 from weft.peer.chain import RESULTS_NBYTES
 from weft.sync import messages
+from weft.sync.groups import counted
 from weft.sync.reduce import ALIGNMENT, cut, encode_parts
 from weft.wire import encode, seal
 
@@ -125,7 +126,7 @@ def test_control_bytes_are_those_of_a_rounds_messages(num_peers: int) -> None:
         attempt=messages.Attempt(0),
         leader=net.peers[0],
         previous=net.digest,
-        contributions=contributions,
+        contributions=tuple(map(counted, contributions)),
         parts=tuple(messages.PartResult(owner=peer, result=net.digest) for peer in net.peers),
         members=tuple(net.peers),
         uplinks=(16,) * len(net.peers),

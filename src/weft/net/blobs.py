@@ -3,6 +3,9 @@
 The holder answers a digest with a length, or none, and the raw bytes; they are received in pieces straight into
 the caller's buffer and hashed while the next piece arrives. What does not have the digest was never fetched.
 
+A holder that is itself fetching what it is asked for lets the asker wait (`expect`): so bytes go down a row of peers
+whose last has only to ask the one before it.
+
 Whoever hashes on another thread hands in an `offload`; on a virtual clock it runs inline.
 
 It does not know what a blob means or who may have it: `offer` takes a function that decides by peer and digest.
@@ -11,8 +14,8 @@ It does not know what a blob means or who may have it: `offer` takes a function 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
 
 from blake3 import blake3
 
@@ -37,7 +40,7 @@ from weft.net.messages import (
 )
 from weft.net.meter import Meters
 from weft.net.services import Services
-from weft.net.spread import Spread
+from weft.net.spread import Hash, Spread
 from weft.net.transport import Stream
 from weft.net.turns import Turns
 from weft.wire import Buffer, encode
@@ -46,10 +49,16 @@ PIECE_NBYTES = 1 << 20  # received and hashed at a time, as long as a frame: wor
 SLICE_NBYTES = 512 << 10  # sent at a time: half of it costs a tenth of the throughput on loopback, twice gains nothing
 SMALL_NBYTES = 64 << 10  # sent together with its header, and hashed inline
 LARGE_NBYTES = 4 << 20  # worth several streams where one is held back
+COMING_S = 5.0  # that an asker waits for what its holder expects, before it is told to ask again
 IDLE_S = 120.0  # a holder keeps a silent stream this long for the next request
 
 Lookup = Callable[[PeerId, Digest], Buffer | None]
 Offload = Callable[[Callable[[], None]], Awaitable[None]]
+Found = Literal["here", "coming", "nowhere"]
+
+
+class StillComing(CallFailed):
+    """The holder has no such blob yet, and is fetching it."""
 
 
 async def inline(work: Callable[[], None]) -> None:
@@ -74,6 +83,7 @@ class Blobs:
         self._lookups: list[tuple[Lookup, bool]] = []
         self._turns = Turns()
         self._links = links
+        self._expected: dict[Digest, asyncio.Event] = {}
         self._num_accepted: Counter[PeerId] = Counter()
         self._num_worth: dict[PeerId, int] = {}  # streams that a large blob was fetched on with profit
         self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
@@ -87,6 +97,19 @@ class Blobs:
             is_patient: what it returns gives way to what others return.
         """
         self._lookups.append((lookup, is_patient))
+
+    @contextmanager
+    def expect(self, digest: Digest) -> Iterator[None]:
+        """Let who asks for a blob wait, while this peer fetches it."""
+        if digest in self._expected:
+            yield
+            return
+        ended = self._expected[digest] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._expected[digest]
+            ended.set()
 
     def exchange(self, is_going_on: bool) -> None:
         """Let patient blobs give way while a round's exchange is going on."""
@@ -112,7 +135,7 @@ class Blobs:
         """Fill `into` (writable, of the blob's exact length) with the blob `digest` from `peer`.
 
         Failure:
-        - the peer holds no such blob: CallFailed.
+        - the peer holds no such blob: CallFailed; it is fetching it: StillComing.
         - another length, or bytes of another digest: PayloadError, the stream is closed, `ConnectionDropped` says so.
         - no byte for `stall_s` seconds: DeadlineExceeded; what is in `into` means nothing.
         - the stream breaks: PeerError. A kept stream that had died unnoticed is replaced once, silently.
@@ -123,7 +146,7 @@ class Blobs:
             # One less than the last time: a path that has become better is noticed.
             num_streams = max(self._num_worth.get(peer, 1) - 1, 1)
             spread = Spread(self.streams, peer, digest, view, stall_s, num_streams)
-            await self._told(peer, digest, lambda: spread.run(self._hash))
+            await self._told(peer, digest, lambda: _spread(spread, self._hash))
             self._num_worth[peer] = spread.num_streams
             return
 
@@ -170,27 +193,29 @@ class Blobs:
     async def _fetch(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> None:
         await self._told(peer, digest, lambda: self._exchange(peer, digest, room, stall_s))
 
-    async def _told(self, peer: PeerId, digest: Digest, exchange: Callable[[], Awaitable[bool]]) -> None:
+    async def _told(self, peer: PeerId, digest: Digest, exchange: Callable[[], Awaitable[Found]]) -> None:
         """Carry out an exchange, again where a kept stream had died, and say in an event what went wrong."""
         try:
             try:
-                is_held = await exchange()
+                found = await exchange()
             except StaleStream:
                 self.streams.discard_idle(peer)
-                is_held = await exchange()
+                found = await exchange()
         except PeerError as error:
             self._emit(ConnectionDropped(address="bulk stream", remote=peer, reason=str(error)))
             raise
-        if not is_held:
+        if found == "coming":
+            raise StillComing(f"{short(peer)} is fetching blob {short(digest)} itself")
+        if found == "nowhere":
             raise CallFailed(f"{short(peer)} holds no blob {short(digest)}")
 
-    async def _exchange(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> bool:
+    async def _exchange(self, peer: PeerId, digest: Digest, room: Callable[[int], memoryview], stall_s: float) -> Found:
         async with self.streams.borrow(peer) as bulk:
             header = await blob_stream.ask(bulk, BlobRequest(digest=digest), stall_s)
             if header.nbytes is None:
-                return False
+                return "coming" if header.is_coming else "nowhere"
             await self._receive(bulk, digest, room(header.nbytes), stall_s)
-            return True
+            return "here"
 
     async def _receive(self, bulk: Bulk, digest: Digest, view: memoryview, stall_s: float) -> None:
         hasher = blake3()
@@ -262,10 +287,15 @@ class Blobs:
                 self.streams.close_soon(bulk)
 
     async def _answer(self, bulk: Bulk, request: BlobRequest | RangeRequest) -> None:
-        found = ((look(bulk.peer, request.digest), is_patient) for look, is_patient in self._lookups)
-        data, is_patient = next((each for each in found if each[0] is not None), (None, False))
+        data, is_patient = self._look(bulk.peer, request.digest)
+        if data is None and (ended := self._expected.get(request.digest)) is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(COMING_S):
+                    await ended.wait()
+            data, is_patient = self._look(bulk.peer, request.digest)
         if data is None:
-            await blob_stream.send(bulk, encode_frame(encode(BlobHeader(nbytes=None))))
+            header = BlobHeader(nbytes=None, is_coming=request.digest in self._expected)
+            await blob_stream.send(bulk, encode_frame(encode(header)))
             return
         view = memoryview(data).cast("B")
         head = encode_frame(encode(BlobHeader(nbytes=len(view))))
@@ -286,6 +316,10 @@ class Blobs:
                     await blob_stream.send(bulk, view[start : start + SLICE_NBYTES])
                     self._turns.moved(len(view[start : start + SLICE_NBYTES]))
 
+    def _look(self, peer: PeerId, digest: Digest) -> tuple[Buffer | None, bool]:
+        found = ((look(peer, digest), is_patient) for look, is_patient in self._lookups)
+        return next((each for each in found if each[0] is not None), (None, False))
+
     async def _send_patiently(self, bulk: Bulk, head: bytes, view: memoryview) -> None:
         async with self._turns.patient(bulk.peer):
             await blob_stream.send(bulk, head)
@@ -293,6 +327,12 @@ class Blobs:
                 piece = view[start : start + turns.SLICE_NBYTES]
                 await self._turns.may_send(len(piece))
                 await blob_stream.send(bulk, piece)
+
+
+async def _spread(spread: Spread, hash_: Hash) -> Found:
+    if await spread.run(hash_):
+        return "here"
+    return "coming" if spread.is_coming else "nowhere"
 
 
 def _update(hasher: blake3, piece: memoryview) -> None:

@@ -175,8 +175,9 @@ class RangeRequest(Record, frozen=True, kw_only=True, tag="range"):
     end: Annotated[int, Meta(ge=1, lt=1 << 50)]
 
 
-class BlobHeader(Record, frozen=True, kw_only=True, tag="header"):
+class BlobHeader(Record, frozen=True, kw_only=True, tag="header", omit_defaults=True):
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 50)] | None  # None: the holder has no such blob
+    is_coming: bool = False  # but is about to: ask again
 
 
 class BulkPlease(Record, frozen=True, kw_only=True, tag="BulkPlease"):

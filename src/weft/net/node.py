@@ -17,6 +17,7 @@ runs on a virtual clock and the memory transport.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TypeVar
 
@@ -404,6 +405,10 @@ class Node:
             is_patient: nobody waits for it: it gives way to blobs that somebody waits for.
         """
         self._blobs.offer(lookup, is_patient=is_patient)
+
+    def expect(self, digest: Digest) -> AbstractContextManager[None]:
+        """Let others wait for a blob while this peer fetches it."""
+        return self._blobs.expect(digest)
 
     def exchange(self, is_going_on: bool) -> None:
         """Note that a round's exchange begins or has ended: meanwhile patient blobs give way."""

@@ -22,7 +22,7 @@ from weft.ids import Digest, PeerId, short
 from weft.net import blob_stream
 from weft.net.bulk import Bulk, BulkStreams
 from weft.net.frame import encode_frame
-from weft.net.messages import RangeRequest
+from weft.net.messages import BlobHeader, RangeRequest
 from weft.net.ranges import LOOK_S, Ranges, Span
 from weft.wire import encode
 
@@ -68,6 +68,7 @@ class Spread:
         self._come_nbytes = 0
         self._working: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        self.is_coming = False  # the holder has no such blob yet
         self._heard_at = loop.time()  # on any stream
         hashing = asyncio.ensure_future(self._hash_as_it_comes(hash_))
         self._news = asyncio.Event()
@@ -153,7 +154,7 @@ class Spread:
                     if num
                     else await blob_stream.ask(bulk, request, self._stall_s)
                 )
-                self._check(found.nbytes)
+                self._check(found)
                 await self._receive(bulk, asked[0])
                 self._ranges.arrived(asked.popleft())
                 self._news.set()
@@ -163,8 +164,10 @@ class Spread:
                 self._ranges.back(span)
         return True
 
-    def _check(self, nbytes: int | None) -> None:
+    def _check(self, header: BlobHeader) -> None:
+        nbytes = header.nbytes
         if nbytes is None:
+            self.is_coming = header.is_coming
             raise CallFailed(f"{short(self._peer)} holds no blob {short(self._digest)}")
         if nbytes != len(self._view):
             raise PayloadError(

@@ -72,16 +72,20 @@ class Claims:
         """Return what `peer` announces, cut to what it is believed."""
         if ready.legacy is not None:
             return self._of_branch(base, peer, ready)
-        bound = self._bound(base)
-        allowed = self._allowed.get(peer, bound)
-        if ready.group is not None:
-            missing = self._missing + sum(self._allowed.get(each, 0) for each in self._uncounted - {peer})
-            allowed += min(missing, MAX_MISSING * allowed)
-        tokens = Tokens(max(0, min(ready.tokens, bound, allowed)))
+        tokens = Tokens(min(ready.tokens, self.allowance(base, peer, has_group=ready.group is not None)))
         if tokens != ready.tokens:
             text = f"{short(peer)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
             self._emit(Notice(text=text))
         return msgspec.structs.replace(ready, tokens=tokens)
+
+    def allowance(self, base: Base, peer: PeerId, *, has_group: bool) -> int:
+        """Return how many tokens `peer` is believed at most."""
+        bound = self._bound(base)
+        allowed = self._allowed.get(peer, bound)
+        if has_group:
+            missing = self._missing + sum(self._allowed.get(each, 0) for each in self._uncounted - {peer})
+            allowed += min(missing, MAX_MISSING * allowed)
+        return max(0, min(bound, allowed))
 
     def _of_branch(self, base: Base, peer: PeerId, ready: Ready) -> Ready:
         legacy = ready.legacy

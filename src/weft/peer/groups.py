@@ -19,6 +19,7 @@ from weft.net.tasks import Tasks
 from weft.peer.absence import Status
 from weft.peer.contribution import Carry
 from weft.peer.evaluation import Evaluator
+from weft.peer.handing import Handing
 from weft.peer.place import Place
 from weft.peer.records import Records
 from weft.peer.rounds import Rounds
@@ -70,8 +71,9 @@ class Groups:
         self._rounds = rounds
         self._records = records
         self._carry = carry
-        self._sponsor = Sponsor(place, rounds, records, speed, tasks)
         self._ward = Ward(place, rounds, records, speed)
+        handing = Handing(place, rounds, records, lambda: self._ward.sponsor, tasks)
+        self._sponsor = Sponsor(place, rounds, records, handing, speed, tasks)
         rounds.on_decided = self._sponsor.decided
         rounds.hearing.on_record = records.keep
 

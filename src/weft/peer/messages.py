@@ -20,7 +20,7 @@ from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.sync.acts import Reason
 from weft.sync.charter import Charter
-from weft.sync.messages import MAX_COUNT, Certificate, GroupRecord, Manifest
+from weft.sync.messages import MAX_COUNT, Certificate, Manifest
 from weft.wire import Record, Signed
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it
@@ -172,10 +172,12 @@ class WardPass(Record, frozen=True, kw_only=True, tag="WardPass"):
     round: Round
 
 
-class GroupNote(Record, frozen=True, kw_only=True, tag="GroupNote"):
-    """A note of a sponsor to its wards, before the Decision that names the record."""
+class HandOn(Record, frozen=True, kw_only=True, tag="HandOn"):
+    """A note of a sponsor to its wards: a round is decided. The certificate, the record and the results are blobs."""
 
-    record: GroupRecord
+    round: Annotated[Round, Meta(ge=0, le=MAX_COUNT)]
+    certificate: HexDigest
+    source: HexPeer  # from whom to fetch them first: the sponsor, or another ward that it has told as well
 
 
 class Hurry(Record, frozen=True, kw_only=True, tag="Hurry"):

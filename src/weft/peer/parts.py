@@ -16,6 +16,7 @@ It does not know the round's decisions.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,7 @@ from weft.codec.codec import Codec, build
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.events import Notice, PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
+from weft.net.blobs import StillComing
 from weft.peer.chain import Chain
 from weft.peer.journal import Journal
 from weft.peer.place import Place
@@ -73,6 +75,7 @@ class Parts:
         self._journal = Journal.of(place)
         self._num = num
         self.rates = Rates()
+        self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._pool = Pool(POOL_VECTORS * 4 * num)
@@ -182,7 +185,7 @@ class Parts:
     async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
         """Return the results that a manifest names, fetched from whoever holds them, once they are known to decode.
 
-        Each part comes from its owner, or else from another holder, and all at once.
+        Each part comes from `source`, its owner, or else from another holder, and all at once.
 
         Raises:
             PeerError: nobody that can be reached has one of them.
@@ -264,10 +267,12 @@ class Parts:
                 self._chain.keep(round, wanted, kept)
                 return kept
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
-            others = [peer for peer in dict.fromkeys(holders) if self._node.is_linked(peer)]
-            data = await self._from_any(others, wanted, nbytes, self._limit_s(codec))
-            await self._compute.serve(lambda: self._check(codec, data, num))
-            await self._keep(round, wanted, data)
+            first = () if self.source is None else (self.source,)
+            others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
+            with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
+                data = await self._from_any(others, wanted, nbytes, self._limit_s(codec))
+                await self._compute.serve(lambda: self._check(codec, data, num))
+                await self._keep(round, wanted, data)
             return data
 
     async def _keep(self, round: Round, result: Digest, data: Buffer) -> None:
@@ -294,7 +299,8 @@ class Parts:
         began, data = self._clock.now(), self._pool.block(nbytes)
         try:
             async with asyncio.timeout(limit_s):
-                await self._node.fetch(holder, wanted, data)
+                while await self._is_coming(holder, wanted, data):
+                    pass  # it let this peer wait already
             self.rates.note(holder, nbytes, self._clock.now() - began)
             return data
         except PeerError:
@@ -303,6 +309,14 @@ class Parts:
             raise PeerError(f"{short(holder)} did not deliver blob {short(wanted)}: {error}") from error
         except TimeoutError:
             raise DeadlineExceeded(f"{short(holder)} did not deliver blob {short(wanted)} in time") from None
+
+    async def _is_coming(self, holder: PeerId, wanted: Digest, into: Buffer) -> bool:
+        """Fetch a blob, unless the holder says that it has yet to come there."""
+        try:
+            await self._node.fetch(holder, wanted, into)
+        except StillComing:
+            return True
+        return False
 
     def _limit_s(self, codec: Codec) -> float:
         return FETCH_FLOOR_S + 8 * codec.nbytes(self._num) / MIN_UPLINK_BPS

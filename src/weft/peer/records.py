@@ -27,7 +27,7 @@ from weft.sync.messages import GroupClaim, GroupRecord, Manifest
 from weft.wire import Buffer, decode, digest_of, encode
 
 MAX_KEPT = 2048  # records: those of 64 rounds of the largest electorate
-MAX_NBYTES = 64 << 10  # of one, whose 64 stakes take 8 KiB
+MAX_NBYTES = 64 << 10  # of one, whose 64 stakes take 4 KiB
 AGAIN_S = (1.0, 2.0, 4.0, 8.0)  # between two looks for one that nobody delivered
 
 
@@ -49,6 +49,11 @@ class Records:
                 del self._kept[next(iter(self._kept))]
             self._kept[name] = record
         return name
+
+    def read(self, data: Buffer) -> None:
+        """Keep a record that was fetched, if it is one."""
+        with suppress(WireError):
+            self.keep(decode(data, GroupRecord))
 
     def known(self, name: Digest) -> GroupRecord | None:
         return self._kept.get(name)

@@ -3,7 +3,7 @@
     Offer       fetched at once, added to the mean as it arrives, whole or not at all
     own work    added when it is done; then the living are waited for, as long as measured rounds say
     the mean    announced as this peer's contribution, with the record of whom it counts
-    commit      told to the wards, once its results can be had from here
+    commit      told to the wards, once its results can be had from here (`handing`)
 
 Who is sponsored is soft: a list in memory, that wards ask to be put on, and that an offer puts its ward on, too. Wards
 are held to what was leased to them, as electors are.
@@ -18,7 +18,7 @@ It does not know who asks whom, nor what a round decides.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from statistics import median
 
 from weft.clock import Clock
 from weft.errors import DeadlineExceeded, PayloadError, PeerError, WireError
@@ -26,10 +26,9 @@ from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Tokens, short
 from weft.keys import verify
 from weft.net.tasks import Tasks
+from weft.peer.handing import Handing
 from weft.peer.messages import (
-    Decision,
     Evaluation,
-    GroupNote,
     Hurry,
     OfferNote,
     Release,
@@ -51,6 +50,7 @@ from weft.wire import Buffer, unseal
 
 PARALLEL = 4  # payloads on their way at a time: each is whole in memory
 MAX_SILENT = 3  # rounds in which a ward brings nothing: it has another sponsor, or none
+SLOW = 4  # times slower than the median: such a ward hands nothing on
 NEW_QUOTAS = 4  # of a ward whose leases this peer has not seen: what it may carry
 
 
@@ -65,6 +65,7 @@ class Collection:
         self.passing: set[PeerId] = set()
         self.mean: GroupMean | None = None
         self.stakes: list[Stake] = []  # as added to it
+        self.num_claimed = 0  # tokens of wards that are added, or about to be
         self.payloads: list[Digest] = []
         self.is_own_ready = False
         self.is_grace_over = False
@@ -80,7 +81,13 @@ class Sponsor:
     """
 
     def __init__(
-        self, place: Place, rounds: Rounds, records: Records, speed: Callable[[], float], tasks: Tasks
+        self,
+        place: Place,
+        rounds: Rounds,
+        records: Records,
+        handing: Handing,
+        speed: Callable[[], float],
+        tasks: Tasks,
     ) -> None:
         self.wards: dict[PeerId, float] = {}  # and how fast each trains
         self._node = place.node
@@ -89,6 +96,7 @@ class Sponsor:
         self._emit = place.emit
         self._rounds = rounds
         self._records = records
+        self._handing = handing
         self._speed = speed
         self._tasks = tasks
         self._allowed: dict[PeerId, int] = {}  # tokens that a ward may claim
@@ -205,7 +213,8 @@ class Sponsor:
                 if now is not self._now or now.is_closed:
                     return
                 payload = await self._rounds.parts.whole(peer, offer.payload)
-                if now is self._now and not now.is_closed and tokens:
+                if now is self._now and not now.is_closed and self._may_claim(now, tokens):
+                    now.num_claimed += tokens
                     await self._compute.serve(lambda: self._add(now, peer, tokens, offer.payload, payload))
         except (PayloadError, DeadlineExceeded) as error:
             self._emit(PayloadRejected(round=now.base.round, member=peer, reason=str(error)))
@@ -213,6 +222,15 @@ class Sponsor:
             now.offers.pop(peer, None)  # said again, it is fetched again
             return
         self._note_brought(now, peer)
+
+    def _may_claim(self, now: Collection, tokens: int) -> bool:
+        """Return whether others will believe so many tokens of wards more: else the ward brings them to the next round.
+
+        Who comes from a sponsor that was just left brings what nobody knows to be missing until a round is decided.
+        """
+        leased = self._records.leased(self._rounds.chain.head, now.base.charter)
+        own = len(leased) * now.base.charter.settings.seq_len
+        return 0 < tokens <= self._rounds.hearing.allowance() - now.num_claimed - own
 
     async def _add_own(self, now: Collection, tokens: Tokens, parts: Sequence[EncodedPart]) -> None:
         me, payload = self._node.peer, tuple(part.encoded for part in parts)
@@ -314,7 +332,7 @@ class Sponsor:
         claim = claims_in(manifest).get(me)
         record = None if claim is None else self._records.known(claim.record)
         if self.wards:
-            self._tasks.spawn(self._tell(certificate, record, tuple(self.wards)))
+            self._tasks.spawn(self._handing.tell(certificate, self._in_order()))
         if record is not None:
             self._allow(manifest, record)
         for peer in set(self.wards) & set(manifest.members):
@@ -347,10 +365,14 @@ class Sponsor:
                 self._allowed[ward] = 0
             self._allowed[ward] = self._allowed.get(ward, 0) + len(cut.get(ward, ())) * charter.settings.seq_len
 
-    async def _tell(self, certificate: Certificate, record: GroupRecord | None, wards: Sequence[PeerId]) -> None:
-        with suppress(PeerError):  # they fetch the results from here first
-            await self._rounds.parts.results(certificate.manifest)
-        for ward in wards:
-            if record is not None:
-                self._node.post(ward, GroupNote(record=record))
-            self._node.post(ward, Decision(certificate=certificate))
+    def _in_order(self) -> tuple[PeerId, ...]:
+        """Return the wards, those last that nobody should have to wait for: the silent, the suspected and the slow."""
+        rates, statuses = self._rounds.parts.rates.known(), self._rounds.standing.statuses
+        measured = [rates[peer] for peer in self.wards if peer in rates]
+        least = median(measured) / SLOW if measured else 0.0
+
+        def is_last(peer: PeerId) -> bool:
+            is_away = peer in self._silent or statuses.get(peer) in ("gone", "suspected")
+            return is_away or rates.get(peer, least) < least
+
+        return tuple(sorted(self.wards, key=is_last))

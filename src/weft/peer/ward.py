@@ -2,7 +2,7 @@
 
     SponsorPlease ──► electors, in an order of its own, until one takes it
     Offer ──► sponsor           once a round, of what it has trained; the sponsor fetches the payload
-    ◄── GroupNote, Decision     whom the sponsor counted, and what was decided
+    ◄── HandOn                  what was decided, and from whom to fetch it (`handing`)
 
 It follows what is decided like anybody outside the electorate, and has no vote. In a round it offers to one sponsor and
 to no other, so nothing is counted twice; what was not counted it offers in the next, to whoever sponsors it then.
@@ -23,7 +23,7 @@ from contextlib import suppress
 from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, Sponsored
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens, short
-from weft.peer.messages import GroupNote, Hurry, Joining, OfferNote, Release, SponsorAnswer, SponsorPlease, WardPass
+from weft.peer.messages import Hurry, Joining, OfferNote, Release, SponsorAnswer, SponsorPlease, WardPass
 from weft.peer.place import Place
 from weft.peer.records import Records
 from weft.peer.rounds import Rounds
@@ -64,7 +64,6 @@ class Ward:
         self._asked_in: Manifest | None = None
         self._outside_since = place.clock.now()
         self._hurried: tuple[BranchId, Round] | None = None
-        place.node.on_note(GroupNote, self._on_record)
         place.node.on_note(Release, self._on_release)
         place.node.on_note(Hurry, self._on_hurry)
 
@@ -74,6 +73,7 @@ class Ward:
             await asyncio.sleep(self._pause_s if self.sponsor is None else LOOK_S)
             if self._node.peer in self._rounds.chain.base.electorate:
                 self.sponsor, self._pause_s, self._outside_since = None, LOOK_S, self._clock.now()
+                self._rounds.parts.source = None
                 continue
             if self.sponsor is not None and (reason := self._why_leave(self.sponsor)):
                 self._leave(reason)
@@ -148,6 +148,7 @@ class Ward:
         assert self.sponsor is not None
         self._emit(Notice(text=f"{short(self.sponsor)} sponsors this peer no more: {reason}"))
         self._left, self.sponsor, self._pause_s = self.sponsor, None, LOOK_S
+        self._rounds.parts.source = None
 
     async def _look(self) -> None:
         """Ask electors in this peer's order until one takes it."""
@@ -201,10 +202,6 @@ class Ward:
                 await self._node.note(elector, joining)
 
     # --- what the sponsor says ---
-
-    async def _on_record(self, peer: PeerId, note: GroupNote) -> None:
-        if note.record.sponsor == peer:
-            self._records.keep(note.record)
 
     async def _on_release(self, peer: PeerId, _note: Release) -> None:
         if peer == self.sponsor:

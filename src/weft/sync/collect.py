@@ -10,7 +10,7 @@ from weft.ids import PeerId, Tokens
 from weft.sync.acts import MAX_ACTS, Warrant
 from weft.sync.decide import propose
 from weft.sync.enact import accused, in_effect
-from weft.sync.groups import claims_in, contribution
+from weft.sync.groups import claims_in, contribution, counted
 from weft.sync.legacy import countable, enacted
 from weft.sync.machine import (
     Broadcast,
@@ -201,8 +201,8 @@ def propose_if_held(state: State) -> Result:
 
 def new_manifest(state: State, plan: Collect) -> Manifest:
     base = state.base
-    counted = {contribution.peer for contribution in plan.contributions}
-    waiting = [warrant for warrant in state.acts if accused(warrant) not in counted]  # nothing of a liar is counted
+    peers = {contribution.peer for contribution in plan.contributions}
+    waiting = [warrant for warrant in state.acts if accused(warrant) not in peers]  # nothing of a liar is counted
     acts = in_effect(base.charter, base.body, waiting, MAX_ACTS)
     after = enacted(base, acts, plan.contributions)
     away = state.gone | state.farewells.keys()
@@ -223,7 +223,7 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
         attempt=plan.attempt,
         leader=state.me,
         previous=base.previous,
-        contributions=plan.contributions,
+        contributions=tuple(map(counted, plan.contributions)),
         awaited=plan.awaited,
         parts=tuple(
             PartResult(owner=owner, result=state.results[part], uplink=base.uplinks[part])

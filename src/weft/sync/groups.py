@@ -16,7 +16,7 @@ Which samples each peer of a group trains on follows from the manifest and the r
 travels.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Annotated
 
 from msgspec import Meta
@@ -31,6 +31,7 @@ from weft.sync.messages import (
     Base,
     Collect,
     Contribution,
+    Counted,
     GroupClaim,
     GroupRecord,
     Manifest,
@@ -39,6 +40,8 @@ from weft.sync.messages import (
 )
 from weft.sync.weights import weight
 from weft.wire import Record, digest, digest_of
+
+NUM_HANDED = 2  # wards to which each peer of a group hands results on
 
 
 class Offer(Record, frozen=True, kw_only=True):
@@ -60,20 +63,24 @@ def order_of(run: RunId, peer: PeerId, electorate: Iterable[PeerId]) -> tuple[Pe
 
 def record_of(base: Base, sponsor: PeerId, stakes: Iterable[Stake], payloads: Iterable[Digest]) -> GroupRecord:
     """Return the record of a group whose counted peers come first in `stakes`, in the order of their `payloads`."""
+    stakes = tuple(stakes)
     return GroupRecord(
         run=base.run,
         branch=base.branch,
         round=base.round,
         sponsor=sponsor,
         payloads=digest("".join(payloads).encode()),
-        stakes=tuple(stakes),
+        peers=bytes.fromhex("".join(stake.peer for stake in stakes)),
+        tokens=tuple(stake.tokens for stake in stakes),
+        samples=tuple(stake.samples for stake in stakes),
     )
 
 
 def is_true(base: Base, sponsor: PeerId, record: GroupRecord) -> bool:
     """Return whether a record can be one of `sponsor` in this round; how many tokens count, claims say."""
     settings = base.charter.settings
-    peers = [stake.peer for stake in record.stakes]
+    stakes = record.stakes
+    peers = [stake.peer for stake in stakes]
     is_in_place = (record.run, record.branch, record.round) == (base.run, base.branch, base.round)
     return (
         is_in_place
@@ -81,8 +88,8 @@ def is_true(base: Base, sponsor: PeerId, record: GroupRecord) -> bool:
         and len(set(peers)) == len(peers)
         and not (set(peers) - {sponsor}) & set(base.electorate)
         and not set(peers) & set(base.charter.banned)
-        and any(stake.peer == sponsor and stake.samples for stake in record.stakes)
-        and all(stake.samples <= settings.quota for stake in record.stakes)
+        and any(stake.peer == sponsor and stake.samples for stake in stakes)
+        and all(stake.samples <= settings.quota for stake in stakes)
     )
 
 
@@ -92,14 +99,26 @@ def contribution(charter: Charter, peer: PeerId, ready: Ready) -> Contribution:
     return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
 
 
+def counted(contribution: Contribution) -> Counted:
+    """Return what a manifest holds of what its plan counts."""
+    return Counted(
+        peer=contribution.peer,
+        tokens=contribution.tokens,
+        payload=digest("".join(contribution.parts).encode()),
+        group=contribution.group,
+        legacy=contribution.legacy,
+    )
+
+
 def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
-    others = [stake for stake in record.stakes if stake.peer != record.sponsor]
+    stakes = record.stakes
+    others = [stake for stake in stakes if stake.peer != record.sponsor]
     return GroupClaim(
         record=digest_of(record),
-        weight=Tokens(sum(weight(charter, stake.tokens) for stake in record.stakes)),
+        weight=Tokens(sum(weight(charter, stake.tokens) for stake in stakes)),
         num_counted=sum(stake.tokens > 0 for stake in others),
         num_leased=1 + sum(stake.samples > 0 for stake in others),
-        samples=sum(stake.samples for stake in record.stakes),
+        samples=sum(record.samples),
     )
 
 
@@ -137,6 +156,15 @@ def slices(num: int, record: GroupRecord, charter: Charter) -> dict[PeerId, rang
             cut[stake.peer] = range(start, stop)
         start = stop
     return cut
+
+
+def sources(sponsor: PeerId, wards: Sequence[PeerId]) -> dict[PeerId, PeerId]:
+    """Return from whom each ward fetches what was decided: a tree of `NUM_HANDED` branches, the first next to its root.
+
+    So nobody sends it more than `NUM_HANDED` times, and with 63 wards nobody is further away than six.
+    """
+    givers = [sponsor, *wards]
+    return {ward: givers[place // NUM_HANDED] for place, ward in enumerate(wards)}
 
 
 def may_close(expected: Set[PeerId], brought: Set[PeerId], away: Set[PeerId], is_grace_over: bool) -> bool:

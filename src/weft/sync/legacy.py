@@ -13,6 +13,7 @@ It does not know who brings a legacy, nor where its vector was kept.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -21,9 +22,10 @@ from weft.sync.acts import Warrant
 from weft.sync.charter import Charter
 from weft.sync.enact import Enacted, enact
 from weft.sync.lineage import Fork, History, Stretch, with_fork, with_taken
-from weft.sync.messages import Base, Contribution, Manifest
+from weft.sync.messages import Base, Brought, Manifest
 
 replace = msgspec.structs.replace
+B = TypeVar("B", bound=Brought)
 
 
 def history(head: Manifest, charter: Charter) -> History:
@@ -36,7 +38,7 @@ def history_before(base: Base) -> History:
     return History(base.branch, base.charter.forks, base.round, base.charter.taken_in)
 
 
-def countable(base: Base, offered: Iterable[Contribution]) -> tuple[Contribution, ...]:
+def countable(base: Base, offered: Iterable[B]) -> tuple[B, ...]:
     """Return the contributions that a round can count, ascending by peer: legacies with their weight, and each once.
 
     Args:
@@ -57,7 +59,7 @@ def countable(base: Base, offered: Iterable[Contribution]) -> tuple[Contribution
     return tuple(sorted(counted, key=lambda each: each.peer))
 
 
-def median_tokens(contributions: Iterable[Contribution]) -> int:
+def median_tokens(contributions: Iterable[Brought]) -> int:
     """Return the median weight of those that have any, the lower of two; 0 where nobody has.
 
     A group counts as one of its peers.
@@ -70,11 +72,11 @@ def median_tokens(contributions: Iterable[Contribution]) -> int:
     return weights[(len(weights) - 1) // 2] if weights else 0
 
 
-def _tokens(contribution: Contribution) -> int:
+def _tokens(contribution: Brought) -> int:
     return 0 if contribution.legacy is None else contribution.legacy.tokens
 
 
-def enacted(base: Base, acts: tuple[Warrant, ...], contributions: Sequence[Contribution]) -> Enacted:
+def enacted(base: Base, acts: tuple[Warrant, ...], contributions: Sequence[Brought]) -> Enacted:
     """Return what a round comes to: its acts, and the legacies that it takes in.
 
     Raises:

@@ -18,6 +18,7 @@ Each travels in a signed `RoundNote` that names branch and round. Every number a
 read: what is counted up from it must still fit into a record.
 """
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
@@ -35,6 +36,7 @@ from weft.wire import Record, Signed, digest_of
 MAX_COUNT = 1 << 53
 MAX_TOTAL = 1 << 62  # samples or tokens of a whole run
 MAX_GROUP = 64  # peers, the sponsor included: it fetches a payload of each in a round
+KEY_NBYTES = 32  # of a peer's public key
 MAX_UNCOUNTED = 3 * MAX_MEMBERS  # leases remembered that were not counted: who stays away longer has its newest kept
 MAX_LEASES = MAX_UNCOUNTED + 2 * MAX_MEMBERS  # each ends what one of those holds, or what a member is to be leased
 MAX_UPLINK = 16  # of the fastest members: who sends slower owns a smaller part
@@ -51,23 +53,40 @@ _Uplink = Annotated[int, Meta(ge=0, le=MAX_UPLINK)]
 _Digests = Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_MEMBERS)]  # one per part
 
 
-class Stake(Record, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class Stake:
     """What one peer of a group brought to a round, and is to train on in the next."""
 
-    peer: HexPeer
-    tokens: _Tokens  # in the group's mean; 0: not counted
-    samples: _Samples  # of the sponsor's next lease; 0: none
+    peer: PeerId
+    tokens: Tokens  # in the group's mean; 0: not counted
+    samples: int  # of the sponsor's next lease; 0: none
 
 
 class GroupRecord(Record, frozen=True, kw_only=True):
-    """What a sponsor counted of its group in a round. The manifest that counts the sponsor names its digest."""
+    """What a sponsor counted of its group in a round. The manifest that counts the sponsor names its digest.
+
+    The stakes lie in columns, with the peers' bare keys: all electors hear each record in each round.
+    """
 
     run: HexRun
     branch: HexBranch
     round: _Round
     sponsor: HexPeer
     payloads: HexDigest  # of those that were counted, in the order of the stakes: what the mean was made of
-    stakes: Annotated[tuple[Stake, ...], Meta(min_length=1, max_length=MAX_GROUP)]  # as they were added to the mean
+    peers: Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES * MAX_GROUP)]  # as added to the mean
+    tokens: Annotated[tuple[_Tokens, ...], Meta(max_length=MAX_GROUP)]
+    samples: Annotated[tuple[_Samples, ...], Meta(max_length=MAX_GROUP)]
+
+    def __post_init__(self) -> None:
+        if not len(self.peers) == KEY_NBYTES * len(self.tokens) == KEY_NBYTES * len(self.samples):
+            raise ValueError("a record's columns are of different lengths")
+
+    @property
+    def stakes(self) -> tuple[Stake, ...]:
+        """Return the columns' rows, as they were added to the mean; the uncounted last."""
+        keys = range(0, len(self.peers), KEY_NBYTES)
+        peers = (PeerId(self.peers[start : start + KEY_NBYTES].hex()) for start in keys)
+        return tuple(map(Stake, peers, self.tokens, self.samples))
 
 
 class GroupClaim(Record, frozen=True, kw_only=True):
@@ -80,23 +99,31 @@ class GroupClaim(Record, frozen=True, kw_only=True):
     samples: _Samples  # of that lease, as it asks for it
 
 
-class Contribution(Record, frozen=True, kw_only=True):
-    """What one peer brings to a round."""
+class Brought(Record, frozen=True, kw_only=True):
+    """What one peer brings to a round, but for the payload."""
 
     peer: HexPeer
     tokens: _Tokens  # trained since it was last counted: its weight in the mean
-    parts: _Digests  # of the encoded bytes of each part
     group: GroupClaim | None = None  # for which it brings the mean
     legacy: Legacy | None = None  # what is brought is not the peer's own, but what a branch had counted
+
+
+class Contribution(Brought, frozen=True, kw_only=True):
+    """As a plan counts it: whoever merges fetches by these digests."""
+
+    parts: _Digests  # of the encoded bytes of each part
+
+
+class Counted(Brought, frozen=True, kw_only=True):
+    """As a manifest counts it, which travels further and is kept longer: with one digest for all parts."""
+
+    payload: HexDigest  # of the digests of the parts, one after the other
 
 
 class PartResult(Record, frozen=True, kw_only=True):
     owner: HexPeer
     result: HexDigest  # of the encoded merged part
     uplink: _Uplink = MAX_UPLINK  # the part's share of the vector, of the sum over all parts
-
-
-_Contributions = Annotated[tuple[Contribution, ...], Meta(max_length=MAX_MEMBERS)]
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -108,7 +135,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     attempt: _Attempt  # the attempt it was first proposed in
     leader: HexPeer  # who proposed it: the keeper, whose half of an electorate counts as a majority
     previous: HexDigest  # of the manifest before, or of the record that opened the branch
-    contributions: _Contributions  # ascending by peer: the order of the merge
+    contributions: Annotated[tuple[Counted, ...], Meta(max_length=MAX_MEMBERS)]  # ascending by peer: as merged
     awaited: _Peers = ()  # ascending: members that were late; their leases count in the mean's divisor
     parts: Annotated[tuple[PartResult, ...], Meta(max_length=MAX_MEMBERS)]
     members: _Peers  # ascending: the electorate of the next round
@@ -177,7 +204,7 @@ class Pass(RoundMessage, frozen=True, kw_only=True):
 class Collect(RoundMessage, frozen=True, kw_only=True):
     attempt: _Attempt
     revision: _Revision  # a leader may plan anew until it proposes
-    contributions: _Contributions
+    contributions: Annotated[tuple[Contribution, ...], Meta(max_length=MAX_MEMBERS)]
     owners: _Peers  # of each part
     awaited: _Peers = ()  # ascending: who is late, and brings later what it was leased for this round
 

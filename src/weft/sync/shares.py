@@ -27,7 +27,7 @@ from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.sync.charter import Charter
 from weft.sync.groups import claims_in
-from weft.sync.messages import MAX_UNCOUNTED, Base, Contribution, GroupClaim, Manifest
+from weft.sync.messages import MAX_UNCOUNTED, Base, Brought, GroupClaim, Manifest
 
 EVEN = 0.7  # of the pace: times of equal machines differ by so much when they are busy
 MAX_LEAD = 8.0  # beyond, a fast machine waits for the others' inner steps
@@ -77,7 +77,7 @@ class Leased:
     leased_again: Tokens
 
 
-def lease(base: Base, charter: Charter, counted: Iterable[Contribution], wanted: Mapping[PeerId, int]) -> Leased:
+def lease(base: Base, charter: Charter, counted: Iterable[Brought], wanted: Mapping[PeerId, int]) -> Leased:
     """Lease samples for the next round.
 
     Args:

@@ -19,7 +19,7 @@ from collections.abc import Container, Iterable
 from weft.data.assign import Lease
 from weft.ids import PeerId
 from weft.sync.charter import Charter
-from weft.sync.messages import Contribution
+from weft.sync.messages import Brought
 
 
 def weight(charter: Charter, tokens: int) -> int:
@@ -28,7 +28,7 @@ def weight(charter: Charter, tokens: int) -> int:
     return tokens if settings.method.send == "gradient" else min(tokens, settings.quota_tokens)
 
 
-def weight_of(charter: Charter, contribution: Contribution) -> int:
+def weight_of(charter: Charter, contribution: Brought) -> int:
     """Return the weight of what a member brings; of a group, the sum of its peers'."""
     claim, tokens = contribution.group, contribution.tokens
     if claim is None:

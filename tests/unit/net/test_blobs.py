@@ -7,7 +7,7 @@ from weft.events import ConnectionDropped
 from weft.ids import Digest
 from weft.net import ranges
 from weft.net.blob_stream import SLOWEST_STREAM_BPS
-from weft.net.blobs import SLICE_NBYTES
+from weft.net.blobs import COMING_S, SLICE_NBYTES, StillComing
 from weft.net.bulk import MAX_DIALLED_BACK
 from weft.net.frame import FRAME_S, FrameReader, encode_frame, write_frame
 from weft.net.links import MAX_VIOLATIONS
@@ -69,6 +69,38 @@ def test_absent_blob_is_a_failed_call_and_the_stream_stays(world):
         assert await a.fetch_small(b.peer, digest(blob), 100) == blob
         assert len(b._blobs._num_accepted) == 1
         assert b._blobs._num_accepted[a.peer] == 1  # one stream carried all four
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("num", [1000, 5 * MIB])
+def test_who_asks_for_what_its_holder_is_fetching_waits_for_it(world, num):
+    async def scenario():
+        a, b = await world.started(2)
+        blob, held = some_bytes(num), {}
+        b.serve_blobs(lambda peer, name: held.get(name))
+
+        async def come_after(wait_s):
+            with b.expect(digest(blob)), b.expect(digest(blob)):
+                await asyncio.sleep(wait_s)
+                held[digest(blob)] = blob
+
+        coming = asyncio.ensure_future(come_after(2.0))
+        await asyncio.sleep(0)
+        into = bytearray(num)
+        await a.fetch(b.peer, digest(blob), into)
+        assert into == blob
+        held.clear()
+        await coming
+        coming = asyncio.ensure_future(come_after(3 * COMING_S))
+        await asyncio.sleep(0)
+        with pytest.raises(StillComing):
+            await a.fetch(b.peer, digest(blob), into)
+        coming.cancel()
+        await asyncio.sleep(0)
+        with pytest.raises(CallFailed, match="holds no blob"):
+            await a.fetch(b.peer, digest(blob), into)
+        assert world.seen(0, ConnectionDropped) == []
 
     world.run(scenario)
 

@@ -25,7 +25,7 @@ from weft.peer.amended import first_charter
 from weft.peer.checkpoint import Snapshot, load, save
 from weft.peer.config import RunConfig, TrainConfig
 from weft.peer.outline import TicketAdmission
-from weft.sync.messages import Contribution, Manifest, PartResult
+from weft.sync.messages import Counted, Manifest, PartResult
 from weft.sync.method import DiLoCoConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 from weft.wire import digest_of
@@ -67,7 +67,7 @@ def manifest(number: int) -> Manifest:
         attempt=Attempt(0),
         leader=PEER,
         previous=DIGEST,
-        contributions=(Contribution(peer=PEER, tokens=Tokens(7), parts=(DIGEST,)),),
+        contributions=(Counted(peer=PEER, tokens=Tokens(7), payload=DIGEST),),
         parts=(PartResult(owner=PEER, result=DIGEST),),
         members=(PEER,),
         uplinks=(16,),

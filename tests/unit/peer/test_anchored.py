@@ -16,7 +16,7 @@ from weft.peer.chain import genesis, open_branch
 from weft.peer.home import Home
 from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex
 from weft.peer.outline import public, read_outline
-from weft.sync.messages import Accept, Certificate, Contribution, Manifest, PartResult, RoundNote, next_base
+from weft.sync.messages import Accept, Certificate, Counted, Manifest, PartResult, RoundNote, next_base
 from weft.wire import digest, digest_of, encode, seal
 
 ME = Identity.from_seed(bytes(32))
@@ -30,7 +30,7 @@ def certificate_after(head: Manifest, result: Digest) -> Certificate:
     base = next_base(head, CHARTER)
     manifest = msgspec.structs.replace(
         open_branch(base, [ME.peer], ME.peer, base.branch),
-        contributions=(Contribution(peer=ME.peer, tokens=Tokens(8), parts=(result,)),),
+        contributions=(Counted(peer=ME.peer, tokens=Tokens(8), payload=result),),
         parts=(PartResult(owner=ME.peer, result=result),),
         committed_tokens=Tokens(base.committed_tokens + 8),
         uncounted=(),

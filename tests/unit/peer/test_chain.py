@@ -15,7 +15,7 @@ from weft.peer.chain import Chain, genesis, is_further, open_branch
 from weft.peer.proofs import Proofs, accept_of
 from weft.sync import round
 from weft.sync.machine import replace
-from weft.sync.messages import Accept, Certificate, Committed, Contribution, Goodbye, Manifest, PartResult, RoundNote
+from weft.sync.messages import Accept, Certificate, Committed, Counted, Goodbye, Manifest, PartResult, RoundNote
 from weft.sync.rules import leader
 from weft.sync.shares import lease
 from weft.wire import Signed, decode, digest, digest_of, encode, seal
@@ -33,7 +33,7 @@ def known() -> Chain:
 
 def successor(known: Chain) -> Manifest:
     base = known.base
-    counted = (Contribution(peer=base.electorate[0], tokens=0, parts=()),)
+    counted = (Counted(peer=base.electorate[0], tokens=0, payload=digest(b"payload")),)
     leased = lease(base, base.charter, counted, dict.fromkeys(base.electorate, 4))
     part = PartResult(owner=base.electorate[0], result=digest(b"merged"))
     return msgspec.structs.replace(

@@ -1,5 +1,6 @@
 """Groups: what a manifest holds of them, who trains on what, and that two levels give what one would."""
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from model.world import first_base
 from weft.codec import Fp32Config
 from weft.codec.codec import build
 from weft.data.assign import leases
-from weft.errors import PayloadError
+from weft.errors import PayloadError, WireError
 from weft.events import Event, Notice
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
@@ -23,6 +24,7 @@ from weft.sync import round
 from weft.sync.collect import new_manifest
 from weft.sync.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.groups import (
+    NUM_HANDED,
     claim_of,
     counted_through,
     is_grace_due,
@@ -31,6 +33,7 @@ from weft.sync.groups import (
     order_of,
     record_of,
     slices,
+    sources,
     tokens_of,
 )
 from weft.sync.machine import Received, State, Trained
@@ -38,7 +41,7 @@ from weft.sync.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, n
 from weft.sync.reduce import Merger, cut, encode_parts, merge
 from weft.sync.rules import is_successor, leader
 from weft.sync.shares import are_fair, shares
-from weft.wire import digest, digest_of
+from weft.wire import decode, digest, digest_of, encode
 
 BASE = msgspec.structs.replace(first_base(4), keeper=None)
 QUOTA = BASE.charter.settings.quota
@@ -53,7 +56,7 @@ def stakes(tokens: int = 4, samples: int = QUOTA, wards: list[PeerId] = WARDS) -
 
 
 def group(**changes: Any) -> GroupRecord:
-    record = record_of(BASE, SPONSOR, stakes(), [digest(b"payload")] * 4)
+    record = record_of(BASE, SPONSOR, changes.pop("stakes", stakes()), [digest(b"payload")] * 4)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -325,3 +328,29 @@ def test_what_was_leased_to_who_has_left_another_group_may_bring() -> None:
     late = msgspec.structs.replace(counted[1], tokens=Tokens(0))
     claims.follow(msgspec.structs.replace(left, contributions=(counted[0], late), left=()), BASE.charter)
     assert claims.believed(base, other, greedy).tokens == 3 * each  # its own, and of what others have not brought
+
+
+# --- what was decided ---
+
+
+@pytest.mark.parametrize("num", range(MAX_GROUP))
+def test_nobody_hands_results_on_to_more_than_two_and_everybody_is_near_the_sponsor(num: int) -> None:
+    wards = [PeerId(f"{number:064x}") for number in range(num)]
+    found = sources(SPONSOR, wards)
+    assert list(found) == wards
+    assert max(Counter(found.values()).values(), default=0) <= NUM_HANDED
+
+    def distance(peer: PeerId) -> int:
+        return 0 if peer == SPONSOR else 1 + distance(found[peer])
+
+    assert all(distance(ward) <= 6 for ward in wards)
+
+
+@pytest.mark.parametrize("changes", [{"peers": bytes(32)}, {"peers": bytes(100)}, {"tokens": (4,)}, {"samples": ()}])
+def test_a_record_whose_columns_differ_in_length_is_none(changes: dict[str, Any]) -> None:
+    record = group()
+    fields = {"peers": record.peers, "tokens": record.tokens, "samples": record.samples} | changes
+    whole = msgspec.msgpack.decode(encode(record)) | fields
+    assert decode(encode(record), GroupRecord) == record
+    with pytest.raises(WireError):
+        decode(msgspec.msgpack.encode(whole, order="sorted"), GroupRecord)
