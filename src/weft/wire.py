@@ -45,11 +45,15 @@ def decode(data: Buffer, kind: type[R] | Any, *, max_nbytes: int = MAX_RECORD_NB
     """
     if len(data) > max_nbytes:
         raise WireError(f"record of {len(data)} bytes exceeds the bound of {max_nbytes}; dropped unread")
+    return _read(bytes(data), kind)
+
+
+def _read(data: bytes, kind: Any) -> Any:
     try:
         record = msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
         raise WireError(f"bytes are no {_kind_name(kind)}: {printable(str(error)[:_MAX_QUOTED])}") from None
-    if _encoder.encode(record) != bytes(data):
+    if _encoder.encode(record) != data:
         raise WireError(f"bytes are a {_kind_name(kind)} in a form that is not canonical")
     return record
 

@@ -92,6 +92,11 @@ class Links:
         """Return the links that no third peer carries."""
         return tuple(link for link in self._standing.values() if not link.is_relayed)
 
+    @property
+    def has_relayed(self) -> bool:
+        """Return whether a third peer carries one of the links."""
+        return any(link.is_relayed for link in self._standing.values())
+
     def is_full_for(self, peer: PeerId) -> bool:
         return peer not in self._standing and len(self._standing) >= MAX_LINKS
 

@@ -315,7 +315,7 @@ class Node:
     @property
     def has_relayed_links(self) -> bool:
         """Return whether this peer reaches somebody through a third only."""
-        return any(map(self.is_relayed, self.peers))
+        return self._links.has_relayed
 
     def source_of(self, peer: PeerId) -> str:
         """Return the IP address that the link to `peer` comes from; '' if this side dialled it, or none stands."""

@@ -6,7 +6,7 @@ It decides nothing.
 import math
 
 from weft.events import LegacyCounted, RoundCommitted, RoundMissed
-from weft.ids import BranchId, PeerId, Round, Tokens
+from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.absence import PAUSED, Decided
@@ -32,6 +32,7 @@ class Report:
         self._training = training
         self._traffic_before = (0, 0)
         self.state = "starting"  # one word for people
+        self._head: tuple[Manifest | None, Digest | None] = (None, None)  # the last that was named, and its digest
 
     def traffic(self) -> tuple[int, int]:
         """Return the bytes sent and received so far."""
@@ -123,11 +124,13 @@ class Report:
     def heartbeat(self) -> Heartbeat:
         """Return what the others are told every two seconds."""
         head, work = self._replica.head, self._training.work
+        if head is not self._head[0]:
+            self._head = head, None if head is None else digest_of(head)
         return Heartbeat(
             name=self._place.node.passport.name,
             branch=BranchId(self._run.run) if head is None else head.branch,
             round=Round(0) if head is None else head.round,
-            manifest=None if head is None else digest_of(head),
+            manifest=self._head[1],
             committed_tokens=0 if head is None else head.committed_tokens,
             state=self.state,
             is_relayed=self._place.node.has_relayed_links,

@@ -66,6 +66,7 @@ class Collection:
         self.mean: GroupMean | None = None
         self.stakes: list[Stake] = []  # as added to it
         self.num_claimed = 0  # tokens of wards that are added, or about to be
+        self.num_own = 0  # tokens of this peer's own lease
         self.payloads: list[Digest] = []
         self.is_own_ready = False
         self.is_grace_over = False
@@ -202,6 +203,8 @@ class Sponsor:
         record = None if claim is None else self._records.known(claim.record)
         leased = () if record is None else (stake.peer for stake in record.stakes if stake.samples)
         self._now = Collection(base, frozenset(leased) | {self._node.peer})
+        own = self._records.leased(self._rounds.chain.head, base.charter)
+        self._now.num_own = len(own) * base.charter.settings.seq_len
         early, self._early = self._early, {}
         for peer, note in early.items():
             self._tasks.spawn(self._on_offer(peer, note))
@@ -228,9 +231,7 @@ class Sponsor:
 
         Who comes from a sponsor that was just left brings what nobody knows to be missing until a round is decided.
         """
-        leased = self._records.leased(self._rounds.chain.head, now.base.charter)
-        own = len(leased) * now.base.charter.settings.seq_len
-        return 0 < tokens <= self._rounds.hearing.allowance() - now.num_claimed - own
+        return 0 < tokens <= self._rounds.hearing.allowance() - now.num_claimed - now.num_own
 
     async def _add_own(self, now: Collection, tokens: Tokens, parts: Sequence[EncodedPart]) -> None:
         me, payload = self._node.peer, tuple(part.encoded for part in parts)
