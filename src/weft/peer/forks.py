@@ -7,6 +7,7 @@ It does not know what is subtracted from them.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float32
@@ -25,32 +26,57 @@ from weft.wire import Buffer, decode, digest, encode
 
 CALL_S = 60.0  # reading and hashing a large vector takes a while
 SERVED_S = 600.0  # since somebody asked for it
+MAX_HELD = 2  # in memory, each as large as the model: as many as are kept on disk
 MAX_INDEX_NBYTES = 16 << 20
 
 Find = Callable[[Digest], Tensor | None]
 
 
+@dataclass
+class _Held:
+    """A fork in memory. One that cannot be read is not read again for as long."""
+
+    index: Digest | None
+    blobs: dict[Digest, Buffer]
+    asked_at: float
+
+
 class ForkDonor:
-    """Serves what `find` returns for the digest of a manifest."""
+    """Serves what `find` returns for the digest of a manifest: read and hashed once, however often it is asked for."""
 
     def __init__(self, place: Place, find: Find) -> None:
         self._place = place
         self._find = find
-        self._blobs: dict[Digest, Buffer] = {}
-        self._asked = 0
+        self._held: dict[Digest, _Held] = {}  # by manifest
+        self._reading: dict[Digest, asyncio.Future[_Held | None]] = {}  # goes on when who asked has stopped waiting
         place.node.serve(ForkRequest, self._offer)
-        place.node.serve_blobs(lambda _peer, wanted: self._blobs.get(wanted), is_patient=True)
+        place.node.serve_blobs(self._lookup, is_patient=True)
 
     async def _offer(self, _peer: PeerId, request: ForkRequest) -> ForkOffer:
-        try:
-            index, blobs = await self._place.compute.serve(lambda: self._open(request.manifest))
-        except CheckpointError:
+        held = self._held.get(request.manifest)
+        if held is None:
+            if request.manifest not in self._reading:
+                self._reading[request.manifest] = asyncio.ensure_future(self._read(request.manifest))
+            held = await asyncio.shield(self._reading[request.manifest])
+        if held is None:
             return ForkOffer(index=None)
-        if index is not None:
-            self._blobs = blobs
-            self._asked += 1
-            asyncio.get_running_loop().call_later(SERVED_S, self._close, self._asked)
-        return ForkOffer(index=index)
+        held.asked_at = self._place.clock.now()
+        return ForkOffer(index=held.index)
+
+    async def _read(self, manifest: Digest) -> _Held | None:
+        try:
+            index, blobs = await self._place.compute.serve(lambda: self._open(manifest))
+            if index is None:
+                return None
+        except CheckpointError:
+            index, blobs = None, {}
+        finally:
+            del self._reading[manifest]
+        if len(self._held) >= MAX_HELD:
+            del self._held[min(self._held, key=lambda each: self._held[each].asked_at)]
+        self._held[manifest] = held = _Held(index, blobs, self._place.clock.now())
+        self._drop_when_due(manifest, held)
+        return held
 
     def _open(self, manifest: Digest) -> tuple[Digest | None, dict[Digest, Buffer]]:
         vector = self._find(manifest)
@@ -61,9 +87,17 @@ class ForkDonor:
         blobs: dict[Digest, Buffer] = dict(zip(index.vectors[0].chunks, chunks(vector), strict=True))
         return digest(listing), {**blobs, digest(listing): listing}
 
-    def _close(self, asked: int) -> None:
-        if asked == self._asked:
-            self._blobs = {}
+    def _drop_when_due(self, manifest: Digest, held: _Held) -> None:
+        left_s = held.asked_at + SERVED_S - self._place.clock.now()
+        if self._held.get(manifest) is not held:
+            return
+        if left_s <= 0:
+            del self._held[manifest]
+        else:
+            asyncio.get_running_loop().call_later(left_s, self._drop_when_due, manifest, held)
+
+    def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
+        return next((held.blobs[wanted] for held in self._held.values() if wanted in held.blobs), None)
 
 
 async def fetch_fork(place: Place, manifest: Digest, num: int) -> Float32[Tensor, " num"]:
