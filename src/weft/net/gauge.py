@@ -15,6 +15,7 @@ Failure:
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta
@@ -111,6 +112,7 @@ class Gauge:
         return bytes(num_bytes) if num_bytes is not None and wanted == zeros(num_bytes) else None
 
 
+@lru_cache(maxsize=len(_SIZES))  # asked with every blob that is looked up
 def zeros(num_bytes: int) -> Digest:
     return digest(bytes(num_bytes))
 

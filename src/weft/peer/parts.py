@@ -282,9 +282,9 @@ class Parts:
             self._emit(Notice(text=failure))
         self._chain.keep(round, result, data)
 
-    def note(self, certificate: Certificate) -> None:
+    async def note(self, certificate: Certificate) -> None:
         """Keep what was decided."""
-        self._journal.decide(certificate)
+        await self._compute.serve(lambda: self._journal.decide(certificate))
 
     async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
         failures = []

@@ -372,7 +372,7 @@ class Rounds:
         is_travelling = self._timers.was_in_time and not is_counted
         self._timers.note_decided()
         absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
-        self.parts.note(certificate)
+        self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
         self.hearing.follow(manifest, self.chain.charter)
         self.acts.follow(manifest)

@@ -40,7 +40,8 @@ class Saver:
 
     async def save_if_due(self) -> None:
         every_s = self._place.settings.checkpoint_every_s
-        if every_s and (self._place.clock.now() - self._saved_at >= every_s or self._is_journal_full()):
+        is_time = self._place.clock.now() - self._saved_at >= every_s
+        if every_s and (is_time or await self._place.compute.serve(self._is_journal_full)):
             with suppress(DiskFull):  # an event: the one before stays, and there may be room when the next is due
                 await self.save()
 
@@ -62,7 +63,8 @@ class Saver:
                 nbytes = saved.replicated.nbytes + saved.private.nbytes
                 written = digest_of(saved.replicated)
                 self._place.emit(CheckpointSaved(path=str(path), round=saved.head.round, digest=written, nbytes=nbytes))
-                self._journal.forget(Round(saved.head.round - NUM_KEPT))
+                until = Round(saved.head.round - NUM_KEPT)
+                await self._place.compute.serve(lambda: self._journal.forget(until))
         finally:
             self._saved_at = self._place.clock.now()
 

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from weft.errors import CallFailed
+from weft.net import gauge
 from weft.net.gauge import LARGE_NBYTES, PAUSE_S, SMALL_NBYTES, Gauge, SpeedIs, SpeedPlease, measure, sight, zeros
+from weft.wire import digest
 
 
 def test_speed_is_measured_both_ways_with_more_bytes_on_a_faster_line(world):
@@ -24,6 +26,23 @@ def test_speed_is_measured_both_ways_with_more_bytes_on_a_faster_line(world):
         assert fast.up_bps == pytest.approx(1e8, rel=0.2)
 
     world.run(scenario)
+
+
+def test_zeros_are_hashed_once_however_many_blobs_are_asked_for(world, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(gauge, "digest", lambda data: hashed.append(len(data)) or digest(data))
+    zeros.cache_clear()
+
+    async def scenario():
+        a, b = await world.started(2)
+        Gauge(b, world.clock)
+        await measure(a, b.peer, world.clock)
+        for _ in range(5):
+            with pytest.raises(CallFailed):
+                await a.fetch_small(b.peer, digest(b"something else"), 100)
+
+    world.run(scenario)
+    assert sorted(hashed) == sorted({*hashed})
 
 
 def test_a_member_measures_seldom_and_gives_zeros_to_who_asked_only(world):

@@ -10,12 +10,13 @@ import torch
 from charters import charter
 from weft.clock import VirtualClock
 from weft.errors import PayloadError, PeerError
-from weft.ids import BranchId, PeerId, Round, RunId
+from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Inline
+from weft.peer.journal import Journal
 from weft.peer.parts import Parts
-from weft.sync.messages import PartResult
+from weft.sync.messages import Certificate, PartResult
 from weft.wire import digest
 
 NUM = 5000
@@ -102,6 +103,22 @@ def test_no_result_of_the_last_two_rounds_is_given_up_however_large(monkeypatch)
     for number, data in enumerate(results):
         kept.keep(Round(1 + number // 2), digest(data), data)
     assert [kept.result(digest(data)) for data in results] == [None, None, *results[2:]]
+
+
+async def test_a_decision_is_written_where_others_do_not_wait_for_the_disk(data, tmp_path, monkeypatch):
+    parts, manifest = parts_and_manifest(FakeNode(data))
+    certificate = Certificate(attempt=Attempt(0), manifest=manifest, votes=(), farewells=())
+    written = parts._journal = Journal(tmp_path)
+    waiting = []
+
+    async def later(work):
+        waiting.append(work)
+
+    monkeypatch.setattr(parts._compute, "serve", later)
+    await parts.note(certificate)
+    assert list(written.rounds()) == []
+    waiting[0]()
+    assert list(written.rounds()) == [certificate]
 
 
 async def test_a_result_that_is_no_vector_is_not_kept(data):
