@@ -237,7 +237,10 @@ def _hand_in(
         case "decided":
             typer.echo(f"decided: {what}")
         case "waits":
-            typer.echo(f"waits: {what}. Members keep it until a manifest holds it.")
+            typer.echo(
+                f"waits: {what}. Members keep it and decide it with one of the next rounds (a vote: once more than "
+                "half of them have cast it); nothing more is to be done. weft act show says what holds by then."
+            )
         case "refused":
             raise ActVoid(f"{what} has no effect: {answer.reason}.")
 

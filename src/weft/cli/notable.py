@@ -90,7 +90,8 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
         case RoundMissed(round=number, reason=reason):
             return f"{name(entry.peer)} missed round {number} and carries its work on: {reason}"
         case ActWaits(by=by, kind=kind, subject=subject):
-            return f"{kind} {name(PeerId(subject)) if subject else ''}: handed in by {name(by)}, waits for a round"
+            what = f"{kind} {name(PeerId(subject))}" if subject else kind
+            return f"{what}: handed in by {name(by)}, waits for a round"
         case ActRefused(by=by, kind=kind, reason=reason):
             return f"{kind} of {name(by)} has no effect: {reason}"
         case LieProven(member=member, round=number, what=what):
@@ -103,8 +104,11 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{who}: {kind} {what}{f' ({reason})' if reason else ''}"
         case PayloadRejected(member=member, reason=reason):
             return f"the payload of {name(member)} was refused: {reason}"
-        case ConnectionDropped(address=address, reason=reason):
-            return f"a connection from {address or 'nowhere'} was dropped: {reason}"
+        case ConnectionDropped(address="bulk stream", remote=remote, reason=reason) if remote is not None:
+            return f"{name(entry.peer)} could not fetch from {name(remote)}: {reason}"
+        case ConnectionDropped(address=address, remote=remote, reason=reason):
+            whom = name(remote) if remote is not None else address
+            return f"a connection{f' with {whom}' if whom else ''} was dropped: {reason}"
         case AdmissionRefused(remote=remote, reason=reason):
             return f"{short(remote)} was not admitted: {reason}"
         case MicroBatchChanged(before=before, after=after, reason=reason):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.locate import called
-from weft.cli.place import command_for, home_of
+from weft.cli.place import home_of
 
 if TYPE_CHECKING:
     from weft.peer.control import Word
@@ -53,9 +53,10 @@ def _ask(home: Path, run: str | None, word: "Word", every: bool) -> None:
         patience.wait(LOOK_S)
     for folder in waiting:
         take_wish(folder)
+    names = ", ".join(called(folder.root.parent) for folder in waiting)
     raise DeadlineExceeded(
-        f"the peer of run {called(next(iter(waiting)).root.parent)} did not answer within {ANSWER_S:.0f} s. It is busy "
-        "with a long step, or it hangs; what was asked may still be done. Ctrl-C in its window stops it."
+        f"no answer within {ANSWER_S:.0f} s of what trains {names}: busy with a long step, or it hangs. What was asked "
+        "may still be done. Ctrl-C in its window stops it."
     )
 
 
@@ -75,7 +76,7 @@ def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]
         if is_kept(ticket, home):
             runs.setdefault(ticket.parents[1], []).append(PeerFolder(ticket.parent))
     if not runs:
-        raise ConfigError(f"no peer runs in {home}. Another home is named with --home: {command_for(home)} --help.")
+        raise ConfigError(f"no peer runs in {home}. Where one runs in another: weft --home FOLDER pause, or resume.")
     names = {path: called(path) for path in runs}
     chosen = [path for path in runs if run is None or _is_meant(run, path.name, names[path])]
     if not chosen:

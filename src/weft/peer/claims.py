@@ -92,10 +92,8 @@ class Claims:
         assert legacy is not None
         tokens = legacy_tokens(base, ready)
         if tokens < legacy.tokens:
-            text = (
-                f"{short(peer)} brings what a branch had counted and claims {legacy.tokens} tokens, of which {tokens}"
-            )
-            self._emit(Notice(text=f"{text} are shown"))
+            text = f"{short(peer)} brings {legacy.tokens} tokens that a branch had counted, by its own word; the"
+            self._emit(Notice(text=f"{text} proof shows {tokens}, and no more are counted"))
         legacy = msgspec.structs.replace(legacy, tokens=tokens)
         return msgspec.structs.replace(ready, tokens=tokens, legacy=legacy, proof=None)
 

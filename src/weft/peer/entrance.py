@@ -154,7 +154,8 @@ class Entrance:
             return 0.0
         wait_s = patience_s(self._run, head.members)
         if not self._node.peers:
-            text = f"nobody answers: waiting {wait_s:.0f} s for them, then going on alone, as this run has it"
+            text = f"nobody answers: waiting {wait_s:.0f} s for the other members, then going on alone as a branch. "
+            text += "Who lost the way here finds it with a fresh ticket of this peer (weft ticket)"
             self._place.emit(Notice(text=text))
         return wait_s
 

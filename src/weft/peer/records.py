@@ -108,8 +108,9 @@ class Records:
                     self.keep(decode(data, GroupRecord))
             if wait_s is not None:
                 await asyncio.sleep(wait_s)
-        text = f"nobody delivers whom {short(sponsor)} counted in round {manifest.round}: what was offered to it "
-        self._emit(Notice(text=text + "is taken for counted"))
+        text = f"whom {short(sponsor)} counted in round {manifest.round} cannot be fetched from anybody: what this "
+        text += "peer offered to it is taken for counted, and lost if it was not; it is never counted twice"
+        self._emit(Notice(text=text))
         return None
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:

@@ -16,8 +16,10 @@ from weft.cli.notable import notable
 from weft.cli.screen import PlainScreen, plain_line
 from weft.cli.view import MAX_NOTABLE, Facts, Line, View, update
 from weft.events import (
+    ActWaits,
     BranchOpened,
     CheckpointSaved,
+    ConnectionDropped,
     DataReady,
     Entry,
     Evaluated,
@@ -279,6 +281,12 @@ def test_any_order_of_entries_can_be_shown(said: list[tuple[int, PeerId, int]]) 
         (MemberLeft(member=B), "bert left with a goodbye"),
         (MemberGone(member=B, silent_s=8.0), "bert is gone"),
         (RoundMissed(round=Round(3), carried_tokens=Tokens(1), reason="late"), "anna missed round 3"),
+        (ActWaits(by=B, kind="amend", subject=""), "amend: handed in by bert"),
+        (ActWaits(by=B, kind="ban", subject=A), "ban anna: handed in by bert"),
+        (ConnectionDropped(address="bulk stream", remote=B, reason="gone"), "anna could not fetch from bert: gone"),
+        (ConnectionDropped(address="tls (incoming)", remote=B, reason="x"), "a connection with bert was dropped: x"),
+        (ConnectionDropped(address="1.2.3.4:5", remote=None, reason="x"), "a connection with 1.2.3.4:5 was dropped"),
+        (ConnectionDropped(address="", remote=None, reason="no handle is left"), "a connection was dropped: no handle"),
         (BranchOpened(branch=BranchId("f" * 64), round=Round(1), members=(A,), reason="alone"), "1 peers go on"),
     ],
 )

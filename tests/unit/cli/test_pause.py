@@ -1,0 +1,29 @@
+"""`weft pause` says which of several peers did not answer."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.cli import pause
+from weft.errors import ConfigError, DeadlineExceeded
+from weft.peer.home import PeerFolder
+
+RUNS = ["a" * 64, "b" * 64]
+
+
+def test_all_that_did_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [PeerFolder(tmp_path / "runs" / run / ("c" * 64)) for run in RUNS]
+    for folder in folders:
+        folder.root.mkdir(parents=True)
+    monkeypatch.setattr(pause, "running_peers", lambda _home, _run, _every: folders)
+    monkeypatch.setattr(pause, "ANSWER_S", 0.0)
+    with pytest.raises(DeadlineExceeded) as caught:
+        pause._ask(tmp_path, None, "pause", every=True)
+    for run in RUNS:
+        assert run[:8] in str(caught.value)
+    assert [(folder.root / "wish").exists() for folder in folders] == [False, False]
+
+
+def test_where_no_peer_runs_it_is_said_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="weft --home FOLDER pause"):
+        pause.running_peers(tmp_path, None, every=False)
