@@ -13,8 +13,9 @@ from statistics import mean
 import msgspec
 
 from benchmarks.report import table
-from benchmarks.robustness import EVERY, NUM_ROUNDS, ROUND_S, SEEDS, Row, run_file_of
+from benchmarks.robustness import EVERY, ROUND_S, SEEDS, Row, run_file_of
 from weft.peer import evaluation
+from weft.peer.config import RunFile
 from weft.rng import stream
 from weft.sim.faults import Fault, Kill
 from weft.sim.play import play
@@ -25,14 +26,17 @@ NUM_PEERS, FEWER = 8, 6
 START_S = 5 * ROUND_S  # from a kill to the newcomer's first request
 KILL_EVERY_S = {"60": 10 * ROUND_S, "15": 2.5 * ROUND_S}
 METHODS = {"diloco": DiLoCoConfig(every=EVERY, lr=0.7, momentum=0.5), "ddp": DdpConfig()}
+# Times `EVERY` inner steps of all. In short runs the number of outer steps decides, not who makes them: see `ABOUT`.
+NUM_ROUNDS = {"diloco": 120, "ddp": 40}
 
 ABOUT = f"""
 ## Loss
 
-Whole peers with real models in the simulator: {NUM_PEERS} of them, the model and text of `robustness`, {NUM_ROUNDS}
-rounds of {EVERY} inner steps where nobody dies (`ddp`: as many inner steps, a round each). One peer is killed every 10
-rounds or every 2.5, as happens above every 60 s and 15 s, and a newcomer asks to join 5 rounds later. All runs end with
-the same committed tokens. Held-out loss of the outer parameters at the end, nats per byte, seed by seed.
+Whole peers with real models in the simulator: {NUM_PEERS} of them, the model and text of `robustness`. Where nobody
+dies `diloco` makes {NUM_ROUNDS["diloco"]} rounds of {EVERY} inner steps, `ddp` {EVERY * NUM_ROUNDS["ddp"]} of one.
+As happens above every 60 s and 15 s, one peer is killed every {10 * EVERY} or every {25 * EVERY // 10} inner steps, and
+a newcomer asks to join {5 * EVERY} inner steps later. All runs of a method end with the same committed tokens. Held-out
+loss of the outer parameters at the end, nats per byte, seed by seed.
 
 At equal tokens, fewer peers in a round make more rounds, and in runs as short as these each outer step lowers the
 loss: that is what {FEWER} peers of whom nobody dies show. So runs in which peers die end lower than that of
@@ -62,30 +66,29 @@ class Job(msgspec.Struct, frozen=True):
 
 
 ROWS = ((NUM_PEERS, ""), (FEWER, ""), *((NUM_PEERS, every) for every in KILL_EVERY_S))
-SAME = Row("", (NUM_PEERS,) * NUM_ROUNDS)  # tokens
 
 
 def scenario_of(job: Job) -> Scenario:
     """Return who comes, and who is killed when."""
-    speed = run_file_of(SAME, 0).train.tokens / (NUM_PEERS * NUM_ROUNDS * ROUND_S)
+    length_s = NUM_ROUNDS[job.method] * ROUND_S
+    speed = _run_file_of(job).train.tokens / (NUM_PEERS * length_s)
     names = [f"peer-{number}" for number in range(job.num_peers)]
     kinds, faults = [Kind(name=name, tokens_per_s=speed) for name in names], list[Fault]()
     luck, every_s = stream(job.seed, "churn"), KILL_EVERY_S.get(job.kill_every, math.inf)
     at_s = every_s
-    while at_s < NUM_ROUNDS * ROUND_S:
+    while at_s < length_s:
         settled = [kind.name for kind in kinds if kind.name in names and kind.joins_at_s <= at_s]
         victim = settled[int(luck.integers(len(settled)))]
         names[names.index(victim)] = newcomer = f"peer-{len(kinds)}"
         faults.append(Kill(peer=victim, at_s=at_s))
         kinds.append(Kind(name=newcomer, tokens_per_s=speed, joins_at_s=at_s + START_S))
         at_s += every_s
-    return Scenario(run="", kind=tuple(kinds), fault=tuple(faults), seed=job.seed, limit_s=100 * NUM_ROUNDS * ROUND_S)
+    return Scenario(run="", kind=tuple(kinds), fault=tuple(faults), seed=job.seed, limit_s=100 * length_s)
 
 
 def run(job: Job) -> Loss:
     evaluation.SAMPLE_TOKENS = 1  # nobody reads these texts
-    run_file, scenario = run_file_of(SAME, job.seed), scenario_of(job)
-    run_file = msgspec.structs.replace(run_file, peers=job.num_peers, method=METHODS[job.method])
+    run_file, scenario = _run_file_of(job), scenario_of(job)
     with tempfile.TemporaryDirectory() as folder:
         played = play(scenario, run_file, Path(folder), Path(folder), lambda _line: None)
     if played.broken or played.nats_per_byte is None:
@@ -102,6 +105,11 @@ def run(job: Job) -> Loss:
     )
     print(found, flush=True)
     return found
+
+
+def _run_file_of(job: Job) -> RunFile:
+    same = Row("", (NUM_PEERS,) * NUM_ROUNDS[job.method])  # tokens
+    return msgspec.structs.replace(run_file_of(same, job.seed), peers=job.num_peers, method=METHODS[job.method])
 
 
 def measure_loss(method: str, num_jobs: int = 2) -> tuple[Loss, ...]:
