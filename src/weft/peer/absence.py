@@ -26,7 +26,7 @@ class Decided:
 
     Args:
         left_out: members of the electorate that it does not count, and why, as far as this peer knows.
-        is_travelling: this peer announced in time and is not counted: its payload has not arrived yet.
+        is_travelling: this peer announced in time, others fetch its payload, and it is not counted: it has not arrived.
     """
 
     manifest: Manifest

@@ -1,12 +1,15 @@
 """Payloads travel as soon as they are announced, and the first leader counts those that have arrived.
 
     member --Ready-------> all      the owner of part i fetches part i at once
-    owner  --Gathered----> leader   whose parts are here
-    leader                          tells its machine of an announcement once every owner holds the payload
+    owner  --Gathered----> leader   whose parts are here, and whose cannot be had
+    leader                          tells its machine of an announcement once every owner holds the payload; and of one
+                                    that is lost, once most owners have asked in vain
 
 To the machine an announcement whose payload still travels is one that is late. So a member with a slow uplink is left
 out, and not waited for; its payload goes on travelling. It offers the same bytes in the next round, and is counted in
 the one in which they have arrived.
+
+Who announces and does not deliver is not waited for: most owners have to say so, for one of them may lie.
 
 Only the first attempt of a round waits for payloads. Later ones plan with what was announced, and fetch then.
 
@@ -23,14 +26,16 @@ from weft.peer.chain import Chain
 from weft.peer.messages import Gathered
 from weft.peer.parts import Parts
 from weft.peer.place import Place
+from weft.peer.reach import Reach
 from weft.peer.timers import Timers
 from weft.sync.deadline import TELL_S
-from weft.sync.machine import State
+from weft.sync.machine import Lost
 from weft.sync.messages import Ready
 from weft.sync.rules import is_quorum, leader
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
 AGAIN_S = 1.0  # between two tries to fetch a payload that is announced
+NUM_TRIES = 3  # in vain, and an owner says so
 KEPT_ROUNDS = 2  # that a payload is kept for which nobody announces any more
 
 
@@ -38,7 +43,7 @@ class Gathering:
     """Of one peer, round after round.
 
     Args:
-        state: returns this peer's machine; None where it takes no part in the round.
+        reach: this peer's machine.
     """
 
     def __init__(
@@ -48,7 +53,7 @@ class Gathering:
         parts: Parts,
         tasks: Tasks,
         timers: Timers,
-        state: Callable[[], State | None],
+        reach: Reach,
     ) -> None:
         self.has_said = False  # this peer's announcement, which its machine has not heard of yet
         self._node = place.node
@@ -57,15 +62,18 @@ class Gathering:
         self._chain = chain
         self._parts = parts
         self._tasks = tasks
-        self._state = state
+        self._state = reach.state
+        self._feed = reach.feed
         self._round = 0  # counts rounds of this process
         self._announced: dict[PeerId, tuple[Digest, ...]] = {}
         self._quorum_at: float | None = None  # since when a quorum has announced
         self._held_back: dict[PeerId, Callable[[], None]] = {}
-        self._told: dict[PeerId, frozenset[PeerId]] = {}  # leader: by owner, whose parts it holds
+        self._told: dict[PeerId, Gathered] = {}  # leader: by owner
+        self._lost: set[PeerId] = set()  # leader: who is not waited for
         self._early: dict[PeerId, Gathered] = {}  # of the round after this one
         self._fetching: dict[Digest, asyncio.Task[None]] = {}
         self._refused: set[Digest] = set()  # their bytes are not what was announced
+        self._num_failed: dict[Digest, int] = {}  # tries to fetch it
         self._wanted_in: dict[Digest, int] = {}  # the last round in which it was announced
         self._is_telling = False
         self._repeating: asyncio.Task[None] | None = None
@@ -74,10 +82,10 @@ class Gathering:
     def begin(self) -> None:
         """A round begins."""
         self._round += 1
-        self._announced, self._held_back = {}, {}
+        self._announced, self._held_back, self._lost = {}, {}, set()
         base, early, self._early = self._chain.base, self._early, {}
         self._told = {
-            peer: frozenset(note.peers)
+            peer: note
             for peer, note in early.items()
             if peer in base.electorate and (note.branch, note.round) == (base.branch, base.round)
         }
@@ -90,6 +98,7 @@ class Gathering:
                 task.cancel()
             self._parts.forget(wanted)
             self._refused.discard(wanted)
+            self._num_failed.pop(wanted, None)
 
     @property
     def is_waiting(self) -> bool:
@@ -151,6 +160,9 @@ class Gathering:
                 if self._quorum_at is not None:
                     self._timers.note_gathering(self._clock.now() - self._quorum_at)
                 take()
+            elif peer in self._held_back and peer not in self._lost and self._is_lost(peer):
+                self._lost.add(peer)
+                self._feed(Lost(peer=peer))
 
     # --- what this peer merges ---
 
@@ -175,22 +187,27 @@ class Gathering:
             except PayloadError:
                 self._refused.add(wanted)  # planned in, it is refused aloud; the others need not wait for it
             except PeerError:
+                self._num_failed[wanted] = self._num_failed.get(wanted, 0) + 1
+                if self._num_failed[wanted] == NUM_TRIES:
+                    self._tell_soon()
                 await asyncio.sleep(AGAIN_S)
                 continue
             self._fetching.pop(wanted, None)
             self._tell_soon()
             return
 
-    def _mine(self) -> frozenset[PeerId]:
-        """Return whose parts are here, of those that this peer merges."""
+    def _mine(self) -> Gathered:
+        """Return whose parts are here, of those that this peer merges, and whose cannot be had."""
         base, me = self._chain.base, self._node.peer
-        if me not in base.electorate:
-            return frozenset()
-        part = base.electorate.index(me)
-        wanted = {peer: parts[part] for peer, parts in self._announced.items()}
-        return frozenset(
-            peer for peer, digest in wanted.items() if self._parts.is_here(digest) or digest in self._refused
-        )
+        here, missing = list[PeerId](), list[PeerId]()
+        if me in base.electorate:
+            part = base.electorate.index(me)
+            for peer, parts in sorted(self._announced.items()):
+                if self._parts.is_here(parts[part]) or parts[part] in self._refused:
+                    here.append(peer)
+                elif self._num_failed.get(parts[part], 0) >= NUM_TRIES:
+                    missing.append(peer)
+        return Gathered(branch=base.branch, round=base.round, peers=tuple(here), missing=tuple(missing))
 
     def _tell_soon(self) -> None:
         if not self._is_telling:
@@ -200,11 +217,11 @@ class Gathering:
     async def _tell(self) -> None:
         await asyncio.sleep(TELL_S)
         self._is_telling = False
-        base, first = self._chain.base, leader(self._chain.base, Attempt(0))
+        first, mine = leader(self._chain.base, Attempt(0)), self._mine()
         if first == self._node.peer:
             self.check()
-        elif held := self._mine():
-            self._node.post(first, Gathered(branch=base.branch, round=base.round, peers=tuple(sorted(held))))
+        elif mine.peers or mine.missing:
+            self._node.post(first, mine)
 
     # --- the first leader ---
 
@@ -213,16 +230,24 @@ class Gathering:
         if (note.branch, note.round) == (base.branch, base.round + 1):
             self._early[peer] = note  # it has heard a decision that this peer has not
         elif (note.branch, note.round) == (base.branch, base.round) and peer in base.electorate:
-            self._told[peer] = frozenset(note.peers)
+            self._told[peer] = note
             self.check()
 
     def _is_gathered(self, peer: PeerId) -> bool:
+        return all(owner == peer or peer in self._said_by(owner).peers for owner in self._owners())
+
+    def _is_lost(self, peer: PeerId) -> bool:
+        owners = [owner for owner in self._owners() if owner != peer]
+        return 2 * sum(peer in self._said_by(owner).missing for owner in owners) > len(owners)
+
+    def _owners(self) -> list[PeerId]:
         state, base = self._state(), self._chain.base
         assert state is not None
         away = state.suspected | state.gone | state.farewells.keys()
         cut = self._parts.cut(base.uplinks)
-        owners = [owner for owner, part in zip(base.electorate, cut, strict=True) if len(part) and owner not in away]
-        return all(owner == peer or peer in self._held_by(owner) for owner in owners)
+        return [owner for owner, part in zip(base.electorate, cut, strict=True) if len(part) and owner not in away]
 
-    def _held_by(self, owner: PeerId) -> frozenset[PeerId]:
-        return self._mine() if owner == self._node.peer else self._told.get(owner, frozenset())
+    def _said_by(self, owner: PeerId) -> Gathered:
+        if owner == self._node.peer:
+            return self._mine()
+        return self._told.get(owner) or Gathered(branch=self._chain.base.branch, round=self._chain.base.round, peers=())

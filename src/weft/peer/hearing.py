@@ -9,7 +9,6 @@ It does not know what letters decide.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from weft.errors import WireError
 from weft.ids import PeerId, Round, short
@@ -21,12 +20,13 @@ from weft.peer.gathering import Gathering
 from weft.peer.messages import Decision, Letter
 from weft.peer.place import Place
 from weft.peer.proofs import Proofs
+from weft.peer.reach import Reach
 from weft.peer.weighing import Weighing
 from weft.peer.witness import Witness
 from weft.sync.acts import Warrant
 from weft.sync.charter import Charter
 from weft.sync.groups import is_true
-from weft.sync.machine import Input, Noticed, Received, State
+from weft.sync.machine import Noticed, Received, State
 from weft.sync.messages import (
     AnyRoundMessage,
     Base,
@@ -40,14 +40,6 @@ from weft.sync.messages import (
     manifest_in,
 )
 from weft.wire import Signed, unseal
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How this peer's machine is reached."""
-
-    feed: Callable[[Input], None]  # gives it what it is to hear
-    state: Callable[[], State | None]  # None where this peer takes no part in the round
 
 
 class Hearing:

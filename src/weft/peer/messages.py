@@ -119,11 +119,15 @@ class StandingNote(Record, frozen=True, kw_only=True, tag="StandingNote"):
 
 
 class Gathered(Record, frozen=True, kw_only=True, tag="Gathered"):
-    """A note to the leader of a round's first attempt: whose parts its sender holds, of the part that it owns."""
+    """A note to the leader of a round's first attempt: whose parts its sender holds, of the part that it owns.
+
+    `missing`: whose it has asked for and not been given, several times.
+    """
 
     branch: BranchId
     round: Round
     peers: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]
+    missing: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)] = ()
 
 
 class BranchProposal(Record, frozen=True, kw_only=True, tag="BranchProposal"):

@@ -77,6 +77,7 @@ class Parts:
         self.rates = Rates()
         self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
+        self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._pool = Pool(POOL_VECTORS * 4 * num)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
@@ -90,7 +91,7 @@ class Parts:
 
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
-        self._payload = {part.digest: part.encoded for part in parts}
+        self._payload, self.is_asked_for = {part.digest: part.encoded for part in parts}, False
         return tuple(part.digest for part in parts)
 
     def is_here(self, wanted: Digest) -> bool:
@@ -323,4 +324,5 @@ class Parts:
 
     def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is
+        self.is_asked_for |= mine is not None
         return self._chain.result(wanted, since=Round(self._chain.head.round)) if mine is None else mine

@@ -35,12 +35,13 @@ from weft.peer.awaiting import Awaiting
 from weft.peer.chain import Chain
 from weft.peer.claims import legacy_tokens
 from weft.peer.gathering import Gathering
-from weft.peer.hearing import Hearing, Reach
+from weft.peer.hearing import Hearing
 from weft.peer.legacies import KeptLegacy
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts, Wanted
 from weft.peer.place import Place
 from weft.peer.promises import Promises
+from weft.peer.reach import Reach
 from weft.peer.standing import Standing
 from weft.peer.timers import Timers
 from weft.peer.weighing import Weighing
@@ -107,10 +108,9 @@ class Rounds:
         self._tasks = Tasks(on_failure)
         self.acts = Acts(place.node, chain, place.emit, Awaiting(place.folder.awaiting), self._move)
         self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._feed)
-        self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, lambda: self._state)
-        self.hearing = Hearing(
-            place, chain, self._weighing, self._gathering, Reach(self._feed, lambda: self._state), self.acts.accuse
-        )
+        reach = Reach(self._feed, lambda: self._state)
+        self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, reach)
+        self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     # --- what the peer does ---
@@ -369,7 +369,7 @@ class Rounds:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
         is_counted = any(each.peer == self._node.peer for each in manifest.contributions)
-        is_travelling = self._timers.was_in_time and not is_counted
+        is_travelling = self._timers.was_in_time and self.parts.is_asked_for and not is_counted
         self._timers.note_decided()
         absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
         self._tasks.spawn(self.parts.note(certificate))

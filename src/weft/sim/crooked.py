@@ -28,7 +28,9 @@ from weft.sync.messages import Manifest, Merged, Promise, Propose, Ready, RoundN
 from weft.wire import Buffer, Signed, decode, digest, seal
 
 CLAIM_TOKENS = Tokens(10**18)
-LOST_S = 5.0  # what was lost can be asked for again after so long, where others could not decide without it
+LOST_S = (
+    30.0  # what was lost can be asked for again after so long: where all is lost, nothing can be decided without it
+)
 
 
 class CrookedNode(Node):
@@ -75,7 +77,7 @@ class CrookedNode(Node):
 
     def serve_blobs(self, lookup: Lookup, *, is_patient: bool = False) -> None:
         self._lookups.append(lookup)
-        super().serve_blobs(lambda peer, wanted: self._served(lookup(peer, wanted), wanted), is_patient=is_patient)
+        super().serve_blobs(lambda peer, wanted: self._served(lookup, peer, wanted), is_patient=is_patient)
 
     # --- lost and damaged ---
 
@@ -96,10 +98,13 @@ class CrookedNode(Node):
             self._lost_until = self._clock.now() + LOST_S
         self._lost = set(ready.parts) if self._round[1] else set()
 
-    def _served(self, data: Buffer | None, wanted: Digest) -> Buffer | None:
+    def _served(self, lookup: Lookup, peer: PeerId, wanted: Digest) -> Buffer | None:
         if wanted in self._forged:
             return self._forged[wanted]
-        if data is None or (wanted in self._lost and self._clock.now() < self._lost_until):
+        if wanted in self._lost and self._clock.now() < self._lost_until:
+            return None  # the request is lost as well: this peer does not hear of it
+        data = lookup(peer, wanted)
+        if data is None:
             return None
         return self._damaged(data) if self._is_struck(self._corruptions("blobs")) else data
 

@@ -56,7 +56,8 @@ def make_plan(state: State) -> Result:
     """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over.
 
     Nobody waits for a newcomer: it may still be fetching what was decided before it was counted in. What it announces
-    in time counts like anybody's, and what comes later stays in its carry. The same holds for who is paused.
+    in time counts like anybody's, and what comes later stays in its carry. The same holds for who is paused, and for
+    whose payload is lost; both have been heard of, so grace begins with them as with who is ready.
     """
     if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
         return state, ()
@@ -68,10 +69,17 @@ def make_plan(state: State) -> Result:
     waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
     waiting_for -= state.passing
     if waiting_for and not state.is_grace_over:
-        is_grace_due = is_quorum(state.base, usable, state.farewells)
+        is_grace_due = is_quorum(state.base, usable | state.unusable | state.passing, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
     plan = new_plan(state, usable, absent)
     return follow(state, plan, state.me) if plan.contributions else (state, ())
+
+
+def give_up(state: State, peer: PeerId) -> Result:
+    """Leader: wait no more for a payload that cannot be had; its work stays in its owner's carry."""
+    if state.plan is not None or peer in state.unusable:
+        return state, ()
+    return make_plan(replace(state, unusable=state.unusable | {peer}))
 
 
 def heed(state: State, acts: tuple[Warrant, ...]) -> Result:

@@ -27,7 +27,7 @@ from weft.sync.messages import (
 from weft.sync.rules import Durable, is_quorum, leader, spent_farewells
 
 Timer = Literal["grace", "progress"]
-# grace: a quorum is ready, how much longer the leader waits for the others.
+# grace: a quorum is ready, passes or is lost, how much longer the leader waits for the others.
 # progress: a quorum is ready and nothing committed, how much longer this member follows the present attempt.
 
 replace = msgspec.structs.replace
@@ -89,6 +89,12 @@ class Paused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """This peer trains nothing in this round."""
 
 
+class Lost(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a member announced cannot be had by most of those that should merge it."""
+
+    peer: PeerId
+
+
 class MergeDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     plan: Collect
     part: int
@@ -145,6 +151,7 @@ Input = (
     Received
     | Trained
     | Paused
+    | Lost
     | MergeDone
     | MergeFailed
     | ResultHeld

@@ -16,6 +16,7 @@ from weft.sync.collect import (
     announce,
     count_holder,
     follow,
+    give_up,
     heed,
     hold,
     learn_result,
@@ -32,6 +33,7 @@ from weft.sync.machine import (
     Broadcast,
     Input,
     Leave,
+    Lost,
     Measured,
     MergeDone,
     MergeFailed,
@@ -124,6 +126,8 @@ def _react(state: State, event: Input) -> Result:
             return announce(state, ready)
         case Paused():
             return pass_on(state)
+        case Lost():
+            return give_up(state, event.peer)
         case MergeDone():
             return publish(state, event)
         case MergeFailed():

@@ -14,10 +14,11 @@ from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.net.tasks import Tasks
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.gathering import REPEAT_S, Gathering
+from weft.peer.gathering import NUM_TRIES, REPEAT_S, Gathering
 from weft.peer.messages import Gathered
+from weft.peer.reach import Reach
 from weft.sync import round as machine
-from weft.sync.machine import State
+from weft.sync.machine import Input, Lost, State
 from weft.sync.messages import Ready
 from weft.sync.rules import leader
 
@@ -68,6 +69,7 @@ class Stage:
         self.state: State = machine.begin(self.me, self.chain.base)
         self.posted: list[tuple[PeerId, Gathered]] = []
         self.taken: list[PeerId] = []
+        self.fed: list[Input] = []
         self.clock, self.parts = VirtualClock(), FakeParts()
         self.gathering: Gathering = None  # type: ignore[assignment]
 
@@ -81,7 +83,8 @@ class Stage:
                 note_gathering=lambda _took_s: None, note_ready=lambda: None, note_quorum=lambda: None
             )
             tasks = Tasks()
-            self.gathering = Gathering(place, self.chain, self.parts, tasks, timers, lambda: self.state)  # type: ignore[arg-type]
+            reach = Reach(self.fed.append, lambda: self.state)
+            self.gathering = Gathering(place, self.chain, self.parts, tasks, timers, reach)  # type: ignore[arg-type]
             self.gathering.begin()
             await scenario()
             await tasks.aclose()
@@ -94,9 +97,10 @@ class Stage:
     def hear(self, peer: PeerId, life: int = 0) -> None:
         self.gathering.hear(peer, self.payload(peer, life), lambda: self.taken.append(peer))
 
-    async def told(self, owner: PeerId, *holds: PeerId) -> None:
+    async def told(self, owner: PeerId, *holds: PeerId, missing: tuple[PeerId, ...] = ()) -> None:
         base = self.chain.base
-        await self.gathering._on_gathered(owner, Gathered(branch=base.branch, round=base.round, peers=holds))
+        note = Gathered(branch=base.branch, round=base.round, peers=holds, missing=missing)
+        await self.gathering._on_gathered(owner, note)
 
 
 def test_the_leader_takes_an_announcement_when_every_owner_holds_the_payload() -> None:
@@ -244,3 +248,43 @@ def test_an_announcement_is_said_again_until_the_round_is_over() -> None:
         assert len(said) == 4
 
     stage.run(scenario)
+
+
+def test_an_owner_that_asks_in_vain_says_so() -> None:
+    stage = Stage(leads=False)
+    stage.parts.deliver = unreachable
+
+    async def scenario() -> None:
+        stage.hear(stage.first)
+        await asyncio.sleep(NUM_TRIES - 1.5)
+        assert stage.posted == []
+        await asyncio.sleep(2)
+
+    stage.run(scenario)
+    assert [(note.peers, note.missing) for _, note in stage.posted] == [((), (stage.first,))]
+
+
+def test_the_leader_gives_a_payload_up_once_most_owners_miss_it() -> None:
+    stage = Stage(leads=True)
+    stage.parts.deliver = unreachable
+    one, other = stage.others
+
+    async def scenario() -> None:
+        stage.hear(one)
+        await stage.told(other, missing=(one,))
+        assert stage.fed == []  # one of two owners may lie
+        await asyncio.sleep(NUM_TRIES)
+        assert stage.fed == [Lost(peer=one)]
+        await stage.told(other, missing=(one,))
+        assert stage.fed == [Lost(peer=one)]
+        stage.hear(other)
+        await asyncio.sleep(NUM_TRIES)
+        await stage.told(one, other)
+        assert stage.fed == [Lost(peer=one)]  # who has it may serve it
+        assert stage.taken == []
+
+    stage.run(scenario)
+
+
+async def unreachable(_wanted: Digest) -> None:
+    raise PeerError("nobody is there")

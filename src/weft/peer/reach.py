@@ -1,0 +1,14 @@
+"""How a round's letters and payloads reach this peer's machine. It does not know what they say."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.sync.machine import Input, State
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How this peer's machine is reached."""
+
+    feed: Callable[[Input], None]  # gives it what it is to hear
+    state: Callable[[], State | None]  # None where this peer takes no part in the round
