@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scenarios.swarm import EVERY, FEDAVG, LEASE_TOKENS, TRAIN_S, Swarm
+from scenarios.test_faults import Uneven
 from weft.codec import Fp32Config
 from weft.events import MemberProgress, Paused, PeerStarted, Resumed, RoundMissed, StepDone
 from weft.peer.absence import PAUSED
@@ -15,6 +16,7 @@ from weft.sync.method import DdpConfig, DiLoCoConfig
 
 Make = Callable[..., Swarm]
 DILOCO = DiLoCoConfig(every=EVERY, codec=Fp32Config())
+SLOW_S = 60.0
 DDP = DdpConfig(codec=Fp32Config())
 
 
@@ -162,5 +164,28 @@ def test_a_peer_that_starts_outside_its_hours_joins_paused_and_leaves_politely(m
         await swarm.done(late)
         await swarm.done(a, b)
         assert late.life.outcome.reason == "asked to by SIGINT"
+
+    run(swarm, scenario)
+
+
+def test_where_most_are_paused_the_others_do_not_wait_for_the_slowest(make: Make) -> None:
+    swarm = make(num_rounds=30, num_peers=5)
+
+    async def scenario() -> None:
+        a, b, *paused = members = [swarm.member(name) for name in "abcde"]
+        a.is_founder = True
+        for member in members:
+            swarm.launch(member, wait_for=5, compute=Uneven(range(8, 12), SLOW_S) if member is b else None)
+        await swarm.round(a, 4)
+        for member in paused:
+            member.peer.pausing.want("asked to")
+        paused_at = swarm.clock.now()
+        await swarm.round(a, 12)
+        alone = [event for event in a.life.committed if event.round > 4 and event.contributors == (a.id,)]
+        assert len(alone) >= 4
+        assert swarm.clock.now() - paused_at < SLOW_S
+        for member in paused:
+            member.peer.pausing.want_no_more("asked to")
+        await swarm.done(*members)
 
     run(swarm, scenario)

@@ -15,6 +15,9 @@ from weft.sync.messages import Base, Manifest
 from weft.sync.rules import leader
 
 Status = Literal["alive", "suspected", "gone", "joining"]  # what membership says of a peer
+Fate = Literal["late", "travelling", "lost"]
+# late: announced too late, or not at all; travelling: announced in time, and others have begun to fetch it;
+# lost: announced in time, and nobody has.
 
 PAUSED = "it is paused"
 LIED = "it signed two notes that contradict each other"
@@ -26,12 +29,12 @@ class Decided:
 
     Args:
         left_out: members of the electorate that it does not count, and why, as far as this peer knows.
-        is_travelling: this peer announced in time, others fetch its payload, and it is not counted: it has not arrived.
+        fate: of what this peer brought, where it is not counted.
     """
 
     manifest: Manifest
     left_out: dict[PeerId, str]
-    is_travelling: bool = False
+    fate: Fate = "late"
 
 
 def left_out(

@@ -5,7 +5,8 @@ moves local along with outer (`rebase`), and a commit that counted the payload s
 
 Who misses rounds because one inner step takes longer than they do hands its carry in as a round begins, and trains on
 when that is decided. Whose payload was announced in time and had not arrived when a round was decided offers the same
-bytes in the next, so that they go on travelling.
+bytes in the next, so that they go on travelling; where nobody had begun to fetch it, this peer was not slow, and trains
+on.
 
 Gradients are no displacement: one that was not counted is averaged into the next, once, weighted by tokens; after a
 second miss it is dropped, because it belongs to parameters too long ago.
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from weft.errors import CheckpointError
 from weft.ids import Digest, PeerId, Tokens
+from weft.peer.absence import Fate
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer, Work
 from weft.sync.reduce import EncodedPart, encode_parts, named
@@ -88,17 +90,17 @@ class Carry:
             self._encoded = parts, tuple(map(named, encode_parts(method.codec, vector, parts)))
         return self._encoded[1]
 
-    def settle(self, apply: Callable[[], None], is_counted: bool, is_travelling: bool = False) -> None:
+    def settle(self, apply: Callable[[], None], is_counted: bool, fate: Fate = "late") -> None:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
 
         Args:
             is_counted: nothing is carried on: the commit holds what was offered, or what was trained is to be dropped.
-            is_travelling: what was offered is still on its way to those who merge it.
+            fate: of what was offered, where it is not counted.
         """
-        self._num_travelling = self._num_travelling + 1 if is_travelling else 0
+        self._num_travelling = self._num_travelling + 1 if fate == "travelling" else 0
         self.offered = None
         self.num_done = 0
-        self._num_missed += self.tokens > 0
+        self._num_missed += self.tokens > 0 and (self.sends_gradient or fate != "lost")
         if self.sends_gradient:
             apply()
             if is_counted or self._num_missed > 1:

@@ -298,9 +298,7 @@ class Peer:
             await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
         await self.place.compute.serve(
-            lambda: self._carry.settle(
-                lambda: self._replica.apply(manifest, results), is_counted, decided.is_travelling
-            )
+            lambda: self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted, decided.fate)
         )
         self._legacies.follow(manifest)
         self._groups.tell(manifest, is_counted, tokens)

@@ -29,7 +29,7 @@ import msgspec
 from weft.errors import DataError, DiskFull, PeerError
 from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.net.tasks import Tasks
-from weft.peer.absence import Decided, Status, attempt_started, left_out
+from weft.peer.absence import Decided, Fate, Status, attempt_started, left_out
 from weft.peer.acts import Acts
 from weft.peer.awaiting import Awaiting
 from weft.peer.chain import Chain
@@ -369,7 +369,9 @@ class Rounds:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
         is_counted = any(each.peer == self._node.peer for each in manifest.contributions)
-        is_travelling = self._timers.was_in_time and self.parts.is_asked_for and not is_counted
+        fate: Fate = "late"
+        if not is_counted and self._timers.was_in_time:
+            fate = "travelling" if self.parts.is_asked_for else "lost"
         self._timers.note_decided()
         absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
         self._tasks.spawn(self.parts.note(certificate))
@@ -378,7 +380,7 @@ class Rounds:
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.standing.statuses.pop(peer, None)
-        self.decided.put_nowait(Decided(manifest, absent, is_travelling))
+        self.decided.put_nowait(Decided(manifest, absent, fate))
         self.on_decided(certificate)
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()

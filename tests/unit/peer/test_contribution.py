@@ -11,8 +11,9 @@ from weft.clock import VirtualClock
 from weft.codec import Fp32Config
 from weft.errors import CheckpointError
 from weft.model import initial_vector
+from weft.peer.absence import Fate
 from weft.peer.config import PeerConfig, RunConfig
-from weft.peer.contribution import Carry
+from weft.peer.contribution import OVERDUE_ROUNDS, Carry
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
 from weft.sync.method import DdpConfig
@@ -43,6 +44,19 @@ def test_what_a_commit_did_not_count_is_carried_on_its_result(tmp_path: Path) ->
     assert carry.num_done == 0
     assert torch.allclose(replica.outer - trainer.local(), delta, atol=1e-6)
     assert float(delta.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(("fate", "waits"), [("late", False), ("travelling", True), ("lost", False)])
+def test_who_was_late_twice_hands_in_first_and_whose_payload_was_lost_trains_on(
+    tmp_path: Path, fate: Fate, waits: bool
+) -> None:
+    carry, _, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    carry.settle(lambda: None, is_counted=False, fate=fate)
+    assert carry.is_overdue == waits
+    for _ in range(OVERDUE_ROUNDS):
+        carry.settle(lambda: None, is_counted=False, fate=fate)
+    assert carry.is_overdue == (fate != "lost")
 
 
 def test_a_commit_that_counted_it_leaves_nothing(tmp_path: Path) -> None:
