@@ -106,6 +106,7 @@ class Rounds:
         self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
         self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
+        self._prefetching = asyncio.Lock()
         self.acts = Acts(place.node, chain, place.emit, Awaiting(place.folder.awaiting), self._move)
         self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._feed)
         reach = Reach(self._feed, lambda: self._state)
@@ -408,8 +409,10 @@ class Rounds:
             self._feed(learnt)
 
     async def _prefetch(self, manifest: Manifest) -> None:
-        with suppress(PeerError):  # who makes the outer step asks again, and has other ways
-            await self.parts.results(manifest)
+        # One round after the other: on a slow line all at once would each take longer than anybody waits for a blob.
+        async with self._prefetching:
+            with suppress(PeerError):  # who makes the outer step asks again, and has other ways
+                await self.parts.results(manifest)
 
     def _expire(self, timer: Timer, attempt: Attempt) -> None:
         self._feed(TimedOut(timer=timer, attempt=attempt))
