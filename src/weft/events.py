@@ -340,6 +340,29 @@ class StateJoined(Event, frozen=True, kw_only=True):
     donors: tuple[PeerId, ...]  # who delivered
 
 
+class JoinTooSlow(Event, frozen=True, kw_only=True):
+    """A newcomer's line is no faster than the run: at this pace it never catches up."""
+
+    received_bps: float  # by this machine
+    added_bps: float  # by the results of the run's rounds, which it must receive, too
+    needs_s: float  # at that pace, if the run waited
+    is_blocking: bool  # it asks members for that
+
+
+class RunBlocked(Event, frozen=True, kw_only=True):
+    """This peer announces nothing until a newcomer is in that asked for it."""
+
+    by: PeerId
+    needs_s: float  # by its own account
+    longest_s: float  # that this peer waits
+
+
+class RunUnblocked(Event, frozen=True, kw_only=True):
+    by: PeerId
+    blocked_s: float
+    reason: str
+
+
 # --- files ---
 
 

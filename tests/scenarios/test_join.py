@@ -331,22 +331,6 @@ def test_who_offers_another_state_than_the_others_is_outvoted_and_told_of(
     swarm.run(scenario)
 
 
-def test_who_can_never_catch_up_is_told_both_figures(make_swarm: MakeSwarm) -> None:
-    """A round every five seconds adds 1.8 MB, 2.9 Mbit/s."""
-    swarm = small(make_swarm, num_rounds=60)
-
-    async def scenario() -> None:
-        await after_a_round(swarm, "ab", lease_s=5.0)
-        lay(swarm.member("n"), up=1, down=1)
-        newcomer = join(swarm)
-        told = await swarm.when(newcomer, Notice, lambda event: "never catches up" in event.text)
-        assert "receives 0.9" in told.text
-        assert "adds 2." in told.text
-        assert newcomer.life.seen(StateJoined) == []
-
-    swarm.run(scenario)
-
-
 def test_what_was_committed_meanwhile_is_replayed_a_little_at_a_time(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,9 @@ def join(
     data: Annotated[
         list[str] | None, typer.Option(help="Own text files, folders or globs, for a private run; again for more.")
     ] = None,
+    blocking: Annotated[
+        bool, typer.Option("--blocking", help="Should this line be slower than the run, ask members to wait.")
+    ] = False,
     *,
     here: settings.Here,
     hardware: settings.Hardware,
@@ -47,7 +50,9 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
     stays = read_until(stay.until, SystemClock().wall())
-    chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
+    chosen = settings.machine_settings(
+        here.machine, here.fields() | hardware.fields() | {"is_blocking": blocking or None}
+    )
     from weft.cli.running import Manner, run
     from weft.data import CorpusConfig, TextSource
     from weft.peer.footing import Options

@@ -15,6 +15,7 @@ from weft.events import (
     DataReady,
     Entry,
     FellBack,
+    JoinTooSlow,
     LegacyCounted,
     LegacyDropped,
     LieProven,
@@ -31,6 +32,8 @@ from weft.events import (
     PayloadRejected,
     Resumed,
     RoundMissed,
+    RunBlocked,
+    RunUnblocked,
     StateJoined,
     WarmedUp,
 )
@@ -118,8 +121,35 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
         case StateJoined(fetched_nbytes=fetched, duration_s=duration_s, donors=donors):
             whence = ", ".join(name(donor) for donor in donors) or "what it had kept"
             return f"{name(entry.peer)} has the state: {figures.nbytes(fetched)} in {duration_s:.1f} s from {whence}"
+        case JoinTooSlow():
+            return _too_slow(entry.event)
+        case RunBlocked(by=by, needs_s=needs_s, longest_s=longest_s):
+            asks = (
+                f"the line of {name(by)} is slower than this run: {name(entry.peer)} announces nothing until it is in"
+            )
+            return (
+                f"{asks}, about {figures.duration(needs_s)} by its own account, {figures.duration(longest_s)} at most"
+            )
+        case RunUnblocked(by=by, blocked_s=blocked_s, reason=reason):
+            return f"{name(entry.peer)} waits for {name(by)} no more, after {figures.duration(blocked_s)}: {reason}"
         case DataReady(fetched_nbytes=fetched) if fetched:
             return f"{name(entry.peer)} fetched {figures.nbytes(fetched)} of data"
         case CheckpointFailed(path=path, reason=reason):
             return f"{name(entry.peer)} could not save {path}: {reason}"
     return None
+
+
+def _too_slow(event: JoinTooSlow) -> str:
+    received, added = figures.rate(event.received_bps), figures.rate(event.added_bps)
+    needs = f"about {figures.duration(event.needs_s)} at this pace"
+    what = (
+        f"this machine receives {received}, and the run adds {added} of results, which it must receive too: at this "
+        "pace it never catches up"
+    )
+    if event.is_blocking:
+        return f"{what}. Members are asked to wait until it is in, {needs}; Ctrl-C gives up"
+    return (
+        f"{what}. Ctrl-C gives up, and what has come is kept. Joining again with `weft join --blocking` asks members "
+        f"to wait until it is in, {needs}; afterwards, too, it must receive {added}. A faster line would help, or a "
+        "run with more inner steps a round"
+    )

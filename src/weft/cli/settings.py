@@ -118,6 +118,7 @@ _ALLOWED = {
     "device": ("--device", "auto, cpu, mps, cuda, or one of several GPUs such as cuda:1"),
     "threads": ("--threads", "a whole number from 0 to 1024; 0 is torch's own choice"),
     "transports": ("--transports", "some of tls, iroh and via, at least one of the first two"),
+    "is_blocking": ("--blocking", "no value"),
     "caps.upload_bps": ("--up", "at least 1mbit: rounds give up on less"),
     "caps.download_bps": ("--down", "at least 1mbit: what is slower never catches up"),
     "caps.day_nbytes": ("--per-day", "at least 10MB"),

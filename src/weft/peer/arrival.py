@@ -39,7 +39,6 @@ from weft.sync.messages import Manifest
 from weft.wire import Buffer, decode, digest_of
 
 MAX_DONORS = 4  # each copies the state for it; and a newcomer's line is seldom faster than those of four members
-TELL_AFTER_S, TELL_AFTER_ROUNDS = 20.0, 3  # before that a pace is luck
 OFFER_S = 60.0  # for a member to copy its state and name the chunks
 Heads = Sequence[tuple[PeerId, Manifest]]
 Beats = Callable[[], Mapping[PeerId, Heartbeat]]
@@ -53,40 +52,6 @@ class _Offered:
     charter: Charter
     index: Digest
     donors: tuple[PeerId, ...]
-
-
-@dataclass
-class Pace:
-    """Whether a newcomer can ever catch up: what reaches it, against what the run adds meanwhile.
-
-    Args:
-        began: when it began to fetch.
-        round: the latest one at that time.
-        received_nbytes: by this machine up to then, whatever it is.
-        result_nbytes: what one round adds.
-    """
-
-    began: float
-    round: int
-    received_nbytes: int
-    result_nbytes: int
-    is_told: bool = False
-
-    def warning(self, now: float, round: int, received_nbytes: int) -> str | None:
-        """Return, once, what to tell a person whose line is slower than the run, or None."""
-        passed_s, num_rounds = now - self.began, round - self.round
-        if self.is_told or passed_s < TELL_AFTER_S or num_rounds < TELL_AFTER_ROUNDS:
-            return None
-        got_bps = 8 * (received_nbytes - self.received_nbytes) / passed_s
-        added_bps = 8 * self.result_nbytes * num_rounds / passed_s
-        if got_bps > added_bps:
-            return None
-        self.is_told = True
-        return (
-            f"this machine receives {got_bps / 1e6:.3g} Mbit/s, and the run adds {added_bps / 1e6:.3g} Mbit/s "
-            "of results, which it must receive too: at this pace it never catches up. A faster line would help, or a "
-            "run with more inner steps a round; Ctrl-C gives up, and what has come is kept"
-        )
 
 
 class Arrival:
@@ -108,6 +73,7 @@ class Arrival:
         self._asked: set[PeerId] = set()  # for the state that is being fetched
         self._votes: Counter[tuple[Digest, Digest]] = Counter()  # what those asked offer: head and index
         self.failed: set[PeerId] = set()  # who delivered nothing when `fetch` last failed
+        self.under_way: Partial | None = None  # what is coming just now
 
     async def fetch(self, heads: Heads) -> tuple[Manifest, Charter, dict[str, Tensor]]:
         """Return the manifest that a state belongs to, what holds after it, and the state.
@@ -248,11 +214,7 @@ class Arrival:
         return [peer for peer, offer in offers if (offer.head, offer.index) == (offered.head, offered.index)]
 
     async def _pull(self, partial: Partial, offered: _Offered) -> dict[PeerId, int]:
-        pace = Pace(self._place.clock.now(), self._round(), self._received(), self._replica.result_nbytes)
-
         async def keep(blob: Blob, data: Buffer) -> None:
-            if (warning := pace.warning(self._place.clock.now(), self._round(), self._received())) is not None:
-                self._place.emit(Notice(text=warning))
             was_kept = partial.why_not_kept is None
             await self._place.compute.serve(lambda: partial.put(blob.digest, data))
             if was_kept and partial.why_not_kept is not None:
@@ -262,14 +224,11 @@ class Arrival:
         async def more(known: Sequence[PeerId]) -> Sequence[PeerId]:
             return await self._more(offered, known)
 
-        return await pull(self._node, partial.missing(), offered.donors, keep, self._place.clock, more)
-
-    def _round(self) -> int:
-        """Return the latest round that a linked member has told of."""
-        return max((beat.round for beat in self._beats().values() if beat.manifest is not None), default=0)
-
-    def _received(self) -> int:
-        return self._node.moved[1]
+        self.under_way = partial
+        try:
+            return await pull(self._node, partial.missing(), offered.donors, keep, self._place.clock, more)
+        finally:
+            self.under_way = None
 
     def _tell(self, partial: Partial, delivered: dict[PeerId, int]) -> None:
         assert self._began_at is not None

@@ -34,6 +34,7 @@ from weft.peer.legacies import Legacies
 from weft.peer.messages import GENESIS, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.place import Place
+from weft.peer.plea import Plea
 from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
 from weft.sync.messages import Certificate, Manifest, next_base
@@ -80,6 +81,7 @@ class Entrance:
         self._asked = asyncio.Event()
         self._failed_at: dict[PeerId, float] = {}  # to deliver a state
         self._arrival = Arrival(place, replica, self._beats)
+        self.plea = Plea(place, replica, self._arrival, self._beats, rounds)
         self.legacies = Legacies(place, replica, self._certificate)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
@@ -252,9 +254,12 @@ class Entrance:
             return "failed"
 
     async def be_counted_in(self, rounds: Rounds) -> None:
-        """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it."""
+        """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it.
+
+        Who is far behind does not ask: a leader that replays what was decided before would keep the others waiting.
+        """
         head = rounds.chain.head
-        if len(head.members) < rounds.chain.charter.electors:
+        if len(head.members) < rounds.chain.charter.electors and self.plea.is_near:
             self._ask(head.branch, digest_of(head))
         await asyncio.sleep(JOINING_S / 2)
         if not await self.catch_up(rounds):

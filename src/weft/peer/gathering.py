@@ -101,6 +101,11 @@ class Gathering:
             self._num_failed.pop(wanted, None)
 
     @property
+    def has_quorum(self) -> bool:
+        """Whether a quorum has announced."""
+        return self._quorum_at is not None
+
+    @property
     def is_waiting(self) -> bool:
         """Whether this peer leads the first attempt, and so waits for payloads."""
         state = self._state()

@@ -81,9 +81,10 @@ class Groups:
         """Keep a sponsor as long as this peer needs one. Run until cancelled."""
         return self._ward.watch()
 
-    def hand_on(self, evaluator: Evaluator) -> None:
-        """Let wards hear what this peer hears of evaluations."""
+    def hand_on(self, evaluator: Evaluator, is_near: Callable[[], bool]) -> None:
+        """Let wards hear what this peer hears of evaluations, and let it ask for a sponsor only where it is near."""
         evaluator.on_heard = self._sponsor.pass_evaluation_on
+        self._ward.is_near = is_near
 
     @property
     def turn(self) -> Turn:

@@ -70,6 +70,11 @@ class Hearing:
         self._early = Early()
         self.witness = Witness(place.node, chain, accuse)
 
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough members have announced for the present round to be decided."""
+        return self._gathering.has_quorum
+
     def begin(self) -> Callable[[], None]:
         """A round begins. Return what reads the letters that came before it, to be called once its machine is there."""
         early = self._early.begin()

@@ -38,6 +38,12 @@ class PeerConfig(Config, frozen=True, kw_only=True):
     iroh: IrohConfig = IrohConfig()
     relay: RelayConfig = RelayConfig()
     checkpoint_every_s: Annotated[float, msgspec.Meta(ge=0, description="seconds; 0: at the end only")] = 60.0
+    is_blocking: bool = False
+    """Where its line is slower than the run it joins, ask members to wait until it is in."""
+    max_blocked_s: Annotated[float, msgspec.Meta(ge=0, le=86_400, description="seconds; 0: it waits for nobody")] = (
+        600.0
+    )
+    """As long this machine waits for one newcomer that asks for it, at most."""
     caps: CapsConfig = CapsConfig()
 
     def __post_init__(self) -> None:

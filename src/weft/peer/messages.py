@@ -6,6 +6,7 @@ newcomer                         member
   StateRequest ────────────────► some    pin this one for me
   ◄────────────────── StateOffer         the digests of the state's chunks, equal at all
   (blobs) ◄────────────────────►
+  BlockPlease ─────────────────► all     announce nothing until I am in (only where it asks for that, every 2 s)
   Joining ─────────────────────► all     count me in from the next manifest on (every second until it does)
   ChainRequest ────────────────►         what was committed since?
   ◄────────────────────── Chain          certificates, in order
@@ -50,6 +51,17 @@ class Joining(Record, frozen=True, kw_only=True, tag="Joining"):
 
     branch: BranchId
     manifest: HexDigest
+
+
+class BlockPlease(Record, frozen=True, kw_only=True, tag="BlockPlease"):
+    """A call of a newcomer whose line is slower than the run, again and again until it is in: announce nothing."""
+
+    needs_s: Annotated[int, Meta(ge=0, le=MAX_COUNT)]  # by its own account; 0: it is in, or gives it up
+
+
+class BlockAnswer(Record, frozen=True, kw_only=True, tag="BlockAnswer"):
+    is_given: bool
+    reason: Reason = ""
 
 
 class StateRequest(Record, frozen=True, kw_only=True, tag="StateRequest"):

@@ -33,6 +33,7 @@ from weft.net.heartbeat import Membership
 from weft.net.membership import Gone, Left, New, Recovered, Suspected
 from weft.net.tasks import Tasks
 from weft.peer.absence import Decided
+from weft.peer.blocking import Blocking
 from weft.peer.branches import Branches
 from weft.peer.chain import Chain
 from weft.peer.checkpoint import Snapshot
@@ -85,6 +86,7 @@ class Peer:
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
         self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies
+        self._blocking = Blocking(place, lambda: self._rounds is not None and self._rounds.is_member)
         self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
         self._evaluator = Evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
@@ -148,6 +150,7 @@ class Peer:
     async def _live(self, begin: Begin, snapshot: Snapshot | None) -> Outcome:
         try:
             await self._start(snapshot)
+            self._tasks.spawn(self._entrance.plea.watch())
             with suppress(_Stopped):
                 self._report.state = "joining"
                 if self._is_complete():
@@ -206,7 +209,7 @@ class Peer:
         groups = Groups(
             self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks
         )
-        groups.hand_on(self._evaluator)
+        groups.hand_on(self._evaluator, lambda: self._entrance.plea.is_near)
         self._rounds, self._groups = rounds, groups
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
         for peer in self._entrance.askers():
@@ -242,6 +245,7 @@ class Peer:
             assert head is not None
             leased = self._groups.leased(head)
             await self._training.make(head, leased, self._replica.config, lambda: turn.is_hurried)
+        await self._unless_stopped(self._blocking.passed(lambda: self._is_needless_to_wait(rounds)))
         if not rounds.decided.empty() or self._stopping.is_set():
             return
         if self._carry.offered is None:
@@ -251,6 +255,9 @@ class Peer:
             self._training.work = None
             turn.pass_on()
         await self._settle_next(rounds)
+
+    def _is_needless_to_wait(self, rounds: Rounds) -> bool:
+        return rounds.hearing.has_quorum or not rounds.decided.empty() or self.pausing.is_on
 
     async def _offer(self, rounds: Rounds, turn: Turn) -> None:
         """Announce the carry, unless its round is decided before it is encoded: it would be counted twice."""
@@ -347,6 +354,7 @@ class Peer:
             case Suspected(peer=peer):
                 self._groups.notice(peer, "suspected")
             case Gone(peer=peer) | Left(peer=peer):
+                self._blocking.forget(peer)
                 self._groups.notice(peer, "gone")
             case Recovered(peer=peer) | New(peer=peer):
                 self._groups.notice(peer, "alive")

@@ -63,6 +63,7 @@ class Ward:
         self._pause_s = LOOK_S
         self._asked_in: Manifest | None = None
         self._outside_since = place.clock.now()
+        self.is_near: Callable[[], bool] = lambda: True  # whether this peer can follow, and so be of use
         self._hurried: tuple[BranchId, Round] | None = None
         place.node.on_note(Release, self._on_release)
         place.node.on_note(Hurry, self._on_hurry)
@@ -152,6 +153,9 @@ class Ward:
 
     async def _look(self) -> None:
         """Ask electors in this peer's order until one takes it."""
+        if not self.is_near():
+            self._outside_since = self._clock.now()
+            return
         base, charter = self._rounds.chain.base, self._rounds.chain.charter
         has_room = len(base.electorate) < charter.electors
         if has_room and self._clock.now() - self._outside_since < PATIENCE_S:

@@ -316,6 +316,7 @@ def test_options_beat_the_machine_file(tmp_path: Path) -> None:
     machine.write_text('name = "file"\nthreads = 3\n[tls]\nport = 5\n')
     found = settings.machine_settings(machine, {"name": "option", "threads": None, "tls.port": 6})
     assert (found.name, found.threads, found.tls.port) == ("option", 3, 6)
+    assert settings.machine_settings(None, {"is_blocking": True}).is_blocking  # weft join --blocking
 
 
 def test_an_option_is_checked_like_a_field() -> None:

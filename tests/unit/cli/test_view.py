@@ -4,6 +4,7 @@ import io
 from dataclasses import replace
 from functools import reduce
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from weft.events import (
     Entry,
     Evaluated,
     Event,
+    JoinTooSlow,
     LinkDown,
     LinkUp,
     MajorityLost,
@@ -37,6 +39,8 @@ from weft.events import (
     PeerStopped,
     RoundCommitted,
     RoundMissed,
+    RunBlocked,
+    RunUnblocked,
     Sampled,
     StepDone,
 )
@@ -273,6 +277,8 @@ def test_any_order_of_entries_can_be_shown(said: list[tuple[int, PeerId, int]]) 
 
 # --- words ---
 
+TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_blocking=False)
+
 
 @pytest.mark.parametrize(
     ("event", "words"),
@@ -280,6 +286,14 @@ def test_any_order_of_entries_can_be_shown(said: list[tuple[int, PeerId, int]]) 
         (MemberJoined(member=B, name="bert"), "bert joined"),
         (MemberLeft(member=B), "bert left with a goodbye"),
         (MemberGone(member=B, silent_s=8.0), "bert is gone"),
+        (
+            RunBlocked(by=B, needs_s=90.0, longest_s=600.0),
+            "bert is slower than this run: anna announces nothing until it is in, about 1:30 by its own account, 10:00",
+        ),
+        (RunUnblocked(by=B, blocked_s=61.0, reason="it is in"), "anna waits for bert no more, after 1:01: it is in"),
+        (TOO_SLOW, "receives 950 kbit/s, and the run adds 2.9 Mbit/s of results"),
+        (TOO_SLOW, "`weft join --blocking` asks members to wait until it is in, about 2:10 at this pace"),
+        (msgspec.structs.replace(TOO_SLOW, is_blocking=True), "Members are asked to wait until it is in, about 2:10"),
         (RoundMissed(round=Round(3), carried_tokens=Tokens(1), reason="late"), "anna missed round 3"),
         (ActWaits(by=B, kind="amend", subject=""), "amend: handed in by bert"),
         (ActWaits(by=B, kind="ban", subject=A), "ban anna: handed in by bert"),
