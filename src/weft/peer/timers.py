@@ -14,6 +14,9 @@ from weft.ids import Attempt
 from weft.sync.deadline import NUM_REMEMBERED, deadline_s
 from weft.sync.machine import Timer
 
+# Times the median of an exchange. A newcomer makes one a third longer (net.turns.SHARE), and whoever uses the same line
+# for something else, too; to begin it anew costs all that has been sent.
+SLACK = 1.5
 MAX_DOUBLINGS = 5  # of the progress timer: half an hour at most, where rounds take a minute
 
 
@@ -79,7 +82,7 @@ class Timers:
             self._quorum_at = self._clock.now()
         delay_s = max(deadline_s(self._graces_s), self._gathering_s / 2)
         if timer == "progress":
-            delay_s = (delay_s + deadline_s(self._latencies_s)) * 2 ** min(attempt, MAX_DOUBLINGS)
+            delay_s = (delay_s + deadline_s(self._latencies_s, SLACK)) * 2 ** min(attempt, MAX_DOUBLINGS)
         self._running[timer, attempt] = asyncio.get_running_loop().call_later(delay_s, self._end, timer, attempt)
 
     def stop(self) -> None:

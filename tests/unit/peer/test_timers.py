@@ -4,7 +4,7 @@ import asyncio
 
 from weft.clock import VirtualClock
 from weft.ids import Attempt
-from weft.peer.timers import Timers
+from weft.peer.timers import SLACK, Timers
 from weft.sync.deadline import FIRST_S
 
 
@@ -36,8 +36,8 @@ def test_deadlines_follow_what_rounds_took() -> None:
         await asyncio.sleep(60)
         assert [(timer, attempt, when - at) for timer, attempt, when in expired] == [
             ("grace", 0, 4.0),  # from the quorum's announcement to the last
-            ("progress", 0, 4.0 + 7.0),
-            ("progress", 1, 2 * 11.0),
+            ("progress", 0, 4.0 + SLACK * 7.0),
+            ("progress", 1, 2 * (4.0 + SLACK * 7.0)),
         ]
 
     clock.run(scenario())
