@@ -253,8 +253,11 @@ def test_where_the_run_has_gone_far_ahead_a_newer_state_is_less_to_fetch(
     swarm.run(scenario)
 
 
-def test_rounds_are_hardly_slower_while_somebody_joins(make_swarm: MakeSwarm) -> None:
-    """Two thirds of each round its members exchange, so a newcomer that took what it can get would double that."""
+def test_rounds_are_a_third_slower_while_somebody_joins_and_that_not_for_long(make_swarm: MakeSwarm) -> None:
+    """Two thirds of each round its members exchange, so a newcomer that took what it can get would double that.
+
+    With a quarter of four lines it fills its own all the same, and is in sync within 1.2 times what its line needs.
+    """
 
     swarm = make_swarm(model=LARGER, method=DiLoCoConfig(every=2), num_rounds=20)
 
@@ -262,12 +265,17 @@ def test_rounds_are_hardly_slower_while_somebody_joins(make_swarm: MakeSwarm) ->
         a, *_ = members = await swarm.start("abcd", compute=Paced(5.0))
         lay(*members, swarm.member("n"), up=10, down=10)
         await swarm.round(a, 2)
-        newcomer = join(swarm)
-        await swarm.round(a, 4)
-        assert newcomer.life.seen(StateJoined) == []
-        assert next(newcomer.folder.arriving.iterdir())
+        newcomer, began = join(swarm, lease_s=5.0), swarm.clock.now()
+        joined = await swarm.when(newcomer, StateJoined)
+        await swarm.when(newcomer, RoundCommitted, lambda _event: newcomer.peer.head == a.peer.head)
+        head = a.peer.head
+        assert head is not None
+        num_rounds, result_nbytes = head.round - joined.round, newcomer.peer._replica.result_nbytes
+        assert num_rounds >= 2
+        assert swarm.clock.now() - began < 1.2 * 8 * (joined.fetched_nbytes + num_rounds * result_nbytes) / 10e6
         _, alone, *beside = (event.duration_s for event in a.life.committed)
-        assert max(beside) < 1.2 * alone
+        assert len(beside) >= 2
+        assert 1.1 * alone < max(beside) < 1.4 * alone
 
     swarm.run(scenario)
 

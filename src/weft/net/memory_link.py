@@ -27,7 +27,7 @@ import numpy as np
 
 from weft.errors import PeerError
 
-WINDOW_NBYTES = 1 << 20  # sent and not yet read, besides what the link itself holds
+WINDOW_NBYTES = 256 << 10  # sent and not yet read, besides what the link itself holds
 CHUNK_NBYTES = 64 << 10  # how much one stream sends at most before another on the same line gets its turn
 TURN_S = 0.02  # and for how long: on a slow line a short message does not wait for long ones
 MSS_NBYTES = 1448  # of a packet over Ethernet

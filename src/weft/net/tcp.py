@@ -17,6 +17,9 @@ _BACKLOG = 256  # connections the system holds while the loop is busy
 _MAPPED = "::ffff:"  # how a socket of both families shows an IPv4 address
 # Probes after 10 s of silence, and an end 15 to 25 s after the other host vanished; deadlines of callers are shorter.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000))
+# Of a stream the system takes so much and has not sent it. Else it is a megabyte, which then stands before all that is
+# more urgent and looks as if it had left. Twice a slice of what is patient: a line never waits for the next.
+_NOTSENT_NBYTES = 256 << 10
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -139,6 +142,8 @@ def _tune(connection: socket.socket) -> None:
     with suppress(OSError):  # hints: the connection works without them
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_NBYTES)
         for option, value in _KEEPALIVE:
             if hasattr(socket, option):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,12 +1,12 @@
 """Who may send next: what a round waits for goes first, what a newcomer fetches goes in between.
 
     urgent     payloads and results of the present round: sent at once
-    patient    states, data, results of rounds long decided: a few at a time; and while a round exchanges, or something
-               urgent is under way, and for a moment after it, one byte for every `SHARE - 1` urgent ones
+    patient    states, data, results of rounds long decided: a few at a time; and while something urgent is under way,
+               and a moment longer, or an exchange has just begun or ended, one byte for every `SHARE - 1` urgent ones
 
 Not none: a swarm whose rounds exchange all the time would otherwise never let anybody in. Shares are of bytes, because
-what a line can carry is not known: what urgent blobs get through is what it carries. That a round exchanges has to be
-told: what a socket has taken looks as if it had left. And not too few: a slice leaves at the latest after `STARVED_S`.
+what a line can carry is not known: what urgent blobs get through is what it carries. And not too few: a slice leaves at
+the latest after `STARVED_S`.
 
 It does not know what is sent.
 """
@@ -18,11 +18,11 @@ from weakref import WeakValueDictionary
 
 from weft.ids import PeerId
 
-SHARE = 8  # of what is sent while rounds want the line, patient blobs are one part in so many
+SHARE = 4  # of what is sent while rounds want the line, patient blobs are one part: four donors fill a line like theirs
 MAX_PATIENT = 2  # blobs at a time to one peer: what a socket has taken before a round began cannot be taken back
 SLICE_NBYTES = 128 << 10  # of a patient blob: 50 ms of 20 Mbit/s
 QUIET_S = 1.0  # from one urgent blob to the next of the same exchange: an answer, a merge, a request over an ocean
-# A slice waits no longer, however little rounds send: where models are small and rounds follow at once, an eighth of
+# A slice waits no longer, however little rounds send: where models are small and rounds follow at once, a quarter of
 # that is next to nothing, though the line is free. It makes 0.35 Mbit/s, so that two newcomers do not take it for dead.
 STARVED_S = 3.0
 STUCK_S = 5.0  # where no urgent byte has left for so long, nobody is held back
@@ -93,7 +93,7 @@ class Turns:
 
     def _busy_s(self) -> float:
         """Return for how long patient blobs hold back if nothing urgent moves."""
-        return self._moved_at + (STUCK_S if self._num_urgent or self._is_exchanging else QUIET_S) - _now()
+        return self._moved_at + (STUCK_S if self._num_urgent else QUIET_S) - _now()
 
 
 def _now() -> float:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from weft.ids import Digest, PeerId
 
-MAX_UNDER_WAY = 4  # in all, or one of each holder: what is on its way as a round begins to exchange is in its way
+MAX_UNDER_WAY = 4  # in all, or some of each holder: what is on its way as a round begins to exchange is in its way
+LEAST_OF_ONE = 2  # so that a holder has the next one asked of it while one comes
 MAX_OF_ONE = 4  # several get past lost packets and the time an answer takes
 MAX_LACKING = 3  # a holder that lacks so many has lost them all: a pin that was dropped
 LATE = 4.0  # times what others need: who takes longer for the last blobs is not waited for
@@ -70,7 +71,7 @@ class Shares:
     def take(self, peer: PeerId, now: float) -> int | None:
         """Return the number of the blob that `peer` is to deliver next, or None where it has enough to do."""
         holder = self._holders.get(peer)
-        most = min(MAX_OF_ONE, max(1, MAX_UNDER_WAY // max(len(self._holders), 1)))
+        most = min(MAX_OF_ONE, max(LEAST_OF_ONE, MAX_UNDER_WAY // max(len(self._holders), 1)))
         if holder is None or len(holder.under_way) >= most:
             return None
         number = next((each for each in self._waiting if each not in holder.lacking), None)

@@ -3,6 +3,7 @@
 import pytest
 
 from weft.ids import PeerId
+from weft.net.turns import SHARE
 from weft.peer.blocks import DAY_S, LEAST_REST_S, REST, SILENT_S, TRIAL_S, Blocks, Ended
 
 A, B = PeerId("a" * 64), PeerId("b" * 64)
@@ -87,10 +88,10 @@ def test_a_key_is_waited_for_once_a_day() -> None:
 
 
 def test_who_would_need_far_longer_than_is_allowed_is_declined() -> None:
-    """Not who needs a little longer: beside rounds it is sent an eighth of what it is sent without."""
+    """Not who needs a little longer: beside rounds it is sent a quarter of what it is sent without."""
     blocks = Blocks(LONGEST_S)
-    assert "600 s at most" in blocks.ask(A, 8 * LONGEST_S + 1, 0.0)
-    assert blocks.ask(A, 8 * LONGEST_S, 0.0) == ""
+    assert "600 s at most" in blocks.ask(A, SHARE * LONGEST_S + 1, 0.0)
+    assert blocks.ask(A, SHARE * LONGEST_S, 0.0) == ""
 
 
 def test_who_cannot_be_in_in_time_is_given_up_once_its_line_is_known() -> None:
