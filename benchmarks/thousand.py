@@ -249,7 +249,7 @@ def _sent(member: Member) -> Counter[str]:
     node = member.peer.place.node
     assert isinstance(node, CountedNode)
     sent = Counter(node.sent)
-    sent["total"] = sum(meter.sent_nbytes for meter in node.traffic.values())
+    sent["total"] = node.moved[0]
     return sent
 
 

@@ -13,10 +13,11 @@ It does not know who said what, nor when to compare.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from weft.ids import PeerId
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
-from weft.net.roll import Accused, Lives, Proof, Roll, present, proofs
+from weft.net.roll import MAX_KNOWN, Accused, Lives, Proof, Roll, present, proofs
 
 MAX_GIVEN = 256  # claims in answer to one comparison: a newcomer asks again a second later, and somebody else
 
@@ -32,7 +33,8 @@ def sums(roll: Roll) -> bytes:
     """Return the sums of this view's buckets."""
     totals = [0] * NUM_BUCKETS
     for life, _ in present(roll):
-        totals[bucket(life.peer)] += _mixed(int(life.peer[2:18], 16), life.incarnation)
+        index, mixed = _summand(life.peer, life.incarnation)
+        totals[index] += mixed
     return b"".join((total & _MASK).to_bytes(8, "big") for total in totals)
 
 
@@ -101,6 +103,11 @@ def _by_bucket(roll: Roll) -> list[list[tuple[Lives, tuple[Accused, ...]]]]:
 
 def _proofs(life: Lives, against: tuple[Accused, ...]) -> list[Proof]:
     return [life.proof, *(accused.proof for accused in against)]
+
+
+@lru_cache(maxsize=MAX_KNOWN)  # asked for each peer with each comparison
+def _summand(peer: PeerId, incarnation: int) -> tuple[int, int]:
+    return bucket(peer), _mixed(int(peer[2:18], 16), incarnation)
 
 
 def _mixed(peer: int, incarnation: int) -> int:

@@ -70,10 +70,9 @@ class Standing:
     def present(self) -> tuple[PeerId, ...]:
         """Return the electorate less those that are gone or have left, ascending."""
         state = self._state()
-        away = {peer for peer, status in self.statuses.items() if status == "gone"}
-        if state is not None:
-            away |= state.farewells.keys()
-        return tuple(peer for peer in self._chain.base.electorate if peer not in away)
+        left = () if state is None else state.farewells
+        electorate = self._chain.base.electorate  # statuses has everybody: hundreds
+        return tuple(peer for peer in electorate if self.statuses.get(peer) != "gone" and peer not in left)
 
     @property
     def has_left(self) -> bool:
