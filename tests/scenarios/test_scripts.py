@@ -140,6 +140,19 @@ def test_an_owner_whose_results_are_no_numbers_owns_nothing_of_that_round(theatr
     assert liar.counted == liar.trained
 
 
+def test_an_owner_that_says_it_can_have_nobodys_work_keeps_nobody_out(theatre: Theatre) -> None:
+    """It owns nothing more in an attempt that another leads, and one that it leads itself comes to nothing."""
+    played = theatre(Lie(peer="lab-1", about="stuck", at_round=2))
+    theatre.check(played)
+    assert ends(played) == 4 * ["complete"]
+    (liar,) = names(played, "lab-1")
+    lied_in = [manifest for manifest in played.manifests if manifest.round > 3]
+    assert len(lied_in) > 5
+    for manifest in lied_in:
+        assert len(manifest.contributions) == 4
+        assert liar.peer not in {part.owner for part in manifest.parts}
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nobody_follows_a_leader_that_proposes_nonsense(theatre: Theatre, seed: int) -> None:
     honest = theatre(seed=seed)

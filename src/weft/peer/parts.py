@@ -136,7 +136,7 @@ class Parts:
         awaited = awaited_weight(self._chain.charter_in(round), plan.awaited, self._chain.head.leases)
         self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
         fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
-        if not any(each.tokens for each in plan.contributions):  # no mean; the leader waits for somebody's work
+        if not any(each.tokens for each in plan.contributions):  # no mean; no honest leader plans this
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
         has_legacies = any(each.legacy is not None for each in plan.contributions)
         coding = self._codec(round), self._reply_codec(round)

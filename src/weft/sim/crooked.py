@@ -20,11 +20,12 @@ from weft.events import Emit
 from weft.ids import Digest, PeerId, Tokens
 from weft.net.blobs import Lookup, inline
 from weft.net.handshake import Passport
+from weft.net.membership import MAX_MEMBERS
 from weft.net.memory import MemoryTransport
 from weft.net.node import Node
 from weft.peer.messages import Decision, Letter
 from weft.sim.faults import Corrupt, Drop, Fault, Lie
-from weft.sync.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Vote
+from weft.sync.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Stuck, Vote
 from weft.wire import Buffer, Signed, decode, digest, seal
 
 CLAIM_TOKENS = Tokens(10**18)
@@ -143,6 +144,8 @@ class CrookedNode(Node):
                 return msgspec.structs.replace(message, tokens=CLAIM_TOKENS)
             case Merged(result=result) if "results" in lies:
                 return msgspec.structs.replace(message, result=self._forge(result))
+            case Merged(attempt=attempt, revision=revision, part=part) if "stuck" in lies:
+                return Stuck(attempt=attempt, revision=revision, part=part, missing=self.peers[:MAX_MEMBERS])
             case Propose(manifest=manifest) if "proposals" in lies:
                 return msgspec.structs.replace(message, manifest=self._nonsense(manifest))
             case Promise(accepted=Vote()) if "votes" in lies:

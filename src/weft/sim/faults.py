@@ -134,13 +134,14 @@ class Corrupt(PeerFault, frozen=True, kw_only=True, tag="corrupt"):
 
 
 class Lie(PeerFault, frozen=True, kw_only=True, tag="lie"):
-    """It claims 10**18 tokens; or as an owner gives results that are no numbers; or as a leader proposes nonsense.
+    """It claims 10**18 tokens; or as an owner gives results that are no numbers, or says that it is stuck and can have
+    nobody's work; or as a leader proposes nonsense.
 
     About rivals: as a leader it proposes one manifest to half of the members, and another to the others. About votes:
     to the leader of a later attempt it denies what it has accepted.
     """
 
-    about: Literal["tokens", "results", "proposals", "rivals", "votes"]
+    about: Literal["tokens", "results", "stuck", "proposals", "rivals", "votes"]
     lasts_s: Seconds | None = None
 
 

@@ -32,6 +32,7 @@ from weft.sync.machine import (
 from weft.sync.messages import Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.rules import is_quorum, is_sound, leader, spent_farewells
 from weft.sync.shares import lease, shares
+from weft.sync.stuck import judged
 from weft.sync.uplinks import uplinks
 from weft.wire import digest_of
 
@@ -72,7 +73,8 @@ def make_plan(state: State) -> Result:
         is_grace_due = is_quorum(state.base, usable | state.unusable | state.passing, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
     plan = new_plan(state, usable, absent)
-    return follow(state, plan, state.me) if plan.contributions else (state, ())
+    has_work = any(each.tokens for each in plan.contributions)  # of nothing there is no mean
+    return follow(state, plan, state.me) if has_work else (state, ())
 
 
 def give_up(state: State, peer: PeerId) -> Result:
@@ -100,11 +102,12 @@ def _liars(acts: tuple[Warrant, ...]) -> set[PeerId]:
 def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     """Return a plan: at first every member that is not away owns the part of its own uplink's size, ready or not.
 
-    Another try gives each part another owner, of those that are ready. What an owner merges and serves would pass a
-    relay twice; where all are relayed somewhere, all own.
+    Another try gives each part another owner, of those that are ready and whose word is believed. What an owner merges
+    and serves would pass a relay twice; where all are relayed somewhere, all own.
     """
     turn, base = state.attempt + state.revision, state.base
-    present = sorted(usable - absent - state.relayed) or sorted(usable - absent) or [state.me]
+    able = usable - absent - state.lacking.keys()
+    present = sorted(able - state.relayed) or sorted(able) or [state.me]
     owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
     if not turn and base.num_parts == len(base.electorate):
         away = absent | state.relayed | set(base.newcomers)
@@ -118,16 +121,19 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     )
 
 
-def replan(state: State, stuck: Stuck) -> Result:
-    """Leader: a contribution cannot be had, so plan again without it; its work stays in its owner's carry."""
+def replan(state: State, sender: PeerId, stuck: Stuck) -> Result:
+    """Leader: an owner cannot have a contribution, so plan again without the one or the other (`sync.stuck`).
+
+    What is not counted stays in its owner's carry.
+    """
     plan = state.plan
     if plan is None or state.proposal is not None or (stuck.attempt, stuck.revision) != (plan.attempt, plan.revision):
         return state, ()
-    if not is_leading(state) or not set(stuck.missing) - state.unusable:
+    missing = {each.peer for each in plan.contributions} & set(stuck.missing)
+    is_owner = stuck.part < len(plan.owners) and plan.owners[stuck.part] == sender
+    if not is_leading(state) or not is_owner or not missing:
         return state, ()
-    planned = {contribution.peer for contribution in plan.contributions}
-    unusable = state.unusable | (planned & set(stuck.missing))
-    return make_plan(replace(without_plan(state), unusable=unusable, revision=state.revision + 1))
+    return make_plan(judged(replace(without_plan(state), revision=state.revision + 1), sender, missing))
 
 
 def follow(state: State, plan: Collect, sender: PeerId) -> Result:

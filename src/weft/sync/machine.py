@@ -51,6 +51,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     votes: frozenset[PeerId] = frozenset()  # leader: who accepted it
     is_grace_over: bool = False
     unusable: frozenset[PeerId] = frozenset()  # leader: contributions that cannot be had
+    lacking: dict[PeerId, frozenset[PeerId]] = {}  # leader: by owner, which others it alone says it cannot have
     suspected: frozenset[PeerId] = frozenset()
     gone: frozenset[PeerId] = frozenset()
     farewells: dict[PeerId, Goodbye] = {}
@@ -224,7 +225,7 @@ def at_attempt(state: State, attempt: Attempt) -> State:
     if attempt <= state.attempt:
         return state
     state = replace(without_plan(state), attempt=attempt, revision=0, promises={}, refusals={})
-    return replace(state, proposal=None, votes=frozenset())
+    return replace(state, proposal=None, votes=frozenset(), unusable=frozenset(), lacking={})
 
 
 def without_plan(state: State) -> State:

@@ -173,7 +173,7 @@ def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
                 return state, ()
             return follow(at_attempt(state, message.attempt), message, sender)
         case Stuck():
-            return replan(state, message)
+            return replan(state, sender, message)
         case Merged():
             return then(learn_result(state, sender, message), propose_if_held)
         case Holding():
