@@ -7,7 +7,7 @@ attempt to its leader shows it the proposal it had, and the votes it had been gi
 as well. An honest run that never changes a leader sends nothing more.
 
 Failure:
-- a note that somebody forged: it is found out when it would prove something, and forgotten.
+- a note that somebody forged, in its own name or another's: it is not kept, and pushes out none that is.
 - a member that signs many notes: its oldest are forgotten.
 - the only one that heard one side of a lie is gone: the lie is not proven.
 
@@ -25,7 +25,7 @@ from weft.peer.messages import Shown
 from weft.sync.acts import MAX_CONTRADICTION_NBYTES, Warrant
 from weft.sync.contradiction import binds, contradiction
 from weft.sync.messages import Accept, Certificate, Goodbye, Propose, RoundNote
-from weft.wire import Signed, decode, unseal
+from weft.wire import Signed, unseal
 
 MAX_KEPT = 16  # notes of one member in one round: those of five attempts that it leads or votes in
 MAX_KEPT_NBYTES = MAX_CONTRADICTION_NBYTES  # ... and their bytes
@@ -53,34 +53,31 @@ class Witness:
             del self._kept[place]
 
     def hear(self, signed: Signed, note: RoundNote) -> None:
-        """Keep a note, if it binds its signer, and look whether it contradicts another.
-
-        Its signature need not have been checked.
-        """
+        """Keep a note whose signature holds, if it binds its signer, and look whether it contradicts another."""
         is_of_member = signed.signer in self._chain.base.electorate
         if not is_of_member or not binds(note.message) or not self._is_near(note.branch, note.round):
             return
-        kept = self._kept.setdefault((note.branch, note.round), {}).setdefault(signed.signer, [])
-        if any(known.body == signed.body for known, _ in kept):
+        if self._is_known(signed, (note.branch, note.round)):
             return
-        for entry in [each for each in kept if contradiction(each[1], note) is not None]:
-            if not _is_signed(signed):
+        kept = self._kept.setdefault((note.branch, note.round), {}).setdefault(signed.signer, [])
+        for known, other in kept:
+            if contradiction(other, note) is not None:
+                self._accuse(Warrant(letters=(known, signed)))
                 return
-            if _is_signed(entry[0]):
-                self._accuse(Warrant(letters=(entry[0], signed)))
-                return
-            kept.remove(entry)
         kept.append((signed, note))
         while len(kept) > MAX_KEPT or sum(len(known.body) for known, _ in kept) > MAX_KEPT_NBYTES:
             kept.pop(0)
 
     def read(self, certificate: Certificate) -> None:
-        """Hear what proves a decision."""
+        """Hear what is said to prove a decision; whether it does need not have been checked."""
         place = certificate.manifest.branch, certificate.manifest.round
-        if self._is_near(*place):
-            for letter in (*certificate.votes, *certificate.farewells):
-                if (note := _opened(letter)) is not None and (note.branch, note.round) == place:
-                    self.hear(letter, note)
+        if not self._is_near(*place):
+            return
+        for letter in (*certificate.votes, *certificate.farewells):
+            if letter.signer not in self._chain.base.electorate or self._is_known(letter, place):
+                continue
+            if (note := _opened(letter)) is not None and (note.branch, note.round) == place:
+                self.hear(letter, note)
 
     def show(self, peer: PeerId) -> None:
         """Show the leader of a later attempt what others said in the attempts before: it may know the other side."""
@@ -99,6 +96,9 @@ class Witness:
         if proposals:  # one, for it may be large: the newest, which this peer has accepted if any
             yield max(proposals, key=lambda each: each[0])[1]
 
+    def _is_known(self, signed: Signed, place: tuple[BranchId, Round]) -> bool:
+        return any(known.body == signed.body for known, _ in self._kept.get(place, {}).get(signed.signer, ()))
+
     def _is_near(self, branch: BranchId, round: Round) -> bool:
         base = self._chain.base
         return branch == base.branch and abs(round - base.round) <= 1
@@ -110,15 +110,6 @@ class Witness:
 
 def _opened(letter: Signed) -> RoundNote | None:
     try:
-        note: RoundNote = decode(letter.body, RoundNote)
+        return unseal(letter, RoundNote, verify)
     except WireError:
         return None
-    return note
-
-
-def _is_signed(letter: Signed) -> bool:
-    try:
-        unseal(letter, RoundNote, verify)
-    except WireError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""What a witness keeps, shows and proves, and that forged notes prove nothing and crowd nothing out for long."""
+"""What a witness keeps, shows and proves, and that forged notes prove nothing and crowd nothing out."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +8,12 @@ import pytest
 from model.world import first_base
 from weft.ids import Attempt, Digest, Round
 from weft.keys import Identity
+from weft.peer.chain import open_branch
 from weft.peer.messages import Shown
 from weft.peer.witness import MAX_KEPT, Witness
 from weft.sync.acts import Warrant
 from weft.sync.machine import replace
-from weft.sync.messages import Accept, AnyRoundMessage, Prepare, Promise, Ready, RoundNote
+from weft.sync.messages import Accept, AnyRoundMessage, Certificate, Prepare, Promise, Ready, RoundNote
 from weft.wire import Signed, seal
 
 IDENTITIES = sorted((Identity.from_seed(bytes([number] * 32)) for number in range(3)), key=lambda each: each.peer)
@@ -79,13 +80,25 @@ def test_nothing_is_kept_of_rounds_far_off_or_of_strangers(witness: Witness, pro
     assert witness._kept == {}
 
 
-def test_a_forged_note_proves_nothing_and_is_forgotten(witness: Witness, proven: list[Warrant]) -> None:
-    witness.hear(*forged(accept(1, "a")))
+def certificate(*letters: Signed) -> Certificate:
+    manifest = open_branch(BASE, BASE.electorate, ME.peer, BASE.branch)
+    return Certificate(attempt=Attempt(0), manifest=manifest, votes=letters, farewells=())
+
+
+def test_a_forged_note_proves_nothing_and_is_not_kept(witness: Witness, proven: list[Warrant]) -> None:
+    witness.read(certificate(forged(accept(1, "a"))[0]))
     witness.hear(*accept(1, "b"))
-    witness.hear(*forged(accept(1, "c")))
+    witness.read(certificate(forged(accept(1, "c"))[0]))
     assert proven == []
-    witness.hear(*accept(1, "d"))
+    witness.read(certificate(accept(1, "d")[0]))
     assert [letter.body for letter in proven[0].letters] == [accept(1, digit)[0].body for digit in "bd"]
+
+
+def test_forged_notes_push_out_none_that_is_signed(witness: Witness, proven: list[Warrant]) -> None:
+    witness.hear(*accept(0, "a"))
+    witness.read(certificate(*(forged(accept(attempt))[0] for attempt in range(1, MAX_KEPT + 1))))
+    witness.hear(*accept(0, "b"))
+    assert len(proven) == 1
 
 
 def test_of_many_notes_of_one_member_the_oldest_are_forgotten(witness: Witness, proven: list[Warrant]) -> None:
