@@ -15,8 +15,9 @@ from weft.net import blob_stream
 from weft.net.frame import encode_frame
 from weft.net.messages import BlobHeader
 from weft.net.node import Node
-from weft.peer.messages import Decision, Letter
+from weft.peer.messages import Decision, Letter, StandingNote
 from weft.peer.parts import FETCH_FLOOR_S
+from weft.peer.rounds import MAX_GIVEN_UP
 from weft.sync.messages import (
     MAX_COUNT,
     Accept,
@@ -175,6 +176,40 @@ def test_one_refusal_moves_nobody_to_another_attempt(make_swarm: MakeSwarm, prom
         outcomes = await swarm.done(*members)
         assert {outcome.reason for outcome in outcomes} == {"complete"}
         assert all(member.life.seen(AttemptStarted) == [] for member in honest)
+
+    swarm.run(scenario)
+
+
+def test_who_claims_to_be_far_ahead_is_followed_some_attempts_at_once(make_swarm: MakeSwarm) -> None:
+    """A pair's keeper is a majority by itself: without a bound the other would write to its disk for ever."""
+    swarm = make_swarm(num_rounds=5, num_peers=2)
+
+    async def scenario() -> None:
+        members = await swarm.start("ab")
+        for member in members:
+            await swarm.round(member, 2)
+        honest = next(each for each in members if each.peer._rounds.chain.base.keeper != each.id)  # type: ignore[union-attr]
+        (liar,) = (member for member in members if member is not honest)
+        rounds = honest.peer._rounds
+        assert rounds is not None
+        base, standing = rounds.chain.base, rounds.standing
+        is_over, asked = standing.is_attempt_over, [0]
+
+        def count(state: Any) -> bool:
+            asked[0] += 1
+            assert asked[0] < 10 * MAX_GIVEN_UP, "it gives up attempts without end"
+            return is_over(state)
+
+        standing.is_attempt_over = count  # type: ignore[method-assign]
+        note = StandingNote(branch=base.branch, round=base.round, attempt=Attempt(MAX_COUNT), has_vote=True)
+        standing.take(liar.id, note)
+        rounds.keep_up()
+        assert rounds._state is not None
+        assert rounds._state.attempt == MAX_GIVEN_UP
+        standing.is_attempt_over = is_over  # type: ignore[method-assign]
+        standing._told.clear()
+        outcomes = await swarm.done(*members)
+        assert {outcome.reason for outcome in outcomes} == {"complete"}
 
     swarm.run(scenario)
 

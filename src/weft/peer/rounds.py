@@ -83,6 +83,8 @@ from weft.sync.messages import (
 from weft.sync.reduce import EncodedPart
 from weft.sync.rules import Durable, leader
 
+MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
+
 
 class Rounds:
     """The present round of one branch, as one of its members.
@@ -229,8 +231,13 @@ class Rounds:
         return not self.decided.empty() or self._timers.is_grace_half_over
 
     def keep_up(self) -> None:
-        """Give up attempts that nobody leads any more: the others' timers ran out before this peer's."""
-        while (state := self._state) is not None and self.standing.is_attempt_over(state):
+        """Give up attempts that nobody leads any more: the others' timers ran out before this peer's.
+
+        Some, each time that it is called: how far others are is their word, and each one led is written to disk.
+        """
+        for _ in range(MAX_GIVEN_UP):
+            if (state := self._state) is None or not self.standing.is_attempt_over(state):
+                return
             self._give_up_attempt()
             if self._state is not None and self._state.attempt == state.attempt:
                 return  # it is decided, or this peer has left
