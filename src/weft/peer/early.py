@@ -7,11 +7,14 @@ round machine ignores such a letter, as it may; here it waits until the plan is 
 It does not know what letters decide.
 """
 
+from collections.abc import Collection
+
 from weft.ids import PeerId
 from weft.sync.messages import AnyRoundMessage, Base, Collect, Merged, RoundNote
 from weft.wire import Signed
 
-NUM_KEPT = 4  # letters of the next round, per member
+NUM_KEPT = 4  # letters of the next round, of one sender
+NUM_OTHERS = 8  # senders that are no members: the next round may count them in
 
 Told = tuple[PeerId, Signed, AnyRoundMessage]
 
@@ -21,9 +24,19 @@ class Early:
         self._next: list[tuple[PeerId, Signed, RoundNote]] = []
         self._merged: dict[tuple[PeerId, int], tuple[Signed, Merged]] = {}  # by owner and part
 
-    def keep_for_next(self, sender: PeerId, signed: Signed, note: RoundNote, num_members: int) -> None:
-        """Keep a letter of the round after this one; the oldest make room."""
-        self._next = [*self._next[-NUM_KEPT * num_members :], (sender, signed, note)]
+    def keep_for_next(self, sender: PeerId, signed: Signed, note: RoundNote, members: Collection[PeerId]) -> None:
+        """Keep a letter of the round after this one; its sender's oldest makes room, never another member's.
+
+        Args:
+            members: of this round.
+        """
+        mine = [each for each in self._next if each[0] == sender]
+        if len(mine) >= NUM_KEPT:
+            self._next.remove(mine[0])
+        others = list(dict.fromkeys(each[0] for each in self._next if each[0] not in members))
+        if sender not in members and sender not in others and len(others) >= NUM_OTHERS:
+            self._next = [each for each in self._next if each[0] != others[0]]
+        self._next.append((sender, signed, note))
 
     def begin(self) -> list[tuple[PeerId, Signed, RoundNote]]:
         """Begin another round: return what was kept for the next one, and forget plans that have not come."""

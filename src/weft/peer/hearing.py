@@ -119,7 +119,7 @@ class Hearing:
         if note.round < base.round:
             self._tell_decision(peer, note.round)
         elif note.round == base.round + 1:
-            self._early.keep_for_next(peer, letter.signed, note, len(base.electorate))
+            self._early.keep_for_next(peer, letter.signed, note, base.electorate)
         elif note.round == base.round:
             self.read(peer, letter.signed, note)
 

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.peer.early import NUM_KEPT, Early
+from weft.peer.early import NUM_KEPT, NUM_OTHERS, Early
 from weft.sync.messages import Collect, Merged, Ready, RoundNote
 
 A, B = PeerId("a" * 64), PeerId("b" * 64)
@@ -55,10 +57,24 @@ def test_another_round_begins_with_the_letters_kept_for_it_and_no_results() -> N
     early = Early()
     note = RoundNote(branch=BranchId("c" * 64), round=Round(2), message=Ready(tokens=Tokens(1), parts=()))
     for _ in range(3 * NUM_KEPT):
-        early.keep_for_next(A, SIGNED, note, num_members=1)
+        early.keep_for_next(A, SIGNED, note, members=(A,))
     is_kept(early, None, B, merged(1))
-    kept = early.begin()
-    assert set(kept) == {(A, SIGNED, note)}
-    assert len(kept) == NUM_KEPT + 1
+    assert early.begin() == NUM_KEPT * [(A, SIGNED, note)]
     assert early.of_plan(plan()) == []
     assert early.begin() == []
+
+
+@pytest.mark.parametrize("num", [1, 3 * NUM_OTHERS])
+def test_who_floods_pushes_out_no_members_letter(num: int) -> None:
+    early = Early()
+    note = RoundNote(branch=BranchId("c" * 64), round=Round(2), message=Ready(tokens=Tokens(1), parts=()))
+    others = [PeerId(f"{number:064x}") for number in range(num)]
+    early.keep_for_next(A, SIGNED, note, members=(A, B))
+    for other in others:
+        for _ in range(100):
+            early.keep_for_next(other, SIGNED, note, members=(A, B))
+    early.keep_for_next(B, SIGNED, note, members=(A, B))
+    kept = early.begin()
+    assert [each[0] for each in kept if each[0] in (A, B)] == [A, B]
+    assert {each[0] for each in kept} == {A, B, *others[-NUM_OTHERS:]}
+    assert len(kept) <= 2 + NUM_KEPT * NUM_OTHERS
