@@ -64,7 +64,7 @@ def test_one_liar_keeps_nobodys_work_out(num_members: int) -> None:
         assert {each.peer for each in state.plan.contributions} >= set(state.base.electorate) - {liar}
 
 
-@pytest.mark.parametrize(("num_members", "num_liars"), [(3, 2), (5, 2), (7, 3)])
+@pytest.mark.parametrize(("num_members", "num_liars"), [(5, 2), (7, 3)])
 def test_whatever_several_say_the_round_goes_on_with_more_than_half(num_members: int, num_liars: int) -> None:
     start, luck = planned(num_members), stream(0, "words")
     others = [peer for peer in start.base.electorate if peer != start.me]
@@ -73,7 +73,6 @@ def test_whatever_several_say_the_round_goes_on_with_more_than_half(num_members:
         while True:
             assert state.plan is not None
             counted = {each.peer for each in state.plan.contributions}
-            assert state.me in counted
             assert 2 * len(counted | liars) > num_members  # who keeps its own work back is not missed
             assert state.revision <= num_members**2, "plans without end"
             said = list(words(state.plan, liars))
