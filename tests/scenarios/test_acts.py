@@ -31,6 +31,7 @@ from weft.wire import Signed, seal
 STEWARD = Identity.from_seed(bytes([1] * 32))
 OTHER = Identity.from_seed(bytes([2] * 32))
 STRANGER = Identity.from_seed(bytes([3] * 32))
+PATIENCE_S = 120.0  # of virtual time
 BOTH = tuple(sorted((STEWARD.peer, OTHER.peer)))
 
 
@@ -54,12 +55,12 @@ async def act(swarm: Swarm, member: Member, deed: AnyDeed, who: Identity = STEWA
     """Hand an act in at `member`, and wait until it is decided."""
     async with visit(swarm, member, who) as node:
         charter = (await ask_charter(node, swarm.clock)).charter
-        return await hand_in(node, act_of(who, node, charter, deed), swarm.clock)
+        return await hand_in(node, act_of(who, node, charter, deed), swarm.clock, PATIENCE_S)
 
 
 async def hand(swarm: Swarm, member: Member, letter: Signed) -> HandInAnswer:
     async with visit(swarm, member) as node:
-        return await hand_in(node, letter, swarm.clock)
+        return await hand_in(node, letter, swarm.clock, PATIENCE_S)
 
 
 async def vote(swarm: Swarm, voter: Member, against: Member, patience_s: float = 0.0) -> HandInAnswer:
@@ -245,7 +246,7 @@ def test_only_members_vote(make_swarm: MakeSwarm) -> None:
         await swarm.round(a, 1)
         async with visit(swarm, a, STRANGER) as node:
             charter = (await ask_charter(node, swarm.clock)).charter
-            answer = await hand_in(node, ballot_of(STRANGER, node, charter, b.id, ""), swarm.clock)
+            answer = await hand_in(node, ballot_of(STRANGER, node, charter, b.id, ""), swarm.clock, PATIENCE_S)
         assert answer.outcome == "refused"
         assert "only members vote" in answer.reason
         one_replica(await swarm.done(*members))

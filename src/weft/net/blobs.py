@@ -19,13 +19,14 @@ from typing import Any, Literal
 
 from blake3 import blake3
 
-from weft.errors import CallFailed, NetError, PayloadError, PeerError, Refused, WireError
+from weft.errors import CallFailed, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
 from weft.net import blob_stream, turns
 from weft.net.blob_stream import STALL_S, StaleStream
 from weft.net.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
 from weft.net.dial import Dialler
+from weft.net.first import first_of
 from weft.net.frame import encode_frame
 from weft.net.links import Links
 from weft.net.messages import (
@@ -176,16 +177,9 @@ class Blobs:
         Raises:
             PeerError: none did; the message says what each answered.
         """
-        held, failures = bytearray(nbytes), []
-        for peer in peers:
-            try:
-                await self.fetch(peer, digest, held)
-                return held
-            except (PeerError, NetError, Refused) as error:
-                failures.append(str(error))
-        raise PeerError(
-            f"blob {short(digest)} came from none of {len(peers)} holders: {'; '.join(failures) or 'nobody asked'}"
-        )
+        held = bytearray(nbytes)
+        await first_of(peers, lambda peer: self.fetch(peer, digest, held), f"blob {short(digest)}")
+        return held
 
     async def aclose(self) -> None:
         await self.streams.aclose()

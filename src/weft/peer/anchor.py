@@ -23,18 +23,19 @@ It does not know what a state means. It believes what most donors offer, as a ne
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weft.clock import Clock
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import DataReady, Emit, Notice, PeerStopped, StateJoined
-from weft.ids import BranchId, Digest, PeerId, Round
+from weft.ids import BranchId, Digest, PeerId, Round, short
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.net.tasks import Tasks
 from weft.peer.anchored import MAX_INDEX_NBYTES, Anchored
+from weft.peer.asking import Asking
 from weft.peer.chain import as_many_as_fit, is_further
 from weft.peer.compute import Compute
 from weft.peer.holders import small_from
@@ -42,17 +43,16 @@ from weft.peer.home import Home
 from weft.peer.index import CHUNK_NBYTES, StateIndex
 from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, CharterAnswer, CharterRequest, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
+from weft.peer.offered import Offered, most_offered, opened
 from weft.peer.outline import Outline
 from weft.peer.pull import pull
 from weft.peer.shares import Blob
-from weft.sync.charter import Charter
 from weft.sync.messages import Certificate, Manifest
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 1.0
 CALL_S = 10.0
 MAX_DONORS = 4  # each copies its state for it, as for a newcomer
-FAILED_S = 60.0  # who failed to deliver is asked after all others for so long
 LEAST_RENEWED_NBYTES = 16 << 20  # results, below which a state is not fetched anew: it may be tiny
 MAX_SINCE = 64  # rounds since the state; a chain remembers four times as many
 MAX_VECTORS = 4  # of a state: parameters, and what an outer optimizer holds
@@ -69,16 +69,6 @@ class Mooring:
     clock: Clock
     emit: Emit
     max_parameters: int  # states of larger models are refused
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Offered:
-    """One state, and who offers it."""
-
-    head: Manifest
-    charter: Charter
-    index: Digest
-    donors: list[PeerId] = field(default_factory=list)
 
 
 class Anchor:
@@ -99,7 +89,7 @@ class Anchor:
         self._stopping = asyncio.Event()
         self._stop_reason = ""
         self._failure: Exception | None = None
-        self._failed_at: dict[PeerId, float] = {}
+        self._asking = Asking(node, self._membership, mooring.clock)
         self._has_files = False
         self._told = ""  # the last failure that was said: once, not every second
         node.serve(StateRequest, self._offer)
@@ -173,7 +163,7 @@ class Anchor:
 
     async def _look(self) -> bool:
         """Take up what one peer has that is not here; return whether there was something."""
-        for peer in self._furthest_first():
+        for peer in self._asking.furthest_first():
             beat, head = self._membership.heartbeat_of(peer), self.head
             if beat is None or beat.manifest is None or (head is not None and not is_further(beat, head)):
                 continue
@@ -187,7 +177,7 @@ class Anchor:
                 if number:
                     return True
             except (PeerError, NetError, Refused):
-                self._failed_at[peer] = self._clock.now()
+                self._asking.note_failure(peer)
                 raise
         return False
 
@@ -247,38 +237,33 @@ class Anchor:
         )
         return True
 
-    async def _ask(self, peer: PeerId) -> _Offered | None:
+    async def _ask(self, peer: PeerId) -> Offered | None:
         """Ask a peer, and others that stand where it does, for their states; return what most of them offer."""
         beat = self._membership.heartbeat_of(peer)
         wanted = None if beat is None else beat.manifest
         request = StateRequest(run=self._node.run, wanted=wanted)
-        beside = [each for each in self._furthest_first() if each != peer and self._stands_at(each, wanted)]
+        beside = [each for each in self._asking.furthest_first() if each != peer and self._stands_at(each, wanted)]
         asked = [peer, *beside][:MAX_DONORS]
         calls = (self._node.call(each, request, StateOffer, deadline_s=CALL_S) for each in asked)
         answers = dict(zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True))
-        offers: dict[tuple[Digest, Digest], _Offered] = {}
+        offers: list[tuple[PeerId, Offered]] = []
         for each, answer in answers.items():
             if isinstance(answer, BaseException):
                 if each == peer or not isinstance(answer, PeerError | NetError | Refused):
                     raise answer
                 continue
-            if answer.head is None or answer.index is None or answer.charter is None:
-                continue
-            if digest_of(answer.charter) != answer.head.charter:
-                if each != peer:
-                    continue
-                raise WireError("the offered state comes with another charter than its manifest names")
-            key = digest_of(answer.head), answer.index
-            if key not in offers:
-                offers[key] = _Offered(head=answer.head, charter=answer.charter, index=answer.index)
-            offers[key].donors.append(each)
-        return max(offers.values(), key=lambda each: (len(each.donors), each.head.round), default=None)
+            offer = opened(answer, self._node.run)
+            if isinstance(offer, Offered):
+                offers.append((each, offer))
+            elif each == peer and answer.index is not None:
+                raise WireError(f"{short(peer)} {offer}")
+        return most_offered(offers) if offers else None
 
     def _stands_at(self, peer: PeerId, manifest: Digest | None) -> bool:
         beat = self._membership.heartbeat_of(peer)
         return manifest is not None and beat is not None and beat.manifest == manifest
 
-    async def _index(self, offered: _Offered) -> StateIndex:
+    async def _index(self, offered: Offered) -> StateIndex:
         if not self._kept.has(offered.index):
             await self._put(await small_from(self._node, offered.donors, offered.index, MAX_INDEX_NBYTES))
         index = self._kept.index(offered.index)
@@ -291,7 +276,7 @@ class Anchor:
 
     async def _fetch_files(self) -> None:
         """Fetch what is missing of the run's shards, tokenizer and first weights."""
-        index, home, peers = self._outline.data, self._home, list(self._furthest_first())
+        index, home, peers = self._outline.data, self._home, self._asking.furthest_first()
         if home.blobs.open(index.tokenizer) is None:
             home.blobs.put(await small_from(self._node, peers, index.tokenizer, MAX_TOKENIZER_NBYTES))
         missing = home.shards.missing(index)
@@ -314,17 +299,6 @@ class Anchor:
                 heldout_tokens=index.num_tokens("heldout"),
             )
         )
-
-    def _furthest_first(self) -> list[PeerId]:
-        now = self._clock.now()
-        self._failed_at = {peer: at for peer, at in self._failed_at.items() if now - at < FAILED_S}
-
-        def progress(peer: PeerId) -> tuple[bool, int, int, PeerId]:
-            beat = self._membership.heartbeat_of(peer)
-            tokens, number = (0, 0) if beat is None else (beat.committed_tokens, int(beat.round))
-            return peer in self._failed_at, -tokens, -number, peer
-
-        return sorted(self._node.peers, key=progress)
 
     # --- serving ---
 

@@ -19,16 +19,17 @@ It does not know whom a newcomer may trust beyond that, nor what it does with a 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Notice, StateJoined
 from weft.ids import Digest, PeerId, short
+from weft.net.first import first_of
 from weft.net.messages import Heartbeat
 from weft.peer.index import StateIndex
 from weft.peer.messages import StateOffer, StateRequest
+from weft.peer.offered import Offered, most_offered, opened
 from weft.peer.partial import MAX_OFFER_NBYTES, Partial, drop
 from weft.peer.place import Place
 from weft.peer.pull import pull
@@ -42,16 +43,6 @@ MAX_DONORS = 4  # each copies the state for it; and a newcomer's line is seldom 
 OFFER_S = 60.0  # for a member to copy its state and name the chunks
 Heads = Sequence[tuple[PeerId, Manifest]]
 Beats = Callable[[], Mapping[PeerId, Heartbeat]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Offered:
-    """One state, and who offers it."""
-
-    head: Manifest
-    charter: Charter
-    index: Digest
-    donors: tuple[PeerId, ...]
 
 
 class Arrival:
@@ -114,9 +105,9 @@ class Arrival:
         is_less = partial.missing_nbytes + num_rounds * self._replica.result_nbytes < partial.index.nbytes
         return partial.name if is_less else digest_of(best)
 
-    async def _ask(self, peers: Sequence[PeerId], wanted: Digest) -> _Offered:
+    async def _ask(self, peers: Sequence[PeerId], wanted: Digest) -> Offered:
         """Ask members to pin the state of a head, as many at once as may give it; return what most of them offer."""
-        offers: list[tuple[PeerId, StateOffer]] = []
+        offers: list[tuple[PeerId, Offered]] = []
         failures: list[str] = []
         rest = list(peers)
         while rest and len(offers) < MAX_DONORS:
@@ -133,34 +124,24 @@ class Arrival:
             raise PeerError(f"nobody offers a state: {'; '.join(failures)}")
         return self._choose(offers)
 
-    async def _offer_of(self, peer: PeerId, wanted: Digest) -> StateOffer | str:
+    async def _offer_of(self, peer: PeerId, wanted: Digest) -> Offered | str:
         request = StateRequest(run=self._node.run, wanted=wanted)
         try:
             offer = await self._node.call(peer, request, StateOffer, deadline_s=OFFER_S)
         except (PeerError, NetError, Refused) as error:
             return str(error)
-        if offer.head is None or offer.index is None or offer.charter is None or offer.head.run != self._node.run:
-            return f"{short(peer)} offers no state of this run"
-        if digest_of(offer.charter) != offer.head.charter:
-            return f"{short(peer)} offers a state with another charter than its manifest names"
-        return offer
+        found = opened(offer, self._node.run)
+        return f"{short(peer)} {found}" if isinstance(found, str) else found
 
-    def _choose(self, offers: Sequence[tuple[PeerId, StateOffer]]) -> _Offered:
-        heads = {name: offer.head for _, offer in offers if (name := self._count(offer)) and offer.head is not None}
-        name, index = max(self._votes, key=lambda each: (self._votes[each], heads[each[0]].round, each))
-        self._tell_disagreement(heads[name], index)
-        chosen = [(peer, offer) for peer, offer in offers if (offer.head, offer.index) == (heads[name], index)]
-        charter = chosen[0][1].charter
-        assert charter is not None
-        return _Offered(head=heads[name], charter=charter, index=index, donors=tuple(peer for peer, _ in chosen))
+    def _choose(self, offers: Sequence[tuple[PeerId, Offered]]) -> Offered:
+        for _, offer in offers:
+            self._count(offer)
+        chosen = most_offered(offers)
+        self._tell_disagreement(chosen.head, chosen.index)
+        return chosen
 
-    def _count(self, offer: StateOffer) -> Digest:
-        """Count what is offered; return the name of its head."""
-        assert offer.head is not None
-        assert offer.index is not None
-        name = digest_of(offer.head)
-        self._votes[name, Digest(offer.index)] += 1
-        return name
+    def _count(self, offer: Offered) -> None:
+        self._votes[digest_of(offer.head), offer.index] += 1
 
     def _tell_disagreement(self, head: Manifest, index: Digest) -> None:
         name = digest_of(head)
@@ -170,7 +151,7 @@ class Arrival:
             text += f"{num_asked} asked are believed; others lie, or their machines are broken"
             self._place.emit(Notice(text=text))
 
-    async def _begin(self, offered: _Offered) -> Partial:
+    async def _begin(self, offered: Offered) -> Partial:
         """Return what is to be completed: what has come, if it is of the offered state, else a new one."""
         before = self._partial
         if before is not None and (before.name, digest_of(before.index)) == (digest_of(offered.head), offered.index):
@@ -185,18 +166,15 @@ class Arrival:
         self._partial = partial
         return partial
 
-    async def _index(self, offered: _Offered) -> StateIndex:
-        failures = []
-        for donor in offered.donors:
-            try:
-                data = await self._node.fetch_small(donor, offered.index, MAX_OFFER_NBYTES)
-                index: StateIndex = decode(data, StateIndex, max_nbytes=MAX_OFFER_NBYTES)
-                return index
-            except (PeerError, NetError, Refused) as error:
-                failures.append(str(error))
-        raise PeerError(f"no donor delivered the index of its state: {'; '.join(failures)}")
+    async def _index(self, offered: Offered) -> StateIndex:
+        async def ask(donor: PeerId) -> StateIndex:
+            data = await self._node.fetch_small(donor, offered.index, MAX_OFFER_NBYTES)
+            index: StateIndex = decode(data, StateIndex, max_nbytes=MAX_OFFER_NBYTES)
+            return index
 
-    async def _more(self, offered: _Offered, known: Sequence[PeerId]) -> Sequence[PeerId]:
+        return await first_of(offered.donors, ask, "the index of its state")
+
+    async def _more(self, offered: Offered, known: Sequence[PeerId]) -> Sequence[PeerId]:
         """Ask those that stand at the head and were not asked to pin it, too: a link may have come up since."""
         beats, wanted = self._beats(), digest_of(offered.head)
         found = [peer for peer, beat in beats.items() if beat.manifest == wanted and peer not in self._asked]
@@ -204,7 +182,7 @@ class Arrival:
         self._asked |= set(asked)
         name = wanted
         answers = await asyncio.gather(*(self._offer_of(peer, name) for peer in asked))
-        offers = [(peer, each) for peer, each in zip(asked, answers, strict=True) if isinstance(each, StateOffer)]
+        offers = [(peer, each) for peer, each in zip(asked, answers, strict=True) if isinstance(each, Offered)]
         for _, offer in offers:
             self._count(offer)
         if max(votes for (each, _), votes in self._votes.items() if each == name) > self._votes[name, offered.index]:
@@ -213,7 +191,7 @@ class Arrival:
             self._tell_disagreement(offered.head, offered.index)
         return [peer for peer, offer in offers if (offer.head, offer.index) == (offered.head, offered.index)]
 
-    async def _pull(self, partial: Partial, offered: _Offered) -> dict[PeerId, int]:
+    async def _pull(self, partial: Partial, offered: Offered) -> dict[PeerId, int]:
         async def keep(blob: Blob, data: Buffer) -> None:
             was_kept = partial.why_not_kept is None
             await self._place.compute.serve(lambda: partial.put(blob.digest, data))

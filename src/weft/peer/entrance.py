@@ -26,6 +26,7 @@ from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.amended import first_charter
 from weft.peer.arrival import Arrival, Heads
+from weft.peer.asking import Asking
 from weft.peer.branches import patience_s
 from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, is_further, open_branch
 from weft.peer.config import RunConfig
@@ -50,7 +51,6 @@ Found = Literal["nobody", "reached", "failed"]  # nobody has a state, has a late
 OWN_AFTER_S: dict[Found, float] = {"nobody": JOINING_EXPIRES_S, "reached": 0.0, "failed": PATIENCE_S}
 AHEAD_NBYTES = RESULTS_NBYTES // 2  # of results, that are fetched before the first of them is applied
 SETTLE_S = 10.0  # at most, for the round in which this peer has announced, before it goes over to another branch
-FAILED_S = 60.0  # who failed to deliver is asked after all others for so long
 
 
 class Entrance:
@@ -79,7 +79,7 @@ class Entrance:
         self.counts: Callable[[Manifest], Awaitable[bool]] = lambda _manifest: asyncio.sleep(0, True)
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
-        self._failed_at: dict[PeerId, float] = {}  # to deliver a state
+        self._order = Asking(place.node, membership, place.clock)
         self._arrival = Arrival(place, replica, self._beats)
         self.plea = Plea(place, replica, self._arrival, self._beats, rounds)
         self.legacies = Legacies(place, replica, self._certificate)
@@ -273,25 +273,24 @@ class Entrance:
 
     async def _heads(self) -> Heads:
         """Return which linked peers have a state, and whose it is: the furthest first, who just failed last."""
-        asked = self._furthest_first()
+        asked = self._order.furthest_first()
         request = StateRequest(run=self._run.run)
         answers = await asyncio.gather(
             *(self._node.call(peer, request, StateOffer, deadline_s=CALL_S) for peer in asked), return_exceptions=True
         )
-        now = self._place.clock.now()
         heads: list[tuple[PeerId, Manifest]] = []
         for peer, answer in zip(asked, answers, strict=True):
             if isinstance(answer, StateOffer):
                 if answer.head is not None:
                     heads.append((peer, answer.head))
             elif isinstance(answer, PeerError | NetError | Refused):
-                self._failed_at[peer] = now
+                self._order.note_failure(peer)
             else:
                 raise answer
 
         def order(each: tuple[PeerId, Manifest]) -> tuple[bool, int, int, BranchId, PeerId]:
             peer, head = each
-            return peer in self._failed_at, -head.committed_tokens, -head.round, head.branch, peer
+            return self._order.has_failed(peer), -head.committed_tokens, -head.round, head.branch, peer
 
         return sorted(heads, key=order)
 
@@ -300,7 +299,7 @@ class Entrance:
         try:
             head, charter, vectors = await self._arrival.fetch(heads)
         except (PeerError, NetError, Refused):
-            self._failed_at |= dict.fromkeys(self._arrival.failed, self._place.clock.now())
+            self._order.note_failure(*self._arrival.failed)
             raise
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
@@ -323,7 +322,7 @@ class Entrance:
         # What this process offered can only be in the next round; what one before it saved, in any.
         last = until.round if self._carry.is_restored else head.round + 1
         chain, know_of_none = Chain(head, self._replica.charter), set[PeerId]()
-        for peer in self._furthest_first():
+        for peer in self._order.furthest_first():
             with suppress(PeerError, NetError, Refused):
                 while chain.head.round < last:
                     request = ChainRequest(branch=head.branch, after=chain.head.round)
@@ -352,7 +351,7 @@ class Entrance:
         """Follow what was decided without this peer; return False where others are too far ahead to replay it."""
         head = rounds.chain.head
         is_too_far = False
-        for peer in self._furthest_first():
+        for peer in self._order.furthest_first():
             if not self.is_ahead(peer, head):
                 continue
             request = ChainRequest(branch=head.branch, after=head.round)
@@ -425,14 +424,3 @@ class Entrance:
     def _beats(self) -> dict[PeerId, Heartbeat]:
         beats = {peer: self._membership.heartbeat_of(peer) for peer in sorted(self._node.peers)}
         return {peer: beat for peer, beat in beats.items() if beat is not None}
-
-    def _furthest_first(self) -> list[PeerId]:
-        """Return the linked peers, those first that tell of the latest round, and last who just failed to deliver."""
-        now = self._place.clock.now()
-        self._failed_at = {peer: at for peer, at in self._failed_at.items() if now - at < FAILED_S}
-
-        def progress(peer: PeerId) -> tuple[bool, int, PeerId]:
-            beat = self._membership.heartbeat_of(peer)
-            return peer in self._failed_at, (0 if beat is None or beat.manifest is None else -beat.round - 1), peer
-
-        return sorted(self._node.peers, key=progress)

@@ -1,7 +1,7 @@
 """What a person does to a run from outside: asks what holds of it, and hands in an act or a ballot.
 
     answer = await ask_charter(node, clock)
-    answer = await hand_in(node, seal(identity, act), clock)
+    answer = await hand_in(node, seal(identity, act), clock, patience_s)
 
 `node` is linked to members of the run (`visit` makes one) and trains nothing. Any member will do: it tells all others.
 
@@ -35,7 +35,6 @@ from weft.wire import Signed, seal
 CALL_S = 10.0
 ASK_AGAIN_S = 1.0
 BEGINS_S = 10.0  # a member that has just started takes no part in a round yet
-PATIENCE_S = 120.0  # a round of a slow run takes minutes; the act is decided without whoever handed it in
 
 _NOBODY = (
     "no member that was reached takes part in a round: the run has not begun, or they are only joining it. Try again "
@@ -82,7 +81,7 @@ async def ask_charter(node: Node, clock: Clock) -> CharterAnswer:
         await asyncio.sleep(ASK_AGAIN_S)
 
 
-async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float = PATIENCE_S) -> HandInAnswer:
+async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float) -> HandInAnswer:
     """Hand in a signed act or ballot; return what became of it within `patience_s`.
 
     Raises:

@@ -5,8 +5,8 @@ It does not know what a blob is for.
 
 from collections.abc import Iterable, Sequence
 
-from weft.errors import NetError, PeerError, Refused
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, short
+from weft.net.first import first_of
 from weft.net.node import Node
 
 
@@ -25,10 +25,4 @@ async def small_from(node: Node, peers: Sequence[PeerId], digest: Digest, max_nb
     Raises:
         PeerError: none did; says what each answered.
     """
-    failures = []
-    for peer in peers:
-        try:
-            return await node.fetch_small(peer, digest, max_nbytes)
-        except (PeerError, NetError, Refused) as error:
-            failures.append(str(error))
-    raise PeerError(f"nobody delivered {digest[:8]}: {'; '.join(failures) or 'nobody is connected'}")
+    return await first_of(peers, lambda peer: node.fetch_small(peer, digest, max_nbytes), f"blob {short(digest)}")

@@ -25,6 +25,7 @@ from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Ref
 from weft.events import Notice, PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
 from weft.net.blobs import StillComing
+from weft.net.first import first_of
 from weft.peer.chain import Chain
 from weft.peer.journal import Journal
 from weft.peer.place import Place
@@ -271,7 +272,10 @@ class Parts:
             first = () if self.source is None else (self.source,)
             others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
-                data = await self._from_any(others, wanted, nbytes, self._limit_s(codec))
+                limit_s = self._limit_s(codec)
+                data = await first_of(
+                    others, lambda peer: self._fetch(peer, wanted, nbytes, limit_s), f"blob {short(wanted)}"
+                )
                 await self._compute.serve(lambda: self._check(codec, data, num))
                 await self._keep(round, wanted, data)
             return data
@@ -286,15 +290,6 @@ class Parts:
     async def note(self, certificate: Certificate) -> None:
         """Keep what was decided."""
         await self._compute.serve(lambda: self._journal.decide(certificate))
-
-    async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
-        failures = []
-        for holder in holders:
-            try:
-                return await self._fetch(holder, wanted, nbytes, limit_s)
-            except PeerError as error:
-                failures.append(str(error))
-        raise PeerError(f"no holder delivered blob {short(wanted)}: {'; '.join(failures) or 'nobody is linked'}")
 
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
         began, data = self._clock.now(), self._pool.block(nbytes)
