@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from scenarios import rules
 from scenarios.swarm import FEDAVG, Life, Member
 from scenarios.test_faults import MakeSwarm
 from scenarios.test_stuck import slow_down
@@ -119,6 +120,11 @@ def play(make_swarm: MakeSwarm, seed: int, electors: int | None = None) -> None:
             each.cancel()
 
     swarm.run(scenario)
+    ended = [life for life in swarm.lives if not life.is_dead and life.task.exception() is None]
+    assert "complete" in {life.outcome.reason for life in ended}
+    commits = [event for life in swarm.lives for event in life.committed]
+    rules.one_history(commits)
+    rules.everybody_is_named(commits, swarm.chains)
     # A gradient that missed twice is dropped.
     if schedule.method == "fedavg" and not any(may_lose(life) for life in swarm.lives):
         swarm.check()
