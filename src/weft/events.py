@@ -249,6 +249,14 @@ class MajorityLost(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class TrainsOn(Event, frozen=True, kw_only=True):
+    """No majority is in sight: this peer makes inner steps beyond its lease, which cover leases to come."""
+
+    branch: BranchId
+    round: Round  # that cannot be decided
+    steps: int  # at most
+
+
 class BranchOpened(Event, frozen=True, kw_only=True):
     branch: BranchId
     round: Round

@@ -15,6 +15,7 @@ from weft.codec import Fp32Config
 from weft.codec.codec import build
 from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
+from weft.peer.ahead import MOST_ROUNDS
 from weft.peer.compute import Inline
 from weft.peer.legacies import Brought
 from weft.sync.messages import Counted, Manifest, Ready
@@ -138,7 +139,7 @@ def test_what_the_lesser_branch_counted_is_counted_once_in_the_other(make_swarm:
         swarm.cut(stay, go)
         opened = await swarm.when(go[0], BranchOpened)
         for member in go:
-            await swarm.round(member, opened.round + 2)
+            await swarm.round(member, opened.round + MOST_ROUNDS + 1)  # and is no more ahead of its leases
         swarm.heal(stay, go)
         outcomes = await swarm.done(*members)
         assert len({outcome.replica for outcome in outcomes}) == 1

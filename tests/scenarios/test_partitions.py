@@ -6,7 +6,16 @@ from collections.abc import Callable
 import pytest
 
 from scenarios.swarm import TRAIN_S, Member, Swarm
-from weft.events import BranchOpened, CheckpointSaved, MajorityLost, MemberGone, Notice, RoundCommitted, StateJoined
+from weft.events import (
+    BranchOpened,
+    CheckpointSaved,
+    MajorityLost,
+    MemberGone,
+    Notice,
+    RoundCommitted,
+    StateJoined,
+    TrainsOn,
+)
 from weft.peer.branches import CHECK_S, ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S
 from weft.peer.chain import branch_name, open_branch
 from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal
@@ -24,7 +33,7 @@ def keeper_first(a: Member, b: Member) -> tuple[Member, Member]:
 def test_of_two_the_one_without_the_keeper_opens_a_branch_and_the_other_joins_it(
     make_swarm: MakeSwarm, is_founder_killed: bool
 ) -> None:
-    swarm = make_swarm(num_rounds=30, num_peers=2, train={"tokens": 16 * 64})
+    swarm = make_swarm(num_rounds=30, num_peers=2, train={"tokens": 24 * 64})
 
     async def scenario() -> None:
         a, b = await swarm.start("ab")
@@ -62,6 +71,7 @@ def test_of_two_the_keeper_goes_on_as_the_majority(make_swarm: MakeSwarm) -> Non
         await swarm.done(keeper)
         assert keeper.life.seen(MajorityLost) == []
         assert keeper.life.seen(BranchOpened) == []
+        assert keeper.life.seen(TrainsOn) == []
 
     swarm.run(scenario)
     swarm.check()

@@ -35,6 +35,7 @@ from weft.events import (
     RunBlocked,
     RunUnblocked,
     StateJoined,
+    TrainsOn,
     WarmedUp,
 )
 from weft.ids import PeerId, short
@@ -77,6 +78,8 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
         case MajorityLost(alive=alive, electorate=electorate, opens_branch_in_s=wait_s, reason=reason):
             waits = "waits for the others" if wait_s is None else f"goes on alone in {wait_s:.0f} s"
             return f"{name(entry.peer)} reaches {alive} of {electorate} members and {waits}: {reason}"
+        case TrainsOn(steps=steps):
+            return f"{name(entry.peer)} trains on meanwhile, for at most {steps} inner steps, which later rounds count"
         case BranchOpened(members=members, reason=reason):
             return f"{len(members)} peers go on in a branch: {reason}"
         case BranchLeft(tokens=tokens, is_kept=is_kept, reason=reason):

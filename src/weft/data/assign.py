@@ -22,12 +22,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from weft import rng, wire
-from weft.ids import PeerId
+from weft.ids import Digest, PeerId
 
 # Luby and Rackoff need 4 rounds with perfect round functions. Over 20,000 epochs of 5 to 16 windows, how often each
 # window stood at each place differed from chance by up to 5.6 standard deviations with 6 rounds and by 1.7 with 10.
 _FEISTEL_ROUNDS = 10
 _MAX_POSITION = 1 << 62
+_BEYOND = 1 << 61  # the first position that no cursor comes to
 
 
 class Lease(wire.Record, frozen=True, kw_only=True):
@@ -99,6 +100,21 @@ def release(
             if stop < first.stop:
                 waiting.insert(0, Lease(peer=first.peer, start=stop, stop=first.stop))
     return tuple(granted), tuple(waiting), left
+
+
+def beyond(seed: int, after: Digest, peer: PeerId, num: int) -> NDArray[np.int64]:
+    """Return `num` positions that nobody is leased, for `peer` to train on where no lease can follow on `after`.
+
+    Args:
+        seed: the run's.
+        after: names the manifest.
+
+    Returns:
+        A range. Where it begins is drawn among 2^60: those of other peers and manifests are elsewhere.
+    """
+    drawn = int(rng.integers64(rng.stream(seed, "beyond", after, peer), 1)[0])
+    start = _BEYOND + (drawn >> 4)
+    return np.arange(start, start + num, dtype=np.int64)
 
 
 def windows_at(positions: NDArray[np.int64], num_windows: int, seed: int) -> NDArray[np.int64]:

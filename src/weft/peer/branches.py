@@ -54,6 +54,7 @@ class Branches:
         self._rounds = rounds
         self._clock = clock
         self._emit = emit
+        self.lost = asyncio.Event()  # set while no majority is in sight
         self._lost_at: float | None = None
         self._consented: Manifest | None = None
         self._missed_at: dict[PeerId, float] = {}  # members without a link, since when
@@ -70,6 +71,10 @@ class Branches:
             self._tell_standing()
             self._rounds.keep_up()
             self._rounds.acts.tell_again(now)
+            if self._rounds.standing.sees_majority():
+                self.lost.clear()
+            else:
+                self.lost.set()
             if self._rounds.standing.has_majority():
                 self._lost_at = None
                 continue

@@ -8,6 +8,13 @@ when that is decided. Whose payload was announced in time and had not arrived wh
 bytes in the next, so that they go on travelling; where nobody had begun to fetch it, this peer was not slow, and trains
 on.
 
+Where no majority is left, a peer trains on ahead of its leases (`ahead`). A mark is set where the leased work ends:
+
+    outer ──── due, offered ────► mark ──── ahead, kept ────► local
+
+The steps that were made ahead cover the leases that follow: the mark moves on by their share, they are due, and only
+the rest of a lease is trained. So no more is claimed than is leased, and all that was trained is counted once.
+
 Gradients are no displacement: one that was not counted is averaged into the next, once, weighted by tokens; after a
 second miss it is dropped, because it belongs to parameters too long ago.
 
@@ -40,6 +47,8 @@ class Carry:
         self._num_travelling = 0  # rounds in which the payload was on its way
         self._encoded: tuple[tuple[range, ...], tuple[EncodedPart, ...]] | None = None  # of what is carried
         self.tokens = Tokens(0)  # trained and not counted
+        self.ahead = Tokens(0)  # of those, beyond all leases
+        self._mark: Float32[Tensor, " num"] | None = None  # where the leased work ends; None: nothing is beyond it
         self.num_done = 0  # inner steps made of the present lease
         self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
         self.offered_to: PeerId | None = None  # the sponsor, if it was through one
@@ -56,9 +65,36 @@ class Carry:
         is_travelling = 0 < self._num_travelling <= MAX_TRAVELLING
         return not self.sends_gradient and (self._num_missed >= OVERDUE_ROUNDS or is_travelling)
 
+    @property
+    def due(self) -> Tokens:
+        """What leases cover of what is carried: as much as may be claimed."""
+        return Tokens(self.tokens - self.ahead)
+
+    def go_ahead(self) -> None:
+        """Let the inner steps that follow be ahead of all leases."""
+        if self._mark is None:
+            self._mark = self._trainer.local().clone()
+
+    def cover(self, num_steps: int, tokens_per_step: int) -> None:
+        """Let what was made ahead be inner steps of a lease that has `num_steps` to be made, as far as it goes."""
+        if self._mark is None:
+            return
+        num_made = max(0, min(num_steps, -(-self.ahead // tokens_per_step)))
+        tokens = min(self.ahead, num_made * tokens_per_step)
+        if tokens == self.ahead:
+            self._mark = None
+        elif tokens:
+            self._mark = self._mark.lerp(self._trainer.local(), tokens / self.ahead)
+        self.ahead = Tokens(self.ahead - tokens)
+        self.num_done += num_made
+        self._encoded = None
+
     def add_steps(self, work: Work) -> None:
         """Note inner steps that moved the local parameters."""
         self.tokens = Tokens(self.tokens + work.num_tokens)
+        if self._mark is not None:
+            self.ahead = Tokens(self.ahead + work.num_tokens)
+            return
         self.num_done += work.num_steps
         self._encoded = None
 
@@ -85,7 +121,7 @@ class Carry:
             NotFinite: what was trained holds NaN or infinity.
         """
         if self._encoded is None or self._encoded[0] != parts:
-            method, trained = self._replica.method, self._trainer.local() if self._gradient is None else self._gradient
+            method, trained = self._replica.method, self._leased() if self._gradient is None else self._gradient
             vector = method.contribution(self._replica.outer, trained)
             self._encoded = parts, tuple(map(named, encode_parts(method.codec, vector, parts)))
         return self._encoded[1]
@@ -94,44 +130,56 @@ class Carry:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
 
         Args:
-            is_counted: nothing is carried on: the commit holds what was offered, or what was trained is to be dropped.
+            is_counted: the commit holds what was offered, or that is to be dropped. Where this process has offered
+                nothing, one before it did: what it offered may hold all that is carried, which is dropped.
             fate: of what was offered, where it is not counted.
         """
         self._num_travelling = self._num_travelling + 1 if fate == "travelling" else 0
+        if is_counted and self.offered is None:
+            self.ahead, self._mark = Tokens(0), None
         self.offered = None
         self.num_done = 0
-        self._num_missed += self.tokens > 0 and (self.sends_gradient or fate != "lost")
+        self._num_missed += self.due > 0 and (self.sends_gradient or fate != "lost")
         if self.sends_gradient:
             apply()
             if is_counted or self._num_missed > 1:
-                self.drop()
+                self._drop()
             self._trainer.set_local(self._replica.outer)
             return
-        carry = None
-        if self.tokens and not is_counted:
-            carry = self._replica.method.contribution(self._replica.outer, self._trainer.local())
+        ahead = None if self._mark is None else self._mark - self._trainer.local()
+        due = None
+        if self.due and not is_counted:
+            due = self._replica.method.contribution(self._replica.outer, self._leased())
         apply()
-        local = self._replica.outer if carry is None else self._replica.outer.clone()
-        if carry is None:
-            self.drop()
-        else:
-            self._replica.method.rebase(local, self._replica.outer, carry)
+        if is_counted or not self.tokens:
+            self._drop()
+        local = self._replica.outer if due is None and ahead is None else self._replica.outer.clone()
+        if due is not None:
+            self._replica.method.rebase(local, self._replica.outer, due)
+        if ahead is not None:
+            self._mark, local = local, local - ahead
         self._trainer.set_local(local)
 
-    def drop(self) -> None:
-        """Forget what was trained, because it is counted or can no longer be."""
+    def _leased(self) -> Float32[Tensor, " num"]:
+        """Return the local parameters where the leased work ends."""
+        return self._trainer.local() if self._mark is None else self._mark
+
+    def _drop(self) -> None:
+        """Forget what is due, because it is counted or can no longer be."""
         self._gradient, self._gradient_tokens, self._num_missed, self._encoded = None, 0, 0, None
-        self.tokens = Tokens(0)
+        self.tokens = self.ahead
         self.is_restored = False
 
     def vectors(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold; views, not copies."""
         if not self.sends_gradient:
-            return {"local": self._trainer.local()}
+            local = {"local": self._trainer.local()}
+            return local if self._mark is None else {**local, "mark": self._mark}
         return {} if self._gradient is None else {"gradient": self._gradient}
 
     def counters(self) -> dict[str, int]:
-        return {"uncounted_tokens": self.tokens, "num_done": self.num_done, "num_missed": self._num_missed}
+        counters = {"uncounted_tokens": self.tokens, "num_done": self.num_done, "num_missed": self._num_missed}
+        return counters if self._mark is None else {**counters, "ahead_tokens": self.ahead}
 
     def load(self, vectors: dict[str, Tensor], counters: dict[str, int]) -> None:
         """Take what is the carry's out of a checkpoint's vectors and counters. The replica is loaded before.
@@ -145,6 +193,9 @@ class Carry:
             self._num_missed = counters.pop("num_missed")
         except KeyError as missing:
             raise CheckpointError(f"the saved state has no {missing}. Resume from another checkpoint.") from None
+        self.ahead, self._mark = Tokens(counters.pop("ahead_tokens", 0)), vectors.pop("mark", None)
+        if self.ahead and self._mark is None:
+            raise CheckpointError("the saved state has no mark. Resume from another checkpoint.")
         self.is_restored = self.tokens > 0
         self._encoded = None
         self._gradient = vectors.pop("gradient", None)

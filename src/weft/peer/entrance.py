@@ -305,13 +305,15 @@ class Entrance:
             left = f"branch {short(before.branch)}, round {before.round}"
             self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
         is_lost = self._carry.tokens > 0 and await self._may_be_counted(head)
-        if is_lost:
-            text = f"{self._carry.tokens} tokens of work are dropped: a round that is forgotten may have counted them"
-            self._place.emit(Notice(text=text))
         await self.legacies.depart(head, charter)
+        num_carried = self._carry.tokens
         await self._place.compute.serve(
             lambda: self._carry.settle(lambda: self._replica.load(head, charter, vectors), is_counted=is_lost)
         )
+        if is_lost:
+            num_dropped = num_carried - self._carry.tokens
+            text = f"{num_dropped} tokens of work are dropped: a round that is forgotten may have counted them"
+            self._place.emit(Notice(text=text))
         return head
 
     async def _may_be_counted(self, until: Manifest) -> bool:

@@ -126,13 +126,13 @@ class Groups:
         """Announce the carry where it is this peer's turn."""
         if turn is self.turn:
             self._carry.offered_to = self._ward.sponsor if turn is self._ward else None
-            self._carry.offered = turn.announce(self._carry.tokens, parts)
+            self._carry.offered = turn.announce(self._carry.due, parts)
 
     def tell(self, manifest: Manifest, is_counted: bool, tokens: Tokens) -> None:
         """Tell what became of what this peer had offered through a sponsor, if it had.
 
         Args:
-            tokens: that it carried before the manifest was settled.
+            tokens: that were due before the manifest was settled.
         """
         was_offered, self._carry.offered_to = self._carry.offered_to is not None, None
         if self._ward.sponsor is not None:

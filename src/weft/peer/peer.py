@@ -33,6 +33,7 @@ from weft.net.heartbeat import Membership
 from weft.net.membership import Gone, Left, New, Recovered, Suspected
 from weft.net.tasks import Tasks
 from weft.peer.absence import Decided
+from weft.peer.ahead import Ahead
 from weft.peer.blocking import Blocking
 from weft.peer.branches import Branches
 from weft.peer.chain import Chain
@@ -212,6 +213,8 @@ class Peer:
         groups.hand_on(self._evaluator, lambda: self._entrance.plea.is_near)
         self._rounds, self._groups = rounds, groups
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
+        is_over = lambda: self._stopping.is_set() or self.pausing.is_away  # noqa: E731
+        self._ahead = Ahead(self.place, self._training, self._carry, branches.lost, is_over)
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
         rounds.begin()
@@ -254,6 +257,10 @@ class Peer:
         if self.pausing.is_away:
             self._training.work = None
             turn.pass_on()
+        if self._ahead.num_more(self._replica.config):
+            self._report.state = "training"
+            await self._ahead.make(rounds.chain.head, self._replica.config)
+            await self._saver.save_if_due()
         await self._settle_next(rounds)
 
     def _is_needless_to_wait(self, rounds: Rounds) -> bool:
@@ -263,7 +270,7 @@ class Peer:
         """Announce the carry, unless its round is decided before it is encoded: it would be counted twice."""
         head, ranges = rounds.chain.head, turn.ranges
         brought = await self._legacies.to_bring(rounds.chain.base, ranges) if rounds.is_member else None
-        if brought is None and not self._carry.tokens:
+        if brought is None and not self._carry.due:
             return
         payload = brought.payload if brought else await self.place.compute.serve(lambda: self._carry.encode(ranges))
         if rounds.chain.head == head == self._replica.head:
@@ -273,14 +280,17 @@ class Peer:
                 self._carry.offered = rounds.announce(brought.tokens, payload, brought.kept)
 
     async def _settle_next(self, rounds: Rounds) -> None:
-        """Wait for the next decision and make the outer step; return without one where a pause begins or ends."""
+        """Wait for the next decision and make the outer step; return without one where there is something else to do:
+        a pause begins or ends, or the majority is lost."""
         began = self.place.clock.now()
         deciding = asyncio.ensure_future(rounds.decided.get())
         changing = asyncio.ensure_future(self.pausing.change())
+        losing = asyncio.ensure_future(self._ahead.wanted(self._replica.config))
         try:
-            await self._unless_stopped(asyncio.wait((deciding, changing), return_when=asyncio.FIRST_COMPLETED))
+            await self._unless_stopped(asyncio.wait((deciding, changing, losing), return_when=asyncio.FIRST_COMPLETED))
         finally:
             changing.cancel()
+            losing.cancel()
             if not deciding.done():
                 deciding.cancel()
         if deciding.done() and not deciding.cancelled():
@@ -292,7 +302,7 @@ class Peer:
             return
         manifest = decided.manifest
         mine = [each for each in manifest.contributions if each.peer == self.peer and each.legacy is None]
-        is_counted, tokens = bool(mine), self._carry.tokens
+        is_counted, tokens = bool(mine), self._carry.due
         if claims_in(manifest):
             is_counted = await self._unless_stopped(self._records.counts(manifest))
         try:
@@ -322,7 +332,7 @@ class Peer:
         text = f"round {manifest.round} cannot be replayed, fetching a member's state instead: {reason}"
         self.place.emit(Notice(text=text))
         if is_counted:
-            self._carry.drop()  # it is in there
+            await self.place.compute.serve(lambda: self._carry.settle(lambda: None, is_counted=True))  # it is in there
         self._carry.offered = None
         head = await self._unless_stopped(self._entrance.enter())
         rounds.restart(head, self._replica.charter, without=manifest)

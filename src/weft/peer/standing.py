@@ -113,6 +113,11 @@ class Standing:
             left |= {self._me}
         return is_quorum(base, voters, left)
 
+    def sees_majority(self) -> bool:
+        """Return whether those not gone can commit, as far as this peer can tell, whether it is one of them or not."""
+        base = self._chain.base
+        return self.has_majority() if self._me in base.electorate else is_quorum(base, self.present())
+
     def why_undecidable(self) -> str:
         """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""
         if self.are_results_lost:

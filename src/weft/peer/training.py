@@ -64,11 +64,20 @@ class Training:
         piece = len(leased) if config.has_even_leases or self._carry.sends_gradient else size
         if not self._carry.num_done:
             self.work = None
+        self._carry.cover(len(leased) // size - self._carry.num_done, config.tokens_per_step)
         while len(positions := leased[self._carry.num_done * size :][:piece]) and not self._is_over():
             made = self._carry.num_done * config.tokens_per_step * pace  # before this call, in the same round
             await self._step(positions, head.committed_tokens + round(made), pace, config.train.seq_len)
             if self._carry.sends_gradient or is_hurried():
                 return
+
+    async def make_ahead(self, samples: NDArray[np.int64], head: Manifest, config: RunConfig) -> None:
+        """Make an inner step beyond what is leased after `head`, on positions that nobody is leased."""
+        await self._place.compute.serve(self._carry.go_ahead)
+        leased = sum(lease.num_windows for lease in head.leases)
+        pace = max(1.0, leased / (config.method.every * len(samples)))
+        made = round(self._carry.tokens * pace)
+        await self._step(samples, head.committed_tokens + made, pace, config.train.seq_len)
 
     async def _step(self, positions: NDArray[np.int64], tokens: int, pace: float, seq_len: int) -> None:
         train, trainer, began = self._place.compute.train, self._trainer, self._place.clock.now()

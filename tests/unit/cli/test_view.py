@@ -43,6 +43,7 @@ from weft.events import (
     RunUnblocked,
     Sampled,
     StepDone,
+    TrainsOn,
 )
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
@@ -302,6 +303,7 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
         (ConnectionDropped(address="1.2.3.4:5", remote=None, reason="x"), "a connection with 1.2.3.4:5 was dropped"),
         (ConnectionDropped(address="", remote=None, reason="no handle is left"), "a connection was dropped: no handle"),
         (BranchOpened(branch=BranchId("f" * 64), round=Round(1), members=(A,), reason="alone"), "1 peers go on"),
+        (TrainsOn(branch=BranchId("f" * 64), round=Round(1), steps=80), "anna trains on meanwhile, for at most 80"),
     ],
 )
 def test_what_matters_is_said_with_names(event: Event, words: str) -> None:

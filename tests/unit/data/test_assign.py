@@ -1,5 +1,7 @@
 """Leases: disjoint, without gaps, the same for whoever computes them; every window once in an epoch."""
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import pytest
@@ -7,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft import wire
-from weft.data.assign import Lease, leases, num_windows, release, windows_at
+from weft.data.assign import Lease, beyond, leases, num_windows, release, windows_at
 from weft.errors import WireError
-from weft.ids import PeerId
+from weft.ids import Digest, PeerId
 
 peers = st.integers(0, 99).map(lambda number: PeerId(f"{number:064x}"))
 quotas = st.dictionaries(peers, st.integers(0, 40), max_size=8)
@@ -90,6 +92,21 @@ def test_windows_fit_into_the_stream_with_their_last_target(num_tokens: int, seq
     count = num_windows(num_tokens, seq_len)
     assert count == 0 or count * seq_len + 1 <= num_tokens
     assert (count + 1) * seq_len + 1 > num_tokens
+
+
+# --- beyond all leases ---
+
+
+def test_what_is_beyond_all_leases_is_elsewhere_for_each_peer_and_manifest_and_can_be_trained_on() -> None:
+    ranges = [beyond(7, Digest(after * 64), PeerId(peer * 64), 5000) for after in "0123" for peer in "abcd"]
+    for drawn in ranges:
+        assert np.array_equal(drawn, np.arange(drawn[0], drawn[0] + 5000))
+        assert 1 << 61 <= drawn[0] < drawn[-1] < 1 << 62
+        assert len(set(windows_at(drawn, 10_000, 7).tolist())) > 3000  # of one epoch or two
+    starts = sorted(int(drawn[0]) for drawn in ranges)
+    assert all(after - before > 5000 for before, after in pairwise(starts))
+    again = beyond(7, Digest("0" * 64), PeerId("a" * 64), 6000)
+    assert np.array_equal(again[:5000], ranges[0])
 
 
 # --- leases ---

@@ -67,6 +67,85 @@ def test_a_commit_that_counted_it_leaves_nothing(tmp_path: Path) -> None:
     assert torch.equal(trainer.local(), replica.outer)
 
 
+def ahead_of(carry: Carry, trainer: Trainer, num_steps: int) -> None:
+    carry.go_ahead()
+    for number in range(num_steps):
+        carry.add_steps(trainer.train(LEASE[:4] + 8 + 4 * number, 0, 1))
+
+
+def offered(carry: Carry, replica: Replica) -> torch.Tensor:
+    (payload,) = carry.encode((range(replica.outer.numel()),))
+    carry.offered = (payload.digest,)
+    return torch.from_numpy(np.frombuffer(payload.encoded, "<f4").copy())
+
+
+STEP = 4 * tiny.SEQ_LEN
+
+
+def test_what_is_ahead_is_offered_as_leases_come_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+    carry, replica, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    counted = offered(carry, replica)
+    ahead_of(carry, trainer, 5)
+    assert torch.equal(offered(carry, replica), counted)  # what travels does not change
+    assert (carry.tokens, carry.due, carry.num_done) == (7 * STEP, 2 * STEP, 2)
+    whole = replica.outer - trainer.local()
+    carry.settle(lambda: halve(replica), is_counted=True)
+    assert (carry.tokens, carry.due, carry.num_done) == (5 * STEP, 0, 0)
+    assert torch.allclose(replica.outer - trainer.local(), whole - counted, atol=1e-6)
+    for left, made in ((3, 2), (1, 2), (0, 1)):
+        carry.cover(2, STEP)
+        assert (carry.ahead, carry.due, carry.num_done) == (left * STEP, made * STEP, made)
+        counted += offered(carry, replica)
+        carry.settle(lambda: halve(replica), is_counted=True)
+    assert torch.allclose(counted, whole, atol=1e-6)
+    assert torch.equal(trainer.local(), replica.outer)
+    carry.cover(2, STEP)
+    assert carry.num_done == 0
+
+
+def test_what_was_not_counted_stays_due_and_what_is_ahead_stays_ahead(tmp_path: Path) -> None:
+    carry, replica, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    due = offered(carry, replica)
+    ahead_of(carry, trainer, 3)
+    whole = replica.outer - trainer.local()
+    carry.settle(lambda: halve(replica), is_counted=False)
+    assert (carry.due, carry.ahead) == (2 * STEP, 3 * STEP)
+    assert torch.allclose(replica.outer - trainer.local(), whole, atol=1e-6)
+    carry.cover(1, STEP)
+    third = (whole - due) / 3
+    assert torch.allclose(offered(carry, replica), due + third, atol=1e-6)
+
+
+def test_of_another_lengths_steps_the_last_covers_what_is_left(tmp_path: Path) -> None:
+    """A steward may have amended the length of samples meanwhile."""
+    carry, _, trainer = carry_of(tiny.run_config(), tmp_path)
+    ahead_of(carry, trainer, 3)
+    carry.cover(10, 2 * STEP)
+    assert (carry.ahead, carry.due, carry.num_done) == (0, 3 * STEP, 2)
+
+
+def test_who_is_started_again_is_as_far_ahead_but_not_where_it_was_counted_meanwhile(tmp_path: Path) -> None:
+    saved: tuple[dict[str, torch.Tensor], dict[str, int]] = ({}, {})
+    carry, replica, trainer = carry_of(tiny.run_config(), tmp_path / "0")
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    ahead_of(carry, trainer, 3)
+    due = offered(carry, replica)
+    saved = {name: vector.clone() for name, vector in carry.vectors().items()}, carry.counters()
+    for has_offered in (True, False):
+        carry, replica, trainer = carry_of(tiny.run_config(), tmp_path / str(has_offered))
+        carry.load(dict(saved[0]), dict(saved[1]))
+        assert (carry.due, carry.ahead, carry.num_done) == (2 * STEP, 3 * STEP, 2)
+        if has_offered:
+            assert torch.equal(offered(carry, replica), due)
+        carry.settle(lambda: None, is_counted=True)
+        assert carry.tokens == carry.ahead == (3 * STEP if has_offered else 0)
+        assert torch.equal(trainer.local(), replica.outer) == (not has_offered)
+    with pytest.raises(CheckpointError, match="mark"):
+        carry.load({"local": saved[0]["local"]}, dict(saved[1]))
+
+
 def test_a_gradient_is_carried_through_one_miss_and_averaged(tmp_path: Path) -> None:
     carry, replica, trainer = carry_of(tiny.run_config(DDP), tmp_path)
     gradients = []

@@ -85,6 +85,7 @@ def test_members_without_a_vote_are_no_majority(case: Case) -> None:
     for peer in case.order[:2]:
         case.hear(peer, has_vote=False)
     assert not case.standing.has_majority()
+    assert not case.standing.sees_majority()
 
 
 def test_who_lost_the_results_of_what_it_accepted_has_no_vote_and_says_so(case: Case) -> None:
@@ -113,8 +114,10 @@ def test_who_comes_back_from_an_older_state_has_no_vote_and_says_so(case: Case) 
 def test_to_who_is_no_member_the_round_is_decidable_while_a_member_is_there(case: Case) -> None:
     outsider = Standing(PeerId("d" * 64), case.chain, case.promises, lambda: None)
     assert outsider.has_majority()
+    assert outsider.sees_majority()
     outsider.statuses.update(dict.fromkeys(PEERS[:2], "gone"))
     assert outsider.has_majority()
+    assert not outsider.sees_majority()
     outsider.statuses[PEERS[2]] = "gone"
     assert not outsider.has_majority()
     assert not outsider.abstains
