@@ -290,6 +290,7 @@ def _report(before: float | None, played: list[Figures]) -> None:
         *_growth(played),
         "Voting by kind, in the mean over the peers of a kind:",
         _letters(played),
+        *(f"Not measured: {size:,} peers." for size in SIZES if size not in {each.num for each in played}),
     ]
     write("thousand", "Groups: what hundreds of peers cost each", "python -m benchmarks.thousand", sections)
 
