@@ -224,7 +224,7 @@ def second_manifest() -> Manifest:
         leader=leader(base, Attempt(0)),
         previous=base.previous,
         contributions=tuple(
-            sorted(map(counted, (contribution(A, 32), contribution(B, 16))), key=lambda each: each.peer)
+            sorted(map(counted, (contribution(A, 16), contribution(B, 16))), key=lambda each: each.peer)
         ),
         parts=tuple(PartResult(owner=owner, result=result_of(part)) for part, owner in enumerate(members)),
         members=members,
@@ -233,7 +233,7 @@ def second_manifest() -> Manifest:
         left=(),
         leases=leased,
         cursor=cursor,
-        committed_tokens=Tokens(48),
+        committed_tokens=Tokens(32),
         acts=(),
         charter=wire.digest_of(first_charter()),
     )

@@ -80,7 +80,7 @@ def first_base(num_members: int, num_parts: int = 1, run: str = "00", stewards: 
         electorate=members,
         keeper=members[0],
         uplinks=(MAX_UPLINK,) * num_parts,
-        cursor=0,
+        cursor=1000,  # all of it leased and not counted yet
         quota=1,
         committed_tokens=Tokens(0),
         charter=charter(1, stewards=stewards),

@@ -12,7 +12,7 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Bf16Config, Int8Config
 from weft.errors import Refused, Removed
 from weft.events import ActEnacted, ActRefused, ActWaits, AdmissionRefused, RoundCommitted, StateJoined, StepDone
-from weft.ids import RunId
+from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs import inline
@@ -406,3 +406,17 @@ def test_what_waits_outlives_all_who_keep_it(make_swarm: MakeSwarm) -> None:
         one_replica(await swarm.done(*members))
 
     swarm.run(scenario)
+
+
+def test_strangers_that_refuse_a_key_do_not_end_it(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=8)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc")
+        await swarm.round(a, 2)
+        strangers = {PeerId(f"{number:064x}") for number in range(40)}
+        a.peer.place.node.passport.banned_by.update(strangers, {b.id})  # of two others, one is no majority
+        one_replica(await swarm.done(a, b, c))
+
+    swarm.run(scenario)
+    swarm.check()

@@ -7,7 +7,8 @@
 A member that missed rounds carries several leases, so the allowance follows the manifests. What a leader hears is cut
 to the allowance. A ward that was late, or whose sponsor is gone or paused, brings what was leased to it with another
 round or through another sponsor: so who announces for a group may claim some of what has not come, up to one round's
-leases. Of another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
+leases. What all claim together is cut to the bound, and of
+another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
 whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
 
 A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.legacy`). Its tokens are the
@@ -25,7 +26,7 @@ from weft.ids import PeerId, Tokens, short
 from weft.keys import verify
 from weft.peer.messages import GENESIS
 from weft.sync.charter import Charter
-from weft.sync.legacy import history, history_before
+from weft.sync.legacy import history, history_before, unclaimed
 from weft.sync.lineage import parting
 from weft.sync.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
 from weft.wire import digest_of, unseal
@@ -80,7 +81,7 @@ class Claims:
 
     def allowance(self, base: Base, peer: PeerId, *, has_group: bool) -> int:
         """Return how many tokens `peer` is believed at most."""
-        bound = self._bound(base)
+        bound = unclaimed(base)
         allowed = self._allowed.get(peer, bound)
         if has_group:
             missing = self._missing + sum(self._allowed.get(each, 0) for each in self._uncounted - {peer})
@@ -99,15 +100,13 @@ class Claims:
 
     def is_possible(self, base: Base, peer: PeerId, message: Collect | Propose) -> bool:
         """Return whether the plan or manifest that `peer` sends claims no more than was ever leased."""
-        bound = self._bound(base)
+        bound = unclaimed(base)
         counted = message.contributions if isinstance(message, Collect) else message.manifest.contributions
-        if all(0 <= contribution.tokens <= bound for contribution in counted):
+        is_each = all(0 <= contribution.tokens <= bound for contribution in counted)
+        if is_each and sum(each.tokens for each in counted if each.legacy is None) <= bound:
             return True
         self._emit(Notice(text=f"{short(peer)} plans to count more tokens than were ever leased: not followed"))
         return False
-
-    def _bound(self, base: Base) -> int:
-        return base.charter.leased_tokens(base.cursor) + base.leased_again - base.committed_tokens
 
 
 def legacy_tokens(base: Base, ready: Ready) -> Tokens:

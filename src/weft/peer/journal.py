@@ -25,7 +25,6 @@ from pathlib import Path
 from weft import wire
 from weft.errors import WireError
 from weft.ids import Digest, Round
-from weft.peer.place import Place
 from weft.sync.messages import Certificate
 
 FULL_NBYTES = 512 << 20  # then a checkpoint is due, and where a state is larger, at twice that
@@ -48,10 +47,6 @@ class Journal:
         """Return, once, why nothing is kept. What is written is written by any thread; events are not."""
         failure, self._failure = self._failure, None
         return failure
-
-    @classmethod
-    def of(cls, place: Place) -> "Journal":
-        return cls(place.folder.journal, is_on=place.settings.checkpoint_every_s > 0)
 
     def keep(self, round: Round, result: Digest, data: wire.Buffer) -> None:
         """Write a result."""

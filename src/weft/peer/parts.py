@@ -27,7 +27,6 @@ from weft.ids import Digest, PeerId, Round, short
 from weft.net.blobs import StillComing
 from weft.net.first import first_of
 from weft.peer.chain import Chain
-from weft.peer.journal import Journal
 from weft.peer.place import Place
 from weft.peer.pool import Pool
 from weft.peer.rates import Rates
@@ -73,7 +72,7 @@ class Parts:
         self._compute = place.compute
         self._emit = place.emit
         self._chain = chain
-        self._journal = Journal.of(place)
+        self._journal = place.journal
         self._num = num
         self.rates = Rates()
         self.source: PeerId | None = None  # who hands results on to this peer, if somebody does

@@ -342,8 +342,9 @@ class Peer:
         behind: Manifest | None = None
         while True:
             await asyncio.sleep(LAG_S)
-            if len(self.place.node.banned_by) > len(self.place.node.peers):  # it was away when that was decided
-                self.fail(Removed("more peers refuse this key as banned than are linked to it: it may not come back."))
+            electorate = frozenset(rounds.chain.base.electorate) - {self.peer}
+            if 2 * len(self.place.node.banned_by & electorate) > len(electorate):  # decided while it was away
+                self.fail(Removed("most members refuse this key: it was banned while it was away, for good."))
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head

@@ -1,7 +1,7 @@
 """What a peer stands on, and what it leaves: the records at its two ends."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from weft.net.node import Node
 from weft.peer.compute import Compute
 from weft.peer.config import PeerConfig, RunConfig
 from weft.peer.home import PeerFolder
+from weft.peer.journal import Journal
 from weft.peer.trainer import Trainer
 from weft.sync.acts import Succeed
 
@@ -40,6 +41,11 @@ class Place:
     emit: Emit
     make_trainer: MakeTrainer = Trainer
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
+    journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again
+
+    def __post_init__(self) -> None:
+        journal = Journal(self.folder.journal, is_on=self.settings.checkpoint_every_s > 0)
+        object.__setattr__(self, "journal", journal)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from weft.peer.chain import Chain
 from weft.peer.checkpoint import Contents, Snapshot, save
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
-from weft.peer.journal import FULL_NBYTES, Journal
+from weft.peer.journal import FULL_NBYTES
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
@@ -34,7 +34,7 @@ class Saver:
         self._carry = carry
         self._trainer = trainer
         self._saved_at = place.clock.now()
-        self._journal = Journal.of(place)
+        self._journal = place.journal
         self._replayed: list[Certificate] = []  # the newest
         self._told = ""  # what is to be said of it, from the event loop
 

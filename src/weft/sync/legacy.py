@@ -53,10 +53,35 @@ def countable(base: Base, offered: Iterable[B]) -> tuple[B, ...]:
         if each.legacy is None or not each.legacy.tokens:
             continue
         stretches = each.legacy.stretches
-        if not any(known.has(one) or any(one.overlaps(other) for other in taken) for one in stretches):
+        is_new = not any(known.has(one) or any(one.overlaps(other) for other in taken) for one in stretches)
+        if is_new and all(one.start < one.stop for one in stretches):
             taken += stretches
             counted.append(replace(each, tokens=Tokens(min(each.legacy.tokens, most))))
-    return tuple(sorted(counted, key=lambda each: each.peer))
+    return _cut(sorted(counted, key=lambda each: each.peer), unclaimed(base))
+
+
+def unclaimed(base: Base) -> Tokens:
+    """Return the tokens that were leased, and that no manifest has counted: no round can count more."""
+    return Tokens(max(0, base.charter.leased_tokens(base.cursor) + base.leased_again - base.committed_tokens))
+
+
+def _cut(counted: Sequence[B], most: int) -> tuple[B, ...]:
+    """Return the contributions with at most so many tokens together, legacies apart: who claims most is cut first.
+
+    Every claim may be possible by itself; were their sum counted, nothing would be left that can be claimed next.
+    """
+    left, cap = most, most
+    claims = sorted(each.tokens for each in counted if each.legacy is None)
+    for number, tokens in enumerate(claims):
+        cap = left // (len(claims) - number)  # were all that follow cut
+        if tokens > cap:
+            break
+        left -= tokens
+    else:
+        return tuple(counted)
+    return tuple(
+        each if each.legacy is not None or each.tokens <= cap else replace(each, tokens=Tokens(cap)) for each in counted
+    )
 
 
 def median_tokens(contributions: Iterable[Brought]) -> int:

@@ -56,10 +56,8 @@ def parts_and_manifest(node):
         **{name: getattr(opening, name) for name in opening.__struct_fields__ if name != "parts"},
         parts=(PartResult(owner=B, result=digest(node.data)),),
     )
-    settings, folder = SimpleNamespace(checkpoint_every_s=0.0), SimpleNamespace(journal=Path("nowhere"))
-    place = SimpleNamespace(
-        node=node, clock=VirtualClock(), compute=Inline(), emit=node.events.append, settings=settings, folder=folder
-    )
+    journal = Journal(Path("nowhere"), is_on=False)
+    place = SimpleNamespace(node=node, clock=VirtualClock(), compute=Inline(), emit=node.events.append, journal=journal)
     return Parts(place, Chain(opening, charter()), NUM), manifest
 
 

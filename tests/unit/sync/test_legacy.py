@@ -23,7 +23,7 @@ HUGE = 10**18
 
 
 def base(**changes: object) -> Base:
-    return msgspec.structs.replace(genesis(RUN, PEERS[0], charter()), round=Round(5), **changes)
+    return msgspec.structs.replace(genesis(RUN, PEERS[0], charter()), round=Round(5), cursor=10_000, **changes)
 
 
 def own(peer: PeerId, tokens: int) -> Contribution:
@@ -44,6 +44,25 @@ def test_a_legacy_weighs_its_tokens_and_at_most_the_median(weights: list[int], t
     assert counted[:-1] == tuple(others)
     assert counted[-1].tokens == min(tokens, sorted(weights)[(len(weights) - 1) // 2])
     assert countable(base(), counted) == counted  # which is how members check it
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=5), st.integers(0, 3000))
+def test_all_claim_no_more_together_than_was_leased_and_who_claims_most_is_cut_first(
+    claims: list[int], leased: int
+) -> None:
+    charter_now = base().charter
+    here = base(committed_tokens=Tokens(charter_now.leased_tokens(base().cursor) - leased))
+    counted = countable(here, [own(peer, tokens) for peer, tokens in zip(PEERS, claims, strict=False)])
+    cut = [each.tokens for each in counted]
+    assert sum(cut) <= leased
+    assert sum(cut) > leased - len(claims) or cut == claims
+    assert all(after == min(before, max(cut)) for before, after in zip(claims, cut, strict=True))
+    assert countable(here, counted) == counted
+
+
+def test_a_stretch_of_no_rounds_is_no_legacy() -> None:
+    assert countable(base(), [legacy(PEERS[1], 100, start=4, stop=4)]) == ()
+    assert countable(base(), [legacy(PEERS[1], 100, start=6, stop=3)]) == ()
 
 
 def test_of_two_pieces_of_one_branch_the_larger_is_counted() -> None:
