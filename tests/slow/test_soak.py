@@ -30,7 +30,8 @@ CALM_S = float(os.environ.get("WEFT_CALM_S", "120"))
 NUM_PEERS, NUM_STEADY = 8, 2
 FAULT_EVERY_S = 20.0
 YOUNG_S = 45.0  # who started so recently is left alone: it may still be loading torch
-WARM_S = 60.0  # of a process, in which memory is first used
+# Of a process, in which memory is first used: who has evaluated, saved and answered newcomers once has used all of it.
+WARM_S = max(60.0, SOAK_S / 5)
 WINDOW_S = 30.0  # at the beginning and the end of what is compared
 GROWTH = 0.05
 WRONG = ("Traceback", "Warning", "warning", "Exception", "Error", "weft: ")  # in what a process says to a person
