@@ -252,6 +252,9 @@ class Parts:
         is_whole = known is not None and memoryview(known).nbytes == nbytes
         return known if is_whole else None
 
+    async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
+        return await first_of(holders, lambda peer: self._fetch(peer, wanted, nbytes, limit_s), f"blob {short(wanted)}")
+
     async def _result(self, round: Round, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
         codec = self._reply_codec(round)
         nbytes = codec.nbytes(num)
@@ -272,9 +275,7 @@ class Parts:
             others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
-                data = await first_of(
-                    others, lambda peer: self._fetch(peer, wanted, nbytes, limit_s), f"blob {short(wanted)}"
-                )
+                data = await self._from_any(others, wanted, nbytes, limit_s)
                 await self._compute.serve(lambda: self._check(codec, data, num))
                 await self._keep(round, wanted, data)
             return data
