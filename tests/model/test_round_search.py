@@ -138,7 +138,10 @@ def miscounted(search: Search) -> list[Manifest]:
     ]
 
 
-@pytest.mark.parametrize(("run", "num_parts"), [("00", 1), (OTHER_ORDER, 1), (OTHER_ORDER, 2)])
+@pytest.mark.parametrize(
+    ("run", "num_parts"),
+    [("00", 1), (OTHER_ORDER, 1), pytest.param(OTHER_ORDER, 2, marks=pytest.mark.slow)],
+)
 def test_a_result_is_merged_from_what_its_manifest_counts_and_nothing_else(run: str, num_parts: int) -> None:
     base = first_base(3, num_parts, run)
     assert not miscounted(explored(ReducedSearch(base, Bounds(num_attempts=2, num_kills=1))))
@@ -187,7 +190,7 @@ def forget(me: PeerId, durable: Durable) -> Result:
         (decide, "may_accept", accept_whatever_was_promised, Bounds(num_attempts=2, num_kills=0)),
         (decide, "is_quorum", always, Bounds(num_attempts=2, num_kills=0)),
         (round, "newest", lambda votes: None, Bounds(num_attempts=2, num_kills=0)),
-        (round, "resume", forget, Bounds(num_attempts=2, num_kills=1)),
+        pytest.param(round, "resume", forget, Bounds(num_attempts=2, num_kills=1), marks=pytest.mark.slow),
     ],
     ids=[
         "accepts twice",

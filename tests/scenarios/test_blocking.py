@@ -7,6 +7,8 @@ says otherwise, so that the run adds some 2.9 Mbit/s.
 import asyncio
 from itertools import pairwise
 
+import pytest
+
 from scenarios.swarm import Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.test_join import Paced, lay, small
@@ -92,6 +94,7 @@ def test_members_wait_for_who_asks_until_it_is_in_and_then_go_on(make_swarm: Mak
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_line_that_is_fast_enough_stops_nobody_though_it_may(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=30)
 

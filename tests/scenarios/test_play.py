@@ -142,6 +142,7 @@ def test_a_slow_computer_delays_nobody_and_what_it_trains_is_counted(
     assert slow.trained - slow.counted <= 2 * lease  # what the run's end found it at
 
 
+@pytest.mark.slow
 def test_a_computer_ten_times_slower_brings_a_tenth_and_delays_nobody(run_file: RunFile, tmp_path: Path) -> None:
     """Forty inner steps a round for four machines, and four for one; from the second round on all finish together."""
     every, num_rounds = 40, 16
