@@ -17,7 +17,7 @@ It does not know who contributes, nor what an owner does with what it holds.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, Digest, PeerId
@@ -159,13 +159,16 @@ class Gathering:
 
     def check(self) -> None:
         """Let those announcements through whose payloads every owner holds; all of them where nobody waits."""
+        if not self._held_back:
+            return
+        said = {**self._told, self._node.peer: self._mine()}
         for peer in list(self._held_back):
-            if peer in self._held_back and (not self.is_waiting or self._is_gathered(peer)):
+            if peer in self._held_back and (not self.is_waiting or self._is_gathered(peer, said)):
                 take = self._held_back.pop(peer)
                 if self._quorum_at is not None:
                     self._timers.note_gathering(self._clock.now() - self._quorum_at)
                 take()
-            elif peer in self._held_back and peer not in self._lost and self._is_lost(peer):
+            elif peer in self._held_back and peer not in self._lost and self._is_lost(peer, said):
                 self._lost.add(peer)
                 self._feed(Lost(peer=peer))
 
@@ -238,12 +241,13 @@ class Gathering:
             self._told[peer] = note
             self.check()
 
-    def _is_gathered(self, peer: PeerId) -> bool:
-        return all(owner == peer or peer in self._said_by(owner).peers for owner in self._owners())
+    def _is_gathered(self, peer: PeerId, said: Mapping[PeerId, Gathered]) -> bool:
+        owners = (owner for owner in self._owners() if owner != peer)
+        return all(owner in said and peer in said[owner].peers for owner in owners)
 
-    def _is_lost(self, peer: PeerId) -> bool:
+    def _is_lost(self, peer: PeerId, said: Mapping[PeerId, Gathered]) -> bool:
         owners = [owner for owner in self._owners() if owner != peer]
-        return 2 * sum(peer in self._said_by(owner).missing for owner in owners) > len(owners)
+        return 2 * sum(owner in said and peer in said[owner].missing for owner in owners) > len(owners)
 
     def _owners(self) -> list[PeerId]:
         state, base = self._state(), self._chain.base
@@ -251,8 +255,3 @@ class Gathering:
         away = state.suspected | state.gone | state.farewells.keys()
         cut = self._parts.cut(base.uplinks)
         return [owner for owner, part in zip(base.electorate, cut, strict=True) if len(part) and owner not in away]
-
-    def _said_by(self, owner: PeerId) -> Gathered:
-        if owner == self._node.peer:
-            return self._mine()
-        return self._told.get(owner) or Gathered(branch=self._chain.base.branch, round=self._chain.base.round, peers=())
