@@ -264,7 +264,8 @@ def test_a_sponsor_that_is_paused_lets_its_wards_go_and_they_lose_nothing(make_s
     swarm.check()
 
 
-def test_a_sponsor_cut_off_with_a_ward_and_what_both_learnt_come_back(make_swarm: MakeSwarm) -> None:
+@pytest.mark.parametrize("num", [1, NUM])
+def test_a_sponsor_cut_off_with_wards_and_what_they_learnt_come_back(make_swarm: MakeSwarm, num: int) -> None:
     swarm = start_of(make_swarm, num_rounds=30, is_strict=True)
 
     async def scenario() -> None:
@@ -272,7 +273,7 @@ def test_a_sponsor_cut_off_with_a_ward_and_what_both_learnt_come_back(make_swarm
         await swarm.round(members[0], 3)
         electors, wards = parted(members)
         sponsor = next(member for member in electors if any(sponsor_of(ward) == member.id for ward in wards))
-        away = [sponsor, next(ward for ward in wards if sponsor_of(ward) == sponsor.id)]
+        away = [sponsor, *[ward for ward in wards if sponsor_of(ward) == sponsor.id][:num]]
         others = [member for member in members if member not in away]
         swarm.cut(away, others)
         await asyncio.sleep(30)

@@ -1,7 +1,8 @@
 """This peer as an elector that contributes for wards: collects what they offer, and brings the mean of all.
 
     Offer       fetched at once, added to the mean as it arrives, whole or not at all
-    own work    added when it is done; then the living are waited for, as long as measured rounds say
+    own work    added when it is done; then the living are waited for, as long as measured rounds say: until more than
+                half have brought theirs, and a grace from then on
     the mean    announced as this peer's contribution, with the record of whom it counts
     commit      told to the wards, once its results can be had from here (`handing`)
 
@@ -10,6 +11,7 @@ are held to what was leased to them, as electors are.
 
 Failure:
 - a ward does not deliver, or delivers no payload: the mean is made without it, and it keeps its carry.
+- most do not, as they have another sponsor by now: they are not waited for without end.
 - this peer dies: its wards ask another elector. What it announced may be counted: all who heard it have the record.
 - it is paused: it lets its wards go.
 
@@ -68,7 +70,7 @@ class Collection:
         self.num_claimed = 0  # tokens of wards that are added, or about to be
         self.num_own = 0  # tokens of this peer's own lease
         self.payloads: list[Digest] = []
-        self.is_own_ready = False
+        self.own_at: float | None = None  # since when this peer's own payload is in the mean, or can never be
         self.is_grace_over = False
         self.is_closed = False
         self.half_at: float | None = None  # since when more than half have brought theirs
@@ -104,7 +106,8 @@ class Sponsor:
         self._silent: dict[
             PeerId, int
         ] = {}  # wards that brought nothing of what was leased to them, for so many rounds
-        self._graces_s: list[float] = []
+        self._halves_s: list[float] = []  # from this peer's own work until more than half had brought theirs
+        self._graces_s: list[float] = []  # from then until the last one
         self._early: dict[PeerId, OfferNote] = {}  # of the round after this one
         self._gate = asyncio.Semaphore(PARALLEL)
         self._timers: list[asyncio.TimerHandle] = []
@@ -239,7 +242,8 @@ class Sponsor:
             await self._compute.serve(lambda: self._add(now, me, tokens, Digest(""), payload))
         except PayloadError as error:  # another codec since it was encoded: it waits for the next round
             self._emit(PayloadRejected(round=now.base.round, member=me, reason=str(error)))
-        now.is_own_ready = True
+        now.own_at = self._clock.now()
+        self._call_later(deadline_s(self._halves_s), self._begin_grace, now)
         self._note_brought(now, me)
 
     def _note_brought(self, now: Collection, peer: PeerId) -> None:
@@ -268,7 +272,7 @@ class Sponsor:
         statuses = self._rounds.standing.statuses
         away = {peer for peer in expected if statuses.get(peer) in ("gone", "suspected")} | now.passing
         under_way = now.offers.keys() - now.brought  # not long any more
-        if now.is_own_ready and may_close(expected | under_way, now.brought, away, now.is_grace_over):
+        if now.own_at is not None and may_close(expected | under_way, now.brought, away, now.is_grace_over):
             self._tasks.spawn(self._close(now))
 
     def notice(self, peer: PeerId, is_away: bool) -> None:
@@ -279,11 +283,11 @@ class Sponsor:
 
     def _begin_grace(self, now: Collection) -> None:
         grace_s = deadline_s(self._graces_s)
-        loop = asyncio.get_running_loop()
-        self._timers += [
-            loop.call_later(grace_s / 2, self._hurry, now),
-            loop.call_later(grace_s, self._end_grace, now),
-        ]
+        self._call_later(grace_s / 2, self._hurry, now)
+        self._call_later(grace_s, self._end_grace, now)
+
+    def _call_later(self, delay_s: float, act: Callable[[Collection], None], now: Collection) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, act, now))
 
     def _hurry(self, now: Collection) -> None:
         for ward in now.expected & self.wards.keys() - now.offers.keys():
@@ -329,6 +333,8 @@ class Sponsor:
         now = self._now
         if now.half_at is not None:
             self._graces_s = [*self._graces_s, max(0.0, now.last_at - now.half_at)][-NUM_REMEMBERED:]
+            if now.own_at is not None:
+                self._halves_s = [*self._halves_s, max(0.0, now.half_at - now.own_at)][-NUM_REMEMBERED:]
         self._note_silence(now)
         claim = claims_in(manifest).get(me)
         record = None if claim is None else self._records.known(claim.record)
