@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from scenarios import rules
 from scenarios.swarm import Life, Member, Swarm
 from weft.events import AttemptStarted, PayloadRejected, RoundCommitted
 from weft.ids import Attempt
@@ -24,6 +25,7 @@ from weft.sync.messages import (
     Certificate,
     Goodbye,
     Manifest,
+    Prepare,
     Promise,
     Propose,
     Ready,
@@ -210,6 +212,29 @@ def test_who_claims_to_be_far_ahead_is_followed_some_attempts_at_once(make_swarm
         standing._told.clear()
         outcomes = await swarm.done(*members)
         assert {outcome.reason for outcome in outcomes} == {"complete"}
+
+    swarm.run(scenario)
+
+
+def test_who_leaps_to_attempts_that_it_leads_stops_no_round(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(num_rounds=8)
+
+    async def scenario() -> None:
+        *honest, liar = members = await swarm.start("abcd")
+        await swarm.round(liar, 4)  # what rounds take is measured
+
+        async def leap() -> None:
+            while (state := honest[0].peer._rounds and honest[0].peer._rounds._state) is not None:
+                ahead = (Attempt(state.attempt + turn) for turn in range(1, len(state.base.electorate) + 1))
+                say(liar, honest, Prepare(attempt=next(a for a in ahead if leader(state.base, a) == liar.id)))
+                await asyncio.sleep(0.2)
+
+        leaping = asyncio.ensure_future(leap())
+        outcomes = await swarm.done(*members)
+        leaping.cancel()
+        assert {outcome.reason for outcome in outcomes} == {"complete"}
+        assert honest[0].life.seen(AttemptStarted)  # it was followed, once a round
+        rules.no_long_wait(honest[0].life.times(RoundCommitted), DEADLINE_S)
 
     swarm.run(scenario)
 

@@ -17,6 +17,7 @@ from weft.peer.chain import Chain
 from weft.peer.claims import Claims
 from weft.peer.early import Early
 from weft.peer.gathering import Gathering
+from weft.peer.leaps import Leaps
 from weft.peer.messages import Decision, Letter
 from weft.peer.place import Place
 from weft.peer.proofs import Proofs
@@ -68,6 +69,7 @@ class Hearing:
         self.on_record: Callable[[GroupRecord], object] = lambda _record: None
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self._early = Early()
+        self._leaps = Leaps()
         self.witness = Witness(place.node, chain, accuse)
 
     @property
@@ -78,6 +80,7 @@ class Hearing:
     def begin(self) -> Callable[[], None]:
         """A round begins. Return what reads the letters that came before it, to be called once its machine is there."""
         early = self._early.begin()
+        self._leaps.begin()
         self.proofs.begin()
         self.witness.begin()
         self._weighing.begin()
@@ -157,8 +160,12 @@ class Hearing:
         state = self._state()
         if state is None or state.base != base or self._early.is_kept(state.base, state.plan, sender, signed, message):
             return
+        if not self._leaps.may_lead_on(state, sender, message):
+            return
         self.proofs.keep(state, sender, signed, message)
         self._feed(Received(sender=sender, message=message))
+        if (after := self._state()) is not None and after.base == state.base:
+            self._leaps.note(sender, state.attempt, after.attempt)
 
     def _tell_decision(self, peer: PeerId, round: Round) -> None:
         for certificate in self._chain.after(Round(round - 1), 1) or ():

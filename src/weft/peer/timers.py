@@ -1,7 +1,9 @@
 """The timers of a round, as long as the last rounds say.
 
     grace      from when a quorum is ready to the last announcement of a round
-    progress   a grace, and from when a quorum is ready to the commit; doubled with each attempt
+    progress   a grace, and from when a quorum is ready to the commit; doubled with each attempt that this peer was in
+
+Attempts that others leap over make nobody wait longer.
 
 It does not know what expires.
 """
@@ -26,6 +28,7 @@ class Timers:
     def __init__(self, clock: Clock, expire: Callable[[Timer, Attempt], None]) -> None:
         self._clock = clock
         self._expire = expire
+        self._watched: set[Attempt] = set()  # attempts of the present round whose progress was waited for
         self._running: dict[tuple[Timer, Attempt], asyncio.TimerHandle] = {}
         self._ready_at: float | None = None  # the last announcement of the present round
         self._announced_at: float | None = None  # by this peer
@@ -38,6 +41,7 @@ class Timers:
         """A round begins."""
         self.stop()
         self._announced_at, self._ready_at, self._quorum_at, self._gathering_s = None, None, None, 0.0
+        self._watched.clear()
 
     def note_ready(self) -> None:
         """A member has announced its payload."""
@@ -82,7 +86,9 @@ class Timers:
             self._quorum_at = self._clock.now()
         delay_s = max(deadline_s(self._graces_s), self._gathering_s / 2)
         if timer == "progress":
-            delay_s = (delay_s + deadline_s(self._latencies_s, SLACK)) * 2 ** min(attempt, MAX_DOUBLINGS)
+            num_before = len(self._watched - {attempt})
+            self._watched.add(attempt)
+            delay_s = (delay_s + deadline_s(self._latencies_s, SLACK)) * 2 ** min(num_before, MAX_DOUBLINGS)
         self._running[timer, attempt] = asyncio.get_running_loop().call_later(delay_s, self._end, timer, attempt)
 
     def stop(self) -> None:
