@@ -5,7 +5,7 @@ from jaxtyping import install_import_hook
 
 # Before any weft module is imported: every annotated function of these rooms checks its tensors' shapes. Elsewhere the
 # checker stumbles over Protocols.
-SHAPED = ["model", "codec", "sync", "data.batch"]
+SHAPED = ["model", "codec", "sync.method", "sync.outer", "sync.reduce", "data.batch"]
 SHAPED += [f"peer.{name}" for name in ("checkpoint", "contribution", "replica")]
 install_import_hook([f"weft.{room}" for room in SHAPED], "beartype.beartype")
 

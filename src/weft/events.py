@@ -9,6 +9,7 @@ No event carries a key, a ticket or its secret: no field here could hold one.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -564,5 +565,10 @@ class _StoredEntry(msgspec.Struct):
 
 def _nan_for_null(tree: dict[str, Any], kind: type[Event]) -> dict[str, Any]:
     """Undo what JSON does to a loss that is not finite, in fields that are always a number."""
-    numbers = {field.name for field in msgspec.structs.fields(kind) if field.type is float}
+    numbers = _numbers(kind)
     return {name: math.nan if value is None and name in numbers else value for name, value in tree.items()}
+
+
+@cache
+def _numbers(kind: type[Event]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(kind) if field.type is float)
