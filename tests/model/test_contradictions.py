@@ -57,7 +57,8 @@ class Forgetful(Witnessing):
     "bounds",
     [
         pytest.param(Bounds(num_attempts=3, num_kills=1), marks=pytest.mark.slow),
-        Bounds(num_attempts=2, num_kills=1, num_leaves=1),
+        pytest.param(Bounds(num_attempts=2, num_kills=1, num_leaves=1), marks=pytest.mark.slow),
+        Bounds(num_attempts=2, num_kills=1),
     ],
 )
 def test_no_interleaving_of_two_members_holds_a_contradiction(bounds: Bounds) -> None:

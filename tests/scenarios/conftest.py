@@ -1,14 +1,29 @@
 """Swarms of whole peers, each test with its own folders, and a text short enough to sample."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 
 from scenarios.swarm import Swarm
 from scenarios.theatre import Theatre, make_run_file
 from weft.peer.config import RunFile
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _fast() -> Iterator[None]:
+    """Leave out what the tests of the parts check, and what takes a third of a swarm's time.
+
+    Shapes are not checked. Nothing is flushed to the disk: power cuts are played (`Swarm.cut_power`).
+    """
+    jaxtyping.config.update("jaxtyping_disable", True)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("os.fsync", "weft.peer.promises._flush"):
+            patch.setattr(name, lambda _handle: None)
+        yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

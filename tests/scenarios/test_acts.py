@@ -151,9 +151,24 @@ AMENDMENTS: dict[str, Amend] = {
 }
 
 
-@pytest.mark.parametrize("amend", AMENDMENTS.values(), ids=AMENDMENTS.keys())
-@pytest.mark.parametrize("method", [FEDAVG, DiLoCoConfig(every=EVERY)], ids=["fedavg", "diloco"])
-def test_amended_settings_hold_on_all_members_alike(make_swarm: MakeSwarm, amend: Amend, method: Any) -> None:
+DILOCO = DiLoCoConfig(every=EVERY)
+QUICK = {"fedavg-rate": (FEDAVG, AMENDMENTS["rate"]), "diloco-all": (DILOCO, AMENDMENTS["all"])}
+SLOW = {
+    f"{name}-{which}": (method, amend)
+    for name, method in (("fedavg", FEDAVG), ("diloco", DILOCO))
+    for which, amend in AMENDMENTS.items()
+    if f"{name}-{which}" not in QUICK
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "amend"),
+    [
+        *(pytest.param(*of, id=name) for name, of in QUICK.items()),
+        *(pytest.param(*of, id=name, marks=pytest.mark.slow) for name, of in SLOW.items()),
+    ],
+)
+def test_amended_settings_hold_on_all_members_alike(make_swarm: MakeSwarm, method: Any, amend: Amend) -> None:
     """Whoever was there, joins after it, or comes back from a checkpoint of before it: all hold the same bits."""
     swarm = make_swarm(num_rounds=16, stewards=BOTH, method=method)
 

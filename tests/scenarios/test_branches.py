@@ -127,7 +127,8 @@ def halves(members: Sequence[Member], num: int) -> tuple[list[Member], list[Memb
     return ordered[:num], ordered[num:]
 
 
-@pytest.mark.parametrize("num", [pytest.param(5, marks=pytest.mark.slow), 4], ids=["5|3", "4|4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [5, 4], ids=["5|3", "4|4"])
 def test_what_the_lesser_branch_counted_is_counted_once_in_the_other(make_swarm: MakeSwarm, num: int) -> None:
     swarm = make_swarm(num_rounds=24, num_peers=8)
     recorder = Recorder(swarm)

@@ -125,7 +125,7 @@ def test_a_member_killed_in_its_inner_steps_is_left_out_with_a_reason(make_swarm
     swarm.check()
 
 
-@pytest.mark.parametrize("pause_s", [0.5, 4.0, 20.0])
+@pytest.mark.parametrize("pause_s", [0.5, pytest.param(4.0, marks=pytest.mark.slow), 20.0])
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_killed_member_comes_back(make_swarm: MakeSwarm, name: str, pause_s: float) -> None:
     """The run's maker from its checkpoint, a joiner from what the others hold; before or after it is given up."""

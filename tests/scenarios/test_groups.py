@@ -264,7 +264,7 @@ def test_a_sponsor_that_is_paused_lets_its_wards_go_and_they_lose_nothing(make_s
     swarm.check()
 
 
-@pytest.mark.parametrize("num", [1, NUM])
+@pytest.mark.parametrize("num", [pytest.param(1, marks=pytest.mark.slow), NUM])
 def test_a_sponsor_cut_off_with_wards_and_what_they_learnt_come_back(make_swarm: MakeSwarm, num: int) -> None:
     swarm = start_of(make_swarm, num_rounds=30, is_strict=True)
 

@@ -253,6 +253,7 @@ def test_where_the_run_has_gone_far_ahead_a_newer_state_is_less_to_fetch(
     swarm.run(scenario)
 
 
+@pytest.mark.slow
 def test_rounds_are_a_third_slower_while_somebody_joins_and_that_not_for_long(make_swarm: MakeSwarm) -> None:
     """Two thirds of each round its members exchange, so a newcomer that took what it can get would double that.
 
@@ -294,7 +295,15 @@ class Phase:
         swarm.watchers.append(watch)
 
 
-@pytest.mark.parametrize("phase", [None, Ready, Collect, Merged, Holding, Propose, Accept])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        None,
+        Collect,
+        Propose,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Ready, Merged, Holding, Accept)),
+    ],
+)
 def test_a_newcomer_may_come_in_every_phase_of_a_round(make_swarm: MakeSwarm, phase: type[Any] | None) -> None:
     """While inner steps are made (None), and at the first message of each kind; nobody waits for it."""
     swarm = make_swarm(method=DiLoCoConfig(every=2), num_rounds=8)

@@ -158,6 +158,7 @@ def test_an_own_stall_buries_nobody(hall):
     hall.run(play)
 
 
+@pytest.mark.slow
 def test_going_over_to_few_links_and_back_removes_nobody(hall):
     log = Log(hall)
 
@@ -200,6 +201,7 @@ def test_two_halves_that_buried_each_other_grow_together(hall):
     hall.run(play)
 
 
+@pytest.mark.slow
 def test_pinned_links_stay(hall):
     async def play():
         await hall.fill(40, per_s=20)

@@ -31,7 +31,7 @@ def run(swarm: Swarm, scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("method", [FEDAVG, DILOCO, DDP], ids=["fedavg", "diloco", "ddp"])
-@pytest.mark.parametrize("num_rounds_before", [0, 2])
+@pytest.mark.parametrize("num_rounds_before", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_rounds_go_on_as_fast_without_one_that_is_paused(make: Make, method: object, num_rounds_before: int) -> None:
     swarm = make(method=method, num_rounds=12)
 

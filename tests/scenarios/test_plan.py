@@ -105,7 +105,12 @@ CASES: dict[str, tuple[ShapedModel, MethodConfig, tuple[Kind, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("two peers", "homes, int8", "a site and homes")
+
+
+@pytest.mark.parametrize(
+    "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)]
+)
 def test_a_plan_is_what_a_play_takes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
     model, method, kinds = CASES[case]

@@ -180,6 +180,7 @@ def test_a_machine_that_becomes_slower_for_a_while_is_leased_less_and_then_as_be
     assert max(event.duration_s for event in commits[5:]) < 0.3 * 20
 
 
+@pytest.mark.slow
 def test_an_uplink_ten_times_slower_is_counted_when_its_payload_has_arrived_and_delays_nobody(
     run_file: RunFile, tmp_path: Path
 ) -> None:

@@ -138,7 +138,7 @@ def test_who_comes_again_after_the_end_adds_nothing(make_swarm: MakeSwarm) -> No
 
 
 @pytest.mark.parametrize("is_maker", [False, True], ids=["joined", "made it"])
-@pytest.mark.parametrize("num_peers", [2, 3])
+@pytest.mark.parametrize("num_peers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_who_comes_back_to_nobody_waits_for_them_and_then_goes_on_alone(
     make_swarm: MakeSwarm, num_peers: int, is_maker: bool
 ) -> None:

@@ -22,6 +22,7 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.place import Place
 from weft.peer.proofs import Proofs
 from weft.peer.reach import Reach
+from weft.peer.timers import Timers
 from weft.peer.weighing import Weighing
 from weft.peer.witness import Witness
 from weft.sync.acts import Warrant
@@ -57,6 +58,7 @@ class Hearing:
         weighing: Weighing,
         gathering: Gathering,
         machine: Reach,
+        timers: Timers,
         accuse: Callable[[Warrant], None],
     ) -> None:
         self.proofs = Proofs(place.identity, chain)
@@ -69,7 +71,7 @@ class Hearing:
         self.on_record: Callable[[GroupRecord], object] = lambda _record: None
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self._early = Early()
-        self._leaps = Leaps()
+        self._leaps = Leaps(place.clock, timers.progress_s)
         self.witness = Witness(place.node, chain, accuse)
 
     @property
@@ -160,7 +162,7 @@ class Hearing:
         state = self._state()
         if state is None or state.base != base or self._early.is_kept(state.base, state.plan, sender, signed, message):
             return
-        if not self._leaps.may_lead_on(state, sender, message):
+        if not self._leaps.may_lead(state, sender, message):
             return
         self.proofs.keep(state, sender, signed, message)
         self._feed(Received(sender=sender, message=message))

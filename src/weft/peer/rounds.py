@@ -113,7 +113,7 @@ class Rounds:
         self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._feed)
         reach = Reach(self._feed, lambda: self._state)
         self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, reach)
-        self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self.acts.accuse)
+        self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self._timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     # --- what the peer does ---

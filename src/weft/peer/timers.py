@@ -84,12 +84,19 @@ class Timers:
             return
         if timer == "progress" and self._quorum_at is None:
             self._quorum_at = self._clock.now()
-        delay_s = max(deadline_s(self._graces_s), self._gathering_s / 2)
+        delay_s = self._grace_s()
         if timer == "progress":
-            num_before = len(self._watched - {attempt})
             self._watched.add(attempt)
-            delay_s = (delay_s + deadline_s(self._latencies_s, SLACK)) * 2 ** min(num_before, MAX_DOUBLINGS)
+            delay_s = self.progress_s()
         self._running[timer, attempt] = asyncio.get_running_loop().call_later(delay_s, self._end, timer, attempt)
+
+    def _grace_s(self) -> float:
+        return max(deadline_s(self._graces_s), self._gathering_s / 2)
+
+    def progress_s(self) -> float:
+        """Return how long this peer follows its present attempt."""
+        num_before = max(0, len(self._watched) - 1)
+        return (self._grace_s() + deadline_s(self._latencies_s, SLACK)) * 2 ** min(num_before, MAX_DOUBLINGS)
 
     def stop(self) -> None:
         for handle in self._running.values():

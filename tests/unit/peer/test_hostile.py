@@ -219,7 +219,8 @@ async def test_a_decision_without_a_quorum_is_not_followed(tmp_path: Path) -> No
         to_all(peer, Decision(certificate=Certificate(attempt=0, manifest=manifest, votes=tuple(forged), farewells=())))
 
     a, _, _ = await meet(tmp_path, each_round(act))
-    assert a.task.result().committed_tokens == NUM_ROUNDS * 3 * LEASE_TOKENS  # type: ignore[union-attr]
+    enough = NUM_ROUNDS * 3 * LEASE_TOKENS
+    assert enough <= a.task.result().committed_tokens < enough + 3 * LEASE_TOKENS  # type: ignore[union-attr]
 
 
 # --- claims ---
