@@ -34,7 +34,15 @@ def first_leader() -> int:
     return BASE.electorate.index(rules.leader(BASE, rules.Attempt(0)))
 
 
-@pytest.mark.parametrize("told", [(True, True, True), (True, False, False), (False, True, False)], ids=str)
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param((True, True, True), marks=pytest.mark.slow),
+        (True, False, False),
+        pytest.param((False, True, False), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_no_interleaving_commits_two_manifests_where_a_member_is_removed(told: tuple[bool, ...]) -> None:
     acts = {number: (removal(first_leader()),) for number in range(3) if told[number]}
     search = explored(ReducedSearch(BASE, Bounds(num_attempts=2, num_kills=1), acts))

@@ -109,7 +109,7 @@ def test_no_interleaving_commits_two_manifests_and_walks_at_random_come_upon_no_
     assert whole.committed() <= reduced.committed()
 
 
-@pytest.mark.parametrize("run", ["00", OTHER_ORDER])
+@pytest.mark.parametrize("run", [pytest.param("00", marks=pytest.mark.slow), OTHER_ORDER])
 def test_every_manifest_counts_each_payload_once_and_only_what_was_announced(run: str) -> None:
     search = explored(ReducedSearch(first_base(3, run=run), Bounds(num_attempts=2, num_kills=1)))
     announced = {contribution(search.base, number, life) for number in range(3) for life in range(2)}
@@ -140,7 +140,11 @@ def miscounted(search: Search) -> list[Manifest]:
 
 @pytest.mark.parametrize(
     ("run", "num_parts"),
-    [("00", 1), (OTHER_ORDER, 1), pytest.param(OTHER_ORDER, 2, marks=pytest.mark.slow)],
+    [
+        pytest.param("00", 1, marks=pytest.mark.slow),
+        (OTHER_ORDER, 1),
+        pytest.param(OTHER_ORDER, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_result_is_merged_from_what_its_manifest_counts_and_nothing_else(run: str, num_parts: int) -> None:
     base = first_base(3, num_parts, run)

@@ -394,6 +394,7 @@ def test_members_may_be_removed_down_to_the_last(make_swarm: MakeSwarm) -> None:
     swarm.check()
 
 
+@pytest.mark.slow
 def test_what_waits_outlives_all_who_keep_it(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=16, stewards=BOTH, is_strict=True)
 

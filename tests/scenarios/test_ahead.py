@@ -102,6 +102,7 @@ def test_of_two_the_one_without_the_keeper_trains_on_and_its_branch_counts_that_
     swarm.check()
 
 
+@pytest.mark.slow
 def test_what_a_branch_did_not_come_to_count_is_counted_where_it_goes_over_to(make_swarm: MakeSwarm) -> None:
     """The branch counts some of what was made ahead, and its rounds are brought as a legacy; the rest is carried."""
     swarm = make_swarm(num_rounds=24, num_peers=5)

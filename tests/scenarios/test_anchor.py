@@ -265,7 +265,9 @@ def test_all_that_were_killed_meet_at_the_newest_round_that_one_has(
     run(swarm, scenario)
 
 
-@pytest.mark.parametrize("is_one_killed", [False, True], ids=["all live", "one is killed"])
+@pytest.mark.parametrize(
+    "is_one_killed", [pytest.param(False, marks=pytest.mark.slow), True], ids=["all live", "one is killed"]
+)
 def test_several_donors_deliver_the_state_at_once(make: Make, tmp_path: Path, is_one_killed: bool) -> None:
     swarm = make(method=DILOCO, num_rounds=3, num_peers=3, model=LARGER)
     up_mbit = 8

@@ -164,6 +164,7 @@ def test_who_would_need_far_too_long_is_declined_at_once(make_swarm: MakeSwarm) 
     swarm.run(scenario)
 
 
+@pytest.mark.slow
 def test_one_newcomer_is_waited_for_at_a_time(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=40)
 
@@ -186,6 +187,7 @@ def test_one_newcomer_is_waited_for_at_a_time(make_swarm: MakeSwarm) -> None:
     swarm.run(scenario)
 
 
+@pytest.mark.slow
 def test_a_majority_that_does_not_want_to_wait_is_not_held_up_by_the_rest(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=40)
 

@@ -222,6 +222,7 @@ def test_where_who_brings_it_dies_another_does_and_its_return_changes_nothing(
     swarm.run(scenario)
 
 
+@pytest.mark.slow
 def test_both_who_could_bring_it_end_and_bring_it_after_they_have_started_again(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=26, num_peers=5)
     split = Split(swarm)
@@ -347,6 +348,7 @@ def test_a_run_that_sends_gradients_says_what_it_gives_up(make_swarm: MakeSwarm)
     swarm.run(scenario)
 
 
+@pytest.mark.slow
 def test_a_branch_of_a_branch_is_brought_with_it_or_after_it(make_swarm: MakeSwarm) -> None:
     """Of two that were cut off, one goes on in their branch and the other opens its own."""
     swarm = make_swarm(num_rounds=34, num_peers=5)

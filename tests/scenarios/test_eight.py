@@ -56,7 +56,7 @@ def test_three_of_eight_die_at_once_and_the_others_go_on(eight: Eight) -> None:
     assert theatre.heard(MajorityLost) == []
 
 
-@pytest.mark.parametrize("num", [5, 4], ids=["5|3", "4|4"])
+@pytest.mark.parametrize("num", [pytest.param(5, marks=pytest.mark.slow), 4], ids=["5|3", "4|4"])
 def test_sides_that_heal_before_a_branch_opens_lose_nothing(eight: Eight, num: int) -> None:
     sides = lab(*range(num)), lab(*range(num, 8))
     theatre, played = eight(10, Partition(sides=sides, at_s=AT_S, lasts_s=ORPHAN_AFTER_S / 2))

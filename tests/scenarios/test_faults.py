@@ -46,7 +46,7 @@ def leading(members: list[Member]) -> Member:
 
 
 @pytest.mark.parametrize("stage", [Ready, Collect, Merged, Propose, Certificate], ids=lambda stage: stage.__name__)
-@pytest.mark.parametrize("num_heard", [0, 1])
+@pytest.mark.parametrize("num_heard", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_leader_dies_as_it_speaks(make_swarm: MakeSwarm, stage: type[Any], num_heard: int) -> None:
     """Killed before it sends its announcement, plan, result, proposal or outcome, or when one member has heard it."""
     swarm = make_swarm(num_rounds=5)

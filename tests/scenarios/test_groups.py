@@ -284,6 +284,7 @@ def test_a_sponsor_cut_off_with_wards_and_what_they_learnt_come_back(make_swarm:
     swarm.check()
 
 
+@pytest.mark.slow
 def test_slower_wards_are_leased_less(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=14, has_even_leases=False, method=FedAvgConfig(every=8, codec=Fp32Config()))
 

@@ -77,6 +77,7 @@ def test_forty_members_know_of_each_death_and_goodbye_over_few_links(hall):
     hall.run(play)
 
 
+@pytest.mark.slow
 def test_who_starts_again_at_once_was_never_gone_and_who_left_returns_as_new(hall):
     log = Log(hall)
 
@@ -141,6 +142,7 @@ def test_a_claim_that_does_not_hold_ends_the_link_it_came_over(hall):
     hall.run(play)
 
 
+@pytest.mark.slow
 def test_an_own_stall_buries_nobody(hall):
     log = Log(hall)
 

@@ -186,6 +186,7 @@ def test_a_member_given_up_for_gone_comes_back_with_its_carry(make_swarm: MakeSw
     swarm.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returns", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_who_is_back_from_an_older_checkpoint_votes_in_no_round_again(make_swarm: MakeSwarm, returns: bool) -> None:
     """Rounds that a and c decided, b has not seen. Without c, a and b are a majority that must not decide them anew."""

@@ -79,7 +79,10 @@ def test_a_state_that_the_maker_has_lost_comes_back_with_a_joiner(make_swarm: Ma
     swarm.run(scenario)
 
 
-@pytest.mark.parametrize(("pause_s", "train_s"), [(0.0, FAST_S), (0.0, 5.0), (3.0, 5.0)])
+@pytest.mark.parametrize(
+    ("pause_s", "train_s"),
+    [(0.0, FAST_S), pytest.param(0.0, 5.0, marks=pytest.mark.slow), pytest.param(3.0, 5.0, marks=pytest.mark.slow)],
+)
 def test_who_went_on_alone_brings_that_back_to_the_maker(make_swarm: MakeSwarm, pause_s: float, train_s: float) -> None:
     """The maker, which left first, begins a branch where it stood; the other's counts more, and both go on with it."""
     swarm = make_swarm(num_rounds=40, num_peers=2)
@@ -101,7 +104,10 @@ def test_who_went_on_alone_brings_that_back_to_the_maker(make_swarm: MakeSwarm, 
     swarm.run(scenario)
 
 
-@pytest.mark.parametrize(("pause_s", "train_s"), [(0.0, FAST_S), (0.5, 5.0), (3.0, 5.0)])
+@pytest.mark.parametrize(
+    ("pause_s", "train_s"),
+    [pytest.param(0.0, FAST_S, marks=pytest.mark.slow), (0.5, 5.0), pytest.param(3.0, 5.0, marks=pytest.mark.slow)],
+)
 def test_members_that_all_left_in_one_round_meet_again(make_swarm: MakeSwarm, pause_s: float, train_s: float) -> None:
     """Nobody may decide that round any more: the maker opens a branch, and the others come to it."""
     swarm = make_swarm(num_rounds=20, num_peers=3)

@@ -21,7 +21,7 @@ from weft.sync.method import DdpConfig
 NUM_ALL = 200
 NUM_GROUPS = 40
 QUICK_GROUPS = (0,)
-QUICK = (0, 15, 57, 65, 165)  # from the second on: those that once found a fault
+QUICK = (0, 57, 165)  # from the second on: those that once found a fault
 NUM_FAULTS = 6
 LIMIT_S = 1500.0  # from the last fault to the end of a run of 40 rounds of a second each, waits and branches included
 

@@ -40,7 +40,7 @@ def reopened(members: tuple[Member, ...]) -> set[tuple[str, ...]]:
     return {event.members for member in members for event in member.life.seen(BranchOpened)}
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("is_strict", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
     make_swarm: MakeSwarm, is_strict: bool
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_newcomer_that_compiles_for_minutes_delays_no_round(
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_newcomer_compiles_anew_for_amended_samples_before_it_is_counted_in(
     make_swarm: MakeSwarm, met: list[tuple[int, ...]]
 ) -> None:

@@ -71,8 +71,8 @@ NAN, INFINITY = np.float32(np.nan).tobytes(), np.float32(np.inf).tobytes()
     ("codec", "change", "words"),
     [
         (Fp32Config(), overwrite(NAN), "NaN"),
-        (Fp32Config(), overwrite(INFINITY), "infinity"),
-        (Bf16Config(), overwrite(NAN[2:]), "NaN"),
+        pytest.param(Fp32Config(), overwrite(INFINITY), "infinity", marks=pytest.mark.slow),
+        pytest.param(Bf16Config(), overwrite(NAN[2:]), "NaN", marks=pytest.mark.slow),
         (Int8Config(), overwrite(NAN), "scale"),
         # Codes of 127 times the largest scale would decode to infinity.
         (Int8Config(), overwrite(np.float32(3e38).tobytes()), "scale"),
@@ -96,9 +96,9 @@ async def test_a_payload_that_decodes_to_no_number_is_refused(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda part: bytes(part)[:-4], "and not"),
+        pytest.param(lambda part: bytes(part)[:-4], "and not", marks=pytest.mark.slow),
         (lambda part: bytes(part) + bytes(1 << 20), "and not"),
-        (lambda part: b"", "and not"),
+        pytest.param(lambda part: b"", "and not", marks=pytest.mark.slow),
         (lambda part: bytes(len(part)), "for"),
     ],
     ids=["short", "long", "empty", "other-bytes"],
@@ -178,7 +178,14 @@ def altered(peer: Peer, note: RoundNote) -> Signed:
     return msgspec.structs.replace(signed, body=signed.body[:-1] + bytes([signed.body[-1] ^ 1]))
 
 
-@pytest.mark.parametrize("sign", [by_a_stranger, with_another_name, altered])
+@pytest.mark.parametrize(
+    "sign",
+    [
+        pytest.param(by_a_stranger, marks=pytest.mark.slow),
+        with_another_name,
+        pytest.param(altered, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_letter_that_its_sender_did_not_sign_is_not_read(
     tmp_path: Path, sign: Callable[[Peer, RoundNote], Signed]
 ) -> None:
