@@ -42,6 +42,7 @@ class Journal:
         self._folder = folder
         self._is_wanted = self._is_on = is_on
         self._failure: str | None = None
+        self._nbytes: int | None = None  # None: nobody has looked since files were removed
 
     def take_failure(self) -> str | None:
         """Return, once, why nothing is kept. What is written is written by any thread; events are not."""
@@ -76,11 +77,12 @@ class Journal:
     @property
     def nbytes(self) -> int:
         """How large it is."""
-        total = 0
-        for _, path in (*self._found(_ROUND), *self._found(_RESULT)):
-            with suppress(OSError):
-                total += path.stat().st_size
-        return total
+        if self._nbytes is None:
+            self._nbytes = 0
+            for _, path in (*self._found(_ROUND), *self._found(_RESULT)):
+                with suppress(OSError):
+                    self._nbytes += path.stat().st_size
+        return self._nbytes
 
     def forget(self, until: Round) -> None:
         """Remove what a checkpoint after round `until` makes superfluous, and write again: that found room."""
@@ -89,6 +91,7 @@ class Journal:
             if number <= until:
                 with suppress(OSError):
                     path.unlink()
+        self._nbytes = None
 
     def _found(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
         if not self._folder.is_dir():
@@ -104,6 +107,8 @@ class Journal:
             self._folder.mkdir(parents=True, exist_ok=True)
             part.write_bytes(data)
             os.replace(part, self._folder / name)
+            if self._nbytes is not None:
+                self._nbytes += len(memoryview(data).cast("B"))
         except OSError as error:
             self._is_on = False
             with suppress(OSError):
