@@ -95,8 +95,8 @@ class Timers:
 
     def progress_s(self) -> float:
         """Return how long this peer follows its present attempt."""
-        num_before = max(0, len(self._watched) - 1)
-        return (self._grace_s() + deadline_s(self._latencies_s, SLACK)) * 2 ** min(num_before, MAX_DOUBLINGS)
+        num_before = min(max(0, len(self._watched) - 1), MAX_DOUBLINGS)
+        return (self._grace_s() + deadline_s(self._latencies_s, SLACK)) * (1 << num_before)
 
     def stop(self) -> None:
         for handle in self._running.values():
