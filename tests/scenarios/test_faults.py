@@ -15,6 +15,7 @@ from weft.events import (
     MajorityLost,
     MemberGone,
     MemberLeft,
+    MemberSuspected,
     Notice,
     PayloadRejected,
     PeerStopped,
@@ -461,6 +462,43 @@ def test_a_peer_whose_parameters_are_not_finite_says_so_and_leaves(make_swarm: M
         assert swarm.clock.now() - at < 4
         one_replica(await swarm.done(a, c, d))
         assert all(b.id in {event.member for event in member.life.seen(MemberLeft)} for member in (a, c, d))
+
+    swarm.run(scenario)
+
+
+@pytest.mark.parametrize("fault", ["task", "training", "disk"])
+def test_a_peer_that_a_fault_of_its_own_ends_says_goodbye_and_nobody_waits(make_swarm: MakeSwarm, fault: str) -> None:
+    """Whatever broke is what is told, also where the last words fail for the same reason."""
+    swarm = make_swarm(num_rounds=4, num_peers=3)
+
+    async def scenario() -> None:
+        a, b, c = await swarm.start("abc")
+        await swarm.round(b, 2)
+        rounds = b.peer._rounds
+        assert rounds is not None
+
+        def break_down(*_args: object, **_named: object) -> None:
+            raise RuntimeError("a fault of weft")
+
+        async def end_with_a_fault() -> None:
+            break_down()
+
+        at = swarm.clock.now()
+        if fault == "disk":
+            rounds._promises.write = break_down  # type: ignore[method-assign]
+        if fault == "training":
+            b.peer._trainer.train = break_down  # type: ignore[method-assign, assignment]
+        else:
+            b.peer._tasks.spawn(end_with_a_fault())
+        with pytest.raises(RuntimeError, match="a fault of weft"):
+            await swarm.done(b)
+        assert swarm.clock.now() - at < 4
+        said = [event.text for event in b.life.seen(Notice) if "cannot say its last word" in event.text]
+        assert len(said) == (fault == "disk")
+        one_replica(await swarm.done(a, c))
+        for member in (a, c):
+            assert b.id in {event.member for event in member.life.seen(MemberLeft)}
+            assert b.id not in {event.member for event in member.life.seen(MemberSuspected)}
 
     swarm.run(scenario)
 

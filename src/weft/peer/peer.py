@@ -13,7 +13,8 @@ Failure:
 - the majority is lost: after `orphan_after` those that remain open a branch.
 - it is told to stop: it says goodbye, saves, and returns, wherever it stands.
 - it is told to pause (`pausing`): it trains no more and frees its device, and stays a member that votes and follows.
-- something breaks here (the disk, a loss that is not finite): it says goodbye and raises; the last checkpoint stays.
+- something breaks here (the disk, a loss that is not finite, weft itself): it says goodbye where it still can, and
+  raises; the last checkpoint stays.
 
 It does not know transports, nor how anything is shown.
 """
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 
 from weft import __version__
 from weft.data.batch import Batches
-from weft.errors import PeerError, Removed, WeftError
+from weft.errors import PeerError, Removed
 from weft.events import Event, Notice, PeerStarted, PeerStopped
 from weft.ids import Digest, PeerId, Tokens
 from weft.model.config import num_parameters
@@ -45,6 +46,7 @@ from weft.peer.entrance import Entrance
 from weft.peer.evaluation import Evaluator
 from weft.peer.groups import Groups, Turn
 from weft.peer.mailbox import Mailbox
+from weft.peer.parting import Parting
 from weft.peer.pause import Pause
 from weft.peer.place import Outcome, Place
 from weft.peer.promises import Promises
@@ -61,7 +63,6 @@ from weft.sync.messages import GroupRecord, Manifest
 __all__ = ["Outcome", "Peer", "Place"]
 
 LAG_S = 1.0  # between two looks whether others are further
-LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last outer step: it may need the results
 
 T = TypeVar("T")
 Begin = Callable[[], Coroutine[Any, Any, Manifest]]
@@ -84,6 +85,7 @@ class Peer:
         self._report = Report(run, place, self._replica, self._carry, self._training)
         self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat, place.reader)
         self._membership.on_change(self._on_member)
+        self._parting = Parting(self._membership, self._replica, lambda: self._rounds, place.emit)
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
         self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies
@@ -123,7 +125,8 @@ class Peer:
         """Begin the run once `wait_for` peers (this one included) are here, or go on where `snapshot` stands.
 
         Raises:
-            WeftError: something broke that this peer cannot go on with.
+            Exception: something broke that this peer cannot go on with: a `WeftError`, or what is no fault of anybody's
+                but weft's, the system's or torch's. It has said goodbye where it could.
         """
 
         async def begin() -> Manifest:
@@ -139,7 +142,7 @@ class Peer:
         """Take part in a run that others keep, for the first time or again, with what `snapshot` holds.
 
         Raises:
-            WeftError: something broke that this peer cannot go on with.
+            Exception: as `found`.
         """
         return await self._live(self._entrance.enter, snapshot)
 
@@ -163,8 +166,8 @@ class Peer:
             if self.failure is not None:
                 raise self.failure
             return await self._finish()
-        except WeftError as error:
-            await self._part(type(error).__name__)
+        except Exception as error:  # of whatever kind: nobody should wait until this peer is suspected
+            await self._parting.say_if_possible(error)
             raise
         finally:
             await self._close()
@@ -386,34 +389,12 @@ class Peer:
                 self._rounds.close()
             with suppress(_Stopped):
                 await self._unless_stopped(self._evaluator.finish())
-                await self._unless_stopped(self._linger())
+                await self._unless_stopped(self._parting.linger())
         reason = "complete" if is_complete else self._stop_reason
-        await self._part(reason)
+        await self._parting.say(reason)
         await self._saver.save()
         self.place.emit(PeerStopped(reason=reason))
         return self._report.outcome(reason, self._evaluator)
-
-    async def _linger(self) -> None:
-        """Stay for a moment while a member has not told that it made the last outer step: it may need the results."""
-        head = self._replica.head
-        assert head is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                while True:
-                    if not any(self._is_behind(peer, head) for peer in self._membership.alive()):
-                        return
-                    await asyncio.sleep(LAG_S / 5)
-
-    def _is_behind(self, peer: PeerId, head: Manifest) -> bool:
-        beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.branch == head.branch and beat.round < head.round
-
-    async def _part(self, reason: str) -> None:
-        """Say the last word in the round, and goodbye."""
-        rounds = self._rounds
-        if rounds is not None and len(rounds.chain.head.members) > 1:
-            rounds.leave()
-        await self._membership.say_goodbye(reason)
 
     # --- small things ---
 

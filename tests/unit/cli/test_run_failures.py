@@ -20,7 +20,7 @@ from weft.ids import RunId
 from weft.keys import Identity
 from weft.model import Transformer
 from weft.net.ticket import issue, read
-from weft.peer import peer, seal
+from weft.peer import parting, seal
 from weft.peer.checkpoint import load, read_contents
 from weft.peer.outline import KeysAdmission
 from weft.peer.state import state_index
@@ -70,7 +70,7 @@ def test_who_is_turned_away_reads_why_and_the_run_goes_on_without_harm(
         assert "weft ticket" in said
         said = refused(weft, 24, "the ticket's secret is not this run's", "join", wrong, *JOIN)
         assert "weft ticket" in said
-        monkeypatch.setattr(peer, "LINGER_S", 0.1)
+        monkeypatch.setattr(parting, "LINGER_S", 0.1)
         answer = weft("join", member.ticket, *JOIN)  # the same home, the same key, the right ticket
         assert answer.code == 0, answer.err
         assert "complete" in answer.out
