@@ -110,6 +110,20 @@ def test_who_joins_late_is_counted(theatre: Theatre) -> None:
     assert 0 < played.machines[4].counted < played.machines[0].counted
 
 
+def test_a_run_begins_with_its_electorate_and_counts_the_work_of_all_others_through_it(
+    run_file: RunFile, tmp_path: Path
+) -> None:
+    theatre = Theatre(msgspec.structs.replace(run_file, electors=3, has_even_leases=True), tmp_path)
+    played = theatre(Kill(peer="lab-8", at_s=0.0), count=9, scenario={"compute": "cost"})
+    theatre.check(played)
+    assert ends(played) == [*8 * ["complete"], "killed"]
+    assert {len(manifest.members) for manifest in played.manifests} == {3}
+    for machine in played.machines[:-1]:
+        assert machine.counted >= 3 * LEASE_TOKENS
+        assert machine.trained == machine.counted + (machine.carried or 0)
+    assert sum(machine.counted for machine in played.machines) == played.committed_tokens
+
+
 def test_a_clock_on_the_wall_that_is_an_hour_off_changes_nothing(theatre: Theatre) -> None:
     right = theatre()
     wrong = theatre(more=(), clock_skew_s=3600.0)

@@ -2,9 +2,9 @@
 
     played = play(scenario, run_file, base, folder, write)
 
-The maker and all that are there from the start begin together; others join later. A play ends when nobody runs any more
-and nobody is still to come, or at the scenario's limit. Each event goes to `write` as it happens, one JSON line as in a
-peer's own log: equal scenarios give equal lines, byte for byte.
+The maker and all that are there from the start begin together, or as many of them as its electorate takes; others join
+later. A play ends when nobody runs any more and nobody is still to come, or at the scenario's limit. Each event goes to
+`write` as it happens, one JSON line as in a peer's own log: equal scenarios give equal lines, byte for byte.
 
 It does not know what a run computes, nor who reads the log.
 """
@@ -24,6 +24,8 @@ from weft.clock import SkewedClock
 from weft.errors import WeftError
 from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed
 from weft.ids import Digest, PeerId, Round, Tokens
+from weft.net.claims import ClaimReader
+from weft.net.membership import MAX_MEMBERS
 from weft.net.memory import MemoryNetwork
 from weft.peer.config import RunFile
 from weft.peer.home import Home
@@ -100,6 +102,8 @@ def play(scenario: Scenario, run_file: RunFile, base: Path, folder: Path, write:
     world = World(sealed, home, MemoryNetwork(seed=scenario.seed), scenario.seed)
     if scenario.compute == "cost":
         world.make_trainer = CostTrainer
+    if len(list(scenario.machines())) > MAX_MEMBERS:
+        world.reader = ClaimReader(sealed.config.run)
     return world.clock.run(_Stage(scenario, world, write).play())
 
 
@@ -125,8 +129,9 @@ class _Stage:
         for member in members:
             self._arrange(member)
         present = [member for member in members if not self._kinds[member.name].joins_at_s]
+        wait_for = min(len(present), self.world.sealed.config.electors)  # the others find a sponsor, and need no more
         for member in present:
-            self._launch(member, len(present))
+            self._launch(member, wait_for)
         for member in members:
             if member not in present:
                 self._expect(self._join(member), None)

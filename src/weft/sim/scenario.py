@@ -26,11 +26,9 @@ import msgspec
 from msgspec import Meta
 
 from weft.config import Config
-from weft.net.membership import MAX_MEMBERS
 from weft.sim.faults import Fault, Line, Loss, Mbit, Ms, Name, Seconds, Skew, Slow
 
-MAX_PEERS = MAX_MEMBERS  # a run has no more at a time, so far
-MAX_MACHINES = 1024  # that come and go in the course of a scenario: each keeps its events and files until the end
+MAX_MACHINES = 1024  # each keeps its events and files until the end
 _LINE = ("up_mbit", "down_mbit", "delay_ms", "jitter_ms", "loss")
 
 _Speed = Annotated[float, Meta(gt=0, description="tokens per second of training")]
@@ -40,7 +38,7 @@ class Kind(Config, frozen=True, kw_only=True):
     """Machines that are alike. They are called `name-0`, `name-1`, ...; a single one just `name`."""
 
     name: Name
-    count: Annotated[int, Meta(ge=1, le=MAX_PEERS)] = 1
+    count: Annotated[int, Meta(ge=1, le=MAX_MACHINES)] = 1
     tokens_per_s: _Speed = 10_000.0
     up_mbit: Mbit | None = None  # None: any
     down_mbit: Mbit | None = None
@@ -67,8 +65,6 @@ class Scenario(Config, frozen=True, kw_only=True):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"kind: two machines are called {twice[0]}; give one of them another name.")
-        if (num := sum(not kind.joins_at_s for _, kind in self.machines())) > MAX_PEERS:
-            raise ValueError(f"kind: {num} peers from the start; at most {MAX_PEERS} take part in a run.")
         if len(names) > MAX_MACHINES:
             raise ValueError(f"kind: {len(names)} machines; a scenario has at most {MAX_MACHINES}.")
         if self.kind[0].joins_at_s:
