@@ -10,12 +10,13 @@ import pytest
 
 from scenarios import rules
 from scenarios.swarm import Life, Member, Swarm
-from weft.events import AttemptStarted, PayloadRejected, RoundCommitted
-from weft.ids import Attempt
+from weft.events import ActEnacted, AttemptStarted, LieProven, PayloadRejected, RoundCommitted
+from weft.ids import Attempt, Digest
 from weft.net import blob_stream
 from weft.net.frame import encode_frame
 from weft.net.messages import BlobHeader
 from weft.net.node import Node
+from weft.peer.lies import Lies
 from weft.peer.messages import Decision, Letter, StandingNote
 from weft.peer.parts import FETCH_FLOOR_S
 from weft.peer.rounds import MAX_GIVEN_UP
@@ -268,5 +269,34 @@ def test_announcing_again_and_again_makes_nobody_wait_longer(make_swarm: MakeSwa
         swarm.watchers.append(repeat)
         await swarm.done(a, b, c, d)
         assert max(counted) == 4
+
+    swarm.run(scenario)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "lost"])
+def test_a_proven_lie_outlives_all_who_heard_it(make_swarm: MakeSwarm, is_kept: bool) -> None:
+    """Each honest member is killed as soon as it knows; nobody tells the lie again."""
+    swarm = make_swarm(num_rounds=6, num_peers=3)
+
+    async def scenario() -> None:
+        *honest, liar = await swarm.start("abc")
+        await swarm.round(liar, 1)
+        await asyncio.sleep(0.3)
+        for digit in "ab":
+            say(liar, honest, Accept(attempt=Attempt(7), manifest=Digest(digit * 64)))
+        for member in honest:
+            if not member.life.seen(LieProven):
+                await swarm.when(member, LieProven)
+        for member in honest:
+            swarm.kill(member)
+            assert [event.kind for event in member.life.seen(ActEnacted)] == []
+            if not is_kept:
+                member.folder.lies.unlink()
+        for member in honest:
+            swarm.launch(member)
+        await swarm.round(honest[0], 4)
+        enacted = [(event.kind, event.subject) for event in honest[0].life.seen(ActEnacted)]
+        assert enacted == ([("strike out", liar.id)] if is_kept else [])
+        assert Lies(honest[0].folder.lies).read() == ()
 
     swarm.run(scenario)

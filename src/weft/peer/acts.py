@@ -6,14 +6,14 @@
 A member keeps what takes effect where the run stands. Acts of one steward wait in the order of their serials; ballots
 for the removal of a key wait until more than half of the electorate has cast one. What waits is told again now and
 then, for those that were away, and is on disk before whoever handed it in is told so: it outlives the end of all
-members. What proves a lie may be large: it is told once to each, and not kept on disk.
+members. What proves a lie may be large, and is told once to each; it is on disk, too, until its teller is struck out.
 
 Failure:
 - an act that has no effect, or not any more: it is dropped, and an event says why.
 - a leader that keeps an act back: the next one has it, too.
 - somebody proves lies of keys that are no member's: nothing is kept or passed on of them, and what is known of who is a
   member no more is dropped. So at most one lie of each member waits, until a manifest strikes it out.
-- a disk that is full: the act waits in memory, and an event says that it would not outlive this process.
+- a disk that is full: the act or proof waits in memory, and an event says that it would not outlive this process.
 
 It does not know how a manifest comes about, nor what an act means to training.
 """
@@ -30,6 +30,7 @@ from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.awaiting import Awaiting
 from weft.peer.chain import Chain
+from weft.peer.lies import Lies
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
 from weft.sync.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
 from weft.sync.enact import Void, accused, in_effect, note_in, objection, read_act, read_ballot, read_contradiction
@@ -52,12 +53,16 @@ class Acts:
     """What waits in one peer, for the round after the chain's head.
 
     Args:
-        awaiting: where what waits is kept.
+        awaiting: where letters that wait are kept.
+        lies: where what proves lies is kept.
         on_change: told when what the next manifest should hold has changed.
     """
 
-    def __init__(self, node: Node, chain: Chain, emit: Emit, awaiting: Awaiting, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, node: Node, chain: Chain, emit: Emit, awaiting: Awaiting, lies: Lies, on_change: Callable[[], None]
+    ) -> None:
         self._awaiting = awaiting
+        self._kept_lies = lies
         self._node = node
         self._chain = chain
         self._emit = emit
@@ -81,6 +86,8 @@ class Acts:
         for letter in self._awaiting.read():
             with suppress(Void):  # decided meanwhile, or without effect where the run stands now
                 self._add(letter)
+        for lie in self._kept_lies.read():
+            self.accuse(lie)
 
     def warrants(self) -> tuple[Warrant, ...]:
         """Return what the next manifest should hold, in order."""
@@ -105,6 +112,7 @@ class Acts:
         self._bar()
         for peer in [peer for peer, lie in self._lies.items() if self._is_dealt_with(lie)]:
             del self._lies[peer], self._aware[peer]
+        self._save_lies()
         if self._waiting or self._ballots:
             self._drop_void()
 
@@ -148,6 +156,7 @@ class Acts:
         except Void:
             return
         self._lies[peer], self._aware[peer] = lie, set() if sender is None else {sender}
+        self._save_lies()
         self._emit(LieProven(member=peer, branch=note.branch, round=note.round, what=what))
         self._prove(peer)
         self._on_change()
@@ -186,6 +195,12 @@ class Acts:
             self._awaiting.keep([*waiting, *(self._ballots[key] for key in sorted(self._ballots))])
         except (DiskFull, DataError) as error:
             self._emit(Notice(text=f"what stewards and voters handed in waits in this process's memory only: {error}"))
+
+    def _save_lies(self) -> None:
+        try:
+            self._kept_lies.keep(tuple(self._lies.values()))
+        except (DiskFull, DataError) as error:
+            self._emit(Notice(text=f"what proves that members lie is in this process's memory only: {error}"))
 
     def _keep_act(self, letter: Signed) -> bool:
         act, base, signer = read_act(letter), self._chain.base, letter.signer

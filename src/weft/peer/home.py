@@ -8,6 +8,8 @@
               checkpoint/       the state, as last saved
               log.jsonl         the events
               durable.bin       what was promised and accepted in rounds
+              awaiting.bin      acts and ballots that no manifest holds yet
+              lies.bin          what proves that members lie, until they are struck out
               addresses         where other peers were last reached
               anchored/         what an anchor keeps in the place of a checkpoint
               moved             bytes moved today, where that is capped
@@ -159,6 +161,10 @@ class PeerFolder:
     @property
     def awaiting(self) -> Path:
         return self.root / "awaiting.bin"
+
+    @property
+    def lies(self) -> Path:
+        return self.root / "lies.bin"
 
     @property
     def addresses(self) -> Path:

@@ -37,6 +37,7 @@ from weft.peer.claims import legacy_tokens
 from weft.peer.gathering import Gathering
 from weft.peer.hearing import Hearing
 from weft.peer.legacies import KeptLegacy
+from weft.peer.lies import Lies
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts, Wanted
 from weft.peer.place import Place
@@ -109,7 +110,8 @@ class Rounds:
         self._timers = Timers(place.clock, self._expire)
         self._tasks = Tasks(on_failure)
         self._prefetching = asyncio.Lock()
-        self.acts = Acts(place.node, chain, place.emit, Awaiting(place.folder.awaiting), self._move)
+        awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
+        self.acts = Acts(place.node, chain, place.emit, awaiting, lies, self._move)
         self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._feed)
         reach = Reach(self._feed, lambda: self._state)
         self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, reach)

@@ -1,19 +1,23 @@
 """What proves a lie: of whom it is kept, whom it is told to, and how much of it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from model.world import first_base
-from weft.events import Event
+from weft.errors import DiskFull
+from weft.events import Event, Notice
 from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
-from weft.peer import acts
+from weft.peer import acts, lies
 from weft.peer.acts import TELL_AGAIN_S, Acts
+from weft.peer.lies import MAX_LIES, Lies
 from weft.peer.messages import ContradictionNote
-from weft.sync.acts import Warrant
+from weft.sync.acts import MAX_CONTRADICTION_NBYTES, Warrant
+from weft.sync.charter import Struck
 from weft.sync.machine import replace
 from weft.sync.messages import Accept, RoundNote
 from weft.wire import seal
@@ -53,12 +57,22 @@ class FakeNode:
 class Trial:
     """The acts of one peer, and what it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         self.node, self.chain = FakeNode(), SimpleNamespace(base=BASE, charter=BASE.charter)
         self.events: list[Event] = []
         self.now = 0.0
-        kept = SimpleNamespace(keep=lambda letters: None)
-        self.acts = Acts(self.node, self.chain, self.events.append, kept, lambda: None)  # type: ignore[arg-type]
+        kept = SimpleNamespace(keep=lambda letters: None, read=lambda: ())
+        self.path = path
+        emit, known = self.events.append, Lies(path)
+        self.acts = Acts(self.node, self.chain, emit, kept, known, lambda: None)  # type: ignore[arg-type]
+
+    def restarted(self) -> "Trial":
+        """Return another process of the same machine."""
+        after = Trial(self.path)
+        after.chain = self.chain
+        after.acts._chain = self.chain  # type: ignore[assignment]
+        after.acts.recall()
+        return after
 
     def tell_again(self) -> list[PeerId]:
         self.now += TELL_AGAIN_S
@@ -67,8 +81,8 @@ class Trial:
 
 
 @pytest.fixture
-def trial() -> Trial:
-    return Trial()
+def trial(tmp_path: Path) -> Trial:
+    return Trial(tmp_path / "lies.bin")
 
 
 def lie(who: Identity = IDENTITIES[1]) -> Warrant:
@@ -137,6 +151,59 @@ def test_a_lie_waits_as_long_as_its_teller_is_a_member(trial: Trial, is_member: 
     assert trial.acts.liars == ((LIAR,) if is_member else ())
     trial.node.peers = (ME,)
     assert trial.tell_again() == ([ME] if is_member else [])
+
+
+def test_a_lie_outlives_the_process_and_is_told_anew(trial: Trial) -> None:
+    trial.acts.accuse(lie(), OTHER)
+    after = trial.restarted()
+    assert after.acts.liars == (LIAR,)
+    assert after.node.told() == [OTHER, THIRD]
+
+
+@pytest.mark.parametrize("why", ["struck out", "left"])
+def test_it_is_forgotten_on_disk_once_its_teller_is_out(trial: Trial, why: str) -> None:
+    trial.acts.accuse(lie())
+    if why == "left":
+        trial.chain.base = replace(BASE, electorate=tuple(peer for peer in BASE.electorate if peer != LIAR))
+    else:
+        struck = replace(BASE.charter, struck=(Struck(peer=LIAR, round=Round(5)),))
+        trial.chain.base = replace(BASE, charter=struck)
+    assert trial.restarted().acts.liars == (), "it was decided while this peer was away"
+    trial.acts.follow(SimpleNamespace(acts=()))  # type: ignore[arg-type]
+    assert Lies(trial.path).read() == ()
+
+
+def test_a_file_proves_nothing_by_itself(trial: Trial) -> None:
+    first, second = lie().letters
+    Lies(trial.path).keep([Warrant(letters=(first, first)), Warrant(letters=(first, replace(second, signer=OTHER)))])
+    assert trial.restarted().acts.liars == ()
+    Lies(trial.path).keep([lie()])
+    trial.path.write_bytes(trial.path.read_bytes()[:-1])
+    assert trial.restarted().acts.liars == ()
+
+
+def test_a_lie_that_cannot_be_kept_waits_in_memory_and_is_told(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_named: object) -> None:
+        raise DiskFull("no room")
+
+    monkeypatch.setattr(lies, "write_atomically", refuse)
+    trial.acts.accuse(lie())
+    assert trial.acts.liars == (LIAR,)
+    assert trial.node.told() == [OTHER, THIRD]
+    assert any("memory only: no room" in event.text for event in trial.events if isinstance(event, Notice))
+
+
+def test_no_more_lies_are_kept_than_can_be_read(tmp_path: Path) -> None:
+    def large(number: int) -> Warrant:
+        letters = (replace(each, body=bytes([number]) * (MAX_CONTRADICTION_NBYTES // 2)) for each in lie().letters)
+        return Warrant(letters=tuple(letters))
+
+    many = [*(large(number) for number in range(MAX_LIES)), *(lie() for _ in range(MAX_LIES))]
+    Lies(tmp_path / "lies.bin").keep(many)
+    kept = Lies(tmp_path / "lies.bin").read()
+    assert len(kept) == MAX_LIES
+    assert kept[0] == many[0]
+    assert kept[-1] == lie()
 
 
 async def test_a_note_of_anybody_proves_what_it_proves(trial: Trial) -> None:
