@@ -68,6 +68,7 @@ FILL_S = 20.0
 SETTLE_S = 25.0  # until all are in a group, and links of newcomers are closed that nobody needs
 DELAY_S, JITTER_S = 0.03, 0.03
 LONGEST_S = 3600.0
+TELL_S = 4.0
 SETTINGS = PeerConfig(device="cpu", micro_batch=BATCH, checkpoint_every_s=0.0)  # whose disk is not what is measured
 NUM_READ = 1 << 14  # records and signatures remembered: of several rounds
 
@@ -197,6 +198,7 @@ async def _play(world: Crowd, figures: Figures) -> None:
     num, began, began_cpu = figures.num, time.perf_counter(), time.process_time()
     members = [world.member(f"peer-{number}") for number in range(num)]
     members[0].is_founder = True
+    telling = asyncio.ensure_future(_tell(world, members))
     for member in members:
         member.tokens_per_s = BATCH * SEQ_LEN * EVERY / TRAIN_S
         world.launch(member, wait_for=ELECTORS, compute=Paced(member), settings=SETTINGS)
@@ -204,7 +206,7 @@ async def _play(world: Crowd, figures: Figures) -> None:
     await asyncio.sleep(SETTLE_S)
     async with asyncio.timeout(LONGEST_S):
         while _num_placed(members) < num:
-            print(f"{_num_placed(members)} of {num} have a place after {world.clock.now():.0f} s", flush=True)
+            print("not all have a place yet", flush=True)
             await asyncio.sleep(10.0)
         figures.fill_cpu_s = time.process_time() - began_cpu
         print(f"all {num} have a place after {time.perf_counter() - began:.0f} s of wall time", flush=True)
@@ -233,7 +235,23 @@ async def _play(world: Crowd, figures: Figures) -> None:
             "payloads and the rest": per_second["total"] - per_second["membership"] - sum(letters.values()),
         }
         figures.links[role] = sum(len(member.peer.place.node.peers) for member in of_role) / len(of_role)
+    telling.cancel()
     await world.end()
+
+
+async def _tell(world: Crowd, members: list[Member]) -> None:
+    """Say how far it is, now and then: a thousand take an hour. Run until cancelled."""
+    began = time.perf_counter()
+    while True:
+        await asyncio.sleep(TELL_S)
+        commits = members[0].life.committed
+        print(
+            f"{world.clock.now():.0f} s of virtual time in {time.perf_counter() - began:.0f} s of wall time and "
+            f"{time.process_time():.0f} of CPU: {_num_placed(members)} have a place, "
+            f"round {commits[-1].round if commits else 'none'} decided, "
+            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most",
+            flush=True,
+        )
 
 
 def _num_placed(members: list[Member]) -> int:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from weft import rng
 from weft.ids import PeerId
 from weft.net.membership import Gone, Heard, LinkLost, Recovered, Redial, RedialFailed, Tick
+from weft.net.overlay import kept
 from weft.net.reconcile import differing, everything, is_behind, listing, newer, sums
 from weft.net.roll import Accused, Departed, Lives, Roll
 from weft.net.swim import awaited, next_due, step
@@ -70,8 +71,15 @@ class Machine:
         for peer, entry in before.roll.entries.items():
             later = self.state.roll.entries.get(peer)
             assert later is None or later.life.incarnation >= entry.life.incarnation
+        self.check_links()
         for output in outputs:
             self.act(output)
+
+    def check_links(self):
+        """What is chosen from changes alone is what would be chosen among all."""
+        state, roll = self.state, self.state.roll
+        if state.is_active and not state.is_unlinked and not state.come:
+            assert state.kept == kept(self.id, set(roll.entries) - set(roll.buried), state.secret)
 
     def act(self, output):
         world, me = self.world, self.id

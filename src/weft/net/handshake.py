@@ -24,7 +24,7 @@ from weft.wire import Signer, decode, encode, printable
 
 HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
 _BANNED = "this key is banned from the run: by act of its stewards, or because it signed what no honest peer signs"
-MAX_BANNED_BY = MAX_TOLD_CONTACTS + 1  # more than may be linked: keys are free to make
+MAX_BANNED_BY = MAX_TOLD_CONTACTS  # twice as many as can vote, which are all that matter: keys are free to make
 LINGER_S = 2.0  # how long a refused peer may take to read why
 
 

@@ -18,7 +18,7 @@ from weft.errors import PeerError, WireError
 from weft.events import ConnectionDropped, Emit, LinkDown, LinkUp
 from weft.ids import PeerId, short
 from weft.net.frame import FrameReader
-from weft.net.messages import MAX_ENDED_LINKS, MAX_TOLD_CONTACTS
+from weft.net.messages import MAX_ENDED_LINKS
 from weft.net.meter import Meters
 from weft.net.rpc import Session
 from weft.net.services import Services
@@ -26,7 +26,9 @@ from weft.net.tasks import Tasks
 from weft.net.transport import Stream, Transport
 
 VIA = "via"  # the transport through another peer
-MAX_LINKS = MAX_TOLD_CONTACTS  # more members than that need another kind of membership
+# Of an elector of the largest run: 63 wards, 31 electors, 8 of the overlay, as many that others keep or twice that, 16
+# idle ones (net/heartbeat.py). What is left is for newcomers, who ask one elector after another for a place.
+MAX_LINKS = 192
 
 MAX_FORMER = 1024  # peers whose lost links are remembered: keys are free to make
 

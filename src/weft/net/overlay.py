@@ -37,6 +37,9 @@ _RING = "weft 2026 ring v1"
 def kept(me: PeerId, others: Iterable[PeerId], secret: bytes) -> tuple[PeerId, ...]:
     """Return whom to keep links to among `others`, in ascending order.
 
+    Each is chosen as one of the first in some order of them all. So as others come it is enough to choose among those
+    kept and those that came; as one that was not kept goes, nothing changes.
+
     Args:
         secret: 32 bytes that nobody else knows.
     """

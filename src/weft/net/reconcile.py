@@ -6,36 +6,27 @@
       what is newer here, and its own lists of those ─────────►
       ◄─────────── what is newer there
 
-A bucket holds the peers whose keys begin alike. Its sum covers the present ones with their incarnations; equal sums are
-taken for equal buckets. Whoever makes keys whose sums cancel hides those keys, and nobody else's.
+What a bucket and its sum are, net/view.py says, which keeps them as the roll changes.
 
 It does not know who said what, nor when to compare.
 """
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
 
-from weft.ids import PeerId
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
-from weft.net.roll import MAX_KNOWN, Accused, Lives, Proof, Roll, present, proofs
+from weft.net.roll import Accused, Lives, Proof, Roll, proofs
+from weft.net.view import added, bucket
 
 MAX_GIVEN = 256  # claims in answer to one comparison: a newcomer asks again a second later, and somebody else
-
-_MASK = (1 << 64) - 1
-
-
-def bucket(peer: PeerId) -> int:
-    """Return which bucket `peer` is in."""
-    return int(peer[:2], 16) % NUM_BUCKETS
 
 
 def sums(roll: Roll) -> bytes:
     """Return the sums of this view's buckets."""
-    totals = [0] * NUM_BUCKETS
-    for life, _ in present(roll):
-        index, mixed = _summand(life.peer, life.incarnation)
-        totals[index] += mixed
-    return b"".join((total & _MASK).to_bytes(8, "big") for total in totals)
+    totals = [each.sum for each in roll.view]
+    if roll.own is not None:
+        place = bucket(roll.me)
+        totals[place] = added(totals[place], roll.me, roll.own.incarnation)
+    return b"".join(total.to_bytes(8, "big") for total in totals)
 
 
 def differing(roll: Roll, theirs: bytes) -> tuple[list[int], list[int]]:
@@ -54,9 +45,8 @@ def listing(roll: Roll, buckets: Iterable[int]) -> tuple[tuple[int, ...], tuple[
     """Return as many of `buckets` as fit into one message, and who is present in them."""
     chosen: list[int] = []
     listed: list[Listed] = []
-    members = _by_bucket(roll)
     for index in buckets:
-        here = [Listed(peer=life.peer, incarnation=life.incarnation) for life, _ in members[index]]
+        here = [Listed(peer=life.peer, incarnation=life.incarnation) for life, _ in _present(roll, index)]
         if len(listed) + len(here) > MAX_LISTED:
             break
         chosen.append(index)
@@ -66,17 +56,15 @@ def listing(roll: Roll, buckets: Iterable[int]) -> tuple[tuple[int, ...], tuple[
 
 def everything(roll: Roll, buckets: Iterable[int]) -> list[Proof]:
     """Return what to tell somebody who knows nobody in `buckets`."""
-    members = _by_bucket(roll)
-    return [proof for index in buckets for each in members[index] for proof in _proofs(*each)][:MAX_GIVEN]
+    return [proof for index in buckets for each in _present(roll, index) for proof in _proofs(*each)][:MAX_GIVEN]
 
 
 def newer(roll: Roll, buckets: Iterable[int], listed: Iterable[Listed]) -> list[Proof]:
     """Return what is newer here than what somebody lists: later presences, and why those it lists are not present."""
     theirs = {each.peer: each.incarnation for each in listed}
     found: list[Proof] = []
-    members = _by_bucket(roll)
     for index in buckets:
-        for life, against in members[index]:
+        for life, against in _present(roll, index):
             if theirs.get(life.peer, -1) < life.incarnation:
                 found += _proofs(life, against)
     for peer, incarnation in theirs.items():
@@ -94,22 +82,13 @@ def is_behind(roll: Roll, listed: Iterable[Listed]) -> bool:
     return False
 
 
-def _by_bucket(roll: Roll) -> list[list[tuple[Lives, tuple[Accused, ...]]]]:
-    members: list[list[tuple[Lives, tuple[Accused, ...]]]] = [[] for _ in range(NUM_BUCKETS)]
-    for life, against in present(roll):
-        members[bucket(life.peer)].append((life, against))
-    return members
+def _present(roll: Roll, index: int) -> Iterator[tuple[Lives, tuple[Accused, ...]]]:
+    """Yield who of a bucket is alive or suspected, this peer included, and what is said against each."""
+    if roll.own is not None and bucket(roll.me) == index:
+        yield roll.own, ()
+    for peer in roll.view[index].peers:
+        yield roll.entries[peer].life, roll.entries[peer].against
 
 
 def _proofs(life: Lives, against: tuple[Accused, ...]) -> list[Proof]:
     return [life.proof, *(accused.proof for accused in against)]
-
-
-@lru_cache(maxsize=MAX_KNOWN)  # asked for each peer with each comparison
-def _summand(peer: PeerId, incarnation: int) -> tuple[int, int]:
-    return bucket(peer), _mixed(int(peer[2:18], 16), incarnation)
-
-
-def _mixed(peer: int, incarnation: int) -> int:
-    word = (peer + incarnation * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9 & _MASK
-    return (word ^ word >> 29) * 0x94D049BB133111EB & _MASK

@@ -21,7 +21,6 @@ Signatures have been checked before a claim comes here. It does not know links, 
 """
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -29,6 +28,7 @@ from msgspec import Meta
 
 from weft.ids import PeerId, short
 from weft.net.membership import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
+from weft.net.view import EMPTY, View, moved
 
 MAX_KNOWN = 2048  # peers; one too many waits until somebody is gone
 MAX_DEPARTED = 4096  # goodbyes remembered, so that older news of the same processes is not believed
@@ -94,6 +94,7 @@ class Roll(_Frozen, frozen=True, kw_only=True):
     suspected: dict[PeerId, None] = {}  # those of that status: few, and looked at often
     buried: dict[PeerId, None] = {}  # gone or left
     departed: dict[PeerId, bytes] = {}  # instances that said goodbye
+    view: View = EMPTY  # the others that are present
 
     @property
     def num_present(self) -> int:
@@ -202,15 +203,6 @@ def proofs(entry: Entry) -> tuple[Proof, ...]:
     return (entry.life.proof, *(accused.proof for accused in entry.against))
 
 
-def present(roll: Roll) -> Iterator[tuple[Lives, tuple[Accused, ...]]]:
-    """Yield who is alive or suspected, this peer included, and what is said against each."""
-    if roll.own is not None:
-        yield roll.own, ()
-    for peer, entry in roll.entries.items():
-        if peer not in roll.buried:
-            yield entry.life, entry.against
-
-
 def put(roll: Roll, peer: PeerId, entry: Entry) -> Roll:
     """Return the roll with another belief about `peer`."""
     suspected, buried = roll.suspected, roll.buried
@@ -218,7 +210,9 @@ def put(roll: Roll, peer: PeerId, entry: Entry) -> Roll:
         suspected = _flip(suspected, peer)
     if (entry.status in ("gone", "left")) != (peer in buried):
         buried = _flip(buried, peer)
-    return msgspec.structs.replace(roll, entries={**roll.entries, peer: entry}, suspected=suspected, buried=buried)
+    view = moved(roll.view, peer, _presence(roll.entries.get(peer)), _presence(entry))
+    entries = {**roll.entries, peer: entry}
+    return msgspec.structs.replace(roll, entries=entries, suspected=suspected, buried=buried, view=view)
 
 
 # --- claims ---
@@ -299,7 +293,13 @@ def _without(roll: Roll, peer: PeerId) -> Roll:
         entries={other: entry for other, entry in roll.entries.items() if other != peer},
         suspected={other: None for other in roll.suspected if other != peer},
         buried={other: None for other in roll.buried if other != peer},
+        view=moved(roll.view, peer, _presence(roll.entries[peer]), None),
     )
+
+
+def _presence(entry: Entry | None) -> int | None:
+    """Return at which incarnation a peer is present; None: it is not."""
+    return entry.life.incarnation if entry is not None and entry.status in ("alive", "suspected") else None
 
 
 def _flip(index: dict[PeerId, None], peer: PeerId) -> dict[PeerId, None]:

@@ -37,13 +37,15 @@ from weft.net import rumours
 from weft.net.membership import (
     LISTEN_S,
     TICK_S,
-    Full,
+    Gone,
     Heard,
+    Left,
     LinkLost,
+    New,
+    Recovered,
     Redial,
     RedialFailed,
     Stalled,
-    Suspected,
     Tick,
     own_stall,
 )
@@ -231,11 +233,13 @@ def _probe(state: State, now: float) -> tuple[State, Outputs]:
 
 
 def _relink(state: State, now: float) -> tuple[State, Outputs]:
-    if not state.is_unlinked or now < state.relink_at:
+    if not (state.is_unlinked or state.come) or now < state.relink_at:
         return state, ()
-    present = [peer for peer in state.roll.entries if peer not in state.roll.buried]
-    chosen = kept(state.roll.me, present, state.secret)
-    state = _set(state, is_unlinked=False, relink_at=now + RELINK_S)
+    roll = state.roll
+    others = roll.entries if state.is_unlinked else dict.fromkeys((*state.kept, *state.come))  # `kept` says why
+    present = [peer for peer in others if peer in roll.entries and peer not in roll.buried]
+    chosen = kept(roll.me, present, state.secret)
+    state = _set(state, is_unlinked=False, come=(), relink_at=now + RELINK_S)
     if chosen == state.kept:
         return state, ()
     probes = {peer: probe for peer, probe in state.probes.items() if peer in chosen}
@@ -369,7 +373,7 @@ def _watch(state: State, event: Watch, now: float) -> tuple[State, Outputs]:
             roll = rolls.put(roll, peer, msgspec.structs.replace(entry, status="alive", since=now, against=()))
         elif peer in event.gone and entry.status in ("alive", "suspected"):
             roll = rolls.put(roll, peer, msgspec.structs.replace(entry, status="gone", since=now))
-    fresh = _set(state, roll=roll, is_active=event.is_active, kept=(), probes={}, lap=(), is_unlinked=True)
+    fresh = _set(state, roll=roll, is_active=event.is_active, kept=(), probes={}, lap=(), is_unlinked=True, come=())
     return _set(fresh, relink_at=now, probe_at=now + PERIOD_S, compare_at=now + HUNGRY_S), ()
 
 
@@ -407,7 +411,7 @@ def _carry_out(
 ) -> tuple[State, Outputs]:
     outputs: Outputs = ()
     log, num_news, strain = state.log, state.num_news, state.strain
-    is_unlinked = state.is_unlinked
+    is_unlinked, come = state.is_unlinked, state.come
     for effect in effects:
         match effect:
             case Spread(claim=claim, is_urgent=is_urgent):
@@ -419,9 +423,11 @@ def _carry_out(
             case Correct(peer=peer, claim=claim):
                 outputs += (Tell(peer, (claim.proof,)),)
             case _:
-                is_unlinked = is_unlinked or not isinstance(effect, Suspected | Full)
+                is_unlinked = is_unlinked or (isinstance(effect, Gone | Left) and effect.peer in state.kept)
+                if isinstance(effect, New | Recovered) and not is_unlinked:
+                    come += (effect.peer,)
                 outputs += (effect,)
-    state = _set(state, roll=roll, log=log, num_news=num_news, strain=strain, is_unlinked=is_unlinked)
+    state = _set(state, roll=roll, log=log, num_news=num_news, strain=strain, is_unlinked=is_unlinked, come=come)
     return state, outputs
 
 

@@ -61,7 +61,8 @@ class State(_Frozen, frozen=True, kw_only=True):
     num_laps: int = 0
     strain: int = 0
     num_news: int = 0  # since views were last compared
-    is_unlinked: bool = True  # the links were chosen among others than are present now
+    is_unlinked: bool = True  # the links have to be chosen among all present: one of those kept is there no more
+    come: tuple[PeerId, ...] = ()  # since the links were chosen
     probe_at: float = 0.0
     spread_at: float = 0.0
     compare_at: float = 0.0

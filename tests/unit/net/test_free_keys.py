@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from weft.clock import VirtualClock
-from weft.errors import Refused
+from weft.errors import Refused, Unreachable
 from weft.ids import BranchId, PeerId, Round
 from weft.net import handshake, links, meter
-from weft.net.heartbeat import Membership
+from weft.net.heartbeat import MAX_IDLE, Membership
 from weft.net.links import BARRED_S, MAX_VIOLATIONS, Links
 from weft.net.messages import Heartbeat
 from weft.net.meter import Meters
+from weft.net.overlay import NUM_FAR, NUM_RING
 from weft.net.services import Services
+from weft.sync.messages import MAX_GROUP, MAX_MEMBERS
 from weft.wire import digest
 
 KEYS = [PeerId(f"{number:064x}") for number in range(8)]
@@ -80,6 +82,24 @@ def test_nothing_is_kept_of_who_was_fetched_from_but_its_streams(world: Any) -> 
         await asyncio.gather(*(a.fetch(b.peer, digest(blob), into) for _ in range(6)))
         streams = a._blobs.streams
         assert len(streams._slots) == len(streams._opening) == 0
+
+    world.run(scenario)
+
+
+def test_an_elector_of_the_largest_run_has_room_for_everybody_it_needs() -> None:
+    num_needed = MAX_GROUP - 1 + MAX_MEMBERS - 1 + 2 * (2 * NUM_RING + NUM_FAR) + MAX_IDLE
+    assert num_needed + 32 <= links.MAX_LINKS  # and for newcomers, and more that keep far links to it than in the mean
+
+
+def test_who_finds_no_room_for_a_link_is_told_to_ask_another(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MAX_LINKS", 2)
+
+    async def scenario() -> None:
+        a, *others = await world.started(4)
+        for other in others[:2]:
+            await other.connect(a.peer)
+        with pytest.raises(Unreachable, match="ask another member"):
+            await others[2].connect(a.peer)
 
     world.run(scenario)
 

@@ -1,4 +1,5 @@
 import hashlib
+import random
 
 import pytest
 
@@ -76,6 +77,21 @@ def test_a_newcomer_moves_few_links():
     before = {peer: kept(peer, peers[:-1], secret(peer)) for peer in peers[:-1]}
     moved = sum(before[peer] != kept(peer, peers, secret(peer)) for peer in peers[:-1])
     assert 4 <= moved <= 18
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_enough_to_choose_among_those_kept_and_those_that_came(seed):
+    me, *peers = crowd(200)
+    draw = random.Random(seed)
+    present, chosen = set(peers[:5]), kept(me, peers[:5], secret(me))
+    for _ in range(100):
+        come = set(draw.sample(peers, draw.randrange(6)))
+        present |= come
+        chosen = kept(me, come.union(chosen), secret(me))
+        assert chosen == kept(me, present, secret(me))
+        gone = set(draw.sample(sorted(present), min(len(present), 3))).difference(chosen)
+        present -= gone
+        assert chosen == kept(me, present, secret(me))
 
 
 def test_far_links_follow_from_the_secret_alone():

@@ -24,6 +24,7 @@ from weft.net.roll import (
     suspicion_s,
     sweep,
 )
+from weft.net.view import EMPTY, moved
 
 ME, A, B, C, D = (PeerId(letter * 64) for letter in "0abcd")
 OLD, NEW = b"old-life", b"new-life"
@@ -200,6 +201,16 @@ CLAIMS = st.one_of(
 )
 
 
+def assert_indexed(roll):
+    """The view holds who is present, and sums that are those of a view in which nothing ever changed."""
+    present = {peer: entry.life.incarnation for peer, entry in roll.entries.items() if peer not in roll.buried}
+    assert {peer for each in roll.view for peer in each.peers} == set(present)
+    fresh = EMPTY
+    for peer, incarnation in present.items():
+        fresh = moved(fresh, peer, None, incarnation)
+    assert [each.sum for each in roll.view] == [each.sum for each in fresh]
+
+
 @given(st.lists(CLAIMS, max_size=60))
 def test_whatever_is_said_incarnations_rise_and_the_drawn_paths_are_walked(said):
     trial = Trial()
@@ -224,6 +235,7 @@ def test_whatever_is_said_incarnations_rise_and_the_drawn_paths_are_walked(said)
             assert (entry.status == "suspected") == (peer in trial.roll.suspected)
             assert (entry.status in ("gone", "left")) == (peer in trial.roll.buried)
             assert all(each.incarnation == entry.life.incarnation for each in entry.against)
+        assert_indexed(trial.roll)
     following = {
         New: {None, Left, Forgotten},
         Suspected: {New, Recovered},
