@@ -6,13 +6,14 @@ The same script as that of the real processes, at as many rounds a kill; see `be
 import math
 import multiprocessing
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean
 
 import msgspec
 
-from benchmarks.report import table
+from benchmarks.report import commit, table
 from benchmarks.robustness import EVERY, ROUND_S, SEEDS, Row, run_file_of
 from weft.peer import evaluation
 from weft.peer.config import RunFile
@@ -56,6 +57,11 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     committed: int
     num_rounds: int
     num_killed: int
+    commit: str
+
+    @property
+    def job(self) -> "Job":
+        return Job(self.method, self.num_peers, self.kill_every, self.seed)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -102,6 +108,7 @@ def run(job: Job) -> Loss:
         committed=played.committed_tokens,
         num_rounds=played.num_rounds,
         num_killed=len(scenario.fault) - len(played.unplayed),
+        commit=commit(),
     )
     print(found, flush=True)
     return found
@@ -112,24 +119,33 @@ def _run_file_of(job: Job) -> RunFile:
     return msgspec.structs.replace(run_file_of(same, job.seed), peers=job.num_peers, method=METHODS[job.method])
 
 
-def measure_loss(method: str, num_jobs: int = 2) -> tuple[Loss, ...]:
-    """Play a method with all numbers of peers, frequencies of kills and seeds, so many plays at a time."""
-    jobs = [Job(method, num, every, seed) for num, every in ROWS for seed in SEEDS]
+def measure_loss(method: str, known: Iterable[Loss], keep: Callable[[Loss], object], num_jobs: int = 2) -> None:
+    """Play a method with all numbers of peers, frequencies of kills and seeds, so many plays at a time.
+
+    Args:
+        known: what was found before, and is not played again.
+        keep: takes each play's end.
+    """
+    missing = set(_jobs(method)) - {each.job for each in known}
     with ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return tuple(pool.map(run, jobs))
+        running = [pool.submit(run, job) for job in _jobs(method) if job in missing]
+        for ended in as_completed(running):
+            keep(ended.result())
 
 
-def table_of_losses(losses: tuple[Loss, ...]) -> str:
-    rows = []
-    for method in dict.fromkeys(each.method for each in losses):
-        of = {
-            (num, every): {
-                each.seed: each
-                for each in losses
-                if (each.method, each.num_peers, each.kill_every) == (method, num, every)
-            }
-            for num, every in ROWS
-        }
+def _jobs(method: str) -> list[Job]:
+    return [Job(method, num, every, seed) for num, every in ROWS for seed in SEEDS]
+
+
+def table_of_losses(losses: Iterable[Loss]) -> str:
+    found = {each.job: each for each in losses}
+    rows, unfinished = [], []
+    for method in METHODS:
+        jobs = _jobs(method)
+        if missing := [job for job in jobs if job not in found]:
+            unfinished.append(f"`{method}`: {len(jobs) - len(missing)} of {len(jobs)} plays are made.")
+            continue
+        of = {(num, every): {seed: found[Job(method, num, every, seed)] for seed in SEEDS} for num, every in ROWS}
         for (num, every), those in of.items():
             rows.append(
                 (
@@ -142,10 +158,12 @@ def table_of_losses(losses: tuple[Loss, ...]) -> str:
                     f"{mean(each.loss for each in those.values()):.4f}",
                     _apart(those, {seed: each.loss for seed, each in of[NUM_PEERS, ""].items()}) if every else "",
                     _apart(those, _expected(those, of[NUM_PEERS, ""], of[FEWER, ""])) if every else "",
+                    ", ".join(sorted({each.commit for each in those.values()})),
                 )
             )
     head = ("method", "peers", "killed", "in all", "committed tokens", "rounds", "loss")
-    return table((*head, f"against {NUM_PEERS}, nobody killed", "against as many rounds"), rows)
+    head = (*head, f"against {NUM_PEERS}, nobody killed", "against as many rounds", "commits")
+    return "\n\n".join([*([table(head, rows)] if rows else []), *unfinished])
 
 
 def _expected(those: dict[int, Loss], many: dict[int, Loss], few: dict[int, Loss]) -> dict[int, float]:

@@ -1,8 +1,10 @@
 """What is lost when peers are killed and replaced all the time: writes benchmarks/reports/churn.md.
 
-    python -m benchmarks.churn                        # four runs of ten minutes, and the losses: 80 minutes
+    python -m benchmarks.churn                        # four runs of ten minutes, and the losses: three hours
     python -m benchmarks.churn diloco-60 loss-ddp     # some of it; what was found before stays in the report
     WEFT_CHURN_S=120 python -m benchmarks.churn diloco-15     # a trial, which is printed and not kept
+
+A play for the losses that churn.json holds is not made again, so what was stopped goes on.
 
 Real processes, `weft train` and `weft join`, over TLS on loopback. One of them is killed with SIGKILL at regular times
 and a newcomer takes its place: another key, another home, a ticket of somebody who lives. Who made the run is killed
@@ -270,6 +272,11 @@ def tables(found: Found) -> list[str]:
     return sections
 
 
+def save(found: Found) -> None:
+    FIGURES.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    report.write("churn", "Peers killed and replaced all the time", "python -m benchmarks.churn", tables(found))
+
+
 def main() -> None:
     parts = (*NAMES, *LOSSES)
     wanted = sys.argv[1:] or parts
@@ -277,10 +284,15 @@ def main() -> None:
         raise SystemExit(f"no such part: {', '.join(sorted(unknown))}. There are: {', '.join(parts)}.")
     script_s = float(os.environ.get("WEFT_CHURN_S", RUN_S))
     found = msgspec.json.decode(FIGURES.read_bytes(), type=Found) if FIGURES.exists() else Found({})
+
+    def keep(loss: Loss) -> None:
+        nonlocal found
+        found = Found(found.runs, (*found.losses, loss))
+        save(found)
+
     for name in wanted:
         if name in LOSSES:
-            others = tuple(each for each in found.losses if each.method != LOSSES[name])
-            found = Found(found.runs, (*others, *measure_loss(LOSSES[name])))
+            measure_loss(LOSSES[name], found.losses, keep)
         else:
             with TemporaryDirectory(prefix="weft-churn-") as folder:
                 figures = run(name, script_s, Path(folder))
@@ -288,8 +300,7 @@ def main() -> None:
             if script_s != RUN_S:
                 continue  # a trial
             found = Found({**found.runs, name: figures}, found.losses)
-        FIGURES.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-        report.write("churn", "Peers killed and replaced all the time", "python -m benchmarks.churn", tables(found))
+            save(found)
 
 
 if __name__ == "__main__":
