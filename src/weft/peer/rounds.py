@@ -364,7 +364,7 @@ class Rounds:
             if peer != self._node.peer:
                 self._node.post(peer, letter)
             if isinstance(message, Promise):
-                self.hearing.witness.show(peer)
+                self.hearing.witness.show(peer, message.attempt)
 
     def _keep(self, durable: Durable) -> bool:
         try:

@@ -6,14 +6,29 @@ from typing import Any
 import pytest
 
 from model.world import first_base
-from weft.ids import Attempt, Digest, Round
+from weft.ids import Attempt, Digest, Round, Tokens
 from weft.keys import Identity
+from weft.peer import witness as witness_module
 from weft.peer.chain import open_branch
 from weft.peer.messages import Shown
-from weft.peer.witness import MAX_KEPT, Witness
+from weft.peer.witness import MAX_KEPT, MAX_SHOWN, Witness
 from weft.sync.acts import Warrant
+from weft.sync.contradiction import contradiction
 from weft.sync.machine import replace
-from weft.sync.messages import Accept, AnyRoundMessage, Certificate, Prepare, Promise, Ready, RoundNote
+from weft.sync.messages import (
+    Accept,
+    AnyRoundMessage,
+    Certificate,
+    Collect,
+    Goodbye,
+    Prepare,
+    Promise,
+    Propose,
+    Ready,
+    RoundNote,
+    Vote,
+)
+from weft.sync.rules import leader
 from weft.wire import Signed, seal
 
 IDENTITIES = sorted((Identity.from_seed(bytes([number] * 32)) for number in range(3)), key=lambda each: each.peer)
@@ -101,13 +116,95 @@ def test_forged_notes_push_out_none_that_is_signed(witness: Witness, proven: lis
     assert len(proven) == 1
 
 
-def test_of_many_notes_of_one_member_the_oldest_are_forgotten(witness: Witness, proven: list[Warrant]) -> None:
+def harmless() -> list[AnyRoundMessage]:
+    """Return many notes that an honest member may sign, of all kinds and of attempts that nobody has come to."""
+    names = [Digest(f"{number:064x}") for number in range(3 * MAX_KEPT)]
+    manifest = open_branch(BASE, BASE.electorate, ME.peer, BASE.branch)
+    later = [Attempt(number) for number in range(10, 10 + 3 * MAX_KEPT)]
+    notes: list[AnyRoundMessage] = []
+    for attempt, name in zip(later, names, strict=True):
+        notes += [
+            Prepare(attempt=attempt),
+            Promise(attempt=attempt, accepted=Vote(attempt=Attempt(attempt - 1), manifest=manifest)),
+            Propose(attempt=attempt, manifest=manifest),
+            Collect(attempt=attempt, revision=1, contributions=(), owners=()),
+            Accept(attempt=Attempt(attempt + 3 * MAX_KEPT), manifest=name),
+        ]
+    return notes
+
+
+MANIFEST = open_branch(BASE, BASE.electorate, ME.peer, BASE.branch)
+OTHER_MANIFEST = replace(MANIFEST, committed_tokens=Tokens(99))
+TURN = next(Attempt(number) for number in range(1, 4) if leader(BASE, Attempt(number)) == LIAR.peer)
+LIES: list[tuple[AnyRoundMessage, AnyRoundMessage]] = [
+    (Accept(attempt=Attempt(1), manifest=Digest("a" * 64)), Accept(attempt=Attempt(1), manifest=Digest("b" * 64))),
+    (Propose(attempt=TURN, manifest=MANIFEST), Propose(attempt=TURN, manifest=OTHER_MANIFEST)),
+    (Accept(attempt=Attempt(1), manifest=Digest("a" * 64)), Promise(attempt=Attempt(4), accepted=None)),
+    (Promise(attempt=Attempt(4), accepted=None), Accept(attempt=Attempt(1), manifest=Digest("a" * 64))),
+    (
+        Promise(attempt=Attempt(4), accepted=Vote(attempt=Attempt(1), manifest=MANIFEST)),
+        Accept(attempt=Attempt(1), manifest=Digest("b" * 64)),
+    ),
+    (Goodbye(promised=Attempt(4), accepted=None), Accept(attempt=Attempt(1), manifest=Digest("b" * 64))),
+    (
+        Collect(attempt=TURN, revision=1, contributions=(), owners=()),
+        Collect(attempt=TURN, revision=1, contributions=(), owners=(ME.peer,)),
+    ),
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: " ".join(type(each).__name__ for each in lie))
+def test_harmless_notes_push_out_none_that_a_later_one_contradicts(
+    witness: Witness,
+    proven: list[Warrant],
+    lie: tuple[AnyRoundMessage, AnyRoundMessage],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(witness_module, "MAX_KEPT_NBYTES", 8_000)  # a few of those that are not small
+    one, other = (noted(each) for each in lie)
+    many = [
+        noted(each)
+        for each in harmless()
+        if all(contradiction(noted(each)[1], note) is None for _, note in (one, other))
+    ]
+    assert len(many) > MAX_KEPT
+    witness.hear(*one)
+    for each in many:
+        witness.hear(*each)
+    assert proven == []
+    witness.hear(*other)
+    assert proven == [Warrant(letters=(one[0], other[0]))]
+    kept = witness._kept[BASE.branch, Round(5)][LIAR.peer]
+    assert len(kept) <= 4 * MAX_KEPT
+    assert sum(len(letter.body) for letter, _ in kept.values()) < 5 * 8_000 + MAX_KEPT * 400
+
+
+def test_of_more_attempts_than_are_kept_the_latest_are_forgotten(witness: Witness, proven: list[Warrant]) -> None:
     for attempt in range(MAX_KEPT + 1):
         witness.hear(*accept(attempt, "a"))
-    witness.hear(*accept(0, "b"))
-    assert proven == []
     witness.hear(*accept(MAX_KEPT, "b"))
+    assert proven == []
+    witness.hear(*accept(MAX_KEPT - 1, "b"))
     assert len(proven) == 1
+
+
+def test_of_promises_the_one_that_denies_most_stays(witness: Witness, proven: list[Warrant]) -> None:
+    for attempt in (4, 6, 5):
+        witness.hear(*noted(Promise(attempt=Attempt(attempt), accepted=None)))
+    witness.hear(*accept(5))
+    assert len(proven) == 1
+
+
+def test_what_was_said_before_it_was_known_who_leads_gives_way(node: FakeNode, proven: list[Warrant]) -> None:
+    chain = SimpleNamespace(base=replace(BASE, round=Round(4)))
+    witness = Witness(node, chain, proven.append)  # type: ignore[arg-type]
+    for attempt in range(4):
+        witness.hear(*noted(Propose(attempt=Attempt(attempt), manifest=MANIFEST)))
+    chain.base = BASE
+    witness.begin()
+    kept = witness._kept[BASE.branch, Round(5)][LIAR.peer].values()
+    made = [note.message.attempt for _, note in kept]  # type: ignore[union-attr]
+    assert made == [attempt for attempt in range(4) if leader(BASE, Attempt(attempt)) == LIAR.peer]
 
 
 def test_the_leader_of_a_later_attempt_is_shown_what_others_voted(node: FakeNode, witness: Witness) -> None:
@@ -117,5 +214,19 @@ def test_the_leader_of_a_later_attempt_is_shown_what_others_voted(node: FakeNode
     witness.hear(*noted(Promise(attempt=Attempt(1), accepted=None), who=ME))
     witness.hear(*noted(Prepare(attempt=Attempt(1))))
     witness.hear(*noted(Ready(tokens=8, parts=())))  # type: ignore[arg-type]
-    witness.show(LEADER.peer)
+    witness.hear(*accept(7))
+    witness.show(LEADER.peer, Attempt(1))
     assert node.posted == [(LEADER.peer, Shown(signed=vote[0]))]
+
+
+def test_a_leader_is_shown_a_bounded_number_of_votes_and_the_newest_proposal(node: FakeNode, witness: Witness) -> None:
+    for attempt in range(MAX_KEPT):
+        witness.hear(*accept(attempt, who=ME))
+    proposals = [noted(Propose(attempt=Attempt(TURN + 3 * number), manifest=MANIFEST)) for number in range(3)]
+    for each in proposals:
+        witness.hear(*each)
+    witness.show(LEADER.peer, Attempt(TURN + 4))
+    shown = [record.signed for _, record in node.posted]
+    assert shown[-1] == proposals[1][0], "the one after it is of no attempt before"
+    before = range(TURN + 4 - min(MAX_SHOWN, TURN + 4), TURN + 4)
+    assert shown[:-1] == [accept(attempt, who=ME)[0] for attempt in before]
