@@ -20,10 +20,14 @@ from weft.net.handshake import Passport
 from weft.net.memory import SCHEME
 from weft.net.node import Node
 from weft.peer import anchor as anchor_module
+from weft.peer import anchored as anchored_module
 from weft.peer import donor as donor_module
+from weft.peer import home as home_module
 from weft.peer.anchor import Anchor, Mooring
 from weft.peer.anchored import Anchored
 from weft.peer.compute import Inline
+from weft.peer.holders import small_from
+from weft.peer.home import Home
 from weft.peer.index import CHUNK_NBYTES
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import public, read_outline
@@ -47,6 +51,7 @@ class Kept:
         self.events: list[Event] = []
         self.anchor: Anchor
         self.task: asyncio.Task[str]
+        self.compute: Inline = Inline()
         self._num_starts = 0
 
     async def start(self, *members: Member) -> None:
@@ -66,7 +71,7 @@ class Kept:
         kept.load()
         node.serve_blobs(public(outline, config.run, self.home))
         mooring = Mooring(
-            node=node, home=self.home, kept=kept, compute=Inline(), clock=self.swarm.clock, emit=self.events.append,
+            node=node, home=self.home, kept=kept, compute=self.compute, clock=self.swarm.clock, emit=self.events.append,
             max_parameters=10**7,
         )  # fmt: skip
         self.kept = kept
@@ -312,6 +317,60 @@ def test_an_anchor_that_crashed_has_what_it_kept(make: Make, tmp_path: Path) -> 
 
     run(swarm, scenario)
     swarm.check()
+
+
+class Beside(Inline):
+    """Says whether it computes at the moment: on threads, that is beside the event loop."""
+
+    is_on = False
+
+    async def serve(self, work: Callable[[], Any]) -> Any:
+        self.is_on = True
+        try:
+            return work()
+        finally:
+            self.is_on = False
+
+
+def test_an_anchor_writes_beside_its_event_loop(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm = make(method=DILOCO, num_rounds=4, num_peers=2)
+    root, compute = tmp_path / "anchor", Beside()
+    written: dict[str, bool] = {}
+
+    def watch(module: Any) -> None:
+        write = module.write_atomically
+
+        def note(path: Path, *args: Any, **options: Any) -> None:
+            if path.is_relative_to(root):
+                name = str(path.parent.relative_to(root)) if len(path.name) == 64 else path.name
+                written[name] = written.get(name, True) and compute.is_on
+            write(path, *args, **options)
+
+        monkeypatch.setattr(module, "write_atomically", note)
+
+    async def here(_node: Any, _peers: Any, digest: Any, most: int) -> bytes:
+        data = swarm.home.blobs.read(digest, most)  # no member of a swarm serves the tokenizer
+        return data if data is not None else await small_from(_node, _peers, digest, most)
+
+    monkeypatch.setattr(anchor_module, "small_from", here)
+    for module in (home_module, anchored_module):
+        watch(module)
+
+    async def scenario() -> None:
+        a, b = await swarm.start("ab")
+        anchor = Kept(swarm, root)
+        anchor.compute, anchor.home = compute, Home(root / "home")
+        anchor.home.shards = swarm.home.shards
+        await anchor.start(a, b)
+        await swarm.done(a, b)
+        await anchor.reach(4)
+        await anchor.end()
+
+    run(swarm, scenario)
+    rounds = {name for name in written if name.startswith("round-")}
+    assert rounds
+    assert {"state.bin", "anchored/blobs", "home/blobs", *rounds} == set(written)
+    assert all(written.values()), written
 
 
 def test_a_killed_anchor_is_seen_to_be_gone_and_changes_nothing(make: Make, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ It does not know what a state means. It believes what most donors offer, as a ne
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from weft.clock import Clock
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
@@ -198,7 +199,10 @@ class Anchor:
             if chain is None or not chain.proven(certificate):
                 break
             await self._fetch_results(peer, certificate)
-            taken += self._kept.append(certificate)
+            if not await self._compute.serve(partial(self._kept.write, certificate)):
+                break
+            self._kept.follow(certificate)
+            taken += 1
         return taken
 
     async def _fetch_results(self, peer: PeerId, certificate: Certificate) -> None:
@@ -217,8 +221,7 @@ class Anchor:
         if offered is None or (base is not None and not is_further(offered.head, base)):
             return False
         index = await self._index(offered)
-        self._kept.make_room({offered.index, *_sizes(index)})
-        missing = [Blob(digest=name, nbytes=num) for name, num in _sizes(index).items() if not self._kept.has(name)]
+        missing = await self._compute.serve(lambda: self._make_room(offered.index, _sizes(index)))
 
         async def keep(_blob: Blob, data: Buffer) -> None:
             await self._put(data)
@@ -236,6 +239,11 @@ class Anchor:
             )
         )
         return True
+
+    def _make_room(self, index: Digest, sizes: dict[Digest, int]) -> list[Blob]:
+        """Remove what neither the kept state nor the coming one names; return what the latter lacks."""
+        self._kept.make_room({index, *sizes})
+        return [Blob(digest=name, nbytes=num) for name, num in sizes.items() if not self._kept.has(name)]
 
     async def _ask(self, peer: PeerId) -> Offered | None:
         """Ask a peer, and others that stand where it does, for their states; return what most of them offer."""
@@ -266,7 +274,7 @@ class Anchor:
     async def _index(self, offered: Offered) -> StateIndex:
         if not self._kept.has(offered.index):
             await self._put(await small_from(self._node, offered.donors, offered.index, MAX_INDEX_NBYTES))
-        index = self._kept.index(offered.index)
+        index = await self._compute.serve(lambda: self._kept.index(offered.index))
         if index is None or index.nbytes > 4 * MAX_VECTORS * self._max_parameters:
             raise PayloadError("the state that is offered is larger than this machine takes")
         return index
@@ -278,8 +286,9 @@ class Anchor:
         """Fetch what is missing of the run's shards, tokenizer and first weights."""
         index, home, peers = self._outline.data, self._home, self._asking.furthest_first()
         if home.blobs.open(index.tokenizer) is None:
-            home.blobs.put(await small_from(self._node, peers, index.tokenizer, MAX_TOKENIZER_NBYTES))
-        missing = home.shards.missing(index)
+            tokenizer = await small_from(self._node, peers, index.tokenizer, MAX_TOKENIZER_NBYTES)
+            await self._compute.serve(lambda: home.blobs.put(tokenizer))
+        missing = await self._compute.serve(lambda: home.shards.missing(index))
 
         async def keep(shard: Blob, data: Buffer) -> None:
             await self._compute.serve(lambda: home.shards.add(index, shard.digest, data))
@@ -289,7 +298,8 @@ class Anchor:
         if not self._outline.is_seeded and home.blobs.open(self._outline.initial) is None:
             if not self._kept.state_nbytes:
                 return  # how large they may be is not known before there is a state
-            home.blobs.put(await small_from(self._node, peers, self._outline.initial, self._kept.state_nbytes))
+            first = await small_from(self._node, peers, self._outline.initial, self._kept.state_nbytes)
+            await self._compute.serve(lambda: home.blobs.put(first))
         self._has_files = True
         self._emit(
             DataReady(

@@ -54,6 +54,7 @@ class Anchored:
         self._folder = folder
         self._blobs = BlobStore(folder / "blobs")
         self._since: list[Certificate] = []
+        self._state_names: set[Digest] = set()
 
     @property
     def num_since(self) -> int:
@@ -129,7 +130,18 @@ class Anchored:
         self._blobs.keep_only(self._named())
 
     def append(self, certificate: Certificate) -> bool:
-        """Follow one more round whose results are here; return whether it is proven and follows on the last.
+        """Follow one more round; return whether it is proven, follows on the last, and its results are here.
+
+        Raises:
+            DiskFull, DataError: it cannot be written.
+        """
+        if not self.write(certificate):
+            return False
+        self.follow(certificate)
+        return True
+
+    def write(self, certificate: Certificate) -> bool:
+        """Put one more round on the disk, on any thread; return what `append` does. Then it may be followed.
 
         Raises:
             DiskFull, DataError: it cannot be written.
@@ -141,18 +153,23 @@ class Anchored:
         data = wire.encode(certificate)
         if not path.exists() or path.read_bytes() != data:
             write_atomically(path, [data])
-        chain.append(certificate)
-        self._since.append(certificate)
-        self.results_nbytes += sum(len(self._blobs.open(digest) or b"") for digest in results)
         return True
+
+    def follow(self, certificate: Certificate) -> None:
+        """Go on from a round that was written, on the thread that asks what is kept."""
+        assert self.chain is not None
+        self.chain.append(certificate)
+        self._since.append(certificate)
+        self.results_nbytes += sum(len(self._blobs.open(digest) or b"") for digest in _results(certificate))
 
     def close(self) -> None:
         self._blobs.close()
 
     def _follow_from(self, kept: Kept, index: StateIndex) -> None:
-        self.kept, self.chain = kept, Chain(kept.head, kept.charter)
-        self.state_nbytes, self.results_nbytes, self._since = index.nbytes, 0, []
+        # What is named comes first: it is asked for on another thread, and only where a state is kept.
         self._state_names = {kept.index, *_chunks(index)}
+        self.state_nbytes, self.results_nbytes, self._since = index.nbytes, 0, []
+        self.kept, self.chain = kept, Chain(kept.head, kept.charter)
 
     def _named(self) -> set[Digest]:
         if self.kept is None:
