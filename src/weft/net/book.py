@@ -131,9 +131,11 @@ class AddressBook:
         return entry
 
     def _make_room(self) -> None:
-        unlinked = [peer for peer in self._entries if not self._is_linked(peer)]  # never none: links are fewer
+        unlinked = [peer for peer in self._entries if not self._is_linked(peer)]
         hearsay = [peer for peer in unlinked if self._entries[peer].is_hearsay]
-        victim = (hearsay or unlinked)[0]
+        victim = (hearsay or unlinked or list(self._entries))[
+            0
+        ]  # all linked: what this side dials has no bound of its own
         del self._entries[victim]
         for callback in list(self._on_forgotten):
             callback(victim)

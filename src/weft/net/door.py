@@ -7,6 +7,7 @@ learns why; the log does too (`AdmissionRefused`, or `ConnectionDropped` when it
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import islice
 
 from weft.errors import PeerError, WireError
 from weft.events import AdmissionRefused, ConnectionDropped, Emit
@@ -103,13 +104,14 @@ class Door:
         return link is not None and link.instance == hello.instance and link.link_id not in hello.ended
 
     def _admit(self, transport: Transport, stream: Stream, reader: FrameReader, hello: Hello) -> None:
-        others = [self._book.contact(peer) for peer in self._links.peers() if peer != stream.peer]
+        others = (self._book.contact(peer) for peer in self._links.peers() if peer != stream.peer)
+        contacts = islice((contact for contact in others if contact.addresses), self.max_told)  # few of many are told
         welcome = Admitted(
             name=self._passport.name,
             proof=self._passport.proof_for(stream.peer),
             addresses=self._dialler.addresses[:MAX_ADDRESSES],
             instance=self._passport.instance,
-            contacts=tuple(contact for contact in others if contact.addresses)[: self.max_told],
+            contacts=tuple(contacts),
         )
         reader.finish_s = FRAME_S
         session = self._links.session(stream, reader)

@@ -9,10 +9,10 @@ import pytest
 from weft.clock import VirtualClock
 from weft.errors import Refused, Unreachable
 from weft.ids import BranchId, PeerId, Round
-from weft.net import handshake, links, meter
+from weft.net import book, handshake, links, meter
 from weft.net.heartbeat import MAX_IDLE, Membership
 from weft.net.links import BARRED_S, MAX_VIOLATIONS, Links
-from weft.net.messages import Heartbeat
+from weft.net.messages import Contact, Heartbeat
 from weft.net.meter import Meters
 from weft.net.overlay import NUM_FAR, NUM_RING
 from weft.net.services import Services
@@ -102,6 +102,14 @@ def test_who_finds_no_room_for_a_link_is_told_to_ask_another(world: Any, monkeyp
             await others[2].connect(a.peer)
 
     world.run(scenario)
+
+
+def test_a_book_whose_peers_are_all_linked_takes_up_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "MAX_CONTACTS", 2)
+    addresses = book.AddressBook(KEYS[0], ["memory"], lambda peer: True)
+    for peer in KEYS[1:4]:
+        addresses.announce(Contact(peer=peer, name="", addresses=(f"memory://{peer}",)))
+    assert addresses.peers() == (KEYS[2], KEYS[3])
 
 
 def test_no_more_say_that_a_key_is_banned_than_settle_it(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
