@@ -247,7 +247,7 @@ async def _tell(world: Crowd, members: list[Member]) -> None:
         commits = members[0].life.committed
         print(
             f"{world.clock.now():.0f} s of virtual time in {time.perf_counter() - began:.0f} s of wall time and "
-            f"{time.process_time():.0f} of CPU: {_num_placed(members)} have a place, "
+            f"{time.process_time():.0f} of CPU: {_num_placed([each for each in members if each.lives])} have a place, "
             f"round {commits[-1].round if commits else 'none'} decided, "
             f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most",
             flush=True,
