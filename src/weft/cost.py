@@ -102,8 +102,9 @@ _COUNTED_NBYTES = 159  # the same in a manifest, with one digest for all parts
 _MANIFEST_NBYTES = 410  # one manifest without its lists
 _MEMBER_NBYTES = 314  # of a manifest, per member: name, uplink, its part's owner, size and result, lease
 _GATHERED_NBYTES = 190  # what an owner tells that it holds, without the names of whose
-_REQUEST_NBYTES = 119  # asking for a blob, and the header of the answer
-_HEARTBEAT_NBYTES = 280  # with a member's summary
+REQUEST_NBYTES = 119  # asking for a blob, and the header of the answer
+HEARTBEAT_NBYTES = 280  # with a member's summary
+HEARTBEAT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def round_letters(num_peers: int) -> Letters:
     )
 
 
-def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = 2.0) -> Traffic:
+def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = HEARTBEAT_S) -> Traffic:
     """Return the bytes of one round's messages and of the heartbeats meanwhile, for the mean member (leaders rotate).
 
     Counts, for n members with n parts, one attempt and no loss: Ready and Merged to all, Collect, Propose and the
@@ -153,8 +154,8 @@ def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = 2
     """
     others, n, letters = num_peers - 1, num_peers, round_letters(num_peers)
     majority = n // 2 + 1
-    requests = 2 * _REQUEST_NBYTES  # per other member: a part of its payload, and its merged part
-    heartbeats = int(round_s / heartbeat_s * _HEARTBEAT_NBYTES)
+    requests = 2 * REQUEST_NBYTES  # per other member: a part of its payload, and its merged part
+    heartbeats = int(round_s / heartbeat_s * HEARTBEAT_NBYTES)
     with_leader = others * letters.with_leader + (n - majority) * letters.decided
     nbytes = others * (letters.ready + letters.merged + requests + heartbeats) + with_leader // n
     return Traffic(nbytes, nbytes)

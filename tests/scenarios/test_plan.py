@@ -2,7 +2,9 @@
 
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
+import msgspec
 import pytest
 
 from scenarios.swarm import write_corpus
@@ -24,6 +26,7 @@ TINY = ShapedModel(num_layers=1, num_heads=2, width=32, ffn_width=48)  # 17,024 
 SMALL = ShapedModel(num_layers=2, num_heads=4, width=96, ffn_width=256)  # some 250,000
 SEQ_LEN, BATCH = 16, 2
 SKIPPED = 3  # rounds: the first open streams and have measured no deadlines
+SETTLED = 7  # rounds: before, wards look for sponsors and bring what they were leased meanwhile
 NEAR = 0.05
 
 
@@ -46,6 +49,14 @@ def run_file(root: Path, model: ShapedModel, method: MethodConfig, num_peers: in
     )
 
 
+def in_groups(file: RunFile) -> RunFile:
+    """Return the same run with an electorate of three, as long as it takes to see rounds that count all."""
+    num_rounds = 10
+    lease = BATCH * SEQ_LEN * getattr(file.method, "every", 1)
+    train = msgspec.structs.replace(file.train, tokens=num_rounds * file.peers * lease)
+    return msgspec.structs.replace(file, electors=3, has_even_leases=True, train=train)
+
+
 def planned(file: RunFile, root: Path, kinds: tuple[Kind, ...]) -> Pace:
     model = resolve(file, ByteTokenizer(), root)
     return pace_of(
@@ -58,21 +69,29 @@ def planned(file: RunFile, root: Path, kinds: tuple[Kind, ...]) -> Pace:
             has_even_leases=True,
             price_per_kwh=0.2,
             idle_share=0.3,
+            electors=file.electors,
         )
     )
 
 
-def played(file: RunFile, root: Path, kinds: tuple[Kind, ...]) -> tuple[float, float]:
-    """Return seconds per round, and bytes that a mean member sends in one."""
+def played(
+    file: RunFile,
+    root: Path,
+    kinds: tuple[Kind, ...],
+    skipped: int = SKIPPED,
+    compute: Literal["real", "cost"] = "real",
+) -> tuple[float, float]:
+    """Return seconds per round, and bytes that a mean peer sends in one."""
     lines: list[bytes] = []
-    outcome = play(Scenario(run="", kind=kinds, seed=3, limit_s=1e6), file, root, root / "home", lines.append)
+    scenario = Scenario(run="", kind=kinds, seed=3, limit_s=1e6, compute=compute)
+    outcome = play(scenario, file, root, root / "home", lines.append)
     assert outcome.broken == ()
     (root / "log.jsonl").write_bytes(b"".join(lines))
     entries = [entry for entry in read_jsonl(root / "log.jsonl") if isinstance(entry.event, RoundCommitted)]
     last = outcome.num_rounds
-    began, ended = (min(entry.at for entry in entries if entry.event.round == number) for number in (SKIPPED, last))
-    sent = [entry.event.sent_nbytes for entry in entries if entry.event.round > SKIPPED]
-    return (ended - began) / (last - SKIPPED), fmean(sent)
+    began, ended = (min(entry.at for entry in entries if entry.event.round == number) for number in (skipped, last))
+    sent = [entry.event.sent_nbytes for entry in entries if entry.event.round > skipped]
+    return (ended - began) / (last - skipped), fmean(sent)
 
 
 HOME = {"up_mbit": 20.0, "down_mbit": 100.0, "delay_ms": 10.0}
@@ -117,6 +136,44 @@ def test_a_plan_is_what_a_play_takes(case: str, tmp_path: Path, monkeypatch: pyt
     file = run_file(tmp_path, model, method, sum(kind.count for kind in kinds))
     pace = planned(file, tmp_path, kinds)
     round_s, sent_nbytes = played(file, tmp_path, kinds)
+    assert pace.round.total_s == pytest.approx(round_s, rel=NEAR)
+    assert pace.traffic.sent_nbytes == pytest.approx(sent_nbytes, rel=NEAR)
+
+
+GROUPED: dict[str, tuple[ShapedModel, MethodConfig, tuple[Kind, ...]]] = {
+    "narrow lines": (
+        TINY,
+        FedAvgConfig(every=2),
+        (Kind(name="home", count=12, tokens_per_s=64.0, up_mbit=5.0, down_mbit=20.0),),
+    ),
+    "homes": (SMALL, DiLoCoConfig(every=4), (Kind(name="home", count=12, tokens_per_s=40.0, **HOME),)),
+    "homes, fp32": (
+        SMALL,
+        DiLoCoConfig(every=4, codec=Fp32Config()),
+        (Kind(name="home", count=12, tokens_per_s=40.0, **HOME),),
+    ),
+    "a site and homes": (
+        SMALL,
+        DiLoCoConfig(every=4),
+        (
+            Kind(name="site", count=4, tokens_per_s=48.0, delay_ms=5.0, up_mbit=500.0, down_mbit=500.0),
+            Kind(name="home", count=8, tokens_per_s=40.0, **HOME),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["narrow lines", *(pytest.param(case, marks=pytest.mark.slow) for case in GROUPED if case != "narrow lines")],
+)
+def test_a_plan_of_groups_is_what_a_play_takes(case: str, tmp_path: Path) -> None:
+    model, method, kinds = GROUPED[case]
+    file = in_groups(run_file(tmp_path, model, method, 12))
+    pace = planned(file, tmp_path, kinds)
+    assert pace.levels is not None
+    assert pace.levels.elector.sent_nbytes > 2 * pace.levels.ward.sent_nbytes
+    round_s, sent_nbytes = played(file, tmp_path, kinds, SETTLED, "cost")
     assert pace.round.total_s == pytest.approx(round_s, rel=NEAR)
     assert pace.traffic.sent_nbytes == pytest.approx(sent_nbytes, rel=NEAR)
 

@@ -157,7 +157,7 @@ def test_control_bytes_are_those_of_a_rounds_messages(num_peers: int) -> None:
 
 def test_heartbeats_add_up_with_time_and_peers() -> None:
     quiet, busy = cost.control_traffic(5), cost.control_traffic(5, round_s=60.0)
-    assert busy.sent_nbytes - quiet.sent_nbytes == 30 * 4 * cost._HEARTBEAT_NBYTES
+    assert busy.sent_nbytes - quiet.sent_nbytes == 30 * 4 * cost.HEARTBEAT_NBYTES
 
 
 # --- seconds ---

@@ -210,6 +210,7 @@ def _ask(
         machines=machines,
         cluster=_cluster(prices, run_file, model),
         has_even_leases=getattr(run_file, "has_even_leases", True),
+        electors=run_file.electors,
         price_per_kwh=defaults.price_per_kwh if prices.per_kwh is None else prices.per_kwh,
         idle_share=defaults.idle_share,
     )

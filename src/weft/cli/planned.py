@@ -5,15 +5,16 @@ from typing import Any
 
 import msgspec
 
+from weft import cost
 from weft.cli import figures
 from weft.cli.asked import Asked
 from weft.cli.paragraph import terminal_width, wrapped
-from weft.net.membership import MAX_MEMBERS
 from weft.plan.forecast import Bill, Forecast, Hold, Part
 from weft.plan.loss import FEW_ROUNDS
 from weft.plan.methods import Row, name_of
 from weft.plan.profiles import known
 from weft.plan.timing import RoundTime
+from weft.sync.messages import MAX_GROUP
 
 SMALL = 100_000_000  # parameters: efficiencies were published of larger models
 _INDENT = " " * 14
@@ -39,8 +40,9 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
     yield from _row(
         "bytes",
         f"each sends {figures.nbytes(sent)} and receives {figures.nbytes(received)} a round, "
-        f"{pace.gigabytes_per_day:.3g} GB a day in all",
+        f"{pace.gigabytes_per_day:.3g} GB a day in all" + (", in the mean" if pace.levels else ""),
     )
+    yield from _levels(plan)
     for hold in plan.memory:
         yield from _row("memory", _held(hold))
     yield from _row("energy", _energy(plan))
@@ -58,6 +60,23 @@ def _row(name: str, text: str) -> Iterator[str]:
     yield wrapped(f"{name:<{len(_INDENT) - 1}} {text}", max(80, terminal_width()), _INDENT)
 
 
+def _levels(plan: Forecast) -> Iterator[str]:
+    question, pace = plan.question, plan.pace
+    if pace.levels is None:
+        return
+    num = question.num_electors
+    peers = (
+        (f"each of {num} electors", pace.levels.elector),
+        (f"each of {question.num_peers - num} wards", pace.levels.ward),
+    )
+    for who, traffic in peers:
+        sent, received = traffic.sent_nbytes, traffic.received_nbytes
+        a_day = cost.gigabytes_per_day(sent + received, pace.round.total_s)
+        yield from _row(
+            "", f"{who}: {figures.nbytes(sent)} sent, {figures.nbytes(received)} received, {a_day:.3g} GB a day"
+        )
+
+
 def _seconds(seconds: float) -> str:
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
@@ -68,6 +87,7 @@ def _parts(round: RoundTime) -> str:
     stages = (
         ("training", round.train_s),
         ("waiting for slower machines", round.uneven_s),
+        ("wards and their sponsors", round.wards_s),
         ("payloads up", round.contribute_s),
         ("results", round.result_s),
         ("messages", round.messages_s),
@@ -157,10 +177,10 @@ def _why(chosen: Row) -> str:
 
 def _warnings(plan: Forecast) -> Iterator[str]:
     question, pace = plan.question, plan.pace
-    if question.num_peers > MAX_MEMBERS:
+    if question.num_peers > question.num_electors * MAX_GROUP:
         yield (
-            f"at most {MAX_MEMBERS} peers vote in a run; the others contribute through these, who fetch a payload of "
-            "each and send each the results. That is not in the figures, which are of one level"
+            f"{question.num_electors} electors take at most {question.num_electors * (MAX_GROUP - 1)} wards: the "
+            "others find no sponsor, and the figures, which count them, do not hold"
         )
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
@@ -210,6 +230,8 @@ def as_json(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> 
         "sent_nbytes": pace.traffic.sent_nbytes,
         "received_nbytes": pace.traffic.received_nbytes,
         "gigabytes_per_day": pace.gigabytes_per_day,
+        "num_electors": plan.question.num_electors,
+        "levels": None if pace.levels is None else {who: _fields(each) for who, each in _fields(pace.levels).items()},
         "memory": [_fields(hold) for hold in plan.memory],
         "bill": _fields(plan.bill),
         "cluster": {"total_s": plan.cluster_s, "bill": _fields(plan.cluster_bill), **_fields(plan.question.cluster)},

@@ -14,9 +14,12 @@ from statistics import median
 
 from weft import cost
 from weft.peer.device import decoder, encoding
+from weft.peer.sponsor import PARALLEL
+from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
 from weft.plan.question import BYTES_CPU_S, MESSAGES_CPU_S, Cluster, Machines, Question
-from weft.plan.timing import Kind, Load, RoundTime, round_time
+from weft.plan.timing import Kind, Load, RoundTime
+from weft.sync.groups import NUM_HANDED
 from weft.sync.outer import NesterovConfig
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
@@ -34,6 +37,7 @@ class Pace:
         traffic: of a mean member in a round, messages and heartbeats included.
         total_s: until the run's tokens are committed.
         penalty: in loss; None: nothing was published that would tell.
+        levels: traffic of an elector and of a ward; None: all vote.
     """
 
     round: RoundTime
@@ -43,6 +47,7 @@ class Pace:
     traffic: cost.Traffic
     total_s: float
     penalty: Penalty | None
+    levels: Levels | None = None
 
     @property
     def gigabytes_per_day(self) -> float:
@@ -157,20 +162,25 @@ def pace_of(question: Question) -> Pace:
     train, num_peers = question.train, question.num_peers
     leased = leased_tokens(question)
     payload, reply = _encodings(question)
-    load = Load.of(question.num_parameters, num_peers, payload, reply, train.evaluate_every)
-    round = round_time([_kind(question, each, leased[each.name], load) for each in question.machines], load)
+    num_electors = question.num_electors
+    load = Load.of(question.num_parameters, num_electors, payload, reply, train.evaluate_every)
+    kinds = [_kind(question, each, leased[each.name], load) for each in question.machines]
+    round = grouped_time(kinds, num_electors, load)
     tokens = sum(each.count * leased[each.name] for each in question.machines)
     late = [each for each in question.machines if each.name in round.late]
     per_s = (tokens - sum(each.count * leased[each.name] for each in late)) / round.total_s
     per_s += sum(each.count * each.tokens_per_s for each in late)  # hand in what they have, rounds later
+    num_wards = num_peers - num_electors
+    parted = levels(load, num_electors, num_wards, round.total_s) if num_wards else None
     return Pace(
         round=round,
         tokens=tokens,
         num_rounds=math.ceil(train.tokens / (per_s * round.total_s)),
         tokens_per_s=per_s,
-        traffic=_traffic(load, num_peers, round.total_s),
+        traffic=_traffic(load, num_peers, round.total_s) if parted is None else parted.mean(num_electors, num_wards),
         total_s=train.tokens / per_s,
         penalty=_penalty(question),
+        levels=parted,
     )
 
 
@@ -200,17 +210,27 @@ def _kind(question: Question, machines: Machines, num_tokens: int, load: Load) -
         line=machines.line,
         train_s=num_tokens / machines.tokens_per_s,
         evaluate_s=train.evaluate_windows * train.seq_len // 3 / machines.tokens_per_s,  # forward only
-        serve_s=0.0 if machines.is_serving_free else _serve_s(machines, question.num_peers, load),
+        serve_s=0.0 if machines.is_serving_free else _serve_s(machines, question, load),
     )
 
 
-def _serve_s(machines: Machines, num_peers: int, load: Load) -> float:
-    """Return what a round keeps a processor busy with while nothing else goes on: bytes beyond what lines are busy."""
-    others = num_peers - 1
-    sent_nbytes = others * (load.payload_nbytes + load.result_nbytes) / num_peers
+def _serve_s(machines: Machines, question: Question, load: Load) -> float:
+    """Return what a round keeps a processor busy with while nothing else goes on: bytes beyond what lines are busy.
+
+    Of an elector, which has more of that than a ward; what it decodes for its wards counts as much as what it sends.
+    """
+    num_electors, size = question.num_electors, _group_size(question)
+    others = num_electors - 1
+    sent_nbytes = others * (load.payload_nbytes + load.result_nbytes) / num_electors + size * load.payload_nbytes
+    sent_nbytes += min(NUM_HANDED, size) * load.result_nbytes
     bytes_s = machines.crowding * BYTES_CPU_S * sent_nbytes
     line_s = 8 * sent_nbytes / min(machines.line.up_bps, machines.line.down_bps)
     return machines.crowding * MESSAGES_CPU_S * others + max(0.0, bytes_s - line_s)
+
+
+def _group_size(question: Question) -> int:
+    """Return the wards of the largest group."""
+    return largest_group(question.num_electors, question.num_peers - question.num_electors)
 
 
 def _encodings(question: Question) -> tuple[cost.Encoding, cost.Encoding]:
@@ -252,13 +272,17 @@ def _hold(question: Question, machines: Machines) -> Hold:
 
 
 def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int, int]:
-    """Return the bytes on the device and on the host, as `peer.device.needed_nbytes` splits them."""
+    """Return the bytes on the device and on the host, as `peer.device.needed_nbytes` splits them.
+
+    Of an elector; a ward neither merges parts nor the payloads of a group.
+    """
     num, num_peers, choices = question.num_parameters, question.num_peers, question.choices
+    num_electors = question.num_electors
     payload, reply = _encodings(question)
     memory = cost.peer_memory(
         num,
-        cost.part_size(num, num_peers),
-        num_peers,
+        cost.part_size(num, num_electors),
+        num_electors,
         payload,
         reply,
         sends_delta=choices.send == "delta",
@@ -268,11 +292,20 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
             decoder(question.model), micro_batch, question.train.seq_len, is_half=machines.is_half
         ),
     )
+    grouped = _group_nbytes(question, payload)
     if not machines.is_gpu:
-        return 0, memory.peak_nbytes
+        return 0, memory.peak_nbytes + grouped
     moments = memory.inner_optimizer if choices.send == "delta" else 0
     on_device = memory.local + memory.gradient + moments + max(memory.activations, cost.FP32.nbytes(num))
-    return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments
+    return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments + grouped
+
+
+def _group_nbytes(question: Question, payload: cost.Encoding) -> int:
+    """Return what a group's mean takes: its float64 sum, one decoded vector, itself encoded, payloads on the way."""
+    if not (size := _group_size(question)):
+        return 0
+    num = question.num_parameters
+    return (8 + 4) * num + (1 + min(size, PARALLEL)) * payload.nbytes(num)
 
 
 # --- energy and money ---
@@ -332,6 +365,7 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
         ("exchange", round.contribute_s + round.result_s, "payloads and results are under way"),
         ("messages", round.messages_s, "messages are under way"),
         ("processor", round.serve_s, "encoding, encrypting, checking and merging"),
+        ("wards", round.wards_s, "results are on their way to wards, and payloads to their sponsors"),
         ("evaluation", round.evaluate_s, "the others wait for who evaluates"),
     )
     passed, parts = round.train_s + round.uneven_s, []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from weft import cost
 from weft.model.config import ModelConfig, num_parameters
+from weft.net.membership import MAX_MEMBERS
 from weft.peer.config import TrainConfig
 from weft.peer.device import decoder
 from weft.plan.profiles import Device, known
@@ -75,6 +76,7 @@ class Question:
     Args:
         has_even_leases: all members are leased as much data; else slower ones less, so that all finish together.
         idle_share: of a machine's watts, while it waits.
+        electors: peers at most that vote; the others contribute through them.
     """
 
     model: ModelConfig
@@ -85,6 +87,11 @@ class Question:
     has_even_leases: bool
     price_per_kwh: float
     idle_share: float
+    electors: int = MAX_MEMBERS
+
+    @property
+    def num_electors(self) -> int:
+        return min(self.num_peers, self.electors)
 
     @property
     def num_peers(self) -> int:

@@ -7,7 +7,7 @@ commits for a majority. Leaders rotate, so the figure is the mean over who leads
 `Kind`.
 
     a payload's part    (n - 1) / n of a payload leaves each uplink, as much arrives: whichever takes longer
-    jitter, loss        of many ways the slowest counts: `_Way.late_s`
+    jitter, loss        of many ways the slowest counts: `Way.late_s`
     a lossy stream      no faster than MSS / RTT sqrt(3 / (2 p))                    Mathis et al. (1997), equation 3
 
 Payloads and results do not overlap: a result is complete only once every contribution to it has come.
@@ -60,7 +60,7 @@ class Load:
 
     Args:
         part_nbytes: the smallest and the largest part of a payload; `merged_nbytes`: of what is merged.
-        evaluate_every: rounds from one evaluation to the next; 0: none.
+        evaluate_every: rounds from one evaluation to the next; 0: none. `num_parts`: of a vector.
     """
 
     payload_nbytes: int
@@ -68,6 +68,7 @@ class Load:
     part_nbytes: tuple[int, int]
     merged_nbytes: tuple[int, int]
     evaluate_every: int = 0
+    num_parts: int = 1
 
     @classmethod
     def of(cls, num: int, num_peers: int, payload: cost.Encoding, reply: cost.Encoding, every: int = 0) -> "Load":
@@ -80,6 +81,7 @@ class Load:
             part_nbytes=(payload.nbytes(least), payload.nbytes(most)),
             merged_nbytes=(reply.nbytes(least), reply.nbytes(most)),
             evaluate_every=every,
+            num_parts=num_peers,
         )
 
 
@@ -94,11 +96,12 @@ class RoundTime:
     messages_s: float  # messages are under way, and both kinds of bytes until the first and after the last of them
     evaluate_s: float  # the others wait for who evaluates
     serve_s: float  # processors encode, encrypt, check and merge
+    wards_s: float = 0.0  # results are on their way to wards, and their payloads to their sponsors (`groups`)
     late: tuple[str, ...] = ()  # kinds that rounds do not wait for
 
     @property
     def total_s(self) -> float:
-        exchange_s = self.contribute_s + self.result_s + self.messages_s + self.serve_s
+        exchange_s = self.contribute_s + self.result_s + self.messages_s + self.serve_s + self.wards_s
         return self.train_s + self.uneven_s + exchange_s + self.evaluate_s
 
     @property
@@ -109,7 +112,8 @@ class RoundTime:
 
 def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
     """Return the time of a round in the long run: links are up, deadlines have been measured, and nobody fails."""
-    waited, late = _waited_for(kinds)
+    waited = [kind for kind in kinds if is_waited_for(kind, kinds)]
+    late = [kind for kind in kinds if kind not in waited]
     num = sum(kind.count for kind in kinds)
     slowest_s, serve_s = max(kind.train_s for kind in waited), max(kind.serve_s for kind in waited)
     train_s = sum(kind.count * min(kind.train_s, slowest_s) for kind in kinds) / num
@@ -125,7 +129,7 @@ def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
             evaluate_s=evaluate_s,
             serve_s=serve_s,
         )
-    way = _Way(kinds, load, num)
+    way = Way(kinds, load, num)
     total_s = _mean_s(way, waited, has_evaluation=False) + way.late_s() + (FLOOR_S if late else 0.0)
     evaluate_s = (
         (_mean_s(way, waited, has_evaluation=True) + way.late_s() - total_s) / every if every and not late else 0.0
@@ -146,14 +150,13 @@ def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
     )
 
 
-def _waited_for(kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
-    """Return the kinds whose members a round waits for, and those that are too late from its first round on."""
-    quorum_s = _nth(((kind.train_s, kind.count) for kind in kinds), _majority(sum(kind.count for kind in kinds)))
-    waited = [kind for kind in kinds if kind.train_s - quorum_s <= FIRST_S]
-    return waited, [kind for kind in kinds if kind not in waited]
+def is_waited_for(kind: Kind, kinds: Sequence[Kind]) -> bool:
+    """Return whether a round waits for members of a kind, or they are too late from its first round on."""
+    quorum_s = _nth(((each.train_s, each.count) for each in kinds), _majority(sum(each.count for each in kinds)))
+    return kind.train_s - quorum_s <= FIRST_S
 
 
-def _mean_s(way: "_Way", waited: Sequence[Kind], *, has_evaluation: bool) -> float:
+def _mean_s(way: "Way", waited: Sequence[Kind], *, has_evaluation: bool) -> float:
     """Return the mean over leaders from one plan to the next."""
     total = 0.0
     for leader in way.kinds:
@@ -186,7 +189,7 @@ def _nth(times: Iterable[tuple[float, int]], number: int) -> float:
     return math.inf
 
 
-class _Way:
+class Way:
     """One round after its plan, for a leader of each kind. Members are (kind, count) entries; the leader is its own."""
 
     def __init__(self, kinds: Sequence[Kind], load: Load, num: int) -> None:
@@ -294,13 +297,13 @@ class _Way:
         load = self._load
         sent_s = self._uplink_s(source)
         received_s = 8 * self._others * load.part_nbytes[1] / owner.line.down_bps
-        return max(sent_s, received_s, _stream_s(source, owner, load.part_nbytes[1]))
+        return max(sent_s, received_s, stream_s(source, owner, load.part_nbytes[1]))
 
     def _result_s(self, owner: Kind, member: Kind) -> float:
         load = self._load
         sent_s = 8 * self._others * load.merged_nbytes[1] / owner.line.up_bps
         received_s = 8 * (load.result_nbytes - load.merged_nbytes[0]) / member.line.down_bps
-        return max(sent_s, received_s, _stream_s(owner, member, load.merged_nbytes[1]))
+        return max(sent_s, received_s, stream_s(owner, member, load.merged_nbytes[1]))
 
     def _send_s(self, source: Kind, letter_nbytes: int) -> float:
         """Return how long a letter to all others occupies an uplink."""
@@ -328,22 +331,21 @@ class _Way:
         nbytes = (self._load.part_nbytes[1], self._load.merged_nbytes[1])
         bulk = [max(1, math.ceil(each / MSS_NBYTES)) for each in nbytes]
         short = [num_packets for num_packets in bulk if num_packets <= NUM_REPEATS]
-        exchanged = self._latest_s(6, pairs) + self._again_s(pairs * (4 + sum(short)))
-        exchanged += sum(self._again_s(pairs, num_packets) for num_packets in bulk if num_packets > NUM_REPEATS)
-        voted = 3 * self._jitter_s() / 2 + self._again_s(3)
-        return exchanged + voted + self._latest_s(2, self._others) + self._again_s(2 * self._others)
+        exchanged = self.latest_s(6, pairs) + self.again_s(pairs * (4 + sum(short)))
+        exchanged += sum(self.again_s(pairs, num_packets) for num_packets in bulk if num_packets > NUM_REPEATS)
+        voted = 3 * self._jitter_s() / 2 + self.again_s(3)
+        return exchanged + voted + self.latest_s(2, self._others) + self.again_s(2 * self._others)
 
     def _jitter_s(self) -> float:
         jitters = sorted((kind.line.jitter_s for kind in self.kinds for _ in range(min(2, kind.count))), reverse=True)
         return sum(jitters[:2])
 
-    def _latest_s(self, num_hops: int, num_ways: int) -> float:
+    def latest_s(self, num_hops: int, num_ways: int) -> float:
         """Return how late the latest of several ways is: their hops' mean, and as many deviations as its rank."""
         jitter_s = self._jitter_s()
-        rank = NormalDist().inv_cdf((num_ways - 0.375) / (num_ways + 0.25)) if num_ways > 1 else 0.0  # Blom, 1958
-        return min(num_hops * jitter_s, jitter_s * (num_hops / 2 + rank * math.sqrt(num_hops / 12)))
+        return min(num_hops * jitter_s, jitter_s * (num_hops / 2 + rank(num_ways) * math.sqrt(num_hops / 12)))
 
-    def _again_s(self, num_messages: int, num_packets: int = 1) -> float:
+    def again_s(self, num_messages: int, num_packets: int = 1) -> float:
         """Return how late the latest of so many messages is, since packets are lost and sent again.
 
         That takes a timeout, or where many packets follow, a round trip.
@@ -359,11 +361,16 @@ class _Way:
         return min(FIRST_S, max(FLOOR_S, spread_s))
 
 
+def rank(num: int) -> float:
+    """Return by how many deviations the largest of `num` normal values is expected to exceed their mean."""
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25)) if num > 1 else 0.0  # Blom, 1958
+
+
 def _loss(a: Kind, b: Kind) -> float:
     return 1 - (1 - a.line.loss) * (1 - b.line.loss)
 
 
-def _stream_s(source: Kind, target: Kind, nbytes: int) -> float:
+def stream_s(source: Kind, target: Kind, nbytes: int) -> float:
     """Return how long one stream takes for `nbytes`, however fast the lines are."""
     loss = _loss(source, target)
     if not loss:

@@ -156,10 +156,18 @@ def test_a_model_too_large_to_time_here_is_refused(weft: Weft, run_path: Path, m
     assert "--tokens-per-s" in answer.err
 
 
-def test_more_members_than_a_run_has_room_for_are_planned_with_a_word(weft: Weft, run_path: Path) -> None:
-    answer = weft("plan", run_path, "--tokens-per-s", 1000, "--peers", 200)
+def test_who_finds_no_room_in_the_electorate_is_planned_as_a_ward(weft: Weft, run_path: Path) -> None:
+    asked = ("plan", run_path, "--tokens-per-s", 1000, "--set", "electors=16", "--peers")
+    answer = weft(*asked, 200)
     assert answer.code == 0
-    assert "at most 32 peers vote" in answer.out
+    assert "each of 16 electors: " in answer.out
+    assert "each of 184 wards: " in answer.out
+    assert "find no sponsor" not in answer.out
+    assert "wards" not in weft(*asked, 16).out
+    assert "16 electors take at most 1008 wards" in " ".join(weft(*asked, 1025).out.split())
+    found = json.loads(weft(*asked, 200, "--json").out)
+    assert found["num_electors"] == 16
+    assert found["levels"]["elector"]["sent_nbytes"] > found["levels"]["ward"]["sent_nbytes"]
 
 
 @pytest.mark.parametrize(("text", "bps"), [("20mbit", 20e6), ("1.5 Gbit/s", 1.5e9), ("500kbps", 5e5), ("7", 7e6)])
