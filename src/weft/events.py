@@ -350,12 +350,13 @@ class StateJoined(Event, frozen=True, kw_only=True):
 
 
 class JoinTooSlow(Event, frozen=True, kw_only=True):
-    """A newcomer's line is no faster than the run: at this pace it never catches up."""
+    """A newcomer's line is no faster than the run: at this pace it never catches up. Told again once it was in."""
 
     received_bps: float  # by this machine
     added_bps: float  # by the results of the run's rounds, which it must receive, too
     needs_s: float  # at that pace, if the run waited
     is_blocking: bool  # it asks members for that
+    is_in: bool = False  # it had caught up, and falls behind again
 
 
 class RunBlocked(Event, frozen=True, kw_only=True):

@@ -94,6 +94,28 @@ def test_members_wait_for_who_asks_until_it_is_in_and_then_go_on(make_swarm: Mak
     swarm.check()
 
 
+def test_who_is_in_and_falls_behind_again_is_told_once_more_and_may_leave(make_swarm: MakeSwarm) -> None:
+    swarm = small(make_swarm, num_rounds=40)
+
+    async def scenario() -> None:
+        a, _ = await run_of(swarm, "ab")
+        newcomer = join(swarm)
+        assert not (await swarm.when(newcomer, JoinTooSlow)).is_in
+        ended = await swarm.when(a, RunUnblocked)
+        assert ended.reason == "it is in"
+        told = await swarm.when(newcomer, JoinTooSlow)
+        assert (told.is_in, told.is_blocking) == (True, False)
+        assert told.received_bps < 1.05e6
+        assert told.received_bps <= told.added_bps
+        newcomer.peer.stop("its person read it")
+        (left,) = await swarm.done(newcomer)
+        assert left.reason == "its person read it"
+        assert len(newcomer.life.seen(JoinTooSlow)) == 2
+        assert len(a.life.seen(RunBlocked)) == 1
+
+    swarm.run(scenario)
+
+
 @pytest.mark.slow
 def test_a_line_that_is_fast_enough_stops_nobody_though_it_may(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=30)

@@ -149,6 +149,12 @@ def _too_slow(event: JoinTooSlow) -> str:
         f"this machine receives {received}, and the run adds {added} of results, which it must receive too: at this "
         "pace it never catches up"
     )
+    if event.is_in:
+        return (
+            f"this machine was in, and falls behind again: it receives {received}, and the run adds {added} of "
+            "results. At this pace it is of no use to the run, and members wait for one key once a day. Ctrl-C leaves "
+            "with a goodbye, and what has come is kept. A faster line would help, or a run of more inner steps a round"
+        )
     if event.is_blocking:
         return f"{what}. Members are asked to wait until it is in, {needs}; Ctrl-C gives up"
     return (

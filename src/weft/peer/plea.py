@@ -1,7 +1,8 @@
 """A peer's eye on its own line: how far it is behind, whether it can catch up at all, and a plea to wait for it.
 
     watch     every second: what came, and what the run has added
-    tell      a newcomer, once, both figures and what to do about it, where its line is slower than the run
+    tell      a newcomer, once, both figures and what to do about it, where its line is slower than the run; and once
+              more when it is in and falls behind again
     plead     where its person wants that (`PeerConfig.is_blocking`): members are asked, every 2 s, to announce nothing
 
 Asked are the members that the manifest names whose state this peer fetches or holds. As soon as half of them decline,
@@ -78,16 +79,24 @@ class Plea:
             if not self._is_in and self._is_in_sync():
                 await asyncio.sleep(LOOK_S)  # so that its request to be counted in is there first
                 await self._let_go()
-                self._is_in = True
-            if not self._is_in:
-                self._look()
-                if self._clock.now() >= self._asks_at:
-                    await self._plead()
+                self._enter()
+            self._look()
+            if not self._is_in and self._clock.now() >= self._asks_at:
+                await self._plead()
             await asyncio.sleep(LOOK_S)
 
+    def _enter(self) -> None:
+        """Be a newcomer no more; who was told that its line is too slow is watched on, and told once more."""
+        self._is_in = True
+        self._is_told = not self._is_told
+        self._pace = Pace(self._replica.result_nbytes)
+
     def _look(self) -> None:
+        if self._is_in and self._is_told:
+            return
         _, received = self._node.moved
-        self._pace.look(self._clock.now(), self._latest(), received, is_fetching=self._is_fetching())
+        is_fetching = self._is_behind() if self._is_in else self._is_fetching()
+        self._pace.look(self._clock.now(), self._latest(), received, is_fetching=is_fetching)
         figures = None if self._is_told else self._pace.too_slow()
         if figures is not None:
             self._is_told = True
@@ -97,10 +106,11 @@ class Plea:
                     received_bps=figures.received_bps,
                     added_bps=figures.added_bps,
                     needs_s=needs_s,
-                    is_blocking=self._is_blocking,
+                    is_blocking=self._is_blocking and not self._is_in,
+                    is_in=self._is_in,
                 )
             )
-            if self._is_blocking:
+            if self._is_blocking and not self._is_in:
                 self._asks_at = self._clock.now()
 
     def _needs_s(self) -> int:
@@ -165,6 +175,13 @@ class Plea:
     def _is_fetching(self) -> bool:
         rounds = self._rounds()
         return self._arrival.under_way is not None or (rounds is not None and rounds.chain.head != self._replica.head)
+
+    def _is_behind(self) -> bool:
+        """Return whether who was in lacks bytes, and for long: before that its line need not have been busy."""
+        rounds = self._rounds()
+        if rounds is None or self.is_near:
+            return False
+        return self._arrival.under_way is not None or not rounds.parts.has_results(rounds.chain.head)
 
     def _left_nbytes(self) -> int:
         partial, head = self._arrival.under_way, self._head()

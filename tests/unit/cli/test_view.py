@@ -295,6 +295,10 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
         (TOO_SLOW, "receives 950 kbit/s, and the run adds 2.9 Mbit/s of results"),
         (TOO_SLOW, "`weft join --blocking` asks members to wait until it is in, about 2:10 at this pace"),
         (msgspec.structs.replace(TOO_SLOW, is_blocking=True), "Members are asked to wait until it is in, about 2:10"),
+        (
+            msgspec.structs.replace(TOO_SLOW, is_in=True),
+            "falls behind again: it receives 950 kbit/s, and the run adds 2.9",
+        ),
         (RoundMissed(round=Round(3), carried_tokens=Tokens(1), reason="late"), "anna missed round 3"),
         (ActWaits(by=B, kind="amend", subject=""), "amend: handed in by bert"),
         (ActWaits(by=B, kind="ban", subject=A), "ban anna: handed in by bert"),
