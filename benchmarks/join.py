@@ -133,6 +133,24 @@ def usage(members: Sequence[Machine]) -> tuple[float, int]:
     return sum(member.cpu_s() for member in members), sum(member.tokens() for member in members)
 
 
+class Borders:
+    """What members have used at each commit: a stretch from one to another holds as many exchanges as rounds."""
+
+    def __init__(self, members: Sequence[Machine]) -> None:
+        self._members = members
+        self.found: list[tuple[float, float, int]] = []  # at, CPU-seconds, tokens
+
+    def look(self) -> int:
+        """Return how many commits have been seen."""
+        if len(rounds(self._members[0])) > len(self.found):
+            self.found.append((time.time(), *usage(self._members)))
+        return len(self.found)
+
+    def cpu_per_token(self, first: int, last: int) -> float:
+        (_, cpu_s, tokens), (_, more_s, more) = self.found[first], self.found[last]
+        return (more_s - cpu_s) / max(more - tokens, 1)
+
+
 def large(folder: Path) -> list[str]:
     """Four members train, a fifth joins."""
     with Lines("weft-join", 5, mbit=MBIT) as lines:
@@ -140,15 +158,15 @@ def large(folder: Path) -> list[str]:
         try:
             company.found(4)
             members = company.machines[:4]
-            until(lambda: len(rounds(members[0])) >= 1, "a first round")
-            began, at = usage(members), time.time()
-            until(lambda: len(rounds(members[0])) >= ROUNDS_BEFORE, "rounds before")
-            before, joins_at = usage(members), time.time()
+            borders = Borders(members)
+            until(lambda: borders.look() >= ROUNDS_BEFORE, "rounds before")
+            at, joins_at = borders.found[0][0], time.time()
             newcomer = company.join(4)
-            until(lambda: in_sync(newcomer, members), "the newcomer to be in sync")
-            during = usage(members)
+            until(lambda: (borders.look(), in_sync(newcomer, members))[1], "the newcomer to be in sync")
             found = in_sync(newcomer, members)
             assert found is not None
+            num = borders.look()
+            until(lambda: borders.look() > num, "the end of the round in which it came to be")
             sync_at, last = found
             (joined,) = [e.event for e in newcomer.said(StateJoined) if isinstance(e.event, StateJoined)]
             started_at = newcomer.said(PeerStarted)[0].at
@@ -159,10 +177,7 @@ def large(folder: Path) -> list[str]:
             told = rounds(members[0])
             quiet = [each for each in told if at < each[0] < joins_at]
             beside = [each for each in told if joins_at < each[0] <= sync_at + 1]
-            per_token = [
-                (after[0] - first[0]) / max(after[1] - first[1], 1)
-                for first, after in ((began, before), (before, during))
-            ]
+            per_token = borders.cpu_per_token(0, ROUNDS_BEFORE - 1), borders.cpu_per_token(ROUNDS_BEFORE - 1, -1)
             rows = [
                 ("state fetched", f"{joined.fetched_nbytes / 1e6:.1f} MB, from {len(joined.donors)} members"),
                 ("results committed meanwhile", f"{results} rounds, {results * result_nbytes / 1e6:.1f} MB"),
