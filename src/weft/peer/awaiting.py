@@ -9,15 +9,13 @@ It does not know what a letter means.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
-from weft.data import write_atomically
-from weft.errors import WireError
-from weft.wire import Record, Signed, decode, encode
+from weft.peer.record_file import RecordFile
+from weft.wire import Record, Signed
 
 MAX_NBYTES = 4 << 20
 MAX_LETTERS = 4096  # more than all stewards and members may have waiting
@@ -31,14 +29,10 @@ class Awaiting:
     """The file at `path`, which need not exist."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._held: tuple[Signed, ...] = ()
+        self._file = RecordFile(path, Letters(letters=()), MAX_NBYTES)
 
     def read(self) -> tuple[Signed, ...]:
-        with suppress(OSError, WireError):
-            kept: Letters = decode(self._path.read_bytes(), Letters, max_nbytes=MAX_NBYTES)
-            self._held = kept.letters
-        return self._held
+        return self._file.read().letters
 
     def keep(self, letters: Sequence[Signed]) -> None:
         """Keep these in place of those before.
@@ -46,7 +40,4 @@ class Awaiting:
         Raises:
             DiskFull, DataError: it cannot be written; those before stay.
         """
-        held = tuple(letters)
-        if held != self._held:
-            write_atomically(self._path, [encode(Letters(letters=held))])
-            self._held = held
+        self._file.keep(Letters(letters=tuple(letters)))

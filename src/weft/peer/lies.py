@@ -9,17 +9,15 @@ It does not know what proves a lie.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
-from weft.data import write_atomically
-from weft.errors import WireError
 from weft.net.membership import MAX_MEMBERS
+from weft.peer.record_file import RecordFile
 from weft.sync.acts import Warrant
-from weft.wire import Record, decode, encode
+from weft.wire import Record
 
 MAX_LIES = MAX_MEMBERS  # one of each of an electorate
 MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
@@ -34,14 +32,10 @@ class Lies:
     """The file at `path`, which need not exist."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._held: tuple[Warrant, ...] = ()
+        self._file = RecordFile(path, KnownLies(lies=()), MAX_NBYTES)
 
     def read(self) -> tuple[Warrant, ...]:
-        with suppress(OSError, WireError):
-            known: KnownLies = decode(self._path.read_bytes(), KnownLies, max_nbytes=MAX_NBYTES)
-            self._held = known.lies
-        return self._held
+        return self._file.read().lies
 
     def keep(self, lies: Sequence[Warrant]) -> None:
         """Keep as many of these as fit, in place of those before.
@@ -49,10 +43,7 @@ class Lies:
         Raises:
             DiskFull, DataError: it cannot be written; those before stay.
         """
-        held = _that_fit(lies)
-        if held != self._held:
-            write_atomically(self._path, [encode(KnownLies(lies=held))])
-            self._held = held
+        self._file.keep(KnownLies(lies=_that_fit(lies)))
 
 
 def _that_fit(lies: Sequence[Warrant]) -> tuple[Warrant, ...]:

@@ -12,7 +12,7 @@ from weft.errors import DiskFull
 from weft.events import Event, Notice
 from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
-from weft.peer import acts, lies
+from weft.peer import acts, record_file
 from weft.peer.acts import TELL_AGAIN_S, Acts
 from weft.peer.lies import MAX_LIES, Lies
 from weft.peer.messages import ContradictionNote
@@ -186,7 +186,7 @@ def test_a_lie_that_cannot_be_kept_waits_in_memory_and_is_told(trial: Trial, mon
     def refuse(*_args: object, **_named: object) -> None:
         raise DiskFull("no room")
 
-    monkeypatch.setattr(lies, "write_atomically", refuse)
+    monkeypatch.setattr(record_file, "write_atomically", refuse)
     trial.acts.accuse(lie())
     assert trial.acts.liars == (LIAR,)
     assert trial.node.told() == [OTHER, THIRD]
