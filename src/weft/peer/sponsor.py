@@ -71,6 +71,7 @@ class Collection:
         self.num_own = 0  # tokens of this peer's own lease
         self.payloads: list[Digest] = []
         self.own_at: float | None = None  # since when this peer's own payload is in the mean, or can never be
+        self.has_grace = False  # who is missing has only a grace left
         self.is_grace_over = False
         self.is_closed = False
         self.half_at: float | None = None  # since when more than half have brought theirs
@@ -282,6 +283,9 @@ class Sponsor:
         self._check(self._now)
 
     def _begin_grace(self, now: Collection) -> None:
+        if now.has_grace or now is not self._now:
+            return
+        now.has_grace = True
         grace_s = deadline_s(self._graces_s)
         self._call_later(grace_s / 2, self._hurry, now)
         self._call_later(grace_s, self._end_grace, now)
