@@ -24,7 +24,7 @@ from weft import cost
 from weft.net.membership import MAX_MEMBERS
 from weft.net.memory_link import MSS_NBYTES
 from weft.peer.sponsor import PARALLEL
-from weft.plan.timing import Kind, Load, RoundTime, Way, is_waited_for, rank, round_time, stream_s
+from weft.plan.timing import Kind, Load, RoundTime, Way, rank, round_time, stream_s, waited_for
 from weft.sync.deadline import FLOOR_S
 from weft.sync.groups import NUM_HANDED
 from weft.sync.messages import MAX_GROUP
@@ -83,8 +83,8 @@ def grouped_time(kinds: Sequence[Kind], num_electors: int, load: Load) -> RoundT
     electors, wards = parted(kinds, num_electors)
     if not wards:
         return round_time(electors, load)
-    waited = [kind for kind in kinds if is_waited_for(kind, kinds)]
-    late = tuple(kind.name for kind in kinds if kind not in waited)
+    waited, too_late = waited_for(kinds)
+    late = tuple(kind.name for kind in too_late)
     awaited = [ward for ward in wards if ward.name not in late]
     num_wards = sum(ward.count for ward in awaited)
     group = _spread(awaited, largest_group(num_electors, num_wards)) if awaited else []

@@ -112,8 +112,7 @@ class RoundTime:
 
 def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
     """Return the time of a round in the long run: links are up, deadlines have been measured, and nobody fails."""
-    waited = [kind for kind in kinds if is_waited_for(kind, kinds)]
-    late = [kind for kind in kinds if kind not in waited]
+    waited, late = waited_for(kinds)
     num = sum(kind.count for kind in kinds)
     slowest_s, serve_s = max(kind.train_s for kind in waited), max(kind.serve_s for kind in waited)
     train_s = sum(kind.count * min(kind.train_s, slowest_s) for kind in kinds) / num
@@ -150,10 +149,11 @@ def round_time(kinds: Sequence[Kind], load: Load) -> RoundTime:
     )
 
 
-def is_waited_for(kind: Kind, kinds: Sequence[Kind]) -> bool:
-    """Return whether a round waits for members of a kind, or they are too late from its first round on."""
-    quorum_s = _nth(((each.train_s, each.count) for each in kinds), _majority(sum(each.count for each in kinds)))
-    return kind.train_s - quorum_s <= FIRST_S
+def waited_for(kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+    """Return the kinds whose members a round waits for, and those that are too late from its first round on."""
+    quorum_s = _nth(((kind.train_s, kind.count) for kind in kinds), _majority(sum(kind.count for kind in kinds)))
+    waited = [kind for kind in kinds if kind.train_s - quorum_s <= FIRST_S]
+    return waited, [kind for kind in kinds if kind not in waited]
 
 
 def _mean_s(way: "Way", waited: Sequence[Kind], *, has_evaluation: bool) -> float:
