@@ -7,7 +7,7 @@ import pytest
 
 from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import BranchOpened, RoundCommitted, StateJoined, StepDone
+from weft.events import BranchLeft, BranchOpened, RoundCommitted, StateJoined, StepDone
 from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
 
 FAST_S = 0.1  # a lease: rounds follow each other within less than a second
@@ -212,3 +212,37 @@ def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: Make
         one_replica(await swarm.done(a, b))
 
     swarm.run(scenario)
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_who_goes_over_and_is_killed_goes_on_from_where_its_checkpoint_stands(
+    make_swarm: MakeSwarm, has_committed: bool
+) -> None:
+    """Before its first commit in the other branch, that is the one it has left, whose work it brings nobody there."""
+    swarm = make_swarm(num_rounds=40, num_peers=2)
+
+    async def scenario() -> None:
+        members = await swarm.start("ab", train_s=4.0)
+        await swarm.round(members[0], 2)
+        base = members[0].peer._rounds.chain.base  # type: ignore[union-attr]
+        stays, goes = sorted(members, key=lambda member: member.id != base.keeper)
+        swarm.cut([stays], [goes])
+        opened = await swarm.when(goes, BranchOpened)
+        await swarm.round(goes, opened.round + 3)
+        await goes.peer._saver.save()
+        swarm.heal([stays], [goes])
+        await swarm.when(goes, BranchLeft)
+        if has_committed:
+            await swarm.when(goes, RoundCommitted, lambda event: event.branch == base.branch)
+            await asyncio.sleep(0.1)  # its checkpoint is written
+        swarm.kill(goes)
+        swarm.cut([stays], [goes])
+        goes.is_founder = True  # it goes on where nobody is there
+        swarm.launch(goes, train_s=4.0)
+        alone = await swarm.when(goes, RoundCommitted)
+        assert (alone.branch == opened.branch) == (not has_committed)
+        swarm.heal([stays], [goes])
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
+    swarm.check(has_branches=True)

@@ -9,9 +9,12 @@ import pytest
 from scenarios.swarm import Life, Member
 from scenarios.test_faults import MakeSwarm, leading, one_replica
 from weft.events import AttemptStarted, BranchOpened, MajorityLost, Notice, RoundCommitted, StateJoined
+from weft.ids import BranchId, Round
 from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S
 from weft.peer.entrance import JOINING_EXPIRES_S
+from weft.peer.promises import Promises
 from weft.sync.messages import Certificate
+from weft.sync.rules import Durable
 
 
 def slow_down(life: Life, delay_s: float) -> None:
@@ -252,5 +255,27 @@ def test_a_leader_that_comes_back_into_its_own_attempt_leaves_it_at_once(make_sw
         await swarm.round(leader, started + 1)
         assert swarm.clock.now() - at < 30  # a progress timer that knows nothing yet takes two minutes
         one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
+
+
+def test_nobody_waits_for_a_member_without_a_vote(make_swarm: MakeSwarm) -> None:
+    """It voted in the coming rounds once, and has forgotten how: it merges nothing for who goes on without it."""
+    swarm = make_swarm(num_rounds=10, num_peers=2)
+
+    async def scenario() -> None:
+        (a,) = await swarm.start("a")
+        await swarm.round(a, 2)
+        b, base = swarm.member("b"), a.peer._rounds.chain.base  # type: ignore[union-attr]
+        promises = Promises(b.folder.durable)
+        for branch, number in ((base.branch, Round(8)), (BranchId("ee" * 32), Round(1))):
+            promises.write(Durable(base=msgspec.structs.replace(base, branch=branch, round=number)))
+        promises.close()
+        swarm.launch(b)
+        await swarm.when(b, RoundCommitted, lambda event: event.round >= 6)
+        assert not b.peer._rounds.is_member  # type: ignore[union-attr]
+        await swarm.when(b, RoundCommitted, lambda event: b.id in event.contributors)
+        assert b.life.committed[-1].round > 8
+        one_replica(await swarm.done(a, b))
 
     swarm.run(scenario)

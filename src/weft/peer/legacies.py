@@ -1,7 +1,7 @@
 """What a branch that this peer gave up had counted: kept, and brought to the branch that goes on, once.
 
     BranchOpened ── outer parameters of the last common manifest, to disk (a fork)
-    going over   ── fork - outer parameters at the head of the branch, to disk (a legacy); the fork is dropped
+    going over   ── fork - outer parameters at the head of the branch, to disk (a legacy)
     each round   ── the lowest key among those that came over brings it in the place of its own work
     counted      ── the charter says so from then on; everybody drops it
 
@@ -9,7 +9,8 @@ Where this peer is of the side that opened no branch, it has no fork: it fetches
 
 Failure:
 - who brings it dies, or cannot: after `TURN_ROUNDS` the next key brings it as well; a round counts one.
-- this process ends: fork and legacy are on disk.
+- this process ends: fork and legacy are on disk. Before a checkpoint of the branch that goes on, the next process is in
+  the one that was left: it has the fork still, and brings no legacy of what it stands on.
 - nobody has the fork any more, or gradients are sent, which are no sums over rounds: `BranchLeft` says what is lost.
 - somebody brought a shorter piece of it: `LegacyDropped` says how much was not counted.
 
@@ -152,7 +153,6 @@ class Legacies:
                     reason=reason,
                 )
             )
-        self._drop_forks(charter)
 
     async def _keep_legacy(self, found: Parting, tokens: Tokens) -> str:
         """Write the legacy to disk; return why there is none."""
@@ -185,16 +185,14 @@ class Legacies:
             vector = await fetch_fork(self._place, found.fork.manifest, self._replica.outer.numel())
         return vector
 
-    def _drop_forks(self, charter: Charter) -> None:
-        known = {fork.manifest for fork in charter.forks}
-        self._set(forks=tuple(each for each in self._kept.forks if each.manifest in known))
-
     # --- in the branch that goes on ---
 
     def due(self, base: Base) -> KeptLegacy | None:
-        """Return the legacy whose turn it is, and this peer's to bring it."""
+        """Return the legacy that counts, whose turn it is, and this peer's to bring it."""
         me = self._place.node.peer
         for kept in self._kept.legacies:
+            if not legacy_tokens(base, _announced(kept)):  # a process before this one went over, and was killed
+                continue
             since = self._since.setdefault(kept.legacy, base.round)
             heirs = [peer for peer in kept.members if peer in base.electorate]
             if me in heirs and heirs.index(me) <= (base.round - since) // TURN_ROUNDS:
@@ -223,7 +221,8 @@ class Legacies:
         self._set(legacies=tuple(each for each in self._kept.legacies if each is not kept))
 
     def follow(self, head: Manifest) -> None:
-        """Drop what the history holds now: of legacies, and of forks when all are back that stood there."""
+        """Drop what nobody asks for any more once there is a checkpoint of `head`, or of one after it: legacies that it
+        has, and forks that it does not know, or where all are back that stood there."""
         if not (self._kept.legacies or self._kept.forks):
             return
         charter = self._replica.charter
@@ -233,9 +232,8 @@ class Legacies:
                 self._set(legacies=tuple(each for each in self._kept.legacies if each is not kept))
             elif not legacy_tokens(base, _announced(kept)):
                 self.forget(kept, "others brought another piece of it, or it cannot be told from what is counted")
-        away = tuple(each for each in self._kept.forks if not set(each.members) <= set(base.electorate))
-        if away != self._kept.forks:
-            self._set(forks=away)
+        here, stood = set(base.electorate), {fork.manifest for fork in charter.forks}
+        self._set(forks=tuple(e for e in self._kept.forks if e.manifest in stood and not set(e.members) <= here))
 
     # --- the disk ---
 

@@ -320,7 +320,6 @@ class Peer:
         await self.place.compute.serve(
             lambda: self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted, decided.fate)
         )
-        self._legacies.follow(manifest)
         self._groups.tell(manifest, is_counted, tokens)
         if manifest.contributions:
             self._report.tell_commit(decided, began)
@@ -329,6 +328,7 @@ class Peer:
             if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_away:
                 await self._evaluator.maybe(manifest)
         await self._saver.save_if_due()
+        self._legacies.follow(manifest)
 
     async def _enter_anew(self, rounds: Rounds, manifest: Manifest, reason: str, is_counted: bool) -> None:
         """Fetch the state of another member, because the results of a round can no longer be had."""

@@ -233,10 +233,13 @@ class Rounds:
         return not self.decided.empty() or self._timers.is_grace_half_over
 
     def keep_up(self) -> None:
-        """Give up attempts that nobody leads any more: the others' timers ran out before this peer's.
+        """Wait for nobody that has no vote, and give up attempts that nobody leads any more: the others' timers ran out
+        before this peer's.
 
         Some, each time that it is called: how far others are is their word, and each one led is written to disk.
         """
+        for peer in sorted(self.standing.voteless - (self._state.suspected if self._state else set())):
+            self._feed(Noticed(peer=peer, status="suspected"))
         for _ in range(MAX_GIVEN_UP):
             if (state := self._state) is None or not self.standing.is_attempt_over(state):
                 return

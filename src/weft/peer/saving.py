@@ -9,7 +9,7 @@ import torch
 
 from weft.errors import DiskFull
 from weft.events import CheckpointFailed, CheckpointSaved, Notice
-from weft.ids import Round
+from weft.ids import BranchId, Round
 from weft.peer.amended import first_charter
 from weft.peer.chain import Chain
 from weft.peer.checkpoint import Contents, Snapshot, save
@@ -34,14 +34,20 @@ class Saver:
         self._carry = carry
         self._trainer = trainer
         self._saved_at = place.clock.now()
+        self._branch = BranchId(run.run)  # of the newest checkpoint
         self._journal = place.journal
         self._replayed: list[Certificate] = []  # the newest
         self._told = ""  # what is to be said of it, from the event loop
 
     async def save_if_due(self) -> None:
-        every_s = self._place.settings.checkpoint_every_s
+        """Write a checkpoint where it is time, where the journal is full, and on another branch than the one before was
+        written on: a process that finds that one would go on where this peer has left."""
+        if not (every_s := self._place.settings.checkpoint_every_s):
+            return
+        head = self._replica.head
         is_time = self._place.clock.now() - self._saved_at >= every_s
-        if every_s and (is_time or await self._place.compute.serve(self._is_journal_full)):
+        is_elsewhere = head is not None and head.branch != self._branch
+        if is_time or is_elsewhere or await self._place.compute.serve(self._is_journal_full):
             with suppress(DiskFull):  # an event: the one before stays, and there may be room when the next is due
                 await self.save()
 
@@ -60,6 +66,7 @@ class Saver:
             raise
         else:
             if saved is not None and saved.head is not None:
+                self._branch = saved.head.branch
                 nbytes = saved.replicated.nbytes + saved.private.nbytes
                 written = digest_of(saved.replicated)
                 self._place.emit(CheckpointSaved(path=str(path), round=saved.head.round, digest=written, nbytes=nbytes))
@@ -72,6 +79,7 @@ class Saver:
         """Go on exactly where the snapshot was taken."""
         charter = snapshot.charter or first_charter(self._run)
         self._replica.load(snapshot.head, charter, snapshot.replicated)
+        self._branch = self._branch if snapshot.head is None else snapshot.head.branch
         vectors, counters = dict(snapshot.private), dict(snapshot.counters)
         self._carry.load(vectors, counters)
         state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}

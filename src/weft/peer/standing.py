@@ -67,6 +67,12 @@ class Standing:
             return None
         return StandingNote(branch=base.branch, round=base.round, attempt=attempt, has_vote=self.has_vote)
 
+    @property
+    def voteless(self) -> frozenset[PeerId]:
+        """Who of the electorate has told that it has no vote in the present round: it merges nothing, either."""
+        told = ((peer, self._now(peer)) for peer in self._told)
+        return frozenset(peer for peer, note in told if note is not None and not note.has_vote)
+
     def present(self) -> tuple[PeerId, ...]:
         """Return the electorate less those that are gone or have left, ascending."""
         state = self._state()
@@ -106,7 +112,7 @@ class Standing:
         if self.are_results_lost:
             return False
         left = set() if state is None else set(state.farewells)
-        voters = {peer for peer in self.present() if (note := self._now(peer)) is None or note.has_vote}
+        voters = set(self.present()) - self.voteless
         if self.abstains:
             voters -= {self._me}
         if self.has_left:
@@ -124,16 +130,16 @@ class Standing:
             return "nobody that is here has the results of the round that was accepted"
         if not is_quorum(self._chain.base, self.present()):
             return "the others are away"
-        voteless = [peer for peer in self._chain.base.electorate if (note := self._now(peer)) and not note.has_vote]
-        num_voteless = len(voteless) + self.abstains
+        num_voteless = len(self.voteless) + self.abstains
         return f"{num_voteless} have left, come back from states older than their votes, or lost what they voted for"
 
     def is_attempt_over(self, state: State) -> bool:
         """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""
         told = {peer: note for peer in state.base.electorate if (note := self._now(peer)) is not None}
         ahead = {peer for peer, note in told.items() if note.attempt > state.attempt}
-        voteless = {peer for peer, note in told.items() if not note.has_vote}
-        return leader(state.base, state.attempt) in ahead | voteless or is_quorum(state.base, ahead, state.farewells)
+        return leader(state.base, state.attempt) in ahead | self.voteless or is_quorum(
+            state.base, ahead, state.farewells
+        )
 
     def _now(self, peer: PeerId) -> StandingNote | None:
         note, base = self._told.get(peer), self._chain.base
