@@ -1,14 +1,15 @@
 """What a member may claim to have trained: no more than was leased to it since it was last counted.
 
     allowance = tokens of all leases since the last manifest that counted the member, as far as this peer knows them
-    of group  = allowance + what was leased and has not come, to anybody, but at most twice the allowance
     bound     = all tokens that were ever leased on the branch and not counted, whoever held them
+    missing   = bound - allowance - what the last manifest leased to the others that are not late
+    of group  = allowance + missing, but no more of it than a round leases, nor than twice the allowance
 
 A member that missed rounds carries several leases, so the allowance follows the manifests. What a leader hears is cut
 to the allowance. A ward that was late, or whose sponsor is gone or paused, brings what was leased to it with another
-round or through another sponsor: so who announces for a group may claim some of what has not come, up to one round's
-leases. What all claim together is cut to the bound, and of
-another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
+round or through another sponsor: so who announces for a group may claim some of what has not come. How much is missing
+the last manifest tells, so who was just started believes a group what all others do. What all claim together is cut to
+the bound, and of another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
 whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
 
 A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.legacy`). Its tokens are the
@@ -40,53 +41,52 @@ class Claims:
     def __init__(self, head: Manifest, charter: Charter, emit: Emit) -> None:
         self._emit = emit
         self._allowed: dict[PeerId, int] = {}  # tokens; who is not in here may carry work that this peer has not seen
-        self._missing = 0  # tokens leased to who was counted since without them, or has left
-        self._uncounted: frozenset[PeerId] = frozenset()  # members that the last manifest did not count
+        self._leased: dict[PeerId, int] = {}  # tokens, by the last manifest
+        self._late: frozenset[PeerId] = frozenset()  # members that it did not count
         self.restart(head, charter)
 
     def restart(self, head: Manifest, charter: Charter) -> None:
         """Go on from another head, before which nothing is known, unless it is the run's first."""
         self._allowed = dict.fromkeys(head.members, 0) if head.previous == GENESIS else {}
-        self._missing, self._uncounted = 0, frozenset()
         self.follow(head, charter)
 
     def follow(self, manifest: Manifest, charter: Charter) -> None:
         """Take up what a manifest counted, and what it leases, in samples as long as `charter` says."""
-        for contribution in manifest.contributions:
-            if contribution.legacy is not None:
-                continue
-            self._missing += self._allowed.get(contribution.peer, contribution.tokens) - contribution.tokens
-            self._allowed[contribution.peer] = 0
-        self._missing += sum(self._allowed.pop(peer, 0) for peer in manifest.left)
-        leased = sum(lease.stop - lease.start for lease in manifest.leases) * charter.settings.seq_len
-        self._missing = min(max(self._missing, 0), leased)
-        if manifest.contributions:
-            counted = {each.peer for each in manifest.contributions if each.legacy is None}
-            self._uncounted = frozenset(manifest.members) - counted
-        for peer in manifest.joined:
+        counted = {each.peer for each in manifest.contributions if each.legacy is None}
+        self._allowed |= dict.fromkeys(counted, 0)
+        for peer in (*manifest.left, *manifest.joined):
             self._allowed.pop(peer, None)
+        self._leased = {}
         for lease in manifest.leases:
+            tokens = lease.num_windows * charter.settings.seq_len
+            self._leased[lease.peer] = self._leased.get(lease.peer, 0) + tokens
             if lease.peer in self._allowed:
-                self._allowed[lease.peer] += (lease.stop - lease.start) * charter.settings.seq_len
+                self._allowed[lease.peer] += tokens
+        is_opening = not manifest.contributions
+        self._late = frozenset() if is_opening else frozenset(manifest.members) - counted - set(manifest.joined)
 
     def believed(self, base: Base, peer: PeerId, ready: Ready) -> Ready:
         """Return what `peer` announces, cut to what it is believed."""
         if ready.legacy is not None:
             return self._of_branch(base, peer, ready)
-        tokens = Tokens(min(ready.tokens, self.allowance(base, peer, has_group=ready.group is not None)))
+        bound = unclaimed(base)
+        allowed = min(self._allowed.get(peer, bound), bound)
+        most = allowed if ready.group is None else self._of_group(base, peer, allowed)
+        tokens = Tokens(min(ready.tokens, most))
         if tokens != ready.tokens:
             text = f"{short(peer)} claims {ready.tokens} tokens; counted as the {tokens} that were leased to it"
             self._emit(Notice(text=text))
         return msgspec.structs.replace(ready, tokens=tokens)
 
-    def allowance(self, base: Base, peer: PeerId, *, has_group: bool) -> int:
-        """Return how many tokens `peer` is believed at most."""
+    def allowance(self, base: Base, peer: PeerId) -> int:
+        """Return how many tokens everybody will believe `peer` for a group, even who has seen more of the past."""
+        return self._of_group(base, peer, self._allowed.get(peer, self._leased.get(peer, 0)))
+
+    def _of_group(self, base: Base, peer: PeerId, allowed: int) -> int:
         bound = unclaimed(base)
-        allowed = self._allowed.get(peer, bound)
-        if has_group:
-            missing = self._missing + sum(self._allowed.get(each, 0) for each in self._uncounted - {peer})
-            allowed += min(missing, MAX_MISSING * allowed)
-        return max(0, min(bound, allowed))
+        due = sum(tokens for other, tokens in self._leased.items() if other != peer and other not in self._late)
+        missing = max(0, bound - allowed - due)
+        return min(bound, allowed + min(missing, sum(self._leased.values()), MAX_MISSING * allowed))
 
     def _of_branch(self, base: Base, peer: PeerId, ready: Ready) -> Ready:
         legacy = ready.legacy

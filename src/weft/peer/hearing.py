@@ -106,7 +106,7 @@ class Hearing:
 
     def allowance(self) -> int:
         """Return how many tokens the others will believe that this peer brings for a group."""
-        return self._claims.allowance(self._chain.base, self._node.peer, has_group=True)
+        return self._claims.allowance(self._chain.base, self._node.peer)
 
     def on_letter(self, peer: PeerId, letter: Letter) -> None:
         """Take up what a member says of this round, or keep what it says of the next.

@@ -16,10 +16,8 @@ from weft.codec import Fp32Config
 from weft.codec.codec import build
 from weft.data.assign import leases
 from weft.errors import PayloadError, WireError
-from weft.events import Event, Notice
-from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
+from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
 from weft.peer.chain import open_branch
-from weft.peer.claims import Claims
 from weft.sync import round
 from weft.sync.collect import new_manifest
 from weft.sync.group_mean import GroupMean, payload_nbytes, split
@@ -296,38 +294,6 @@ def test_what_is_no_payload_leaves_the_mean_as_it_was() -> None:
     assert encoded == first.numpy().tobytes()
     with pytest.raises(PayloadError):
         GroupMean(CODEC, PARTS).result()
-
-
-# --- claims ---
-
-
-def test_what_was_leased_to_who_has_left_another_group_may_bring() -> None:
-    told: list[Event] = []
-    opening = open_branch(BASE, BASE.electorate, ORDER[0], BASE.branch)
-    seq_len = BASE.charter.settings.seq_len
-    claims = Claims(msgspec.structs.replace(opening, previous=Digest("0" * 64)), BASE.charter, told.append)
-    base = msgspec.structs.replace(BASE, cursor=10**6)
-    each = QUOTA * seq_len
-    bare_ready = Ready(tokens=Tokens(2 * each), parts=())
-    grouped = msgspec.structs.replace(bare_ready, group=group())
-    assert claims.believed(base, SPONSOR, grouped).tokens == each
-    counted = [msgspec.structs.replace(bare(BASE, number, 0), tokens=Tokens(each)) for number in range(3)]
-    changes = {"members": BASE.electorate[:3], "leases": opening.leases[:3], "left": BASE.electorate[3:]}
-    left = msgspec.structs.replace(opening, contributions=tuple(counted), **changes)
-    claims.follow(left, BASE.charter)
-    other = BASE.electorate[0]
-    told.clear()
-    assert claims.believed(base, other, grouped).tokens == 2 * each
-    assert told == []
-    assert claims.believed(base, other, bare_ready).tokens == each
-    assert isinstance(told[0], Notice)
-    counted[0] = msgspec.structs.replace(counted[0], tokens=Tokens(2 * each))
-    claims.follow(msgspec.structs.replace(left, contributions=tuple(counted), left=()), BASE.charter)
-    assert claims.believed(base, other, grouped).tokens == each  # once
-    greedy = msgspec.structs.replace(grouped, tokens=Tokens(10**18))
-    late = msgspec.structs.replace(counted[1], tokens=Tokens(0))
-    claims.follow(msgspec.structs.replace(left, contributions=(counted[0], late), left=()), BASE.charter)
-    assert claims.believed(base, other, greedy).tokens == 3 * each  # its own, and of what others have not brought
 
 
 # --- what was decided ---
