@@ -24,7 +24,8 @@ class Device(Config, frozen=True, kw_only=True):
 
     name: _Name
     kind: Literal["gpu", "cpu"]
-    precision: Literal["fp32", "bf16", "fp16"]
+    capability: tuple[int, int] | None = None  # of NVIDIA's
+    precision: Literal["fp32", "bf16"]  # what `peer.device.choose` takes there
     tflops: _Positive
     memory_gb: _Positive
     bandwidth_gbs: _Positive

@@ -184,3 +184,8 @@ def test_what_may_mean_bytes_is_no_rate(text: str) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("0.5s", 0.5), ("7", 0.007)])
 def test_times_are_read(text: str, seconds: float) -> None:
     assert time("--delay", text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("name", "words"), [("t4", "8.1 TFLOP/s in fp32"), ("v100-sxm", "15.7 TFLOP/s in fp32")])
+def test_a_device_without_bf16_is_reckoned_in_fp32(weft: Weft, run_path: Path, name: str, words: str) -> None:
+    assert words in weft("plan", run_path, "--device", name).out

@@ -1,8 +1,11 @@
 """The data file: every figure says where it comes from."""
 
 import pytest
+import torch
 
 from weft.errors import ConfigError
+from weft.peer.config import PeerConfig
+from weft.peer.device import choose
 from weft.plan.profiles import device, known, line
 
 
@@ -15,6 +18,19 @@ def test_every_row_has_a_source_and_says_what_was_not_read() -> None:
         assert bool(each.price_per_hour) == bool(each.price_source)
     for each in known().line:
         assert each.read or "assum" in each.source or "round figure" in each.source or each.is_one_machine, each.name
+
+
+@pytest.mark.parametrize("name", [each.name for each in known().device])
+def test_a_rate_is_of_the_precision_that_a_peer_chooses_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: row.capability is not None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: row.capability)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: row.kind == "gpu" and row.capability is None)
+    chosen = choose(PeerConfig())
+    assert chosen.is_cpu == (row.kind == "cpu")
+    assert row.precision == chosen.precision
 
 
 def test_names_are_used_once() -> None:
