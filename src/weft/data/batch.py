@@ -127,8 +127,11 @@ class Batches:
         return self._store.open(self._index, self._infos[number])
 
 
-def check_windows(index: DataIndex, split: Split, seq_len: int, at_least: int) -> None:
+def check_windows(index: DataIndex, split: Split, seq_len: int, at_least: int, why: str = "") -> None:
     """Accept a split that holds at least so many windows.
+
+    Args:
+        why: the run needs as many, and what else than the sequence length could be lowered.
 
     Raises:
         DataError: it holds fewer; says how much there is and how much is needed.
@@ -140,5 +143,5 @@ def check_windows(index: DataIndex, split: Split, seq_len: int, at_least: int) -
         more = "give more text" if split == "train" else "give more text or raise heldout_fraction"
         raise DataError(
             f"the corpus is too small: {num_tokens} {kind} tokens hold {found} windows of {seq_len}, and the run needs "
-            f"{at_least} ({needed} tokens). Either {more}, or lower the sequence length."
+            f"{at_least} ({needed} tokens){why}. Either {more}, or lower the sequence length."
         )

@@ -22,11 +22,13 @@ from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.machine import PeerConfig as PeerConfig
 from weft.peer.outline import AdmissionConfig, TicketAdmission
 from weft.sync.charter import MAX_STEWARDS, Electors
+from weft.sync.messages import MAX_GROUP
 from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
 from weft.sync.outer import AdamWConfig
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import digest_of
 
+MAX_PEERS = 1024  # as many as have been played together (benchmarks/reports/thousand.md)
 FORMAT = 1  # of a RunConfig; raised when equal fields would mean another computation
 
 _Stewards = Annotated[
@@ -84,7 +86,9 @@ class RunFile(Config, frozen=True, kw_only=True):
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
-    peers: Annotated[int, msgspec.Meta(ge=1, le=64, description="about how many are expected: chooses defaults")] = 4
+    peers: Annotated[
+        int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected: chooses defaults")
+    ] = 4
     model: SizedModel | FolderModel | ShapedModel = SizedModel()
     data: CorpusConfig = CorpusConfig()
     is_private: bool = False  # every peer trains on its own files, which nobody can request
@@ -101,6 +105,13 @@ class RunFile(Config, frozen=True, kw_only=True):
     electors: Electors = MAX_MEMBERS
     stewards: _Stewards = ()
     predecessor: _Predecessor | None = None
+
+    def __post_init__(self) -> None:
+        if self.peers > (room := self.electors * MAX_GROUP):
+            raise ValueError(
+                f"peers is {self.peers}, and {self.electors} electors find room for {room}: {MAX_GROUP} contribute "
+                "through each at most, itself included. Raise electors, or expect fewer peers."
+            )
 
 
 class RunConfig(Config, frozen=True, kw_only=True):

@@ -240,13 +240,14 @@ def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path
     index = pack(store, run_file.data, tokenizer, base)
     train = run_file.train
     num_peers = 1 if run_file.is_private else run_file.peers
-    _check_size(index, train.seq_len, num_peers * train.batch_size)
+    why = f": {num_peers} peers make inner steps of {train.batch_size} samples each" if num_peers > 1 else ""
+    _check_size(index, train.seq_len, num_peers * train.batch_size, why)
     return index
 
 
-def _check_size(index: DataIndex, seq_len: int, num_samples: int) -> None:
+def _check_size(index: DataIndex, seq_len: int, num_samples: int, why: str = "") -> None:
     """Accept data that fill one inner step of everybody who trains on them without a repetition."""
-    check_windows(index, "train", seq_len, at_least=num_samples)
+    check_windows(index, "train", seq_len, num_samples, why)
     check_windows(index, "heldout", seq_len, at_least=1)
 
 

@@ -135,7 +135,8 @@ def diloco_defaults(num_peers: int) -> tuple[float, float]:
     Best constant rates of "Scaling Laws for DiLoCo" (2503.09799; H = 30, momentum 0.9, 35M to 10B parameters): one
     replica 0.4, two and four 0.6, eight 0.8 to 1.0; they depend on the replicas, hardly on the model's size. They rise
     with H by an amount the paper plots but does not print, so H is not an argument. All are tuned on runs of thousands
-    of rounds: where a run has only tens, momentum 0.9 has no time to settle and less is better.
+    of rounds: where a run has only tens, momentum 0.9 has no time to settle and less is better. Of more than eight
+    replicas it prints nothing; they get what eight do.
     """
     if num_peers <= 1:
         return 0.4, 0.9

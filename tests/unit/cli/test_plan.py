@@ -189,3 +189,9 @@ def test_times_are_read(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(("name", "words"), [("t4", "8.1 TFLOP/s in fp32"), ("v100-sxm", "15.7 TFLOP/s in fp32")])
 def test_a_device_without_bf16_is_reckoned_in_fp32(weft: Weft, run_path: Path, name: str, words: str) -> None:
     assert words in weft("plan", run_path, "--device", name).out
+
+
+def test_a_run_file_may_expect_hundreds(weft: Weft, run_path: Path) -> None:
+    options = ("plan", run_path, "--tokens-per-s", 1000, "--json", "--set", "peers=200")
+    assert json.loads(weft(*options).out)["num_peers"] == 200
+    assert "at most 1024" in weft("plan", run_path, "--tokens-per-s", 1000, "--set", "peers=1025").err

@@ -24,11 +24,12 @@ from weft.events import DataReady, Event
 from weft.ids import Digest, PeerId
 from weft.model import ModelConfig, initial_vector, named, num_parameters, write_folder
 from weft.peer import seal as seal_module
-from weft.peer.config import RunConfig, RunFile
+from weft.peer.config import MAX_PEERS, RunConfig, RunFile
 from weft.peer.home import Home
 from weft.peer.outline import public
 from weft.peer.seal import Sealed, initial, load_tokenizer, pack_private, read_run, seal
 from weft.peer.state import raw
+from weft.sim.scenario import MAX_MACHINES
 from weft.sync.method import Choices
 from weft.sync.outer import NesterovConfig
 
@@ -130,6 +131,29 @@ def test_too_little_text_is_refused_with_the_figures(tmp_path: Path) -> None:
     train = TRAIN | {"seq_len": 4000}
     with pytest.raises(DataError, match=r"tokens hold \d windows of 4000, and the run needs 4 \(16001 tokens\)"):
         sealed(tmp_path, train=train)
+
+
+@pytest.mark.parametrize(("peers", "electors", "is_taken"), [(1024, 32, True), (192, 3, True), (193, 3, False)])
+def test_a_run_expects_no_more_peers_than_its_electors_find_room_for(
+    tmp_path: Path, peers: int, electors: int, is_taken: bool
+) -> None:
+    if is_taken:
+        assert run_file(tmp_path, peers=peers, electors=electors).peers == peers
+        return
+    with pytest.raises(ConfigError, match=r"peers is 193, and 3 electors find room for 192.*Raise electors"):
+        run_file(tmp_path, peers=peers, electors=electors)
+
+
+def test_a_run_of_as_many_as_are_played_may_be_written() -> None:
+    assert MAX_PEERS == MAX_MACHINES
+
+
+def test_too_little_text_for_hundreds_says_for_how_many(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"needs 2000 .*: 1000 peers make inner steps of 2 samples each"):
+        sealed(tmp_path, peers=1000)
+    many = sealed(tmp_path, peers=60, method={"type": "diloco"}).config.method.apply
+    assert isinstance(many, NesterovConfig)
+    assert many.lr == 0.8
 
 
 # --- a Hugging Face folder ---
