@@ -26,17 +26,14 @@ def anchor(
     ticket: Annotated[str, typer.Argument(help='The ticket; "-" reads it from standard input.', show_default=False)],
     *,
     here: settings.Here,
-    stay: settings.Stay,
+    stay: settings.Keep,
 ) -> None:
     """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
-    from weft.errors import ConfigError
     from weft.net.ticket import MAX_CHARS, read
 
     text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
     read(text)
-    stays = read_until(stay.until, SystemClock().wall())
-    if stays.rounds is not None or stays.tokens is not None:
-        raise ConfigError("--until: an anchor contributes no rounds or tokens. Name a time, a while or a date.")
+    stays = read_until(stay.until, SystemClock().wall(), contributes=False)
     chosen = settings.machine_settings(here.machine, here.fields())
     from weft.peer.footing import Options
     from weft.peer.home import Home
@@ -45,7 +42,7 @@ def anchor(
     _run(text, options, stay)
 
 
-def _run(text: str, options: "Options", stay: settings.Stay) -> None:
+def _run(text: str, options: "Options", stay: settings.Keep) -> None:
     from weft.cli.parent import stop_with_parent
     from weft.cli.screen import make_screen
     from weft.cli.stopper import NOTHING_TO_SAVE, Stopper

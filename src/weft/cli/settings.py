@@ -110,6 +110,16 @@ class Stay:
     parent: Annotated[int, typer.Option(hidden=True, help="Stop when this process is gone.")] = 0
 
 
+@dataclass(frozen=True)
+class Keep(Stay):
+    """The same of a process that contributes nothing."""
+
+    until: Annotated[
+        str | None,
+        typer.Option(help="Leave at a time (07:00), after a while (2h) or on a date (2026-12-01).", metavar="WHEN"),
+    ] = None
+
+
 # What an option may hold, in words: a field's own range may be a pattern that nobody wants to read.
 _ALLOWED = {
     "name": ("--name", "at most 64 letters, digits, spaces and _.@()+-"),

@@ -17,6 +17,7 @@ from weft.ids import PeerId
 _WHILE = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)(?:m|min))?(?:(\d+)s)?", re.IGNORECASE)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)\s*(rounds?|tokens?)", re.IGNORECASE)
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+_MOMENTS = "Allowed: a time (07:00), a while (2h, 90min), a date (2026-12-01, or with T07:00 behind it)"
 _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -29,27 +30,30 @@ class Until:
     tokens: int | None = None  # that it trains on
 
 
-def until(text: str | None, now: float, timezone: tzinfo | None = None) -> Until:
+def until(text: str | None, now: float, timezone: tzinfo | None = None, *, contributes: bool = True) -> Until:
     """Return what `--until` means at the wall time `now`.
 
+    Args:
+        contributes: whether this peer does, so that it may leave after a share.
+
     Raises:
-        ConfigError: nothing, or a time that has passed.
+        ConfigError: nothing, a share of who contributes none, or a time that has passed.
     """
     if text is None:
         return Until()
     given = text.strip()
     here = datetime.fromtimestamp(now, timezone)
     if count := _COUNT.fullmatch(given):
+        if not contributes:
+            raise ConfigError(f"--until {text[:40]}: an anchor contributes no rounds or tokens. {_MOMENTS}.")
         number = int(float(count[1]) * _SIZES[count[2].lower()])
         if number < 1:
             raise ConfigError(f"--until {text[:40]}: that is nothing to contribute.")
         return Until(rounds=number) if count[3].lower().startswith("round") else Until(tokens=number)
     at = _moment(given, here)
     if at is None:
-        raise ConfigError(
-            f"--until {text[:40]}: Allowed: a time (07:00), a while (2h, 90min), a date (2026-12-01, or with T07:00 "
-            "behind it), or what to contribute (20rounds, 5Mtokens)."
-        )
+        share = ", or what to contribute (20rounds, 5Mtokens)" if contributes else ""
+        raise ConfigError(f"--until {text[:40]}: {_MOMENTS}{share}.")
     if at <= here:
         raise ConfigError(f"--until {text[:40]}: that time has passed; it is {here:%Y-%m-%d %H:%M}.")
     return Until(wall=at.timestamp())
