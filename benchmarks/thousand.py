@@ -17,14 +17,12 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 import torch
 
 from benchmarks.report import FOLDER, commit, load, load_line, table, write
-from weft import keys, wire
 from weft.clock import Clock
 from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
@@ -53,6 +51,7 @@ from weft.peer.home import Home
 from weft.peer.messages import Letter
 from weft.peer.seal import seal
 from weft.sim.cost import CostTrainer
+from weft.sim.shared import shared
 from weft.sim.world import Life, Member, Paced, World
 from weft.sync.method import FedAvgConfig
 from weft.sync.schedule import ConstantConfig
@@ -70,7 +69,6 @@ DELAY_S, JITTER_S = 0.03, 0.03
 LONGEST_S = 3600.0
 TELL_S = 4.0
 SETTINGS = PeerConfig(device="cpu", micro_batch=BATCH, checkpoint_every_s=0.0)  # whose disk is not what is measured
-NUM_READ = 1 << 14  # records and signatures remembered: of several rounds
 
 FIGURES = FOLDER / "thousand.json"  # of each size, the last that was measured
 LETTER_BLOBS = {"Handing": "certificates (blobs)", "Records": "records (blobs)"}  # by who serves them
@@ -188,7 +186,8 @@ def play(num: int) -> Figures:
         world.make_trainer = CostTrainer
         world.reader = ClaimReader(sealed.config.run)
         figures, began, began_cpu = Figures(num, commit()), time.perf_counter(), time.process_time()
-        world.clock.run(_play(world, figures))
+        with shared():
+            world.clock.run(_play(world, figures))
         figures.wall_s, figures.cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
         figures.most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return figures
@@ -275,8 +274,6 @@ def main() -> None:
     words = sys.argv[1:]
     sizes = [int(word) for word in words if word != "report"] or ([] if words else list(SIZES))
     torch.set_num_threads(1)
-    wire._read = lru_cache(NUM_READ)(wire._read)
-    keys._holds = lru_cache(NUM_READ)(keys._holds)
     gc.set_threshold(200_000, 20, 50)
     before = load()
     if not sizes:

@@ -1,7 +1,6 @@
 """Swarms of whole peers, each test with its own folders, and a text short enough to sample."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 
 from scenarios.swarm import Swarm
 from scenarios.theatre import Theatre, make_run_file
-from weft import keys
 from weft.peer.config import RunFile
+from weft.sim.shared import shared
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -19,13 +18,12 @@ def _fast() -> Iterator[None]:
     """Leave out what the tests of the parts check, and what takes a third of a swarm's time.
 
     Shapes are not checked. Nothing is flushed to the disk: power cuts are played (`Swarm.cut_power`). What one member
-    has found well signed is so for all of the process.
+    has read and found well signed is so for all of the process.
     """
     jaxtyping.config.update("jaxtyping_disable", True)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, shared():
         for name in ("os.fsync", "weft.peer.promises._flush"):
             patch.setattr(name, lambda _handle: None)
-        patch.setattr(keys, "_holds", lru_cache(1 << 12)(keys._holds))
         yield
     jaxtyping.config.update("jaxtyping_disable", False)
 

@@ -33,6 +33,7 @@ from weft.peer.seal import seal
 from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.scenario import Kind, Scenario, at_present
+from weft.sim.shared import shared
 from weft.sim.world import Life, Member, Paced, World
 from weft.sync.groups import claims_in
 from weft.sync.messages import GroupRecord, Manifest
@@ -104,7 +105,8 @@ def play(scenario: Scenario, run_file: RunFile, base: Path, folder: Path, write:
         world.make_trainer = CostTrainer
     if len(list(scenario.machines())) > MAX_MEMBERS:
         world.reader = ClaimReader(sealed.config.run)
-    return world.clock.run(_Stage(scenario, world, write).play())
+    with shared():
+        return world.clock.run(_Stage(scenario, world, write).play())
 
 
 class _Stage:
