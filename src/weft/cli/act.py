@@ -4,7 +4,6 @@ Without --ticket it goes to a member on this machine. An act is signed here with
 takes part from here; neither key leaves this machine.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from weft.cli import settings
+from weft.cli.loop import run_loop
 from weft.cli.place import home_of
 from weft.cli.spread import spread
 from weft.ids import PeerId, short
@@ -256,9 +256,7 @@ def _visit(
         async with visit(ticket, identity, chosen) as node:
             return await errand(node)
 
-    # The tls transport watches sockets, which no other loop does on every platform.
-    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        return runner.run(main())
+    return run_loop(main())
 
 
 # --- what was given ---

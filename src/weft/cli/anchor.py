@@ -9,6 +9,7 @@ import typer
 
 import weft
 from weft.cli import settings
+from weft.cli.loop import run_loop
 from weft.cli.place import home_of
 from weft.cli.spread import spread
 from weft.cli.until import until as read_until
@@ -68,9 +69,7 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
         return await keep(text, options, software=f"weft {weft.__version__}", on_started=on_started)
 
     try:
-        # The tls transport watches sockets, which no other loop does on every platform.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            reason = runner.run(main())
+        reason = run_loop(main())
     except asyncio.CancelledError:
         typer.echo(NOTHING_TO_SAVE, err=True)
         return

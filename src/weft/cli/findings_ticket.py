@@ -3,7 +3,6 @@
 `judge_ways` and the others are pure: from what was tried to what a person reads. `examine_ticket` tries it.
 """
 
-import asyncio
 import ipaddress
 from collections.abc import Sequence
 from typing import assert_never
@@ -11,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from weft.cli import figures
 from weft.cli.finding import Fact, Finding
+from weft.cli.loop import run_loop
 from weft.clock import SystemClock
 from weft.errors import WeftError
 from weft.ids import short
@@ -38,7 +38,7 @@ def examine_ticket(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding],
     Returns:
         what was found, and the kind of failure where no way leads into the run.
     """
-    return asyncio.run(_examine(ticket, settings))
+    return run_loop(_examine(ticket, settings))
 
 
 async def _examine(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding], type[WeftError] | None]:

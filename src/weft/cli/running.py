@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from weft.cli.loop import run_loop
 from weft.cli.parent import stop_with_parent
 from weft.cli.place import command_for
 from weft.cli.screen import make_screen
@@ -71,9 +72,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         return await start(options, on_started, stopper.ask)
 
     try:
-        # The tls transport watches sockets, which no other loop does on every platform.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            outcome = runner.run(main())
+        outcome = run_loop(main())
     except asyncio.CancelledError:
         print(NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
         return
