@@ -235,7 +235,7 @@ class Sponsored(Event, frozen=True, kw_only=True):
 
 
 class CountedThrough(Event, frozen=True, kw_only=True):
-    """A round counted this peer's contribution with its sponsor's."""
+    """A round counted this peer's contribution with its sponsor's. Comes before the round's `RoundCommitted`."""
 
     round: Round
     tokens: Tokens

@@ -1,6 +1,7 @@
 """More peers than the electorate has room for: they contribute through electors, and nothing is counted twice."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -56,6 +57,11 @@ def test_nine_peers_train_through_an_electorate_of_three(make_swarm: MakeSwarm) 
         for ward in wards:
             assert ward.life.seen(Sponsored)
             assert len(ward.life.seen(CountedThrough)) >= 4
+            told = [event for _, event in ward.life.events if isinstance(event, CountedThrough | RoundCommitted)]
+            for event, after in itertools.pairwise(told):
+                if isinstance(event, CountedThrough):  # the view relies on the order
+                    assert isinstance(after, RoundCommitted)
+                    assert after.round == event.round
         last = manifests(swarm)[-2]
         assert sum(claim.num_counted for claim in claims_in(last).values()) == 6
         assert sum(each.tokens for each in last.contributions) == NUM * LEASE_TOKENS

@@ -34,6 +34,7 @@ from weft.events import (
     RoundMissed,
     RunBlocked,
     RunUnblocked,
+    Sponsored,
     StateJoined,
     TrainsOn,
     WarmedUp,
@@ -75,6 +76,8 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{name(member)} left with a goodbye"
         case LoopStalled(stall_s=stall_s) if stall_s >= SLEPT_S:
             return f"{name(entry.peer)} stood still for {stall_s:.0f} s"
+        case Sponsored(sponsor=sponsor):
+            return f"{name(entry.peer)} contributes through {name(sponsor)}: there is no room among those who vote"
         case MajorityLost(alive=alive, electorate=electorate, opens_branch_in_s=wait_s, reason=reason):
             waits = "waits for the others" if wait_s is None else f"goes on alone in {wait_s:.0f} s"
             return f"{name(entry.peer)} reaches {alive} of {electorate} members and {waits}: {reason}"

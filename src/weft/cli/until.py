@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
 
 from weft.errors import ConfigError
-from weft.events import Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
+from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import PeerId
 
 _WHILE = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)(?:m|min))?(?:(\d+)s)?", re.IGNORECASE)
@@ -92,6 +92,8 @@ class Contributed:
                     self.emit(Notice(text=f"this peer leaves after {aim}"))
             case RoundCommitted(contributors=contributors):
                 self._rounds += self._peer in contributors
+            case CountedThrough():  # this peer has no vote, and is counted with its sponsor
+                self._rounds += 1
             case StepDone(num_tokens=num_tokens):
                 self._tokens += num_tokens
             case _:

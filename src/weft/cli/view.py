@@ -15,6 +15,7 @@ from weft.cli.notable import notable
 from weft.events import (
     ActEnacted,
     CheckpointSaved,
+    CountedThrough,
     DataReady,
     Entry,
     Evaluated,
@@ -68,6 +69,7 @@ class Line:
     link: str = ""
     state: str = ""
     committed_tokens: int = 0
+    counted_through: int | None = None  # the newest round that counted it with its sponsor
     is_heard: bool = False  # it speaks for itself
 
 
@@ -160,6 +162,8 @@ def _fold(view: View, entry: Entry) -> View:
             return _line(view, own, state="data ready", is_heard=True)
         case StepDone():
             return _step(view, own, event)
+        case CountedThrough():  # comes before its round's commit
+            return _line(view, own, counted_through=event.round, is_heard=True)
         case RoundCommitted():
             return _commit(view, entry.at, own, event)
         case Paused():
@@ -249,8 +253,9 @@ def _step(view: View, own: PeerId, event: StepDone) -> View:
 
 
 def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
-    is_paused = own in view.lines and view.lines[own].state == "paused"
-    state = "paused" if is_paused else "training" if own in event.contributors else "left out"
+    line = view.lines.get(own, Line())
+    is_counted = own in event.contributors or line.counted_through == event.round
+    state = "paused" if line.state == "paused" else "training" if is_counted else "left out"
     view = _line(view, own, round=event.round, state=state, committed_tokens=event.committed_tokens, is_heard=True)
     view = replace(
         view,
@@ -274,7 +279,7 @@ def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
 
 def _ring_nbytes(view: View, event: RoundCommitted) -> int:
     """Return the bytes, both ways, that one peer would have moved with ring DDP for the tokens of this round."""
-    num_peers = len(event.contributors)
+    num_peers = len(event.contributors) + event.num_through
     if view.facts is None or not num_peers:
         return 0
     num_steps = round(event.tokens / (num_peers * view.facts.tokens_per_step))

@@ -6,7 +6,7 @@ import pytest
 
 from weft.cli.until import Contributed, Until, until
 from weft.errors import ConfigError
-from weft.events import Entry, Event, Notice, PeerStarted, RoundCommitted, StepDone
+from weft.events import CountedThrough, Entry, Event, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
 NOW = datetime(2026, 11, 21, 19, 30, tzinfo=UTC)
@@ -90,6 +90,14 @@ def test_a_share_of_rounds_is_of_those_that_count_this_peer() -> None:
     assert watched.told == [Notice(text="this peer leaves after 2 rounds")]
     assert watched.stops == []
     watched.see(committed(ME, OTHER))
+    assert watched.stops == ["it has contributed 2 rounds"]
+
+
+def test_a_round_counts_a_peer_without_a_vote_that_its_sponsor_brought() -> None:
+    watched, through = Watched(Until(rounds=2)), CountedThrough(round=Round(1), tokens=Tokens(5))
+    watched.see(STARTED, through, committed(OTHER), committed(OTHER))
+    assert watched.stops == []
+    watched.see(through)
     assert watched.stops == ["it has contributed 2 rounds"]
 
 

@@ -21,6 +21,7 @@ from weft.events import (
     BranchOpened,
     CheckpointSaved,
     ConnectionDropped,
+    CountedThrough,
     DataReady,
     Entry,
     Evaluated,
@@ -42,6 +43,7 @@ from weft.events import (
     RunBlocked,
     RunUnblocked,
     Sampled,
+    Sponsored,
     StepDone,
     TrainsOn,
 )
@@ -74,6 +76,7 @@ def commit(
     at: float = 100.0,
     contributors: tuple[PeerId, ...] = (A, B),
     tokens: int = 100,
+    num_through: int = 0,
 ) -> Entry:
     committed_ = RoundCommitted(
         branch=BranchId("f" * 64),
@@ -82,6 +85,7 @@ def commit(
         manifest=Digest("0" * 64),
         contributors=contributors,
         left_out={},
+        num_through=num_through,
         tokens=Tokens(tokens),
         committed_tokens=Tokens(committed),
         sent_nbytes=1000,
@@ -187,6 +191,19 @@ def test_bytes_are_held_against_a_ring_for_the_same_steps() -> None:
     assert view.ring_nbytes == ring.sent_nbytes + ring.received_nbytes
 
 
+def test_a_ring_would_go_through_those_without_a_vote_too() -> None:
+    # 100 tokens of two peers and three wards with 10 tokens per step: two steps each.
+    view = fold(started(), commit(1, 100, num_through=3))
+    ring = cost.ring_ddp_traffic(NUM, 5, 2)
+    assert view.ring_nbytes == ring.sent_nbytes + ring.received_nbytes
+
+
+def test_who_is_counted_with_its_sponsor_is_not_left_out() -> None:
+    view = fold(started(C, "carl"), entry(CountedThrough(round=Round(1), tokens=Tokens(5)), C), commit(1, 100, C))
+    assert view.lines[C].state == "training"
+    assert fold(commit(2, 200, C), view=view).lines[C].state == "left out"
+
+
 def test_a_peer_alone_would_need_no_ring() -> None:
     assert fold(started(), commit(1, 100, contributors=(A,))).ring_nbytes == 0
 
@@ -287,6 +304,7 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
         (MemberJoined(member=B, name="bert"), "bert joined"),
         (MemberLeft(member=B), "bert left with a goodbye"),
         (MemberGone(member=B, silent_s=8.0), "bert is gone"),
+        (Sponsored(round=Round(1), sponsor=B), "anna contributes through bert: there is no room among those who vote"),
         (
             RunBlocked(by=B, needs_s=90.0, longest_s=600.0),
             "bert is slower than this run: anna announces nothing until it is in, about 1:30 by its own account, 10:00",
