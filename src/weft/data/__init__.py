@@ -21,7 +21,7 @@ from weft.data.corpus import (
 )
 from weft.data.ngram import NgramModel
 from weft.data.packing import BytesConfig, CharactersConfig, JsonConfig, TokenizerConfig, make_tokenizer, pack
-from weft.data.store import READ_ONLY, DataIndex, ShardInfo, ShardStore, write_atomically
+from weft.data.store import PRIVATE, READ_ONLY, DataIndex, ShardInfo, ShardStore, write_atomically
 from weft.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -33,6 +33,7 @@ from weft.data.tokenizer import (
 )
 
 __all__ = [
+    "PRIVATE",
     "READ_ONLY",
     "BinSource",
     "ByteTokenizer",

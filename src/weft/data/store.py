@@ -40,6 +40,7 @@ MAX_SHARDS = 1 << 15  # of one split; their infos take about 3 MiB of the 4 MiB 
 _HEX = r"\A[0-9a-f]{64}\Z"
 _ITEM_NBYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4}
 REPLACEABLE = 0o644
+PRIVATE = 0o600  # for the eyes of its owner only
 # Where permissions are not POSIX's, a read-only file can be neither replaced nor removed.
 READ_ONLY = 0o444 if os.name == "posix" else REPLACEABLE
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: a limit on the size of files
@@ -196,7 +197,8 @@ def write_atomically(path: Path, chunks: Iterable[wire.Buffer], *, mode: int = R
     """Write a file that appears under its name complete and synced, in the place of any before it, or not at all.
 
     Args:
-        mode: its permissions; `READ_ONLY` for bytes that their name fixes for ever.
+        mode: its permissions, which it has before its name; `READ_ONLY` for bytes that their name fixes for
+            ever, `PRIVATE` for secrets.
 
     Raises:
         DiskFull: no room; nothing is left behind.

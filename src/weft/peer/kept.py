@@ -10,40 +10,66 @@ nothing away.
 It does not know networks, nor when there is something new to keep.
 """
 
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from weft.data import write_atomically
-from weft.errors import DataError, DiskFull
+from weft.data import PRIVATE, write_atomically
+from weft.errors import ConfigError, DataError, DiskFull
 from weft.ids import PeerId
-from weft.net.admission import Admission, ByTicket
+from weft.net.admission import SECRET_NBYTES, Admission, ByTicket
 from weft.peer.home import PeerFolder
 
 
 def read_secret(folder: PeerFolder) -> bytes | None:
-    path = folder.root / "secret"
-    return bytes.fromhex(path.read_text()) if path.exists() else None
+    """Return the secret that this run's tickets hold, or None where none was kept.
+
+    Raises:
+        ConfigError: its file is damaged or cannot be read; says what to do.
+    """
+    path = _secret(folder)
+    try:
+        secret = bytes.fromhex(path.read_text())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}, the secret of this run's tickets: {error.strerror or error}. Let the user who trains "
+            "read it, then start again."
+        ) from error
+    except ValueError:
+        secret = b""
+    if len(secret) < SECRET_NBYTES:
+        raise ConfigError(
+            f"{path} is damaged: it does not hold the secret of this run's tickets. Join with a ticket of another "
+            "member, which brings the secret back: weft join TICKET. Where there is no other member, remove the file "
+            "and start again: a new secret is made, and tickets from before let nobody in any more."
+        )
+    return secret
 
 
 def keep_secret(folder: PeerFolder, admission: Admission) -> None:
-    """Keep the secret of a run that admits by ticket.
+    """Keep the secret of a run that admits by ticket, in place of a damaged one, too.
 
     Raises:
-        OSError: it cannot be written.
+        DiskFull: no room.
+        DataError: the folder cannot be written.
     """
-    if isinstance(admission, ByTicket) and admission.secret != read_secret(folder):
-        _write_private(folder.root / "secret", admission.secret.hex())
+    if not isinstance(admission, ByTicket):
+        return
+    path, text = _secret(folder), admission.secret.hex()
+    with suppress(OSError, ValueError):
+        if path.read_text() == text:
+            return
+    write_atomically(path, [text.encode()], mode=PRIVATE)
 
 
 def keep_ticket(folder: PeerFolder, text: str) -> None:
     """Keep a ticket in place of the one before, which stays where this one cannot be written: it is as good."""
-    with suppress(OSError):
-        _write_private(folder.root / "ticket", text)
+    with suppress(DiskFull, DataError):
+        write_atomically(folder.root / "ticket", [text.encode()], mode=PRIVATE)
 
 
 def drop_ticket(folder: PeerFolder) -> None:
@@ -65,14 +91,5 @@ def keep_addresses(folder: PeerFolder, known: Mapping[PeerId, tuple[str, ...]]) 
         write_atomically(folder.addresses, [msgspec.json.encode(known)])
 
 
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-")  # nobody else may read it
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+def _secret(folder: PeerFolder) -> Path:
+    return folder.root / "secret"

@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 from struct import Struct
 
-from weft.data import write_atomically
+from weft.data import PRIVATE, write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull, WireError
 from weft.ids import BranchId, Round
 from weft.sync.messages import Base
@@ -134,8 +134,8 @@ class Promises:
         self.close()
         padded = slot.ljust(self._slot_nbytes, b"\0")
         empty = bytes(self._slot_nbytes)
-        write_atomically(self._path, [empty, padded] if (self._serial + 1) % 2 else [padded, empty])
-        os.chmod(self._path, 0o600)
+        slots = [empty, padded] if (self._serial + 1) % 2 else [padded, empty]
+        write_atomically(self._path, slots, mode=PRIVATE)
         self._handle = os.open(self._path, os.O_RDWR | getattr(os, "O_BINARY", 0))
 
 

@@ -192,26 +192,28 @@ def test_a_secret_outlives_a_full_disk(weft: Weft, run_path: Path, home: Path, m
     secret = the(home, "runs/*/*/secret")
     before = secret.read_text()
     assert not list(home.glob("runs/*/*/ticket")), "whoever has ended invites nobody"
-    real_open, real_replace = os.fdopen, os.replace
-
-    def fdopen(handle: int, mode: str) -> object:
-        if mode == "w":  # of what is private; a checkpoint is bytes
-            os.close(handle)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real_open(handle, mode)
+    real_replace = os.replace
 
     def replace(source: str, target: Path) -> None:
-        if Path(target).name == "addresses":
+        if Path(target).name in ("addresses", "secret", "ticket"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real_replace(source, target)
 
-    monkeypatch.setattr(os, "fdopen", fdopen)
     monkeypatch.setattr(os, "replace", replace)
     answer = weft("train", run_path, *LOCAL)  # only what others can do without is not kept
     assert answer.code == 0, answer.err
     assert secret.read_text() == before
     assert read(answer.out.splitlines()[0]).secret == read(first.out.splitlines()[0]).secret
     assert secret.stat().st_mode & 0o077 == 0
+
+
+def test_a_torn_secret_is_2_and_says_what_to_do(weft: Weft, run_path: Path, home: Path) -> None:
+    assert weft("train", run_path, *LOCAL).code == 0
+    secret = the(home, "runs/*/*/secret")
+    secret.write_text(secret.read_text()[:9])
+    refused(weft, 2, "secret is damaged", "train", run_path, *LOCAL)
+    secret.unlink()
+    assert weft("train", run_path, *LOCAL).code == 0
 
 
 def breaks_after(home: Path, serial: int, break_: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

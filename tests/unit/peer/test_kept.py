@@ -1,0 +1,80 @@
+"""The secret of a run's tickets is whole or replaced, and for its owner's eyes from the first moment."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from model.world import first_base
+from weft.errors import ConfigError, DiskFull
+from weft.net.admission import Anyone, ByTicket
+from weft.peer.home import PeerFolder
+from weft.peer.kept import keep_secret, keep_ticket, read_secret
+from weft.peer.promises import Promises
+from weft.sync.rules import Durable
+
+SECRET = bytes(range(16))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> PeerFolder:
+    return PeerFolder(tmp_path / "peer")
+
+
+def test_a_secret_is_read_back(folder: PeerFolder) -> None:
+    assert read_secret(folder) is None
+    keep_secret(folder, Anyone())
+    assert read_secret(folder) is None
+    keep_secret(folder, ByTicket(secret=SECRET))
+    assert read_secret(folder) == SECRET
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"0", SECRET.hex().encode()[:-2], b"no hex at all, but long enough to be", b"\xff\xfe"]
+)
+def test_a_damaged_secret_is_refused_until_a_ticket_brings_it_back(folder: PeerFolder, torn: bytes) -> None:
+    folder.root.mkdir()
+    path = folder.root / "secret"
+    path.write_bytes(torn)
+    with pytest.raises(ConfigError, match="weft join TICKET") as caught:
+        read_secret(folder)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == torn
+    keep_secret(folder, ByTicket(secret=SECRET))
+    assert read_secret(folder) == SECRET
+
+
+def test_a_secret_that_cannot_be_read_says_why(folder: PeerFolder) -> None:
+    (folder.root / "secret").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"cannot read .*secret.*directory"):
+        read_secret(folder)
+
+
+def test_a_secret_is_synced_and_a_full_disk_is_named(folder: PeerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_handle: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(DiskFull, match="secret"):
+        keep_secret(folder, ByTicket(secret=SECRET))
+    keep_ticket(folder, "a ticket")  # others can do without it
+    assert list(folder.root.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are not POSIX's")
+def test_what_is_private_is_so_before_it_has_its_name(folder: PeerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: dict[str, int] = {}
+    real_replace = os.replace
+
+    def replace(source: str, target: Path) -> None:
+        modes[target.name] = stat.S_IMODE(os.stat(source).st_mode)
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    keep_secret(folder, ByTicket(secret=SECRET))
+    keep_ticket(folder, "a ticket")
+    promises = Promises(folder.durable)
+    promises.write(Durable(base=first_base(3)))
+    promises.close()
+    assert modes == {"secret": 0o600, "ticket": 0o600, "durable.bin": 0o600}
