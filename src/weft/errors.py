@@ -82,6 +82,10 @@ class PortInUse(NetError):
 class Unreachable(NetError):
     exit_code = 22
 
+    def __init__(self, message: str, tried: "tuple[tuple[str, DialError], ...]" = ()) -> None:
+        super().__init__(message)
+        self.tried = tried  # each address, and what came of it
+
 
 class DialError(NetError):
     exit_code = 23

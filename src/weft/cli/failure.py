@@ -19,20 +19,19 @@ from pathlib import Path
 import typer
 
 from weft.cli.paragraph import terminal_width, wrapped
-from weft.errors import DiskFull, OutOfMemory, Unreachable, WeftError
+from weft.errors import DiskFull, OutOfMemory, WeftError
 from weft.wire import printable
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _UNEXPECTED = 1
 _WRONG_USAGE = 2
-_MAX_ADDRESSES = 3  # of those that did not answer, that are worth reading
 
 
 def explain(error: BaseException, home: Path) -> int:
     """Say on standard error why a command ended, and return the exit code."""
     known = _known(error)
     if known is not None:
-        say(_unreached(str(known)) if isinstance(known, Unreachable) else str(known))
+        say(str(known))
         return known.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return _INTERRUPTED
@@ -73,17 +72,6 @@ def say(message: str) -> None:
     width = terminal_width() if console.is_terminal else None
     lines = wrapped(f"weft: {printable(' '.join(message.split()))}", width).removeprefix("weft: ")
     console.print(Text.assemble(("weft: ", "bold red"), lines), soft_wrap=True)
-
-
-def _unreached(message: str) -> str:
-    """Return why nobody answered: a few of the addresses that were tried, and what to do."""
-    said, *tried = message.split("; ")
-    more = [f"and {len(tried) + 1 - _MAX_ADDRESSES} more"] if len(tried) >= _MAX_ADDRESSES else []
-    brief = "; ".join([said, *tried[: _MAX_ADDRESSES - 1], *more])
-    return (
-        f"{brief.rstrip('.')}. Ask a member for a fresh ticket, which `weft ticket` prints there: one goes stale when "
-        "all whom it names have left, or have started again without a fixed --port."
-    )
 
 
 def _known(error: BaseException) -> WeftError | None:

@@ -3,17 +3,14 @@
 `judge_ways` and the others are pure: from what was tried to what a person reads. `examine_ticket` tries it.
 """
 
-import ipaddress
 from collections.abc import Sequence
 from typing import assert_never
-from urllib.parse import parse_qsl, urlsplit
 
 from weft.cli import figures
 from weft.cli.finding import Fact, Finding
 from weft.cli.loop import run_loop
 from weft.clock import SystemClock
 from weft.errors import WeftError
-from weft.ids import short
 from weft.keys import Identity
 from weft.net.address import reachable_hosts
 from weft.net.gauge import Sighting, Speed, measure, sight
@@ -21,10 +18,12 @@ from weft.net.handshake import Passport
 from weft.net.heartbeat import say_goodbye
 from weft.net.iroh import IrohTransport
 from weft.net.node import Node
-from weft.net.probe import Probe, probe_all
+from weft.net.probe import probe_all
 from weft.net.ticket import Ticket
 from weft.net.tls import TlsTransport
 from weft.net.transport import Lane, Stream, Transport
+from weft.net.trial import Trial, called, listed, places, told, way
+from weft.net.unreached import FRESH, verdict
 from weft.peer.machine import PeerConfig
 from weft.wire import printable
 
@@ -52,26 +51,26 @@ async def _examine(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding],
         except WeftError as error:
             findings.append(Finding("path", "note", f"{transport.name} cannot be used here: {error}"))
     try:
-        probes = await probe_all(ticket, identity, started, clock)
+        trials = await probe_all(ticket, identity, started, clock)
     finally:
         for transport in started.values():
             await transport.aclose()
-    findings += [describe(probe) for probe in probes]
-    verdict, failure = judge_ways(probes)
+    findings += [describe(trial) for trial in trials]
+    verdict, failure = judge_ways(trials)
     findings += verdict
     if failure is None:
-        findings += await _measure(ticket, settings, [each for each in probes if each.outcome == "admitted"])
+        findings += await _measure(ticket, settings, [each for each in trials if each.outcome == "admitted"])
     return findings, failure
 
 
-async def _measure(ticket: Ticket, settings: PeerConfig, open_ways: Sequence[Probe]) -> list[Finding]:
+async def _measure(ticket: Ticket, settings: PeerConfig, open_ways: Sequence[Trial]) -> list[Finding]:
     """Ask each member that lets this machine in for its clock and what it sees; move bytes to and from the first."""
     clock, identity = SystemClock(), Identity.generate()
     passport = Passport(identity=identity, run=ticket.run, name="doctor", admission=ticket.admission())
     findings: list[Finding] = []
     sightings: list[Sighting] = []
     async with Node(passport, _transports(identity, settings), clock, lambda _: None) as node:
-        members = list(dict.fromkeys(probe.contact for probe in open_ways))
+        members = list(dict.fromkeys(trial.contact for trial in open_ways))
         for index, contact in enumerate(members):
             who = called(contact.name, contact.peer)
             node.remember(contact.peer, [way.address for way in open_ways if way.contact == contact])
@@ -103,54 +102,48 @@ def _transports(identity: Identity, settings: PeerConfig) -> list[Transport]:
     return made
 
 
-def called(name: str, peer: str) -> str:
-    return f"{printable(name)} ({short(peer)})" if name else short(peer)
-
-
-def describe(probe: Probe) -> Finding:
+def describe(trial: Trial) -> Finding:
     """Return the line of one address."""
-    where = _place(probe.address)
-    who = called(probe.contact.name, probe.contact.peer)
+    who = called(trial.contact.name, trial.contact.peer)
     facts: dict[str, Fact] = {
-        "peer": probe.contact.peer,
-        "transport": probe.transport,
-        "address": probe.address,
-        "outcome": probe.outcome,
-        "opened_s": probe.opened_s,
-        "greeted_s": probe.greeted_s,
+        "peer": trial.contact.peer,
+        "transport": trial.transport,
+        "address": trial.address,
+        "outcome": trial.outcome,
+        "opened_s": trial.opened_s,
+        "greeted_s": trial.greeted_s,
     }
-    if probe.opened_s is None or probe.outcome != "admitted":
-        text = f"{probe.transport:<5} {where} {who}: {probe.outcome}. {printable(probe.said)}"
-        return Finding("path", "note", text, facts=facts)
-    greeted_ms = 1000 * (probe.greeted_s or 0.0)
-    took = f"opened in {1000 * probe.opened_s:.0f} ms, let in {greeted_ms:.0f} ms later"
-    return Finding("path", "ok", f"{probe.transport:<5} {where} {who}: {took}", facts=facts)
+    if trial.opened_s is None or trial.outcome != "admitted":
+        return Finding("path", "note", f"{who}: {told([trial])}", facts=facts)
+    greeted_ms = 1000 * (trial.greeted_s or 0.0)
+    took = f"opened in {1000 * trial.opened_s:.0f} ms, let in {greeted_ms:.0f} ms later"
+    where = f"{way(trial.transport)} {listed(places(trial.address))}"
+    return Finding("path", "ok", f"{who}: {where}, {took}", facts=facts)
 
 
-def judge_ways(probes: Sequence[Probe]) -> tuple[list[Finding], type[WeftError] | None]:
-    """Return what the probes mean together, what to do, and why there is no way into the run, if there is none."""
+def judge_ways(trials: Sequence[Trial]) -> tuple[list[Finding], type[WeftError] | None]:
+    """Return what the trials mean together, what to do, and why there is no way into the run, if there is none."""
     from weft.errors import GenesisMismatch, Refused, Unreachable
 
-    outcomes = {probe.outcome for probe in probes}
+    outcomes = {trial.outcome for trial in trials}
     if "admitted" in outcomes:
-        return _what_is_missing(probes), None
+        return _what_is_missing(trials), None
     if "refused" in outcomes:
-        said = next(probe.said for probe in probes if probe.outcome == "refused")
-        fix = (
-            "ask a member for a fresh ticket, which `weft ticket` prints there; a run by key must list yours: weft keys"
-        )
+        said = next(trial.said for trial in trials if trial.outcome == "refused")
+        fix = f"{FRESH}; a run by key must list yours: weft keys"
         return [
             Finding("ways", "block", f"members are reached and let this machine not in: {printable(said)}", fix)
         ], Refused
     if "other run" in outcomes:
         fix = "ask for a ticket of the run that is trained there now: weft ticket"
         return [Finding("ways", "block", "the members on this ticket train another run", fix)], GenesisMismatch
-    return [_no_way(probes)], Unreachable
+    text, fix = verdict(trials)
+    return [Finding("ways", "block", text, fix)], Unreachable
 
 
-def _what_is_missing(probes: Sequence[Probe]) -> list[Finding]:
-    open_by = {probe.transport for probe in probes if probe.outcome == "admitted"}
-    tried = {probe.transport for probe in probes}
+def _what_is_missing(trials: Sequence[Trial]) -> list[Finding]:
+    open_by = {trial.transport for trial in trials if trial.outcome == "admitted"}
+    tried = {trial.transport for trial in trials}
     if "tls" in tried - open_by:
         text = "TCP does not get through and iroh (UDP) does: a run works, slower where the line is fast"
         return [Finding("ways", "note", text, "where a router or firewall is yours: let TCP out to the ports above")]
@@ -159,33 +152,6 @@ def _what_is_missing(probes: Sequence[Probe]) -> list[Finding]:
         fix = "nothing has to be done; a member that others can dial (--port, forwarded) spares the others the detour"
         return [Finding("ways", "note", text, fix)]
     return [Finding("ways", "ok", "there is a way into the run")]
-
-
-def _no_way(probes: Sequence[Probe]) -> Finding:
-    hosts = [host for probe in probes for host in hosts_of(probe.address)]
-    outside = [host for host in hosts if not _is_private(host)]
-    if not probes:
-        text, fix = "the ticket has no address", "ask a member for a fresh ticket: weft ticket"
-    elif not outside:
-        text = "all addresses on the ticket are private: they lead somewhere in the member's own network only"
-        fix = (
-            "a ticket for the outside needs one member that can be reached from there: forward a port of its router "
-            'to --port and name it in its machine file, [tls] advertise = ["public.address:port"]; or one member on a '
-            "machine with a public address, which all others can join and go through"
-        )
-    elif all(probe.outcome == "silent" for probe in probes):
-        text = "nothing answers at any address: a firewall or a router between swallows what is sent, or all are off"
-        fix = (
-            "see that the member runs; that its firewall and its router let its port in; and that this "
-            "network lets connections out to it: some pass port 443 only, some a proxy only (proxy in [tls])"
-        )
-    elif any(probe.outcome == "no peer" for probe in probes):
-        text = "something answers there that is not the member of this ticket"
-        fix = "ask a member for a fresh ticket: addresses change hands. Or a proxy or portal stands in between"
-    else:
-        text = "the machines are there, and no member listens at these ports: it has ended, or listens elsewhere now"
-        fix = "ask a member for a fresh ticket; one that starts on a fixed --port keeps its tickets good"
-    return Finding("ways", "block", text, fix)
 
 
 def judge_clock(who: str, sighting: Sighting) -> Finding:
@@ -234,38 +200,6 @@ def judge_place(sightings: Sequence[Sighting], own: Sequence[str]) -> Finding:
         "reach: as good for rounds, slower for states"
     )
     return Finding("place", "note", text, fix, facts)
-
-
-def hosts_of(address: str) -> list[str]:
-    """Return the hosts that an address leads to."""
-    parts = urlsplit(address)
-    if parts.scheme == "iroh":
-        found = [value for name, value in parse_qsl(parts.query) if name == "addr"]
-        return [value.rpartition(":")[0].strip("[]") for value in found]
-    return [parts.hostname] if parts.hostname else []
-
-
-def _place(address: str) -> str:
-    if address.startswith("iroh"):
-        return ", ".join(value for name, value in parse_qsl(urlsplit(address).query) if name == "addr")
-    return printable(address.partition("://")[2])
-
-
-def _is_private(host: str) -> bool:
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:  # a name
-        return False
-    shared = found.version == 4 and found in ipaddress.ip_network("100.64.0.0/10")
-    return (
-        found.is_loopback
-        or found.is_link_local
-        or shared
-        or any(found in net for net in _HOMES if net.version == found.version)
-    )
-
-
-_HOMES = [ipaddress.ip_network(net) for net in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")]
 
 
 async def _nobody(stream: Stream, _lane: Lane) -> None:

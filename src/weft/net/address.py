@@ -7,13 +7,15 @@ It does not know the addresses a router or a cloud puts in front of this machine
 
 import ipaddress
 import socket
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import psutil
 
 MAX_ADDRESSES = 16  # a ticket stays one line even on a machine with many virtual interfaces
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+_HOMES = [ipaddress.ip_network(net) for net in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")]
+_PROVIDERS = ipaddress.ip_network("100.64.0.0/10")  # between a provider's own translation and its customers
 
 
 def join_address(scheme: str, host: str, port: int) -> str:
@@ -32,6 +34,29 @@ def split_address(scheme: str, address: str) -> tuple[str, int]:
     if parts.scheme != scheme or not parts.hostname or not port or parts.path or parts.query:
         raise ValueError(f"{address[:200]!r} does not read {scheme}://host:port")
     return parts.hostname, port
+
+
+def hosts_of(address: str) -> list[str]:
+    """Return the hosts that an address of any transport leads to."""
+    parts = urlsplit(address)
+    if parts.scheme == "iroh":
+        found = [value for name, value in parse_qsl(parts.query) if name == "addr"]
+        return [value.rpartition(":")[0].strip("[]") for value in found]
+    return [parts.hostname] if parts.hostname else []
+
+
+def is_private(host: str) -> bool:
+    """Return whether a host means something only within one home or provider; a name is taken to mean more."""
+    found = _ip(host)
+    if found is None:
+        return False
+    nets = (*_HOMES, _PROVIDERS)
+    return found.is_loopback or found.is_link_local or any(found in net for net in nets if net.version == found.version)
+
+
+def is_loopback(host: str) -> bool:
+    found = _ip(host)
+    return found is not None and found.is_loopback
 
 
 def reachable_hosts(listening_on: str) -> list[str]:
@@ -59,3 +84,10 @@ def _interface_addresses() -> list[IpAddress]:
                 if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified):
                     found.append(ip)
     return found
+
+
+def _ip(host: str) -> IpAddress | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return None

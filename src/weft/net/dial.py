@@ -29,6 +29,8 @@ from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, PROTOCOL, Admitted
 from weft.net.race import Race
 from weft.net.tasks import Tasks
 from weft.net.transport import Lane, Stream, Transport
+from weft.net.trial import failed
+from weft.net.unreached import one
 from weft.rng import stream as random_stream
 from weft.wire import decode, digest, encode
 
@@ -43,6 +45,8 @@ DIRECT_AGAIN_S = 60.0  # after a link through another peer came up, its addresse
 DIRECT_AGAIN_MAX_S = 600.0
 ASK_RELAYS_S = 2.0  # for those that may reach a peer to say so
 MAX_RELAYS_TRIED = 2
+
+Tried = tuple[str, DialError]  # an address, and what came of it
 
 
 class Dialler:
@@ -103,13 +107,13 @@ class Dialler:
             Unreachable: no address led there.
         """
         routes = (link.address,) if link.is_dialler else self._book.routes(link.peer)
-        tried = []
+        tried: list[Tried] = []
         for address in routes:
             try:
                 return await self._open(link.peer, address, "bulk")
             except DialError as error:
-                tried.append(_failure(address, error))
-        raise Unreachable(_nobody(link.peer, tried))
+                tried.append((address, error))
+        raise self._unreachable(link.peer, tried)
 
     def keep(self, peer: PeerId) -> None:
         """Keep a link to `peer` up from now on."""
@@ -143,16 +147,21 @@ class Dialler:
 
     async def _dial(self, peer: PeerId, worse: Link | None = None) -> Link:
         """Return a link to `peer` other than `worse`, which stands until then and is as good as any through others."""
-        tried: list[str] = []
+        tried: list[Tried] = []
         link = await self._dial_any(peer, self._book.routes(peer), tried, worse)
         if link is None and worse is None:
             link = await self._dial_any(peer, await self._relayed(peer), tried)
         if link is None:
-            raise Unreachable(_nobody(peer, tried))
+            raise self._unreachable(peer, tried)
         return link
 
+    def _unreachable(self, peer: PeerId, tried: Sequence[Tried]) -> Unreachable:
+        contact = self._book.contact(peer)
+        trials = [failed(contact, address, str(error)) for address, error in tried]
+        return Unreachable(one(contact.name, peer, trials), tuple(tried))
+
     async def _dial_any(
-        self, peer: PeerId, addresses: Sequence[str], tried: list[str], worse: Link | None = None
+        self, peer: PeerId, addresses: Sequence[str], tried: list[Tried], worse: Link | None = None
     ) -> Link | None:
         """Return the first link that `addresses` lead to, or that `peer` dials meanwhile; `tried` gets what failed."""
         arrival = None if worse is not None else asyncio.ensure_future(self._links.arrival(peer))
@@ -163,9 +172,9 @@ class Dialler:
                     try:
                         if isinstance(opened, DialError):
                             raise opened
-                        return await self._greet(opened, address, tuple(tried), worse)
+                        return await self._greet(opened, address, tuple(_failure(*each) for each in tried), worse)
                     except DialError as error:
-                        tried.append(_failure(address, error))
+                        tried.append((address, error))
         finally:
             if arrival is not None:
                 arrival.cancel()
@@ -321,9 +330,3 @@ class Dialler:
 
 def _failure(address: str, error: DialError) -> str:
     return str(error) if str(error).startswith(address) else f"{address}: {error}"
-
-
-def _nobody(peer: PeerId, tried: list[str]) -> str:
-    if not tried:
-        return f"no address of {short(peer)} is known that this peer's transports can dial"
-    return f"{short(peer)} was not reached at {len(tried)} address{'es' if len(tried) > 1 else ''}: {'; '.join(tried)}"

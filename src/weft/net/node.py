@@ -52,6 +52,8 @@ from weft.net.meter import Meter, Meters
 from weft.net.relay import NO_RELAY, Relay, RelayConfig
 from weft.net.services import CallHandler, NoteHandler, Services
 from weft.net.transport import Transport
+from weft.net.trial import Trial, failed
+from weft.net.unreached import nobody
 from weft.net.via import ViaTransport
 from weft.wire import Buffer, decode, encode
 
@@ -264,23 +266,24 @@ class Node:
 
         Raises:
             Refused, GenesisMismatch, WireError: nobody let this peer in, and the first who answered said why.
-            Unreachable: nobody answered; the message says what each address did.
+            Unreachable: nobody answered; the message says what was tried, what that means and what to do.
         """
         verdict: WeftError | None = None
-        failures = []
+        trials: list[Trial] = []
+        others: list[str] = []
         for peer in peers:
             try:
                 await self.connect(peer)
             except (Refused, GenesisMismatch, WireError) as error:
                 verdict = verdict or error
+            except Unreachable as error:
+                trials += [failed(self.contact(peer), address, str(each)) for address, each in error.tried]
+                others += [] if error.tried else [str(error)]
             except (NetError, PeerError) as error:
-                failures.append(str(error))
+                others.append(str(error))
             else:
                 return peer
-        raise verdict or Unreachable(
-            "nobody answered. Is one of them running, and may this machine reach it? `weft doctor TICKET` tries. "
-            + ("; ".join(failures) or "No member is known: ask one for a ticket")
-        )
+        raise verdict or Unreachable(nobody(trials, others))
 
     def keep(self, peer: PeerId) -> None:
         """Keep a link to `peer` up, redialling with growing pauses, until `release`."""

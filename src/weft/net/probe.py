@@ -3,13 +3,11 @@
 A probe says hello with a key of its own and no address, so nobody is told of it, and hangs up. It takes no link away
 from a peer that runs on this machine.
 
-It does not know what a person should do about it (`cli/findings_ticket`).
+It does not know what a person should do about it (`unreached`, `cli/findings_ticket`).
 """
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from weft.clock import Clock
 from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WeftError
@@ -19,54 +17,37 @@ from weft.net.handshake import Passport, greet, handshake_reader
 from weft.net.messages import PROTOCOL, Contact, Hello
 from weft.net.ticket import Ticket
 from weft.net.transport import Stream, Transport
+from weft.net.trial import Outcome, Trial, failed
 from weft.rng import fresh_secret
 
 MAX_AT_ONCE = 16
 
-Outcome = Literal["admitted", "refused", "other run", "no peer", "silent", "no way"]
-# no peer: something answers, and it is not this member. silent: packets are swallowed. no way: told at once that
-# nothing is there, or this machine has no such transport.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    contact: Contact
-    address: str
-    outcome: Outcome
-    said: str = ""  # what went wrong, in the words of whoever said it
-    opened_s: float | None = None  # until a stream stood, its key proven
-    greeted_s: float | None = None  # from then on until the member let this peer in
-
-    @property
-    def transport(self) -> str:
-        return self.address.partition("://")[0]
-
 
 async def probe(
     contact: Contact, address: str, transports: Mapping[str, Transport], passport: Passport, clock: Clock
-) -> Probe:
+) -> Trial:
     """Try one address of a member."""
     transport = transports.get(address.partition("://")[0])
     if transport is None:
         said = "this machine has no such transport, or it is switched off"
-        return Probe(contact=contact, address=address, outcome="no way", said=said)
+        return Trial(contact=contact, address=address, outcome="no way", said=said)
     began = clock.now()
     try:
         async with asyncio.timeout(DIAL_S):
             stream = await transport.dial(contact.peer, address, "control")
     except TimeoutError:
-        return Probe(contact=contact, address=address, outcome="silent", said=f"no answer within {DIAL_S:g} s")
+        return failed(contact, address, f"no answer within {DIAL_S:g} s")
     except (DialError, PeerError) as error:
-        return Probe(contact=contact, address=address, outcome=_why_closed(str(error)), said=str(error))
+        return failed(contact, address, str(error))
     opened_s = clock.now() - began
     outcome, said = await _greet(stream, passport)
     greeted_s = clock.now() - began - opened_s if outcome == "admitted" else None
-    return Probe(contact=contact, address=address, outcome=outcome, said=said, opened_s=opened_s, greeted_s=greeted_s)
+    return Trial(contact=contact, address=address, outcome=outcome, said=said, opened_s=opened_s, greeted_s=greeted_s)
 
 
 async def probe_all(
     ticket: Ticket, identity: Identity, transports: Mapping[str, Transport], clock: Clock
-) -> list[Probe]:
+) -> list[Trial]:
     """Try every address on `ticket`, and return what came of each, in their order.
 
     Args:
@@ -74,7 +55,7 @@ async def probe_all(
     """
     slots = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def one(contact: Contact, address: str) -> Probe:
+    async def one(contact: Contact, address: str) -> Trial:
         # Another instance each time: else the second address of a member would look like a duplicate of the first.
         passport = Passport(identity=identity, run=ticket.run, name="doctor", admission=ticket.admission())
         async with slots:
@@ -106,12 +87,3 @@ async def _greet(stream: Stream, passport: Passport) -> tuple[Outcome, str]:
     finally:
         await stream.close()
     return "admitted", ""
-
-
-def _why_closed(said: str) -> Outcome:
-    """Return what kind of failure a dial's words tell of."""
-    if "did not answer" in said or "no answer" in said or "timed out" in said:
-        return "silent"
-    if "answers there" in said or "no weft peer" in said:
-        return "no peer"
-    return "no way"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.clock import SystemClock
-from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch, Unreachable
+from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
 from weft.events import ConnectionDropped, Emit, EventLog, JsonlSink, Sink
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
@@ -190,10 +190,6 @@ async def connect(node: Node, ticket: Ticket, contacts: list[PeerId]) -> PeerId:
     met = [peer for peer in node.known_addresses() if peer != node.peer]
     try:
         return await node.connect_any(list(dict.fromkeys([*contacts, *met])))
-    except Unreachable as error:
-        names = ", ".join(contact.name or short(contact.peer) for contact in ticket.contacts)
-        told = str(error).replace("nobody answered.", f"nobody answered; this ticket names {names}.", 1)
-        raise Unreachable(told) from error
     except GenesisMismatch as error:
         raise TicketMismatch(
             f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."

@@ -189,7 +189,7 @@ def test_pairs_are_spread_over_those_that_could_relay(world):
 def test_who_does_not_relay_is_not_asked_to(world):
     async def scenario():
         a, b, c = await world.relaying(3, RelayConfig(is_on=False))
-        with pytest.raises(Unreachable, match=r"not reached at 1 address: memory://"):
+        with pytest.raises(Unreachable, match=r"was not reached: memory to"):
             await a.connect(b.peer)
         assert await a.call(c.peer, WhoReaches(peer=b.peer), Reaches, deadline_s=5) == Reaches(is_reached=False)
         with pytest.raises(DialError, match="it passes nothing on"):
@@ -207,7 +207,7 @@ def test_a_relayed_link_is_no_way_for_a_third(world):
         await c.connect(b.peer)
         await a.connect(b.peer)  # through d
         assert a.is_relayed(b.peer)
-        with pytest.raises(Unreachable, match="was not reached at 1 address: memory"):
+        with pytest.raises(Unreachable, match="was not reached: memory to"):
             await a.connect(c.peer)  # d does not reach it, and b reaches a through d only
 
     world.run(scenario)

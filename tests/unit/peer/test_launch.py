@@ -163,7 +163,7 @@ async def test_tickets_outlive_the_maker_of_the_run_where_they_name_others(tmp_p
         await d.started.wait()
         await b.until(RoundCommitted, lambda event: d.id in event.contributors)
         assert {contact.peer for contact in read(a.ticket).contacts} == {a.id}
-        with pytest.raises(Unreachable, match=r"^nobody answered; this ticket names a\. .*"):
+        with pytest.raises(Unreachable, match=r"^nobody answered\. Tried a \("):
             await crew.join("e", a.ticket).task
         for member in (b, c, d):
             member.peer.stop("asked to")
