@@ -125,17 +125,12 @@ def kind_of(record: msgspec.Struct) -> str:
 
 
 class Crowd(World):
-    """A world whose peers know a few that came before them."""
+    """A world whose nodes count what they send."""
 
     def make_node(self, life: Life, passport: Passport, clock: Clock) -> Node:
         node = CountedNode(passport, [self.network.transport(life.member.id)], clock, life.emit, offload=inline)
         node.sent = Counter()
         return node
-
-    def known_to(self, member: Member) -> list[Member]:
-        others = [other for other in self.members.values() if other is not member and other.lives]
-        number = len(others)
-        return others[:1] + [others[place] for place in sorted({number * 7919 % number, number // 2})] if others else []
 
 
 @dataclass

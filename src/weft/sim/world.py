@@ -23,8 +23,10 @@ from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.claims import ClaimReader
 from weft.net.handshake import Passport
+from weft.net.membership import MAX_MEMBERS
 from weft.net.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
+from weft.net.ticket import MAX_CONTACTS
 from weft.peer.checkpoint import load
 from weft.peer.compute import Compute, Inline
 from weft.peer.config import PeerConfig
@@ -166,8 +168,13 @@ class World:
         return self.members.setdefault(name, Member(self, name))
 
     def known_to(self, member: Member) -> list[Member]:
-        """Return whom a process of `member` knows when it starts."""
-        return [other for other in self.members.values() if other is not member and other.lives]
+        """Return whom a process of `member` knows when it starts: all who came before, or of many the first and as many
+        more as a ticket names."""
+        others = [other for other in self.members.values() if other is not member and other.lives]
+        if len(others) <= MAX_MEMBERS:
+            return others
+        luck = rng.stream(self.seed, "ticket", member.name)
+        return [others[0], *(others[int(luck.integers(1, len(others)))] for _ in range(MAX_CONTACTS - 1))]
 
     def make_node(self, life: Life, passport: Passport, clock: Clock) -> Node:
         """Return the node of a process that begins."""
