@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from weft.cli import settings
+from weft.cli.quantity import rate_bps
 from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.config import load
 from weft.data import CharactersConfig, CharTokenizer, make_tokenizer
@@ -141,24 +142,16 @@ def line(name: str, up: str | None, down: str | None, delay: str | None) -> Name
     Raises:
         ConfigError: there is none, or a figure is none.
     """
-    found = profiles.line(name)
+    found, up_bps, down_bps = profiles.line(name), rate_bps("--up", up), rate_bps("--down", down)
     return Named(
         Line(
-            up_bps=_bps(found.up_mbit) if up is None else rate("--up", up),
-            down_bps=_bps(found.down_mbit) if down is None else rate("--down", down),
+            up_bps=_bps(found.up_mbit) if up_bps is None else up_bps,
+            down_bps=_bps(found.down_mbit) if down_bps is None else down_bps,
             delay_s=found.delay_ms / 1e3 if delay is None else time("--delay", delay),
         ),
         found.is_one_machine,
         found.source,
     )
-
-
-def rate(option: str, text: str) -> float:
-    """Return bits per second: 20mbit, 1gbit, 500kbit; a bare number is megabits."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmg]?)(?:bit(?:/s|ps)?|bps))?", text.strip().lower())
-    if match is None or float(match[1]) <= 0:
-        raise ConfigError(f"{option} {text[:40]}: no rate. Write it as 20mbit, 1gbit or 500kbit, per second.")
-    return float(match[1]) * {None: 1e6, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
 
 
 def time(option: str, text: str) -> float:
@@ -209,7 +202,7 @@ def _ask(
         choices=choices(run_file, sum(each.count for each in machines), method),
         machines=machines,
         cluster=_cluster(prices, run_file, model),
-        has_even_leases=getattr(run_file, "has_even_leases", True),
+        has_even_leases=run_file.has_even_leases,
         electors=run_file.electors,
         price_per_kwh=defaults.price_per_kwh if prices.per_kwh is None else prices.per_kwh,
         idle_share=defaults.idle_share,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from unit.cli.small import Weft
-from weft.cli.asked import rate, time
-from weft.errors import ConfigError
+from weft.cli.asked import time
 
 FAST = ("--tokens-per-s", "1000", "--peers", "4")
 SCENARIO = """
@@ -121,8 +120,9 @@ def test_slower_lines_make_longer_rounds(weft: Weft, run_path: Path) -> None:
         ((), "nothing says how fast peers train"),
         (("--device", "rtx9999"), "Known: rtx3060"),
         ((*FAST, "--line", "string"), "Known: home"),
-        ((*FAST, "--up", "fast"), "--up fast: no rate"),
-        ((*FAST, "--down", "0mbit"), "--down 0mbit: no rate"),
+        ((*FAST, "--up", "fast"), "--up fast: Allowed: a rate above 0, such as 20mbit"),
+        ((*FAST, "--down", "0mbit"), "--down 0mbit: Allowed: a rate above 0, such as 20mbit"),
+        ((*FAST, "--up", "20"), "Write 20mbit"),
         ((*FAST, "--delay", "soon"), "--delay soon: no time"),
         ((*FAST, "--method", "magic"), "Allowed: ddp, fedavg, diloco"),
         ((*FAST, "--codec", "zip"), "Allowed: fp32, bf16, int8"),
@@ -170,15 +170,10 @@ def test_who_finds_no_room_in_the_electorate_is_planned_as_a_ward(weft: Weft, ru
     assert found["levels"]["elector"]["sent_nbytes"] > found["levels"]["ward"]["sent_nbytes"]
 
 
-@pytest.mark.parametrize(("text", "bps"), [("20mbit", 20e6), ("1.5 Gbit/s", 1.5e9), ("500kbps", 5e5), ("7", 7e6)])
-def test_rates_are_read(text: str, bps: float) -> None:
-    assert rate("--up", text) == bps
-
-
-@pytest.mark.parametrize("text", ["20mb", "20MB/s", "-3mbit", "", "1e3"])
-def test_what_may_mean_bytes_is_no_rate(text: str) -> None:
-    with pytest.raises(ConfigError):
-        rate("--up", text)
+def test_a_rate_is_planned_with_as_a_cap_reads_it(weft: Weft, run_path: Path) -> None:
+    answers = {weft("plan", run_path, *FAST, "--json", "--up", text).out for text in ("20e6", "20mbps", "20 Mbit/s")}
+    assert len(answers) == 1
+    assert answers != {weft("plan", run_path, *FAST, "--json", "--up", "30mbit").out}
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("0.5s", 0.5), ("7", 0.007)])

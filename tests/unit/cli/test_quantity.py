@@ -9,7 +9,20 @@ from weft.peer.caps import CapsConfig
 
 
 @pytest.mark.parametrize(
-    ("text", "bps"), [("20mbit", 20e6), ("1.5 Gbit/s", 1.5e9), ("800kbit", 8e5), ("2e6", 2e6), ("64bit", 64.0)]
+    ("text", "bps"),
+    [
+        ("20mbit", 20e6),
+        ("1.5 Gbit/s", 1.5e9),
+        ("800kbit", 8e5),
+        ("64bit", 64.0),
+        ("20mbps", 20e6),
+        ("20 MBPS", 20e6),
+        ("500kbps", 5e5),
+        ("3mbitps", 3e6),
+        ("9bps", 9.0),
+        ("2e6", 2e6),
+        ("100000", 1e5),
+    ],
 )
 def test_a_rate_is_bits_per_second(text: str, bps: float) -> None:
     assert quantity.rate_bps("--up", text) == bps
@@ -26,10 +39,22 @@ def test_what_is_not_given_is_nothing() -> None:
     assert quantity.nbytes("--memory", None) is None
 
 
-@pytest.mark.parametrize("text", ["fast", "20mb", "-1mbit", "mbit", "", "1 2mbit"])
+@pytest.mark.parametrize("text", ["fast", "20mb", "20MB/s", "20MBps", "-1mbit", "0mbit", "0", "mbit", "", "1 2mbit"])
 def test_what_is_no_rate_names_the_option_and_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--up .*20mbit"):
         quantity.rate_bps("--up", text)
+
+
+@pytest.mark.parametrize("text", ["20", "1000", "1e3", "99999"])
+def test_a_bare_small_number_may_mean_megabits_and_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--up {text}: .*Write .*mbit if you mean megabits"):
+        quantity.rate_bps("--up", text)
+
+
+@pytest.mark.parametrize("text", ["5GB/s", "20mbit", "much", ""])
+def test_what_is_no_number_of_bytes_names_the_option_and_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--per-day .*50GB"):
+        quantity.nbytes("--per-day", text)
 
 
 def test_the_terms_show_what_is_capped_and_nothing_where_nothing_is() -> None:
