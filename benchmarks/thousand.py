@@ -51,7 +51,7 @@ from weft.peer.home import Home
 from weft.peer.messages import Letter
 from weft.peer.seal import seal
 from weft.sim.cost import CostTrainer
-from weft.sim.shared import shared
+from weft.sim.memo import shared
 from weft.sim.world import Life, Member, Paced, World
 from weft.sync.method import FedAvgConfig
 from weft.sync.schedule import ConstantConfig

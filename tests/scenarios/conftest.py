@@ -10,7 +10,7 @@ import pytest
 from scenarios.swarm import Swarm
 from scenarios.theatre import Theatre, make_run_file
 from weft.peer.config import RunFile
-from weft.sim.shared import shared
+from weft.sim.memo import shared
 
 
 @pytest.fixture(autouse=True, scope="package")

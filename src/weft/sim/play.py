@@ -32,8 +32,8 @@ from weft.peer.home import Home
 from weft.peer.seal import seal
 from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
+from weft.sim.memo import shared
 from weft.sim.scenario import Kind, Scenario, at_present
-from weft.sim.shared import shared
 from weft.sim.world import Life, Member, Paced, World
 from weft.sync.groups import claims_in
 from weft.sync.messages import GroupRecord, Manifest
