@@ -58,7 +58,7 @@ from weft.peer.saving import Saver
 from weft.peer.training import Training
 from weft.peer.warming import Warming
 from weft.sync.groups import claims_in
-from weft.sync.messages import GroupRecord, Manifest
+from weft.sync.messages import GroupRecord, Manifest, own_work
 
 __all__ = ["Outcome", "Peer", "Place"]
 
@@ -304,8 +304,7 @@ class Peer:
         if decided is None:
             return
         manifest = decided.manifest
-        mine = [each for each in manifest.contributions if each.peer == self.peer and each.legacy is None]
-        is_counted, tokens = bool(mine), self._carry.due
+        is_counted, tokens = own_work(manifest, self.peer) is not None, self._carry.due
         if claims_in(manifest):
             is_counted = await self._unless_stopped(self._records.counts(manifest))
         try:

@@ -23,7 +23,7 @@ from weft.peer.contribution import Carry
 from weft.peer.place import Place
 from weft.sync.charter import Charter
 from weft.sync.groups import claims_in, slices, tokens_of
-from weft.sync.messages import GroupClaim, GroupRecord, Manifest
+from weft.sync.messages import GroupClaim, GroupRecord, Manifest, own_work
 from weft.wire import Buffer, decode, digest_of, encode
 
 MAX_KEPT = 2048  # records: those of 64 rounds of the largest electorate
@@ -86,7 +86,8 @@ class Records:
         What an earlier process of this peer offered, it may have offered to any.
         """
         me, claims = self._node.peer, claims_in(manifest)
-        if any(each.peer == me and each.group is None and each.legacy is None for each in manifest.contributions):
+        mine = own_work(manifest, me)
+        if mine is not None and mine.group is None:
             return True
         suspects = set(claims) if self._carry.is_restored else {me, self._carry.offered_to or me}
         for sponsor in sorted(suspects & claims.keys()):

@@ -80,6 +80,7 @@ from weft.sync.messages import (
     Manifest,
     Promise,
     Ready,
+    counted_of,
 )
 from weft.sync.reduce import EncodedPart
 from weft.sync.rules import Durable, leader
@@ -381,9 +382,9 @@ class Rounds:
     def _decide(self, certificate: Certificate) -> None:
         """A round is over: the next begins at once, whatever this peer is computing."""
         manifest = certificate.manifest
-        is_counted = any(each.peer == self._node.peer for each in manifest.contributions)
         fate: Fate = "late"
-        if not is_counted and self._timers.was_in_time:
+        # Also a legacy was what this peer offered: its own work was not, and is late.
+        if counted_of(manifest, self._node.peer) is None and self._timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         self._timers.note_decided()
         absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)

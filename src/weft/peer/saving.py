@@ -19,7 +19,7 @@ from weft.peer.journal import FULL_NBYTES
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
-from weft.sync.messages import Base, Certificate, Manifest
+from weft.sync.messages import Base, Certificate, Manifest, counted_of, own_work
 from weft.sync.uplinks import parts_of
 from weft.wire import digest_of
 
@@ -101,7 +101,7 @@ class Saver:
                     or not self._knows_what_counts(chain.base, manifest)
                 ):
                     break
-                is_counted = any(each.peer == self._place.node.peer for each in manifest.contributions)
+                is_counted = own_work(manifest, self._place.node.peer) is not None
                 self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted)  # noqa: B023
                 chain.append(certificate)
             self._replayed = [*self._replayed, certificate][-NUM_KEPT:]
@@ -133,8 +133,8 @@ class Saver:
 
     def _knows_what_counts(self, base: Base, manifest: Manifest) -> bool:
         """Return whether the manifest alone tells if what this peer carries is counted in it."""
-        mine = [each for each in manifest.contributions if each.peer == self._place.node.peer]
-        if any(each.legacy is not None for each in mine):
+        mine = counted_of(manifest, self._place.node.peer)
+        if mine is not None and mine.legacy is not None:
             return False
         return self._place.node.peer in base.electorate or not self._carry.tokens
 

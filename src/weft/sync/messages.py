@@ -333,6 +333,17 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
     )
 
 
+def counted_of(manifest: Manifest, peer: PeerId) -> Counted | None:
+    """Return what `manifest` counts of what `peer` brought: its own work, its group's mean, or a legacy."""
+    return next((each for each in manifest.contributions if each.peer == peer), None)
+
+
+def own_work(manifest: Manifest, peer: PeerId) -> Counted | None:
+    """Return the same, unless it is a legacy, which leaves what the peer carries as it is."""
+    found = counted_of(manifest, peer)
+    return None if found is None or found.legacy is not None else found
+
+
 def manifest_in(message: AnyRoundMessage) -> Manifest | None:
     """Return the manifest that its reader may have to accept, or to propose in its turn."""
     match message:

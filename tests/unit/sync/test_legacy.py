@@ -12,9 +12,10 @@ from weft.codec import Fp32Config
 from weft.codec.codec import build
 from weft.ids import BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
+from weft.sync.groups import counted
 from weft.sync.legacy import charter_after, countable, enacted
 from weft.sync.lineage import Legacy, Stretch
-from weft.sync.messages import Base, Contribution, Manifest
+from weft.sync.messages import Base, Contribution, Manifest, counted_of, own_work
 from weft.sync.reduce import Merger
 
 RUN = RunId("1" * 64)
@@ -119,6 +120,13 @@ def test_an_opening_adds_a_fork_and_any_other_manifest_none() -> None:
     (fork,) = charter_after(here, opened).forks
     assert (fork.branch, fork.round, fork.manifest) == (here.branch, here.round, here.previous)
     assert charter_after(here, _manifest(here)) == here.charter
+
+
+def test_a_manifest_counts_own_work_or_a_legacy_of_a_peer_and_each_is_told_apart() -> None:
+    brought = (own(PEERS[0], 7), legacy(PEERS[1], 7))
+    counts = msgspec.structs.replace(_manifest(base()), contributions=tuple(map(counted, brought)))
+    assert [counted_of(counts, peer) for peer in PEERS[:3]] == [*counts.contributions, None]
+    assert [own_work(counts, peer) for peer in PEERS[:3]] == [counts.contributions[0], None, None]
 
 
 def _manifest(here: Base) -> Manifest:
