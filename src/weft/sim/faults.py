@@ -27,6 +27,7 @@ _Skew = Annotated[float, Meta(description="seconds that its clock on the wall is
 
 LetterKind = Literal[
     "Ready",
+    "Pass",
     "Collect",
     "Stuck",
     "Merged",
@@ -146,7 +147,6 @@ class Lie(PeerFault, frozen=True, kw_only=True, tag="lie"):
 
 
 Fault = Kill | Stop | Freeze | Partition | Slow | Line | Skew | Drop | Corrupt | Lie
-Lasting = Freeze | Partition | Slow | Line | Skew | Drop | Corrupt | Lie
 
 
 def parted(sides: Sequence[Sequence[str]], everybody: Iterable[str]) -> set[tuple[str, str]]:

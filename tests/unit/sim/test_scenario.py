@@ -1,13 +1,15 @@
 """What a scenario file may say."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from weft.config import load
 from weft.errors import ConfigError
-from weft.sim.faults import Kill, Line, Skew, Slow, parted
+from weft.sim.faults import Kill, LetterKind, Line, Skew, Slow, parted
 from weft.sim.scenario import MAX_MACHINES, Kind, Scenario, at_present
+from weft.sync.messages import AnyRoundMessage
 
 LAB = """
 run = "run.toml"
@@ -53,6 +55,11 @@ def test_machines_of_a_kind_are_numbered_and_a_single_one_is_not(tmp_path: Path)
 def test_what_cannot_be_played_is_refused(tmp_path: Path, more: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read(tmp_path, LAB + more)
+
+
+def test_letters_of_every_kind_that_members_send_can_be_lost() -> None:
+    sent = {each.__name__ for each in get_args(AnyRoundMessage)} - {"Committed"}  # which travels as a decision
+    assert set(get_args(LetterKind)) == {*sent, "Decision"}
 
 
 def test_the_maker_is_there_from_the_start(tmp_path: Path) -> None:
