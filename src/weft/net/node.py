@@ -51,6 +51,7 @@ from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Cont
 from weft.net.meter import Meter, Meters
 from weft.net.relay import NO_RELAY, Relay, RelayConfig
 from weft.net.services import CallHandler, NoteHandler, Services
+from weft.net.throttle import Bucket
 from weft.net.transport import Transport
 from weft.net.trial import Trial, failed
 from weft.net.unreached import nobody
@@ -97,7 +98,7 @@ class Node:
         self._dialler = Dialler(passport, transports, self._links, self._book)
         self._blobs = Blobs(self._links, self._dialler, self._services, self._meters, emit, offload)
         streams = self._blobs.streams
-        self._relay = Relay(relay, self._links, streams, self._services)
+        self._relay = Relay(relay, self._links, streams, self._services, Bucket(relay.max_bps, clock))
         self._via = None if via is None else ViaTransport(via, streams.open, self._tell_drop)
         streams.on_relay(self._take_over)
         self._door = Door(passport, self._links, self._dialler, self._book, emit, self._blobs.accept)

@@ -27,12 +27,11 @@ from weft.net.bulk import Bulk, BulkStreams
 from weft.net.frame import write_frame
 from weft.net.links import Links
 from weft.net.messages import MAX_ANSWER_CHARS, Reaches, RelayAnswer, Relayed, RelayPlease, WhoReaches
-from weft.net.rate import Rate
 from weft.net.services import Services
 from weft.net.tasks import Tasks
+from weft.net.throttle import Bucket
 from weft.wire import encode
 
-PIECE_NBYTES = 64 << 10  # copied at a time: 50 ms of 10 Mbit/s, so that a control frame does not wait long
 OPEN_S = 6.0  # for a stream to the target: below the time in which a dial is given up
 
 
@@ -52,13 +51,19 @@ NO_RELAY = RelayConfig(is_on=False)
 
 
 class Relay:
-    """What one peer passes on."""
+    """What one peer passes on.
 
-    def __init__(self, config: RelayConfig, links: Links, streams: BulkStreams, services: Services) -> None:
+    Args:
+        bucket: what all streams together take their bytes from.
+    """
+
+    def __init__(
+        self, config: RelayConfig, links: Links, streams: BulkStreams, services: Services, bucket: Bucket
+    ) -> None:
         self._config = config
         self._links = links
         self._streams = streams
-        self._rate = Rate(config.max_bps)
+        self._bucket = bucket
         self._num_asked: Counter[PeerId] = Counter()
         self._passing: dict[asyncio.Task[None], tuple[PeerId, PeerId]] = {}
         self._tasks = Tasks()
@@ -112,10 +117,10 @@ class Relay:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _copy(self, source: Bulk, target: Bulk, moved: asyncio.Event) -> None:
-        buffer = memoryview(bytearray(PIECE_NBYTES))
+        buffer = memoryview(bytearray(self._bucket.slice_nbytes))
         while num_bytes := await source.recv_into(buffer):
             moved.set()
-            await self._rate.take(num_bytes)
+            await self._bucket.take(num_bytes, "bulk")
             await target.send(buffer[:num_bytes])
             moved.set()
 
