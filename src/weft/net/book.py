@@ -133,9 +133,8 @@ class AddressBook:
     def _make_room(self) -> None:
         unlinked = [peer for peer in self._entries if not self._is_linked(peer)]
         hearsay = [peer for peer in unlinked if self._entries[peer].is_hearsay]
-        victim = (hearsay or unlinked or list(self._entries))[
-            0
-        ]  # all linked: what this side dials has no bound of its own
+        # All may be linked: what this side dials has no bound of its own.
+        victim = (hearsay or unlinked or list(self._entries))[0]
         del self._entries[victim]
         for callback in list(self._on_forgotten):
             callback(victim)

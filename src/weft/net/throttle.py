@@ -23,9 +23,8 @@ from weft.ids import PeerId
 from weft.net.transport import Accept, Lane, Stream, Transport
 from weft.wire import Buffer
 
-SLICE_S = (
-    0.05  # of bulk at a time: so long a control frame waits at most, and so short a pause no peer takes for an end
-)
+# Of bulk at a time: so long a control frame waits at most, and so short a pause no peer takes for an end.
+SLICE_S = 0.05
 MIN_SLICE_NBYTES, MAX_SLICE_NBYTES = 512, 64 << 10
 BURST_S = 0.1  # of silence is saved up
 

@@ -104,9 +104,8 @@ class Sponsor:
         self._speed = speed
         self._tasks = tasks
         self._allowed: dict[PeerId, int] = {}  # tokens that a ward may claim
-        self._silent: dict[
-            PeerId, int
-        ] = {}  # wards that brought nothing of what was leased to them, for so many rounds
+        # For how many rounds wards have brought nothing of what was leased to them.
+        self._silent: dict[PeerId, int] = {}
         self._halves_s: list[float] = []  # from this peer's own work until more than half had brought theirs
         self._graces_s: list[float] = []  # from then until the last one
         self._early: dict[PeerId, OfferNote] = {}  # of the round after this one

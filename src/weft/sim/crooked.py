@@ -29,9 +29,8 @@ from weft.sync.messages import Manifest, Merged, Promise, Propose, Ready, RoundN
 from weft.wire import Buffer, Signed, decode, digest, seal
 
 CLAIM_TOKENS = Tokens(10**18)
-LOST_S = (
-    30.0  # what was lost can be asked for again after so long: where all is lost, nothing can be decided without it
-)
+# What was lost can be asked for again after so long: where all is lost, nothing can be decided without it.
+LOST_S = 30.0
 
 
 class CrookedNode(Node):
