@@ -168,24 +168,10 @@ def control_traffic(num_peers: int, round_s: float = 0.0, heartbeat_s: float = H
 class Link:
     up_bps: float
     down_bps: float
-    round_trip_s: float = 0.05
 
     def seconds(self, traffic: Traffic) -> float:
         """Return how long `traffic` takes when both directions run at once, without latency."""
         return max(8 * traffic.sent_nbytes / self.up_bps, 8 * traffic.received_nbytes / self.down_bps)
-
-
-# One way each: Ready, Gathered, Collect, Merged, Holding, Propose, Accept, Committed; both ways: fetching payloads and
-# results.
-ROUND_TRIPS = 6.0
-
-
-def exchange_s(link: Link, contribute: Traffic, result: Traffic) -> float:
-    """Return the seconds from a peer's payload to its outer step, if all peers have this link and start together.
-
-    The halves of a reduce do not overlap: a result is complete only once every contribution to it has come.
-    """
-    return link.seconds(contribute) + link.seconds(result) + ROUND_TRIPS * link.round_trip_s
 
 
 def work_s(num_steps: int, tokens_per_step: int, flops_per_token: float, flops_per_s: float) -> float:

@@ -439,7 +439,7 @@ class EventLog:
 
 
 class MemorySink:
-    """Keeps entries in a list: for tests, benchmarks and the live view."""
+    """Keeps entries in a list: for tests and benchmarks."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

@@ -164,11 +164,9 @@ def test_heartbeats_add_up_with_time_and_peers() -> None:
 
 
 def test_seconds_by_hand() -> None:
-    link = Link(up_bps=20e6, down_bps=100e6, round_trip_s=0.1)
+    link = Link(up_bps=20e6, down_bps=100e6)
     assert link.seconds(Traffic(2_500_000, 2_500_000)) == 1.0  # the uplink is the narrow side
     assert link.seconds(Traffic(0, 2_500_000)) == 0.2
-    half = Traffic(2_500_000, 2_500_000)
-    assert cost.exchange_s(link, half, half) == pytest.approx(2.0 + 0.6)
     assert cost.work_s(30, 1000, 6e6, 1e12) == pytest.approx(0.18)
     assert cost.gigabytes_per_day(10_000_000, 86.4) == pytest.approx(10.0)
 

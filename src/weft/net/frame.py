@@ -54,7 +54,7 @@ def encode_frame(payload: Buffer) -> bytes:
 class FrameReader:
     """Reads frames from `stream`, and raw bytes between them, through a small buffer.
 
-    A bulk stream is read the same way: `read` the header record, then `recv_exactly_into` for the body that follows.
+    A bulk stream is read the same way: `read` the header record, then `recv_into` for the body that follows.
     One call at a time; a cancelled call leaves the stream unusable. Silence between frames is nobody's fault; once a
     frame has begun it must end within `finish_s` seconds. Both bounds may be changed between frames.
 
@@ -118,17 +118,6 @@ class FrameReader:
         if num_bytes < length:
             raise WireError(f"stream ended after {num_bytes} of the {length} bytes of a frame")
         return bytes(payload)
-
-    async def recv_exactly_into(self, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes, writable) with the raw bytes that come next.
-
-        Raises:
-            WireError: the stream ends before the buffer is full.
-            PeerError: the other side is gone.
-        """
-        num_bytes = await self._fill(buffer)
-        if num_bytes < len(buffer):
-            raise WireError(f"stream ended after {num_bytes} of the {len(buffer)} bytes of a body")
 
     async def recv_into(self, buffer: memoryview) -> int:
         """Receive 1 to len(buffer) of the raw bytes that come next; return how many, or 0 at the orderly end."""

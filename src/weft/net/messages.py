@@ -147,10 +147,6 @@ class Cancel(Record, frozen=True, kw_only=True, tag="cancel"):
     number: CallNumber
 
 
-class Done(Record, frozen=True, kw_only=True, tag="Done"):
-    """The answer of a handler that has nothing to say but that it did it."""
-
-
 class Note(Record, frozen=True, kw_only=True, tag="note"):
     method: Method
     body: Body

@@ -52,13 +52,6 @@ def add(log: Log, key: Key, rumour: Any, source: PeerId | None, now: float, *, i
     return msgspec.structs.replace(log, items=items, next_number=log.next_number + 1)
 
 
-def drop(log: Log, key: Key) -> Log:
-    """Return the log without what it says about `key`."""
-    if key not in log.items:
-        return log
-    return msgspec.structs.replace(log, items={about: item for about, item in log.items.items() if about != key})
-
-
 def pending(log: Log, partner: PeerId) -> bool:
     """Return whether there is something `partner` has not had."""
     given = log.given.get(partner, 0)

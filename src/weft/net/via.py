@@ -76,7 +76,6 @@ class ViaTransport:
     def __init__(self, identity: Identity, open_stream: OpenStream, on_drop: OnDrop = ignore_drop) -> None:
         self._identity = identity
         self._open_stream = open_stream
-        self._on_drop = on_drop
         self._tasks = Tasks()
         self._farewells = Tasks()
         gate: Gate[asyncio.Task[None]] = Gate(MAX_HALF_OPEN, MAX_HALF_OPEN_PER_RELAY)

@@ -13,7 +13,7 @@ It does not know peers, tickets or devices.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
@@ -30,7 +30,7 @@ from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import DataReady, Emit
-from weft.ids import Digest, PeerId, short
+from weft.ids import Digest, short
 from weft.model import ModelConfig, check_bounds, initial_vector, named, num_parameters, read_config, read_folder
 from weft.peer.config import FolderModel, PeerConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.peer.device import check_host
@@ -42,8 +42,6 @@ from weft.sync.method import spell_out
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
 MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES
-
-Lookup = Callable[[PeerId, Digest], wire.Buffer | None]
 
 
 @dataclass(frozen=True)

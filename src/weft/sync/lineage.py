@@ -98,12 +98,10 @@ class Parting:
 
     Args:
         fork: where it begins.
-        is_own: the one that has it left there; else the other did.
         stretches: what it consists of, what was taken in on the way included.
     """
 
     fork: Fork
-    is_own: bool
     stretches: tuple[Stretch, ...]
 
 
@@ -115,7 +113,7 @@ def parting(mine: History, theirs: History) -> Parting | None:
     found = _since_common(mine, theirs)
     if found is None:
         return None
-    fork, is_own, path = found
+    fork, path = found
     known = [
         number for number, stretch in enumerate(path) if any(stretch.overlaps(each.stretch) for each in theirs.taken)
     ]
@@ -123,16 +121,16 @@ def parting(mine: History, theirs: History) -> Parting | None:
         after = next((each for each in mine.forks if each.branch == path[known[-1]].branch), None)
         if after is None:
             return None
-        fork, is_own, path = after, True, path[known[-1] + 1 :]
+        fork, path = after, path[known[-1] + 1 :]
     taken = [each.stretch for each in mine.taken if each.is_in(path)]
     if any(theirs.has(each) for each in taken):
         return None  # what was taken in here and there is counted once: it cannot be taken out of the rest
     stretches = tuple(each for each in (*path, *taken) if each.start < each.stop)
-    return Parting(fork, is_own, stretches) if 0 < len(stretches) <= MAX_STRETCHES else None
+    return Parting(fork, stretches) if 0 < len(stretches) <= MAX_STRETCHES else None
 
 
-def _since_common(mine: History, theirs: History) -> tuple[Fork, bool, list[Stretch]] | None:
-    """Return where they part, whether `mine` left there, and the path of `mine` from there on."""
+def _since_common(mine: History, theirs: History) -> tuple[Fork, list[Stretch]] | None:
+    """Return where they part, and the path of `mine` from there on."""
     left_by_me = {fork.branch: fork for fork in mine.forks}
     left_by_them = {fork.branch: fork for fork in theirs.forks}
     path = [*(fork.branch for fork in mine.forks), mine.branch]
@@ -142,9 +140,9 @@ def _since_common(mine: History, theirs: History) -> tuple[Fork, bool, list[Stre
     common = shared[-1]
     own, other = left_by_me.get(common), left_by_them.get(common)
     if own is not None and (other is None or own.round <= other.round):
-        fork, is_own = own, True
+        fork = own
     elif other is not None:
-        fork, is_own = other, False
+        fork = other
     else:
         return None  # one branch
     if common == theirs.branch and theirs.round < fork.round:
@@ -154,7 +152,7 @@ def _since_common(mine: History, theirs: History) -> tuple[Fork, bool, list[Stre
     for branch, stop in list(zip(path, stops, strict=True))[path.index(common) :]:
         since.append(Stretch(branch=branch, start=start, stop=max(start, stop)))
         start = stop
-    return fork, is_own, since
+    return fork, since
 
 
 def with_fork(forks: tuple[Fork, ...], fork: Fork) -> tuple[Fork, ...]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.cost import FP32, ROUND_TRIPS
+from weft.cost import FP32
 from weft.plan.timing import Kind, Line, Load, RoundTime, round_time
 from weft.sync.deadline import FLOOR_S, TELL_S
 
@@ -16,7 +16,7 @@ def kind(count: int = 4, train_s: float = 1.0, *, name: str = "lab", evaluate_s:
 
 def test_without_bytes_a_round_is_its_steps_and_twelve_messages_one_after_another() -> None:
     time = round_time([kind(delay_s=0.01)], NOTHING)
-    assert time.total_s == pytest.approx(1.0 + ROUND_TRIPS * 2 * 0.02 + TELL_S)
+    assert time.total_s == pytest.approx(1.0 + 12 * 0.02 + TELL_S)
     assert (time.train_s, time.uneven_s, time.contribute_s, time.result_s) == (1.0, 0.0, 0.0, 0.0)
 
 
