@@ -15,16 +15,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from weft.cli import demo_end, yardstick
+from weft.cli import demo_end, here, yardstick
+from weft.cli.pace import tokens_in
 from weft.cli.paragraph import tell, terminal_width, wrapped
 from weft.cli.screen import Screen, make_screen
-from weft.cli.swarm import PeerFailed, Swarm
+from weft.cli.swarm import DEVICE, PeerFailed, Swarm
 from weft.cli.view import Facts
 from weft.clock import SystemClock
 from weft.config import dump, from_tree, load_tree
+from weft.data import ByteTokenizer
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.peer.config import RunFile
 from weft.peer.home import Home
+from weft.peer.seal import resolve
 
 _RUN_FILE = "demo.toml"
 _LOOK_EVERY_S = 0.25
@@ -51,7 +54,7 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
     """
     run_file = prepare(folder, wishes)
     names = tuple(f"peer {number}" for number in range(1, run_file.peers + 1))
-    swarm = Swarm(folder, names, max(1, (os.cpu_count() or 1) // len(names)))
+    swarm = Swarm(folder, names, here.threads_of(len(names)))
     screen = make_screen(is_quiet=wishes.is_quiet)
     finished = demo_end.finished_run(swarm)
     screen.start(facts_of_file(run_file, wait_for=run_file.peers if finished is None else 1))
@@ -123,13 +126,11 @@ def _described(wishes: Wishes) -> RunFile:
     run_file: RunFile = from_tree(tree, RunFile, where=_RUN_FILE)
     tokens = wishes.tokens
     if tokens is None and wishes.minutes is not None:
-        from weft.cli.pace import measure
-
-        pace = measure(run_file, max(1, (os.cpu_count() or 1) // run_file.peers))  # as many threads as each will have
-        tokens = pace.tokens_in(run_file, 60 * wishes.minutes)
-        found = f"{pace.tokens_per_s:,.0f} tokens/s by one peer alone, threads: {pace.num_threads}"
-        plan = f"{run_file.peers} peers get about {tokens:,} tokens in {wishes.minutes:g} minutes"
-        tell(f"measured {found}; {plan}")
+        model = resolve(run_file, ByteTokenizer(), Path())
+        found = here.measure(model, run_file.train, run_file.peers, on=DEVICE)
+        tokens = tokens_in(run_file, 60 * wishes.minutes, found.tokens_per_s)
+        speed = f"{found.tokens_per_s:,.0f} tokens/s by each of {run_file.peers} peers ({found.name})"
+        tell(f"measured {speed}; together they get about {tokens:,} tokens in {wishes.minutes:g} minutes")
     if tokens is None:
         return run_file
     scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)

@@ -51,19 +51,27 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure(model: ModelConfig, train: TrainConfig, num_sharing: int, timed: Timed | None = None) -> Here:
-    """Return the pace of this machine's best device; takes about three seconds, and longer where a step does.
+def threads_of(num_sharing: int) -> int:
+    """Return how many threads each of so many peers on this machine has."""
+    return max(1, num_cores() // num_sharing)
+
+
+def measure(
+    model: ModelConfig, train: TrainConfig, num_sharing: int, timed: Timed | None = None, *, on: str = "auto"
+) -> Here:
+    """Return the pace of a device of this machine; takes about three seconds, and longer where a step does.
 
     Args:
         num_sharing: peers on this machine.
         timed: makes a step often enough and returns its seconds; None: the fastest of many.
+        on: the device, as `PeerConfig.device` names it; auto: the best one.
 
     Raises:
         TooLarge: the model and one sample do not fit; says the figures.
     """
     cores = num_cores()
-    threads = max(1, cores // num_sharing)
-    device = choose(PeerConfig(threads=threads))
+    threads = threads_of(num_sharing)
+    device = choose(PeerConfig(device=on, threads=threads))
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
     needed = 4 * cost.FP32.nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
     if needed > _SPARE * free:

@@ -25,6 +25,7 @@ from weft.events import Entry, LogTail
 from weft.ids import RunId
 from weft.net.ticket import read
 
+DEVICE = "cpu"  # that all have: a demo comes out the same everywhere
 _TICKET_WITHIN_S = 300.0  # packing the corpus comes first
 _STOP_WITHIN_S = 26.0  # a peer ends by itself before that
 _LAST_WORDS = 1500  # characters of what a failed peer said
@@ -126,7 +127,7 @@ class Swarm:
         self.report(name).unlink(missing_ok=True)
         # -P: nothing in the current folder is mistaken for a module. tls on loopback: no packet leaves the machine.
         command = [sys.executable, "-P", "-m", "weft", "--home", str(self.home), verb, *arguments]
-        command += ["--name", name, "--host", "127.0.0.1", "--transports", "tls", "--device", "cpu", "--quiet"]
+        command += ["--name", name, "--host", "127.0.0.1", "--transports", "tls", "--device", DEVICE, "--quiet"]
         command += [
             "--threads",
             str(self._num_threads),

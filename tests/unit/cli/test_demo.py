@@ -1,6 +1,8 @@
 """What the demo decides: its folder, its length, its verdict. The processes are run in tests/slow."""
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -9,9 +11,10 @@ import msgspec
 import pytest
 import torch
 
+from weft.cli import here
 from weft.cli.demo_end import finished_run, judge, read_report
-from weft.cli.demo_run import Wishes, prepare, with_tokens
-from weft.cli.pace import Pace, measure
+from weft.cli.demo_run import Wishes, prepare, run_demo, with_tokens
+from weft.cli.pace import least_s, tokens_in
 from weft.cli.running import Report
 from weft.cli.swarm import PeerFailed, Swarm
 from weft.cli.view import View
@@ -19,6 +22,7 @@ from weft.config import load
 from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError
 from weft.peer.config import RunFile
+from weft.peer.seal import resolve
 from weft.sync.schedule import CosineConfig
 
 REPORT = Report(
@@ -47,7 +51,6 @@ def swarm_in(folder: Path, *names: str) -> Swarm:
 
 def test_the_recipe_is_in_the_package_and_is_under_a_million_parameters(tmp_path: Path) -> None:
     from weft.model import num_parameters
-    from weft.peer.seal import resolve
 
     assert (files("weft") / "recipes" / "demo.toml").is_file()
     run_file = prepare(tmp_path / "demo", wishes())
@@ -93,44 +96,68 @@ class _Steps:
 def test_minutes_become_whole_rounds_of_tokens(tmp_path: Path) -> None:
     run_file = prepare(tmp_path / "demo", wishes())
     per_round = run_file.peers * run_file.train.batch_size * run_file.train.seq_len * run_file.method.every  # type: ignore[union-attr]
-    pace = Pace(tokens_per_s=20_000.0, num_threads=1, num_at_once=2.0)
-    few, many = pace.tokens_in(run_file, 1.0), pace.tokens_in(run_file, 1000.0)
+    few, many = tokens_in(run_file, 1.0, 10_000.0), tokens_in(run_file, 1000.0, 10_000.0)
     assert few % per_round == 0 == many % per_round
     assert few == per_round  # one round at least
     assert 0.5 * 1000 * 40_000 < many < 1000 * 40_000
 
 
-def test_the_pace_is_that_of_the_step_that_nothing_disturbed(tmp_path: Path) -> None:
+def test_a_step_is_timed_while_nothing_disturbed_it() -> None:
     """A program beside it makes most steps up to a hundred times as long."""
-    run_file = prepare(tmp_path / "demo", wishes())
-    per_step = run_file.train.batch_size * run_file.train.seq_len
-    disturbed = measure(run_file, 1, num_cores=2, clock=_Steps(0.3, 0.5, 0.02, 0.4))
-    assert disturbed.tokens_per_s == pytest.approx(per_step / 0.02)
+    assert least_s(lambda: None, _Steps(0.3, 0.5, 0.02, 0.4)) == pytest.approx(0.02)
 
 
-def test_a_peer_is_timed_with_its_own_threads_and_counted_as_often_as_there_are_cores_for(tmp_path: Path) -> None:
+def test_a_peer_is_timed_with_its_own_threads_and_has_its_share_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_file, before = prepare(tmp_path / "demo", wishes(num_peers=4)), torch.get_num_threads()
+    model, alone = (
+        resolve(run_file, ByteTokenizer(), tmp_path),
+        run_file.train.batch_size * run_file.train.seq_len / 0.5,
+    )
     threads = []
 
-    class Looking(_Steps):
-        def now(self) -> float:
-            threads.append(torch.get_num_threads())
-            return super().now()
+    def half_a_second(step: Callable[[], None]) -> float:
+        threads.append(torch.get_num_threads())
+        step()
+        return 0.5
 
-    measure(run_file, 1, clock=Looking(0.5))
-    assert set(threads) == {1}
+    found = []
+    for cores in (1, 2, 4, 8):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _process, cores=cores: set(range(cores)), raising=False)
+        found.append(here.measure(model, run_file.train, 4, half_a_second, on="cpu").tokens_per_s / alone)
+    assert found == pytest.approx([0.25, 0.5, 1, 1])
+    assert threads == [1, 1, 1, 2]
     assert torch.get_num_threads() == before
-    found = [measure(run_file, 1, num_cores=cores, clock=_Steps(0.5)).num_at_once for cores in (1, 2, 4, 8)]
-    assert found == [1, 2, 4, 4]
-    assert measure(run_file, 3, num_cores=6, clock=_Steps(0.5)).num_at_once == 2
 
 
-def test_minutes_say_what_was_measured_and_what_follows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_minutes_say_what_was_measured_and_what_follows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.peer.device._best", lambda: "cuda")  # which the demo's peers do not train on
+    monkeypatch.setattr(here, "least_s", lambda step: step() or 0.1)
     wished = Wishes(2, 0.5, None, is_fresh=False, is_quiet=True)
     run_file = prepare(tmp_path / "demo", wished)
-    said = capsys.readouterr().err
-    assert f"2 peers get about {run_file.train.tokens:,} tokens in 0.5 minutes" in said
-    assert "tokens/s by one peer alone" in said
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"together they get about {run_file.train.tokens:,} tokens in 0.5 minutes" in said
+    assert "tokens/s by each of 2 peers (cpu, threads: " in said
+
+
+def test_peers_have_threads_for_the_cores_that_this_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Started(Exception):
+        pass
+
+    def swarm(_folder: Path, names: tuple[str, ...], num_threads: int) -> Swarm:
+        raise Started(names, num_threads)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {3, 5, 7, 9}, raising=False)
+    monkeypatch.setattr("weft.cli.demo_run.Swarm", swarm)
+    with pytest.raises(Started) as caught:
+        run_demo(tmp_path / "demo", wishes(num_peers=2))
+    assert caught.value.args == (("peer 1", "peer 2"), 2)
 
 
 def test_a_demo_that_is_there_is_taken_up_as_it_was(tmp_path: Path) -> None:
