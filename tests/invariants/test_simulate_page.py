@@ -7,6 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from weft.sim.crooked import LOST_S
 from weft.sim.faults import Corrupt, Drop, Fault, FaultBase, Lie, PeerFault
 from weft.sim.scenario import Kind, Scenario
 
@@ -39,6 +40,11 @@ def test_the_page_has_every_field(first_cell: str, kind: type[msgspec.Struct]) -
 def test_the_page_has_every_fault_with_its_fields() -> None:
     rows = {quoted(row[0])[0]: set(quoted(row[1])) - {"peer"} for row in table(PAGE.read_text(), "`type`")}
     assert rows == {kind.__struct_config__.tag: own_fields(kind) for kind in get_args(Fault)}
+
+
+def test_the_page_says_how_long_a_lost_payload_stays_lost() -> None:
+    (row,) = [row for row in table(PAGE.read_text(), "`type`") if quoted(row[0]) == ["drop"]]
+    assert f"are lost for all, for {LOST_S:g} s" in row[2]
 
 
 @pytest.mark.parametrize("kind", [Drop, Corrupt, Lie])
