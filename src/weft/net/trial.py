@@ -17,7 +17,7 @@ from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from weft.ids import PeerId, short
-from weft.net.address import hosts_of
+from weft.net.address import hosts_of, is_loopback
 from weft.net.messages import Contact
 from weft.wire import printable
 
@@ -104,11 +104,20 @@ def why(trial: Trial) -> str:
 
 
 def told(trials: list[Trial]) -> str:
-    """Return what came of the addresses of one member: each way once, with its places."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return what came of the addresses of one member: each way once, with its places.
+
+    A member names its loopback address, too, for others on its machine: it is worth reading only if there is no other.
+    """
+    found: dict[tuple[str, str], dict[str, None]] = {}
     for trial in trials:
-        found.setdefault((way(trial.transport), why(trial)), []).extend(places(trial.address))
-    return "; ".join(f"{by} {listed(list(dict.fromkeys(where)))}, {said}" for (by, said), where in found.items())
+        found.setdefault((way(trial.transport), why(trial)), {}).update(dict.fromkeys(places(trial.address)))
+    away = {place for where in found.values() for place in where if not is_loopback(_host(place))}
+    worth = {key: [place for place in where if place in away or not away] for key, where in found.items()}
+    return "; ".join(f"{by} {listed(where)}, {said}" for (by, said), where in worth.items() if where)
+
+
+def _host(place: str) -> str:
+    return place.rpartition(":")[0].strip("[]")
 
 
 def _why_closed(said: str) -> Outcome:

@@ -1,7 +1,7 @@
 """What a person reads when no address led to a member: who was tried, by which ways, what that means, what to do.
 
     nobody answered. Tried attic (ed4928c6): TLS over TCP to 192.168.1.2:7077, no answer within 8 s; iroh over UDP ...
-    All these addresses are private: ... One member must be reachable from outside ...
+    All these addresses are private: ... Let one member be reachable from outside ...
 
 `verdict` is also what `weft doctor TICKET` says. Everything here is pure.
 
@@ -20,7 +20,7 @@ MAX_MEMBERS = 3  # that are worth reading
 FRESH = "ask a member for a fresh ticket, which `weft ticket` prints there"
 STALE = "a ticket goes stale when all whom it names have left, or have started again without a fixed --port"
 OPEN_ONE = (
-    "one member must be reachable from outside, and all others then go through it: forward a port of its router to its "
+    "let one member be reachable from outside; all others then go through it. Forward a port of its router to its "
     '--port and name it in its machine file, [tls] advertise = ["public.address:port"], or start one on a machine with '
     "a public address; then take a ticket of that one"
 )
@@ -46,7 +46,7 @@ def verdict(trials: Sequence[Trial]) -> tuple[str, str]:
         return (
             "nothing answers at any of these addresses: a router or a firewall, there or here, swallows what is sent, "
             "or all members named are off",
-            f"see that one of them runs. Then {OPEN_ONE}. See that this network lets connections out to it: some pass "
+            f"see that one of them runs, and {OPEN_ONE}. See that this network lets connections out to it: some pass "
             f"port 443 only, some a proxy only (proxy in [tls]). {_relay(trials)}. If all have left, {FRESH}",
         )
     if any(trial.outcome == "no peer" for trial in outside):
@@ -93,18 +93,19 @@ def nobody(trials: Sequence[Trial], others: Sequence[str] = ()) -> str:
 
 def _at_home(trials: Sequence[Trial]) -> tuple[str, str]:
     """Return the verdict on addresses none of which means anything outside of one house."""
-    if all(is_loopback(host) for trial in trials for host in trial.hosts):
+    away = [trial for trial in trials if not all(is_loopback(host) for host in trial.hosts)]
+    if not away:
         return (
             "these addresses lead to this very machine alone, and no member listens here",
             f"{FRESH}: {STALE}. One that was started with --host 127.0.0.1 takes nobody from another machine",
         )
     text = "all these addresses are private: they lead somewhere in the member's own network only"
-    if any(trial.is_closed for trial in trials):
+    if any(trial.is_closed for trial in away):
         return (
             f"{text}, and the machines that have them here do not listen",
             f"if the member is in this same network, {FRESH}: {STALE}. If it is in another, {OPEN_ONE}",
         )
-    return f"{text}, and its router lets nobody in", f"from outside there is no way: {OPEN_ONE}. {_relay(trials)}"
+    return f"{text}, and its router lets nobody in", f"{OPEN_ONE}. {_relay(trials)}"
 
 
 def _relay(trials: Sequence[Trial]) -> str:

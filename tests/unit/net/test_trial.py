@@ -64,6 +64,13 @@ def test_each_way_is_said_once_with_a_few_of_its_places():
     )
 
 
+def test_the_members_own_loopback_address_is_left_out_where_it_has_another():
+    own = trial("tls://127.0.0.1:1", refused(errno.ECONNREFUSED))
+    away = trial(f"iroh://{PEER}?addr=10.0.0.1:1&addr=127.0.0.1:1", "no answer within 8 s")
+    assert told([own, away]) == "iroh over UDP to 10.0.0.1:1, no answer within 8 s"
+    assert told([own]) == "TLS over TCP to 127.0.0.1:1, nothing listens there"
+
+
 def test_words_of_others_stay_short():
     assert len(told([trial(TLS, "x" * 5000)])) < 200
 
