@@ -107,6 +107,11 @@ class Nets:
         self._processes.append(process)
         return process
 
+    def call(self, name: str, command: Sequence[str], deadline_s: float) -> "subprocess.CompletedProcess[str]":
+        """Run a command in a machine to its end."""
+        inside = ["ip", "netns", "exec", name, *command]
+        return subprocess.run(inside, capture_output=True, text=True, timeout=deadline_s, check=False)
+
     def _add(self, name: str) -> None:
         sh(f"ip netns add {name}; ip -n {name} link set lo up")
         self._names.append(name)

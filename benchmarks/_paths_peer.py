@@ -19,6 +19,7 @@ from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net import ranges
 from weft.net.admission import Anyone
+from weft.net.gauge import Gauge
 from weft.net.handshake import Passport
 from weft.net.iroh import IrohConfig, IrohTransport
 from weft.net.node import Node
@@ -59,6 +60,7 @@ def node_of(options: dict[str, Any]) -> Node:
 async def main(options: dict[str, Any]) -> None:
     ranges.MAX_STREAMS = options.get("num_streams", ranges.MAX_STREAMS)
     node = node_of(options)
+    Gauge(node, SystemClock())  # what `weft doctor` asks
     blob = bytes(options["nbytes"])
     name = digest(blob)
     node.serve_blobs(lambda _peer, wanted: blob if wanted == name else None)
@@ -70,13 +72,6 @@ async def main(options: dict[str, Any]) -> None:
             node.keep(PeerId(peer))
         while line := await asyncio.to_thread(sys.stdin.readline):
             order = json.loads(line)
-            if "connect" in order:
-                try:
-                    await node.connect_any([PeerId(order["connect"])])
-                    say(event="connected")
-                except WeftError as error:
-                    say(event="failed", reason=str(error))
-                continue
             began = time.perf_counter()
             try:
                 await node.fetch_any([PeerId(order["fetch"])], name, len(blob))
