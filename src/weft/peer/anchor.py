@@ -29,7 +29,7 @@ from functools import partial
 from weft.clock import Clock
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused, WireError
-from weft.events import DataReady, Emit, Notice, PeerStopped, StateJoined
+from weft.events import Emit, Notice, PeerStopped, StateJoined
 from weft.ids import BranchId, Digest, PeerId, Round, short
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
@@ -45,7 +45,7 @@ from weft.peer.index import CHUNK_NBYTES, StateIndex
 from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, CharterAnswer, CharterRequest, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
 from weft.peer.offered import Offered, most_offered, opened
-from weft.peer.outline import Outline
+from weft.peer.outline import Outline, data_ready
 from weft.peer.pull import pull
 from weft.peer.shares import Blob
 from weft.sync.messages import Certificate, Manifest
@@ -301,14 +301,7 @@ class Anchor:
             first = await small_from(self._node, peers, self._outline.initial, self._kept.state_nbytes)
             await self._compute.serve(lambda: home.blobs.put(first))
         self._has_files = True
-        self._emit(
-            DataReady(
-                num_shards=len(index.train) + len(index.heldout),
-                fetched_nbytes=sum(info.nbytes for info in missing),
-                train_tokens=index.num_tokens("train"),
-                heldout_tokens=index.num_tokens("heldout"),
-            )
-        )
+        self._emit(data_ready(index, fetched_nbytes=sum(info.nbytes for info in missing)))
 
     # --- serving ---
 

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from weft.clock import Clock
 from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
 from weft.errors import GenesisMismatch, PeerError
-from weft.events import DataReady, Emit
+from weft.events import Emit
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
 from weft.peer.config import RunConfig
 from weft.peer.holders import everybody, small_from
 from weft.peer.home import Home
+from weft.peer.outline import data_ready
 from weft.peer.pull import pull
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.shares import Blob
@@ -50,7 +51,7 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
 async def fetch_files(
     node: Node, peers: Sequence[PeerId], run: RunConfig, home: Home, clock: Clock, emit: Emit
 ) -> Tokenizer:
-    """Fetch what is missing of the run's shards, tokenizer and initial vector; return the tokenizer.
+    """Fetch what is missing of the run's shards and tokenizer; return the tokenizer.
 
     Raises:
         PeerError: nobody delivered one of them.
@@ -63,7 +64,7 @@ async def fetch_files(
         home.blobs.put(blob)
     tokenizer = from_bytes(blob)
     check_vocabulary(tokenizer, run.model.vocab_size)
-    emit(_data_ready(run.data, await _fetch_shards(node, peers, run.data, home, clock)))
+    emit(data_ready(run.data, await _fetch_shards(node, peers, run.data, home, clock)))
     return tokenizer
 
 
@@ -90,12 +91,3 @@ async def fetch_initial(node: Node, peers: Sequence[PeerId], run: RunConfig, num
     """Fetch the initial vector into the home where it does not follow from the seed and is not there."""
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * num))
-
-
-def _data_ready(index: DataIndex, fetched_nbytes: int) -> DataReady:
-    return DataReady(
-        num_shards=len(index.train) + len(index.heldout),
-        fetched_nbytes=fetched_nbytes,
-        train_tokens=index.num_tokens("train"),
-        heldout_tokens=index.num_tokens("heldout"),
-    )

@@ -14,6 +14,7 @@ from weft import wire
 from weft.config import Config
 from weft.data import DataIndex
 from weft.errors import ConfigError, DataError, GenesisMismatch
+from weft.events import DataReady
 from weft.ids import Digest, PeerId, RunId
 from weft.net.admission import Admission, Anyone, ByKeys, ByTicket
 from weft.net.messages import HexDigest, HexPeer, HexRun
@@ -108,6 +109,16 @@ def admission_of(admission: AdmissionConfig, stewards: tuple[PeerId, ...], secre
             return Anyone()
         case _:
             assert_never(admission)
+
+
+def data_ready(index: DataIndex, fetched_nbytes: int) -> DataReady:
+    """Tell that the shards of `index`, each counted once, are here."""
+    return DataReady(
+        num_shards=len({info.digest for info in (*index.train, *index.heldout)}),
+        fetched_nbytes=fetched_nbytes,
+        train_tokens=index.num_tokens("train"),
+        heldout_tokens=index.num_tokens("heldout"),
+    )
 
 
 def public(outline: Named, run: RunId, home: Home) -> Lookup:

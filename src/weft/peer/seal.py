@@ -4,7 +4,7 @@
     bytes --read_run--> RunConfig that this machine accepts
 
 The maker packs its corpus, resolves every default, and puts the canonical RunConfig with all that it names into its
-home, whence peers fetch it by digest. `public` is what a peer may request: what the RunConfig names, nothing else.
+home, whence peers fetch it by digest (`outline.public` says what they may request).
 
 A private run's RunConfig names tokenizer and model but no shard, not even held-out ones: every peer packs its own
 files into a store that is never served, and evaluates on what it holds out of them.
@@ -29,12 +29,13 @@ from weft.data import CorpusConfig, DataIndex, JsonConfig, ShardStore, Tokenizer
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
-from weft.events import DataReady, Emit
+from weft.events import Emit
 from weft.ids import Digest, short
 from weft.model import ModelConfig, check_bounds, initial_vector, named, num_parameters, read_config, read_folder
 from weft.peer.config import FolderModel, PeerConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.peer.device import check_host
 from weft.peer.home import Home
+from weft.peer.outline import data_ready
 from weft.peer.state import raw
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
@@ -98,7 +99,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     read_run(data, limit)  # what others would refuse is refused here, where it can still be changed
     home.blobs.put(tokenizer.to_bytes())
     home.blobs.put(data)
-    _tell(index, emit)
+    emit(data_ready(index, fetched_nbytes=0))
     return Sealed(config, tokenizer, store, index)
 
 
@@ -259,17 +260,6 @@ def _put_initial(run_file: RunFile, model: ModelConfig, base: Path, home: Home) 
         _, vector = read_folder(base / run_file.model.path)
         return home.blobs.put(raw(vector))
     return wire.digest(raw(initial_vector(model, run_file.seed)))
-
-
-def _tell(index: DataIndex, emit: Emit) -> None:
-    emit(
-        DataReady(
-            num_shards=len({info.digest for info in (*index.train, *index.heldout)}),
-            fetched_nbytes=0,
-            train_tokens=index.num_tokens("train"),
-            heldout_tokens=index.num_tokens("heldout"),
-        )
-    )
 
 
 # --- reading what others sealed ---

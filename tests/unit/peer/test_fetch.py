@@ -21,6 +21,7 @@ from weft.net.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
 from weft.peer.fetch import fetch_files
 from weft.peer.home import Home
+from weft.peer.outline import data_ready
 from weft.wire import Buffer, digest
 
 NUM_SHARDS = 24
@@ -98,6 +99,13 @@ async def test_shards_come_from_all_members_and_none_twice(members: Members, tmp
     assert len(members.served) == 2
     assert [event.fetched_nbytes for event in events if isinstance(event, DataReady)] == [NUM_SHARDS * 100_000]
     assert Home(tmp_path).shards.missing(INDEX) == ()
+
+
+def test_a_shard_that_is_named_twice_is_one() -> None:
+    twice = msgspec.structs.replace(INDEX, heldout=INDEX.train[:2])
+    ready = data_ready(twice, fetched_nbytes=7)
+    assert (ready.num_shards, ready.fetched_nbytes) == (NUM_SHARDS, 7)
+    assert (ready.train_tokens, ready.heldout_tokens) == (NUM_SHARDS * 50_000, 100_000)
 
 
 async def test_a_member_that_dies_costs_the_shards_under_way(members: Members, tmp_path: Path) -> None:
