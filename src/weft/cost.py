@@ -104,7 +104,7 @@ _MEMBER_NBYTES = 314  # of a manifest, per member: name, uplink, its part's owne
 _GATHERED_NBYTES = 190  # what an owner tells that it holds, without the names of whose
 REQUEST_NBYTES = 119  # asking for a blob, and the header of the answer
 HEARTBEAT_NBYTES = 280  # with a member's summary
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 2.0  # from one to the next
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
         return
     from weft.peer.checkpoint import load, read_contents
     from weft.peer.state import replica_digest
+    from weft.sync.method import OUTER
 
     contents, snapshot = read_contents(folder), load(folder)
     run, head = snapshot.config, contents.head
@@ -121,8 +122,8 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
     yield f"round       {'none yet' if head is None else head.round}"
     yield f"model       {_described(run.model)}"
     yield f"tokenizer   {run.data.vocab_size} ids  {contents.tokenizer}"
-    outer = snapshot.replicated["outer"]
-    rest = {name: vector for name, vector in snapshot.replicated.items() if name != "outer"}
+    outer = snapshot.replicated[OUTER]
+    rest = {name: vector for name, vector in snapshot.replicated.items() if name != OUTER}
     yield f"replica     {replica_digest(outer, rest)}"
     sizes = {**snapshot.replicated, **snapshot.private}
     yield f"vectors     {', '.join(f'{name} ({figures.amount(vector.numel())})' for name, vector in sizes.items())}"

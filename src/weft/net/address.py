@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import psutil
 
-MAX_ADDRESSES = 16  # a ticket stays one line even on a machine with many virtual interfaces
+from weft.net.messages import MAX_ADDRESSES
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _HOMES = [ipaddress.ip_network(net) for net in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")]

@@ -19,8 +19,8 @@ from weft.net.transport import Stream
 from weft.wire import Buffer
 
 FRAME_VERSION = 1
-# Control frames hold records, and a record that grows with the run (a manifest of 64 contributors with 64 parts, a page
-# of membership) stays below 1 MiB. Anything larger is a blob and travels as raw bytes. 4 KiB for the record around it.
+# Control frames hold records, and a record that grows with the run (a plan of 32 contributors with 32 parts, a page of
+# membership) stays below 1 MiB. Anything larger is a blob and travels as raw bytes. 4 KiB for the record around it.
 MAX_FRAME_NBYTES = (1 << 20) + 4096
 FRAME_S = 30.0  # from a frame's first byte to its last, sent or received: 1 MiB at 300 kbit/s takes 28 s
 

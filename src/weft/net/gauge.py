@@ -30,6 +30,7 @@ SMALL_NBYTES = 256 << 10  # 2 s of 1 Mbit/s
 LARGE_NBYTES = 4 << 20  # where the small one passed within `BRIEF_S`: half a second of 64 Mbit/s
 BRIEF_S = 0.5
 PAUSE_S = 20.0
+SIGHT_S = 10.0  # to tell the time
 DEADLINE_S = 30.0
 _SIZES = (SMALL_NBYTES, LARGE_NBYTES)
 
@@ -126,7 +127,7 @@ async def sight(node: Node, peer: PeerId, clock: Clock) -> Sighting:
     """
     await node.connect(peer)  # else dialling would count
     began, wall = clock.now(), clock.wall()
-    seen = await node.call(peer, Sight(), Seen, deadline_s=10.0)
+    seen = await node.call(peer, Sight(), Seen, deadline_s=SIGHT_S)
     took_s = clock.now() - began
     return Sighting(seen=seen, round_trip_s=took_s, ahead_s=seen.wall_s - (wall + took_s / 2))
 

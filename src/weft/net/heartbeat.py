@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from weft.clock import Clock
+from weft.cost import HEARTBEAT_S
 from weft.errors import WeftError, WireError
 from weft.events import (
     Emit,
@@ -41,7 +42,6 @@ from weft.net.claims import ClaimReader
 from weft.net.gossip import Gossip
 from weft.net.membership import (
     FORGET_S,
-    HEARTBEAT_S,
     TICK_S,
     Forgotten,
     Full,
@@ -66,7 +66,7 @@ from weft.net.membership import (
     next_due,
     step,
 )
-from weft.net.messages import Contact, Departure, Farewell, Heartbeat
+from weft.net.messages import MAX_REASON_CHARS, Contact, Departure, Farewell, Heartbeat
 from weft.net.node import Node
 from weft.net.overlay import MAX_ALL, MIN_BOUNDED, watches_all
 from weft.net.roll import MAX_KNOWN
@@ -412,7 +412,7 @@ async def say_goodbye(node: Node, reason: str) -> None:
 
     The goodbye is signed, so that a member may show it to others.
     """
-    departure = Departure(run=node.run, instance=node.passport.instance, reason=reason[:200])
+    departure = Departure(run=node.run, instance=node.passport.instance, reason=reason[:MAX_REASON_CHARS])
     farewell = Farewell(signed=seal(node.passport.identity, departure))
     link_ended = asyncio.Event()
     node.on_link(lambda *_: link_ended.set())

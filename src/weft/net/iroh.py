@@ -33,10 +33,11 @@ from weft.config import Config
 from weft.errors import DialError, NetError, PeerError, PortInUse
 from weft.ids import PeerId, short
 from weft.keys import Identity
-from weft.net.address import MAX_ADDRESSES, reachable_hosts
+from weft.net.address import reachable_hosts
 from weft.net.gate import Gate, Handshakes
 from weft.net.iroh_patch import mend
 from weft.net.iroh_stream import IrohStream
+from weft.net.messages import MAX_ADDRESSES
 from weft.net.tasks import Tasks
 from weft.net.transport import Accept, Lane, OnDrop, ignore_drop
 

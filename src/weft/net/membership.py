@@ -21,16 +21,16 @@ from typing import Annotated, assert_never
 import msgspec
 from msgspec import Meta
 
+from weft.cost import HEARTBEAT_S
 from weft.ids import PeerId
 
-HEARTBEAT_S = 2.0
 SUSPECT_S = 6.0  # three heartbeats missed
 GONE_S = 8.0
 FORGET_S = 600.0  # a member away for so long is redialled no more; it still finds its way back by itself
 TICK_S = 0.5
 STALL_S = 0.5  # a tick that is so late: a stopped process, a sleeping machine or a held lock
 LISTEN_S = 10.0  # for links to be dialled anew after a long sleep: a network that wakes up takes its time
-MAX_MEMBERS = 32  # all-to-all: 31 x 31 heartbeats every 2 s; above that another membership is needed
+MAX_MEMBERS = 32  # all-to-all: 31 x 31 heartbeats every 2 s; of more, swim.py decides who is alive
 
 Status = Annotated[str, Meta(pattern="alive|suspected|gone|left")]
 

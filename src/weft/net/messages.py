@@ -41,7 +41,7 @@ PROTOCOL = 1  # raised when records here change meaning; both ends must agree
 
 MAX_NAME_CHARS = 64  # shown to people
 MAX_ADDRESS_CHARS = 512  # an iroh address with relay and direct paths is about 300
-MAX_ADDRESSES = 16  # a host has a few networks, twice for two transports
+MAX_ADDRESSES = 16  # a host has a few networks, twice for two transports; many virtual ones make no longer tickets
 MAX_TOLD_CONTACTS = 64  # twice the size of a swarm whose members all know each other
 MAX_METHOD_CHARS = 64  # a class name
 MAX_REASON_CHARS = 300  # one line for a person

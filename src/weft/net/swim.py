@@ -49,6 +49,7 @@ from weft.net.membership import (
     Tick,
     own_stall,
 )
+from weft.net.messages import MAX_NEWS
 from weft.net.overlay import kept
 from weft.net.roll import Accused, Claim, Correct, Departed, Effect, Lives, Proof, Renew, Roll, Spread
 from weft.net.swim_state import (
@@ -90,7 +91,6 @@ REVIVE_S = 30.0  # between two dials of somebody gone: a network that was cut in
 REVIVE_ALONE_S = 5.0  # where nobody is left
 RELINK_S = 1.0  # between two choices of links
 SWEEP_S = 10.0
-MAX_NEWS = 32  # rumours in one message
 MAX_ERRANDS = 64
 
 

@@ -121,7 +121,7 @@ class Silent(_Frozen, frozen=True):
 
 
 class Watch(_Frozen, frozen=True):
-    """From now on few links are kept, or all. `known`: who is alive or suspected, and who is gone, so far."""
+    """From now on few links are kept, or all. `present`: who is alive or suspected so far; `gone`: who is gone."""
 
     is_active: bool
     present: frozenset[PeerId] = frozenset()

@@ -44,7 +44,7 @@ from weft.peer.home import Home
 from weft.peer.index import CHUNK_NBYTES, StateIndex
 from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, CharterAnswer, CharterRequest, StateOffer, StateRequest
 from weft.peer.messages import Chain as ChainAnswer
-from weft.peer.offered import Offered, most_offered, opened
+from weft.peer.offered import MAX_DONORS, Offered, most_offered, opened
 from weft.peer.outline import Outline, data_ready
 from weft.peer.pull import pull
 from weft.peer.shares import Blob
@@ -53,7 +53,6 @@ from weft.wire import Buffer, digest_of
 
 LOOK_S = 1.0
 CALL_S = 10.0
-MAX_DONORS = 4  # each copies its state for it, as for a newcomer
 LEAST_RENEWED_NBYTES = 16 << 20  # results, below which a state is not fetched anew: it may be tiny
 MAX_SINCE = 64  # rounds since the state; a chain remembers four times as many
 MAX_VECTORS = 4  # of a state: parameters, and what an outer optimizer holds

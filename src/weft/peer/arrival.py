@@ -29,7 +29,7 @@ from weft.net.first import first_of
 from weft.net.messages import Heartbeat
 from weft.peer.index import StateIndex
 from weft.peer.messages import StateOffer, StateRequest
-from weft.peer.offered import Offered, most_offered, opened
+from weft.peer.offered import MAX_DONORS, Offered, most_offered, opened
 from weft.peer.partial import MAX_OFFER_NBYTES, Partial, drop
 from weft.peer.place import Place
 from weft.peer.pull import pull
@@ -39,7 +39,6 @@ from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
 from weft.wire import Buffer, decode, digest_of
 
-MAX_DONORS = 4  # each copies the state for it; and a newcomer's line is seldom faster than those of four members
 OFFER_S = 60.0  # for a member to copy its state and name the chunks
 Heads = Sequence[tuple[PeerId, Manifest]]
 Beats = Callable[[], Mapping[PeerId, Heartbeat]]

@@ -42,12 +42,12 @@ from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.state import chunks
 from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
+from weft.sync.method import OUTER
 
 R = TypeVar("R")
 
 FORMAT = 1  # raised when equal files would mean another state
 NAME = CHECKPOINT_FILE
-OUTER = "outer"  # the vector that is the model
 MAX_CONTENTS_NBYTES = 256 << 20  # digests of 3 TB of vectors
 _OURS = re.compile(r"\.part-.*|(replicated|private)-[0-9]{1,18}\.safetensors|(run|tokenizer)-[0-9a-f]{16}\.bin")
 _ADVICE = "Use another peer's checkpoint, or remove this one and join the run again."

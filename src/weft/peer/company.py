@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from weft.clock import Clock
+from weft.cost import HEARTBEAT_S
 from weft.ids import PeerId
-from weft.net.membership import HEARTBEAT_S
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 

@@ -38,11 +38,12 @@ from weft.peer.claims import legacy_tokens
 from weft.peer.forks import ForkDonor, fetch_fork
 from weft.peer.index import StateIndex
 from weft.peer.place import Place
-from weft.peer.replica import OUTER, Replica
+from weft.peer.replica import Replica
 from weft.sync.charter import Charter
 from weft.sync.legacy import history
 from weft.sync.lineage import Legacy, Parting, parting
 from weft.sync.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
+from weft.sync.method import OUTER
 from weft.sync.reduce import EncodedPart, encode_parts, named
 from weft.wire import Record, decode, digest_of, encode
 

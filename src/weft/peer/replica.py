@@ -17,15 +17,13 @@ from weft.peer.config import RunConfig
 from weft.sync.charter import Charter
 from weft.sync.legacy import charter_after
 from weft.sync.messages import Manifest, next_base
-from weft.sync.method import Method
+from weft.sync.method import OUTER, Method
 from weft.sync.outer import State as OuterState
 from weft.sync.outer import StepContext
 from weft.sync.reduce import decode_parts
 from weft.sync.schedule import lr
 from weft.sync.uplinks import parts_of
 from weft.wire import Buffer
-
-OUTER = "outer"  # the name of the parameters among the replicated vectors
 
 
 class Replica:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.ids import Digest
 from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex
+from weft.sync.method import OUTER
 from weft.wire import digest, digest_of
 
 
@@ -62,4 +63,4 @@ def replica_digest(outer: Float32[Tensor, " num"], state: Mapping[str, Float32[T
         outer: the parameters.
         state: the outer optimizer's vectors by name.
     """
-    return digest_of(state_index({"outer": outer, **state}))
+    return digest_of(state_index({OUTER: outer, **state}))

@@ -33,6 +33,8 @@ from weft.sync.choices import diloco_defaults as diloco_defaults
 from weft.sync.choices import spell_out as spell_out
 from weft.sync.outer import AdamWConfig, State, StepContext
 
+OUTER = "outer"  # the name of the parameters among the replicated vectors
+
 
 @final
 class Method:
@@ -47,7 +49,7 @@ class Method:
     @property
     def replicated(self) -> tuple[str, ...]:
         """Names of the flat vectors that are equal on all members after a commit."""
-        return ("outer", *self.init(0))
+        return (OUTER, *self.init(0))
 
     def init(self, num: int) -> State:
         """Return the outer optimizer's state before the first round: replicated."""

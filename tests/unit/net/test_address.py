@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.net.address import MAX_ADDRESSES, join_address, reachable_hosts, split_address
+from weft.net.address import join_address, reachable_hosts, split_address
+from weft.net.messages import MAX_ADDRESSES
 
 
 @given(st.ip_addresses().map(str), st.integers(min_value=1, max_value=65535))
