@@ -13,7 +13,6 @@ It does not know what else a person may want to know of a peer.
 import asyncio
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -56,9 +55,7 @@ class Control:
             if wish is not None:
                 text = await self._heed(wish)
                 with suppress(DiskFull, DataError):
-                    write_atomically(
-                        _answer(self._folder), [msgspec.json.encode(Answer(number=wish.number, text=text))]
-                    )
+                    write_atomically(self._folder.answer, [msgspec.json.encode(Answer(number=wish.number, text=text))])
 
     async def _heed(self, wish: Wish) -> str:
         pausing = self._peer.pausing
@@ -83,12 +80,12 @@ def put_wish(folder: PeerFolder, wish: Wish) -> None:
     Raises:
         DataError, DiskFull: the folder cannot be written.
     """
-    write_atomically(_wish(folder), [msgspec.json.encode(wish)])
+    write_atomically(folder.wish, [msgspec.json.encode(wish)])
 
 
 def take_wish(folder: PeerFolder) -> Wish | None:
     """Return what is asked, and take it away; None: nothing is, or nothing that its owner has written."""
-    path = _wish(folder)
+    path = folder.wish
     try:
         status = path.stat()
         data = path.read_bytes() if status.st_size <= MAX_NBYTES else b""
@@ -105,14 +102,6 @@ def take_wish(folder: PeerFolder) -> Wish | None:
 def read_answer(folder: PeerFolder, number: str) -> str | None:
     """Return what the peer says to the wish of this number; None: nothing yet."""
     with suppress(OSError, msgspec.DecodeError):
-        answer = msgspec.json.decode(_answer(folder).read_bytes(), type=Answer)
+        answer = msgspec.json.decode(folder.answer.read_bytes(), type=Answer)
         return answer.text if answer.number == number else None
     return None
-
-
-def _wish(folder: PeerFolder) -> Path:
-    return folder.root / "wish"
-
-
-def _answer(folder: PeerFolder) -> Path:
-    return folder.root / "answer"

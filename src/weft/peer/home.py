@@ -6,11 +6,13 @@
           private/        shards of this machine's own files in private runs: no peer can request them
           runs/<run id>/<peer id>/
               checkpoint/       the state, as last saved
+              journal/          what was merged and decided since
               log.jsonl         the events
               durable.bin       what was promised and accepted in rounds
               awaiting.bin      acts and ballots that no manifest holds yet
               lies.bin          what proves that members lie, until they are struck out
               secret, ticket    what lets others in, for their owner's eyes only
+              secret, ticket    what the run's tickets hold, and a fresh one; for their owner's eyes only
               addresses         where other peers were last reached
               anchored/         what an anchor keeps in the place of a checkpoint
               moved             bytes moved today, where that is capped
@@ -178,6 +180,22 @@ class PeerFolder:
     @property
     def moved(self) -> Path:
         return self.root / "moved"
+
+    @property
+    def secret(self) -> Path:
+        return self.root / "secret"
+
+    @property
+    def ticket(self) -> Path:
+        return self.root / "ticket"
+
+    @property
+    def wish(self) -> Path:
+        return self.root / "wish"
+
+    @property
+    def answer(self) -> Path:
+        return self.root / "answer"
 
 
 class Home:

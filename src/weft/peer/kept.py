@@ -12,7 +12,6 @@ It does not know networks, nor when there is something new to keep.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -29,7 +28,7 @@ def read_secret(folder: PeerFolder) -> bytes | None:
     Raises:
         ConfigError: its file is damaged or cannot be read; says what to do.
     """
-    path = _secret(folder)
+    path = folder.secret
     try:
         secret = bytes.fromhex(path.read_text())
     except FileNotFoundError:
@@ -59,7 +58,7 @@ def keep_secret(folder: PeerFolder, admission: Admission) -> None:
     """
     if not isinstance(admission, ByTicket):
         return
-    path, text = _secret(folder), admission.secret.hex()
+    path, text = folder.secret, admission.secret.hex()
     with suppress(OSError, ValueError):
         if path.read_text() == text:
             return
@@ -69,13 +68,13 @@ def keep_secret(folder: PeerFolder, admission: Admission) -> None:
 def keep_ticket(folder: PeerFolder, text: str) -> None:
     """Keep a ticket in place of the one before, which stays where this one cannot be written: it is as good."""
     with suppress(DiskFull, DataError):
-        write_atomically(folder.root / "ticket", [text.encode()], mode=PRIVATE)
+        write_atomically(folder.ticket, [text.encode()], mode=PRIVATE)
 
 
 def drop_ticket(folder: PeerFolder) -> None:
     """Remove the ticket of a member that takes part no more."""
     with suppress(OSError):
-        (folder.root / "ticket").unlink()
+        folder.ticket.unlink()
 
 
 def read_addresses(folder: PeerFolder) -> dict[PeerId, tuple[str, ...]]:
@@ -89,7 +88,3 @@ def keep_addresses(folder: PeerFolder, known: Mapping[PeerId, tuple[str, ...]]) 
     """Keep addresses in place of those before, which stay where these cannot be written."""
     with suppress(DiskFull, DataError):
         write_atomically(folder.addresses, [msgspec.json.encode(known)])
-
-
-def _secret(folder: PeerFolder) -> Path:
-    return folder.root / "secret"
