@@ -42,8 +42,15 @@ from weft.peer.compute import Compute
 from weft.peer.holders import small_from
 from weft.peer.home import Home
 from weft.peer.index import CHUNK_NBYTES, StateIndex
-from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, CharterAnswer, CharterRequest, StateOffer, StateRequest
-from weft.peer.messages import Chain as ChainAnswer
+from weft.peer.messages import (
+    MAX_CERTIFICATES,
+    ChainAnswer,
+    ChainRequest,
+    CharterAnswer,
+    CharterRequest,
+    StateOffer,
+    StateRequest,
+)
 from weft.peer.offered import MAX_DONORS, Offered, most_offered, opened
 from weft.peer.outline import Outline, data_ready
 from weft.peer.pull import pull

@@ -21,8 +21,7 @@ from weft.net.node import Node
 from weft.peer.chain import Chain, as_many_as_fit
 from weft.peer.compute import Compute
 from weft.peer.index import StateIndex, VectorIndex
-from weft.peer.messages import MAX_CERTIFICATES, ChainRequest, StateOffer, StateRequest
-from weft.peer.messages import Chain as ChainAnswer
+from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, StateOffer, StateRequest
 from weft.peer.replica import Replica
 from weft.peer.state import chunks
 from weft.sync.charter import Charter

@@ -32,8 +32,7 @@ from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, is_furt
 from weft.peer.config import RunConfig
 from weft.peer.contribution import Carry
 from weft.peer.legacies import Legacies
-from weft.peer.messages import GENESIS, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
-from weft.peer.messages import Chain as ChainAnswer
+from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.place import Place
 from weft.peer.plea import Plea
 from weft.peer.replica import Replica

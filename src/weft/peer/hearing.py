@@ -48,6 +48,7 @@ class Hearing:
     """Of one peer, round after round.
 
     Args:
+        reach: this peer's machine.
         accuse: given what proves that a member lies.
     """
 
@@ -57,7 +58,7 @@ class Hearing:
         chain: Chain,
         weighing: Weighing,
         gathering: Gathering,
-        machine: Reach,
+        reach: Reach,
         timers: Timers,
         accuse: Callable[[Warrant], None],
     ) -> None:
@@ -66,8 +67,8 @@ class Hearing:
         self._chain = chain
         self._weighing = weighing
         self._gathering = gathering
-        self._feed = machine.feed
-        self._state = machine.state
+        self._feed = reach.feed
+        self._state = reach.state
         self.on_record: Callable[[GroupRecord], object] = lambda _record: None
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self._early = Early()

@@ -9,7 +9,7 @@ newcomer                         member
   BlockPlease ─────────────────► all     announce nothing until I am in (only where it asks for that, every 2 s)
   Joining ─────────────────────► all     count me in from the next manifest on (every second until it does)
   ChainRequest ────────────────►         what was committed since?
-  ◄────────────────────── Chain          certificates, in order
+  ◄──────────────── ChainAnswer          certificates, in order
 """
 
 from typing import Annotated, Literal
@@ -99,7 +99,7 @@ class ChainRequest(Record, frozen=True, kw_only=True, tag="ChainRequest"):
     after: Round
 
 
-class Chain(Record, frozen=True, kw_only=True, tag="Chain"):
+class ChainAnswer(Record, frozen=True, kw_only=True, tag="Chain"):
     """What was committed on the branch after that round, oldest first; None where it is no longer remembered."""
 
     certificates: Annotated[tuple[Certificate, ...], Meta(max_length=MAX_CERTIFICATES)] | None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.sync.machine import Input, State
+from weft.sync.messages import Collect
 
 
 @dataclass(frozen=True)
@@ -12,3 +13,8 @@ class Reach:
 
     feed: Callable[[Input], None]  # gives it what it is to hear
     state: Callable[[], State | None]  # None where this peer takes no part in the round
+
+    def plan(self) -> Collect | None:
+        """Return the plan that the machine follows, if it knows one."""
+        state = self.state()
+        return None if state is None else state.plan

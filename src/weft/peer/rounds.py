@@ -113,8 +113,8 @@ class Rounds:
         self._prefetching = asyncio.Lock()
         awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
         self.acts = Acts(place.node, chain, place.emit, awaiting, lies, self._move)
-        self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, self._feed)
-        reach = Reach(self._feed, lambda: self._state)
+        self._reach = reach = Reach(self._feed, lambda: self._state)
+        self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, reach)
         self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, reach)
         self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self._timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
@@ -418,7 +418,7 @@ class Rounds:
 
     async def _fetch(self, plan: Collect, part: int, result: Digest, here: range) -> None:
         wanted = Wanted(part, result, len(here), self.chain.base.round)
-        if learnt := await self.parts.fetch(plan, wanted, lambda: getattr(self._state, "plan", None) == plan):
+        if learnt := await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan):
             self._feed(learnt)
 
     async def _prefetch(self, manifest: Manifest) -> None:

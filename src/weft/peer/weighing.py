@@ -21,8 +21,9 @@ from weft.ids import PeerId
 from weft.net.tasks import Tasks
 from weft.peer.chain import Chain
 from weft.peer.parts import Parts
+from weft.peer.reach import Reach
 from weft.peer.standing import Standing
-from weft.sync.machine import Input, Noticed
+from weft.sync.machine import Noticed
 from weft.sync.messages import AnyRoundMessage, Base, Manifest, Propose
 from weft.sync.rules import is_successor
 
@@ -33,7 +34,8 @@ class Weighing:
     """Of one peer, round after round.
 
     Args:
-        feed: lets the machine suspect a leader whose own proposal cannot be applied: nobody need wait for the next.
+        reach: this peer's machine. It suspects a leader whose own proposal cannot be applied: nobody need wait for the
+            next.
     """
 
     def __init__(
@@ -43,14 +45,14 @@ class Weighing:
         standing: Standing,
         tasks: Tasks,
         emit: Emit,
-        feed: Callable[[Input], None],
+        reach: Reach,
     ) -> None:
         self._chain = chain
         self._parts = parts
         self._standing = standing
         self._tasks = tasks
         self._emit = emit
-        self._feed = feed
+        self._feed = reach.feed
         self._running: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
 
     def begin(self) -> None:
