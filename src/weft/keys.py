@@ -1,8 +1,8 @@
 """A peer's Ed25519 identity: create, lock, load, back up, sign, verify.
 
-The same key is the peer's network address, its signature and, later, its ledger account. It lies in one PEM
-file that only its owner can read, and is locked while a process uses it: two peers with one key would look
-like one peer that contradicts itself.
+The same key is the peer's network address and what its signatures are checked with. It lies in one PEM file that only
+its owner can read, and is locked while a process uses it: two peers with one key would look like one peer that
+contradicts itself.
 
 A home holds numbered identities, so several peers on one machine each take the first one that is free.
 """
