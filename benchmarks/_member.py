@@ -41,9 +41,9 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.rounds import Rounds
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import Charter, Settings
+from weft.sync.choices import AdamWConfig, Choices, SgdConfig
 from weft.sync.messages import Manifest
-from weft.sync.method import Choices, Method
-from weft.sync.outer import AdamWConfig, SgdConfig
+from weft.sync.method import Method
 from weft.sync.reduce import decode_parts, encode_parts, named
 from weft.sync.schedule import ConstantConfig
 

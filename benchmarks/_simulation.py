@@ -21,8 +21,9 @@ from weft.data.assign import leases
 from weft.data.batch import Batches
 from weft.ids import Digest, PeerId
 from weft.model.flat import layout
-from weft.peer.config import PeerConfig, RunConfig, RunFile
+from weft.peer.config import RunConfig, RunFile
 from weft.peer.home import Home
+from weft.peer.machine import PeerConfig
 from weft.peer.seal import initial, seal
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer

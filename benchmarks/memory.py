@@ -27,14 +27,14 @@ from weft import cost
 from weft.data import CorpusConfig, TextSource
 from weft.model.config import num_parameters
 from weft.net.tls import TlsConfig
-from weft.peer.config import PeerConfig, RunFile, ShapedModel, TrainConfig
+from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.device import decoder, encoding
 from weft.peer.footing import Options
 from weft.peer.home import Home
 from weft.peer.launch import found
+from weft.peer.machine import PeerConfig
 from weft.peer.peer import Peer
-from weft.sync.method import DdpConfig, DiLoCoConfig, MethodConfig
-from weft.sync.outer import NesterovConfig
+from weft.sync.choices import DdpConfig, DiLoCoConfig, MethodConfig, NesterovConfig
 from weft.sync.schedule import ConstantConfig
 
 MODEL = ShapedModel(num_layers=10, num_heads=14, width=896, ffn_width=2432)

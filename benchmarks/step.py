@@ -32,11 +32,11 @@ from weft.clock import SystemClock
 from weft.data.batch import Batch, Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.model import ModelConfig, Transformer, initial_vector, layout, named
-from weft.peer.config import PeerConfig, RunConfig, TrainConfig
+from weft.peer.config import RunConfig, TrainConfig
+from weft.peer.machine import PeerConfig
 from weft.peer.outline import TicketAdmission
 from weft.peer.trainer import Trainer
-from weft.sync.method import DiLoCoConfig, spell_out
-from weft.sync.outer import AdamWConfig
+from weft.sync.choices import AdamWConfig, DiLoCoConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
 LR, CLIP = 1e-3, 1.0

@@ -46,14 +46,15 @@ from weft.net.messages import (
     ViewSums,
 )
 from weft.net.node import Node
-from weft.peer.config import PeerConfig, RunFile, ShapedModel, TrainConfig
+from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.home import Home
+from weft.peer.machine import PeerConfig
 from weft.peer.messages import Letter
 from weft.peer.seal import seal
 from weft.sim.cost import CostTrainer
 from weft.sim.memo import shared
 from weft.sim.world import Life, Member, Paced, World
-from weft.sync.method import FedAvgConfig
+from weft.sync.choices import FedAvgConfig
 from weft.sync.schedule import ConstantConfig
 from weft.wire import Buffer, encode
 

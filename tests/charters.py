@@ -8,7 +8,7 @@ import msgspec
 from weft.codec import CodecConfig, Fp32Config
 from weft.ids import PeerId
 from weft.sync.charter import Charter, Settings
-from weft.sync.method import Choices, FedAvgConfig, spell_out
+from weft.sync.choices import Choices, FedAvgConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
 

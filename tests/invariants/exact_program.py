@@ -18,8 +18,18 @@ from weft.codec.quantize import Int8
 from weft.model.config import named
 from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
-from weft.sync.method import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, Method, MethodConfig, spell_out
-from weft.sync.outer import AdamWConfig, SgdConfig, StepContext, norm
+from weft.sync.choices import (
+    AdamWConfig,
+    Choices,
+    DdpConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    MethodConfig,
+    SgdConfig,
+    spell_out,
+)
+from weft.sync.method import Method
+from weft.sync.outer import StepContext, norm
 from weft.sync.reduce import Merger, cut, decode_parts, encode_parts, merge
 from weft.sync.schedule import CosineConfig, WsdConfig, lr
 from weft.wire import digest

@@ -34,6 +34,7 @@ from weft.peer.messages import StateRequest
 from weft.peer.promises import Promises
 from weft.sync.acts import Act, Amend, Ballot, Warrant
 from weft.sync.charter import Charter, Settings
+from weft.sync.choices import Choices, SgdConfig
 from weft.sync.enact import enact
 from weft.sync.groups import Offer, claim_of, counted, record_of
 from weft.sync.messages import (
@@ -47,8 +48,6 @@ from weft.sync.messages import (
     Stake,
     next_base,
 )
-from weft.sync.method import Choices
-from weft.sync.outer import SgdConfig
 from weft.sync.reduce import Merger, cut
 from weft.sync.rules import Durable, leader
 from weft.sync.schedule import ConstantConfig

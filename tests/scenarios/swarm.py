@@ -44,8 +44,8 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.seal import seal
 from weft.peer.state import replica_digest
 from weft.sim.world import Life, Member, World
+from weft.sync.choices import FedAvgConfig, MethodConfig
 from weft.sync.messages import GroupRecord, Manifest, RoundNote
-from weft.sync.method import FedAvgConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig
 from weft.wire import digest_of, unseal
 

@@ -8,7 +8,7 @@ from scenarios.swarm import Life, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchOpened, Notice
 from weft.ids import PeerId, Round
-from weft.peer.config import PeerConfig
+from weft.peer.machine import PeerConfig
 from weft.sync.messages import Certificate, RoundMessage
 from weft.wire import digest_of
 

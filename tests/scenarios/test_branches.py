@@ -18,8 +18,8 @@ from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.ahead import MOST_ROUNDS
 from weft.peer.compute import Inline
 from weft.peer.legacies import Brought
+from weft.sync.choices import DdpConfig
 from weft.sync.messages import Counted, Manifest, Ready
-from weft.sync.method import DdpConfig
 from weft.sync.reduce import encode_parts, named
 from weft.sync.uplinks import parts_of
 from weft.wire import digest, digest_of

@@ -26,7 +26,7 @@ from weft.events import (
 from weft.ids import Attempt, PeerId, Round
 from weft.net.membership import GONE_S
 from weft.peer.compute import Inline
-from weft.peer.config import PeerConfig
+from weft.peer.machine import PeerConfig
 from weft.sync.messages import Accept, Certificate, Collect, Holding, Merged, Propose, Ready
 from weft.sync.reduce import EncodedPart, named
 from weft.sync.rules import leader

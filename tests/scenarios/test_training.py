@@ -10,12 +10,11 @@ from scenarios.swarm import BATCH, EVERY, LEASE_TOKENS, SEQ_LEN, Life, Swarm
 from weft.codec import Fp32Config
 from weft.data.batch import Batches
 from weft.events import CheckpointSaved, MajorityLost, Notice, RoundCommitted, RoundMissed, StateJoined
-from weft.peer.config import PeerConfig
+from weft.peer.machine import PeerConfig
 from weft.peer.seal import initial
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer
-from weft.sync.method import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig
-from weft.sync.outer import SgdConfig
+from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SgdConfig
 from weft.sync.reduce import cut, merge
 from weft.sync.schedule import CosineConfig
 

@@ -88,9 +88,9 @@ def _largest_model() -> Finding:
     """Return which named sizes this machine can train, one sample of 1024 tokens at a time."""
     from weft import cost
     from weft.model.config import SIZES, named, num_parameters
-    from weft.peer.config import PeerConfig
     from weft.peer.device import choose, decoder, device_free_nbytes
     from weft.peer.host import host_free_nbytes
+    from weft.peer.machine import PeerConfig
 
     device = choose(PeerConfig())
     free = host_free_nbytes() if device.is_cpu else device_free_nbytes(device)

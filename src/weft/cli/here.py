@@ -18,10 +18,11 @@ from weft.errors import TooLarge
 from weft.model import ModelConfig, Transformer, flatten
 from weft.model.config import num_parameters
 from weft.peer.backward import Backward
-from weft.peer.config import PeerConfig, TrainConfig
+from weft.peer.config import TrainConfig
 from weft.peer.device import choose, decoder, device_free_nbytes
 from weft.peer.host import host_free_nbytes
 from weft.peer.inner import InnerOptimizer
+from weft.peer.machine import PeerConfig
 
 _SPARE = 0.9
 

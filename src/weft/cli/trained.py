@@ -20,8 +20,9 @@ from weft.errors import CheckpointError, WireError
 from weft.ids import short
 from weft.model import ModelConfig, Transformer, assemble, check_bounds, read_config, read_folder
 from weft.peer.checkpoint import load_model, read_contents
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
 from weft.peer.device import choose
+from weft.peer.machine import PeerConfig
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from weft.data import NgramModel, num_windows
 from weft.data.corpus import Split
 from weft.ids import RunId
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
 from weft.peer.home import Home
+from weft.peer.machine import PeerConfig
 from weft.peer.seal import MAX_RUN_NBYTES, read_run
 
 ORDER = 3  # bytes of context

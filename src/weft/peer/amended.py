@@ -20,7 +20,7 @@ from weft.errors import ConfigError
 from weft.peer.config import RunConfig
 from weft.sync.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
 from weft.sync.charter import Charter, Settings
-from weft.sync.method import ApplyConfig, InnerConfig
+from weft.sync.choices import ApplyConfig, InnerConfig
 from weft.sync.schedule import ScheduleConfig
 
 

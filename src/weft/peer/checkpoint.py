@@ -35,9 +35,10 @@ from weft.errors import CheckpointError, DataError, DiskFull
 from weft.ids import Digest, short
 from weft.model import num_parameters
 from weft.net.messages import HexDigest, HexRun
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
 from weft.peer.home import CHECKPOINT_FILE
 from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName
+from weft.peer.machine import PeerConfig
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.state import chunks
 from weft.sync.charter import Charter

@@ -19,12 +19,10 @@ from weft.ids import RunId
 from weft.model.config import ModelConfig, Size
 from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
-from weft.peer.machine import PeerConfig as PeerConfig
 from weft.peer.outline import AdmissionConfig, TicketAdmission
 from weft.sync.charter import MAX_STEWARDS, Electors
+from weft.sync.choices import AdamWConfig, Choices, DiLoCoConfig, MethodConfig
 from weft.sync.messages import MAX_GROUP
-from weft.sync.method import Choices, DiLoCoConfig, MethodConfig
-from weft.sync.outer import AdamWConfig
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import digest_of
 

@@ -24,9 +24,10 @@ from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.peer.caps import CapsConfig
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
 from weft.peer.host import host_free_nbytes, process_nbytes
-from weft.sync.outer import NesterovConfig
+from weft.peer.machine import PeerConfig
+from weft.sync.choices import NesterovConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
 

@@ -18,7 +18,7 @@ from torch.optim.adamw import adamw
 
 from weft.errors import CheckpointError
 from weft.model import FlatModel
-from weft.sync.outer import AdamWConfig
+from weft.sync.choices import AdamWConfig
 
 State = dict[str, Tensor]
 

@@ -29,13 +29,14 @@ from weft.peer.amended import amended
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.company import Company
 from weft.peer.compute import Compute, Threads
-from weft.peer.config import PeerConfig, RunConfig, RunFile
+from weft.peer.config import RunConfig, RunFile
 from weft.peer.device import check_fits, choose
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.footing import Footing, Options, connect, footing, open_for
 from weft.peer.home import PeerFolder
 from weft.peer.host import limit_cores
 from weft.peer.kept import keep_secret, read_secret
+from weft.peer.machine import PeerConfig
 from weft.peer.outline import admission_of, public
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import initial, pack_private, seal

@@ -15,9 +15,10 @@ from weft.keys import Identity
 from weft.net.claims import ClaimReader
 from weft.net.node import Node
 from weft.peer.compute import Compute
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
 from weft.peer.home import PeerFolder
 from weft.peer.journal import Journal
+from weft.peer.machine import PeerConfig
 from weft.peer.trainer import Trainer
 from weft.sync.acts import Succeed
 

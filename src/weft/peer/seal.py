@@ -32,14 +32,15 @@ from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismat
 from weft.events import Emit
 from weft.ids import Digest, short
 from weft.model import ModelConfig, check_bounds, initial_vector, named, num_parameters, read_config, read_folder
-from weft.peer.config import FolderModel, PeerConfig, RunConfig, RunFile, ShapedModel, SizedModel
+from weft.peer.config import FolderModel, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.peer.device import check_host
 from weft.peer.home import Home
+from weft.peer.machine import PeerConfig
 from weft.peer.outline import data_ready
 from weft.peer.state import raw
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
-from weft.sync.method import spell_out
+from weft.sync.choices import spell_out
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
 MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES

@@ -21,9 +21,10 @@ from weft.model.config import ModelConfig, num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
 from weft.peer.company import NOBODY, Pace
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
 from weft.peer.device import Device, choose, decoder, encoding, needed_nbytes
 from weft.peer.home import Home
+from weft.peer.machine import PeerConfig
 from weft.sync.method import Method
 
 CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written

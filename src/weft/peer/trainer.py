@@ -34,9 +34,10 @@ from weft.ids import Step
 from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
 from weft.peer.backward import Backward, LossScale
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
 from weft.peer.device import allocating, check_fits, choose, limit_memory
 from weft.peer.inner import InnerOptimizer, State
+from weft.peer.machine import PeerConfig
 from weft.sync.schedule import lr
 
 

@@ -19,8 +19,8 @@ from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
 from weft.plan.question import BYTES_CPU_S, MESSAGES_CPU_S, Cluster, Machines, Question
 from weft.plan.timing import Kind, Load, RoundTime
+from weft.sync.choices import NesterovConfig
 from weft.sync.groups import NUM_HANDED
-from weft.sync.outer import NesterovConfig
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 _SPARE = 0.9  # of a device's memory may be planned for

@@ -14,8 +14,7 @@ from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.loss import MIN_ROUNDS
 from weft.plan.question import Question
-from weft.sync.method import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, spell_out
-from weft.sync.outer import NesterovConfig
+from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, NesterovConfig, spell_out
 
 EVERY = (10, 30, 100, 300)
 CLOSE = 1.02  # within so much of the best, the row with the fewest inner steps between outer ones is chosen

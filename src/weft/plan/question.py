@@ -12,7 +12,7 @@ from weft.peer.config import TrainConfig
 from weft.peer.device import decoder
 from weft.plan.profiles import Device, known
 from weft.plan.timing import Line
-from weft.sync.method import Choices
+from weft.sync.choices import Choices
 
 # benchmarks/reports/rounds.md: 11.6 ms a member with 4 of them, 52.3 with 16, to check and handle a round's messages.
 MESSAGES_CPU_S = 3.5e-3  # per other member

@@ -29,8 +29,8 @@ from weft.net.node import Node
 from weft.net.ticket import MAX_CONTACTS
 from weft.peer.checkpoint import load
 from weft.peer.compute import Compute, Inline
-from weft.peer.config import PeerConfig
 from weft.peer.home import Home
+from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.place import MakeTrainer
 from weft.peer.seal import Sealed, initial

@@ -6,7 +6,7 @@
     diloco   H      delta     int8   all    SGD-Nesterov      outer, momentum                inner optimizer
 
 A run file names a row or spells the choices out (`type = "custom"`). Before a run starts, `spell_out` turns either into
-`Choices`, which RunConfig holds: defaults that depend on the number of peers are decided once, for all.
+`Choices`, which RunConfig holds (all in `choices`): what depends on the number of peers is decided once, for all.
 
 `Method` is what a peer computes between rounds: tensors in, tensors out. It does not know rounds, peers or bytes sent.
 
@@ -22,16 +22,8 @@ from torch import Tensor
 from weft.codec import bounds
 from weft.codec.codec import build as build_codec
 from weft.sync import outer as optimizers
-from weft.sync.choices import ApplyConfig as ApplyConfig
-from weft.sync.choices import Choices as Choices
-from weft.sync.choices import DdpConfig as DdpConfig
-from weft.sync.choices import DiLoCoConfig as DiLoCoConfig
-from weft.sync.choices import FedAvgConfig as FedAvgConfig
-from weft.sync.choices import InnerConfig as InnerConfig
-from weft.sync.choices import MethodConfig as MethodConfig
-from weft.sync.choices import diloco_defaults as diloco_defaults
-from weft.sync.choices import spell_out as spell_out
-from weft.sync.outer import AdamWConfig, State, StepContext
+from weft.sync.choices import AdamWConfig, Choices, InnerConfig
+from weft.sync.outer import State, StepContext
 
 OUTER = "outer"  # the name of the parameters among the replicated vectors
 

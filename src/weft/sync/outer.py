@@ -26,10 +26,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.sync.choices import AdamWConfig as AdamWConfig
-from weft.sync.choices import NesterovConfig as NesterovConfig
-from weft.sync.choices import OuterConfig
-from weft.sync.choices import SgdConfig as SgdConfig
+from weft.sync.choices import AdamWConfig, NesterovConfig, OuterConfig, SgdConfig
 
 State = dict[str, Float32[Tensor, " num"]]
 

@@ -12,7 +12,7 @@ from weft.keys import Identity
 from weft.net.proxy import MAX_ANSWER_NBYTES, Proxy
 from weft.net.tls import TlsConfig, TlsTransport
 from weft.net.transport import Lane, Stream
-from weft.peer.config import PeerConfig
+from weft.peer.machine import PeerConfig
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

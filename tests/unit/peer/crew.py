@@ -20,12 +20,13 @@ from weft.data import CorpusConfig, TextSource
 from weft.events import Entry, Event, MemberProgress, StepDone
 from weft.ids import PeerId
 from weft.net.tls import TlsConfig
-from weft.peer.config import PeerConfig, RunFile, ShapedModel, TrainConfig
+from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.footing import Options
 from weft.peer.home import Home
 from weft.peer.launch import found, join
+from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer
-from weft.sync.method import FedAvgConfig, MethodConfig
+from weft.sync.choices import FedAvgConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig
 
 E = TypeVar("E", bound=Event)

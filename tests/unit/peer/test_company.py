@@ -14,10 +14,10 @@ from weft.ids import BranchId, Digest, PeerId, Round
 from weft.net.messages import Contact, Heartbeat
 from weft.net.ticket import issue, read
 from weft.peer.company import CALLED_S, HEARD_S, NOBODY, Company, Pace
-from weft.peer.config import PeerConfig
 from weft.peer.footing import Options
 from weft.peer.home import Home
 from weft.peer.launch import join
+from weft.peer.machine import PeerConfig
 from weft.peer.terms import Terms
 
 ANNA, BERT, CARL = (PeerId(letter * 64) for letter in "abc")

@@ -12,11 +12,12 @@ from weft.codec import Fp32Config
 from weft.errors import CheckpointError
 from weft.model import initial_vector
 from weft.peer.absence import Fate
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
 from weft.peer.contribution import OVERDUE_ROUNDS, Carry
+from weft.peer.machine import PeerConfig
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
-from weft.sync.method import DdpConfig
+from weft.sync.choices import DdpConfig
 
 LEASE = np.arange(8)
 DDP = DdpConfig(codec=Fp32Config())

@@ -16,7 +16,6 @@ from weft.model import named, num_parameters
 from weft.peer import device as module
 from weft.peer import host
 from weft.peer.caps import CapsConfig
-from weft.peer.config import PeerConfig
 from weft.peer.device import (
     Device,
     check_fits,
@@ -28,7 +27,8 @@ from weft.peer.device import (
     limit_memory,
     needed_nbytes,
 )
-from weft.sync.method import DdpConfig, DiLoCoConfig
+from weft.peer.machine import PeerConfig
+from weft.sync.choices import DdpConfig, DiLoCoConfig
 
 CPU = Device(torch.device("cpu"), "fp32", "cpu")
 GPU = Device(torch.device("cuda", 0), "bf16", "a GPU")

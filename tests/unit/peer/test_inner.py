@@ -6,7 +6,7 @@ import torch
 from unit.peer.tiny import MODEL
 from weft.model import Transformer, flatten, initial_vector
 from weft.peer.inner import InnerOptimizer
-from weft.sync.outer import AdamWConfig
+from weft.sync.choices import AdamWConfig
 
 
 @pytest.fixture(autouse=True)

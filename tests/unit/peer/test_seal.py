@@ -30,8 +30,7 @@ from weft.peer.outline import public
 from weft.peer.seal import Sealed, initial, load_tokenizer, pack_private, read_run, seal
 from weft.peer.state import raw
 from weft.sim.scenario import MAX_MACHINES
-from weft.sync.method import Choices
-from weft.sync.outer import NesterovConfig
+from weft.sync.choices import Choices, NesterovConfig
 
 LIMIT = 1_000_000_000
 PEER = PeerId("cd" * 32)

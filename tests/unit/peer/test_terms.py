@@ -15,10 +15,10 @@ from weft.net.messages import Contact
 from weft.net.ticket import Ticket
 from weft.peer import terms
 from weft.peer.company import NOBODY, Pace
-from weft.peer.config import PeerConfig
 from weft.peer.device import choose, needed_nbytes
 from weft.peer.home import Home
-from weft.sync.method import DdpConfig, DiLoCoConfig
+from weft.peer.machine import PeerConfig
+from weft.sync.choices import DdpConfig, DiLoCoConfig
 
 HERE = PeerConfig(device="cpu", threads=1)
 TICKET = Ticket(

@@ -22,10 +22,12 @@ from weft.events import Event, FellBack, MicroBatchChanged, StepDone, WarmedUp
 from weft.model import Transformer, assemble, flatten, initial_vector, named
 from weft.peer import device as device_module
 from weft.peer import trainer as trainer_module
-from weft.peer.config import PeerConfig, RunConfig
+from weft.peer.config import RunConfig
+from weft.peer.machine import PeerConfig
 from weft.peer.trainer import Trainer
-from weft.sync.method import DdpConfig, Method, MethodConfig
-from weft.sync.outer import AdamWConfig, StepContext
+from weft.sync.choices import AdamWConfig, DdpConfig, MethodConfig
+from weft.sync.method import Method
+from weft.sync.outer import StepContext
 from weft.sync.schedule import ConstantConfig, WsdConfig
 
 Stage = Callable[..., tuple[Trainer, list[Event]]]

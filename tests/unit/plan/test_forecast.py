@@ -10,14 +10,14 @@ from unit.plan.asked import HOME, MODEL, machines, question, train
 from weft import cost
 from weft.codec import Bf16Config
 from weft.model.config import num_parameters
-from weft.peer.config import PeerConfig
 from weft.peer.device import Device, decoder, needed_nbytes
+from weft.peer.machine import PeerConfig
 from weft.plan.forecast import forecast, leased_tokens, pace_of
 from weft.plan.methods import choose, rows
 from weft.plan.profiles import device
 from weft.plan.question import OPTIMIZER_NBYTES, tokens_per_s
 from weft.plan.timing import Line
-from weft.sync.method import DdpConfig, DiLoCoConfig, FedAvgConfig
+from weft.sync.choices import DdpConfig, DiLoCoConfig, FedAvgConfig
 
 FREE = Line()
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from weft.errors import ConfigError
-from weft.peer.config import PeerConfig
 from weft.peer.device import choose
+from weft.peer.machine import PeerConfig
 from weft.plan.profiles import device, known, line
 
 

@@ -6,18 +6,21 @@ from weft.codec import Bf16Config, Fp32Config, Int8Config
 from weft.codec.quantize import Int8
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
-from weft.sync.method import (
+from weft.sync.choices import (
+    AdamWConfig,
     Choices,
     DdpConfig,
     DiLoCoConfig,
     FedAvgConfig,
     InnerConfig,
-    Method,
     MethodConfig,
+    NesterovConfig,
+    SgdConfig,
     diloco_defaults,
     spell_out,
 )
-from weft.sync.outer import AdamWConfig, NesterovConfig, SgdConfig, StepContext, build
+from weft.sync.method import Method
+from weft.sync.outer import StepContext, build
 from weft.sync.reduce import merge
 
 

@@ -8,19 +8,8 @@ import pytest
 import torch
 
 from weft.sync import outer as optimizers
-from weft.sync.outer import (
-    CHUNK,
-    AdamWConfig,
-    NesterovConfig,
-    OuterConfig,
-    SgdConfig,
-    StepContext,
-    build,
-    clip_factor,
-    fp32,
-    norm,
-    power,
-)
+from weft.sync.choices import AdamWConfig, NesterovConfig, OuterConfig, SgdConfig
+from weft.sync.outer import CHUNK, StepContext, build, clip_factor, fp32, norm, power
 
 NUM = CHUNK + 1000  # more than one chunk
 NUM_DECAYED = CHUNK - 300
