@@ -20,6 +20,7 @@ from weft.sim.faults import Corrupt, Drop, Freeze, Kill, Lie, Line, Partition, S
 from weft.sim.play import Played
 
 EPOCH_S = 1_700_000_000.0
+FAULT_S = 1.0 + GONE_S + 4.0  # a round of a second in which a member vanishes: it is given up, and another leads
 
 
 def ends(played: Played) -> list[str]:
@@ -39,8 +40,8 @@ def test_who_stands_still_for_a_moment_is_waited_for(theatre: Theatre) -> None:
 def test_who_stands_still_for_longer_is_suspected_and_comes_back_with_its_work(theatre: Theatre) -> None:
     lasts_s = (SUSPECT_S + GONE_S) / 2
     played = theatre(Freeze(peer="lab-2", at_round=2, lasts_s=lasts_s))
-    theatre.check(played)
     (frozen,) = names(played, "lab-2")
+    theatre.check(played, longest_s=FAULT_S, unhurt=[each for each in played.machines if each is not frozen])
     assert len(theatre.heard(MemberSuspected)) == 3
     assert theatre.heard(MemberGone) == []
     assert frozen.num_missed > 0
@@ -49,8 +50,8 @@ def test_who_stands_still_for_longer_is_suspected_and_comes_back_with_its_work(t
 
 def test_who_stands_still_until_it_is_given_up_comes_back_with_its_work(theatre: Theatre) -> None:
     played = theatre(Freeze(peer="lab-1", at_round=2, lasts_s=2 * GONE_S), tokens_per_s=SPEED / 3)
-    theatre.check(played)
     (frozen,) = names(played, "lab-1")
+    theatre.check(played, longest_s=2.0 + FAULT_S, unhurt=[each for each in played.machines if each is not frozen])
     assert {event.member for _, event in theatre.heard(MemberGone)} == {frozen.peer}
     assert frozen.peer in theatre.commits(frozen)[-1].contributors
     assert theatre.heard(BranchOpened) == []
@@ -66,7 +67,7 @@ def test_who_is_killed_in_its_sleep_comes_back(theatre: Theatre) -> None:
 
 def test_half_of_all_payloads_may_be_lost(theatre: Theatre) -> None:
     played = theatre(Drop(peer="lab", at_s=0.0, share=0.5), count=4, seed=3)
-    theatre.check(played)
+    theatre.check(played, longest_s=FAULT_S, unhurt=played.machines)
     commits = theatre.commits(played.machines[0])
     counted = sum(len(event.contributors) for event in commits) / sum(
         len(event.contributors) + len(event.left_out) for event in commits
