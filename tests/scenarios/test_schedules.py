@@ -125,8 +125,7 @@ def play(make_swarm: MakeSwarm, seed: int, electors: int | None = None) -> None:
     commits = [event for life in swarm.lives for event in life.committed]
     rules.one_history(commits)
     rules.everybody_is_named(commits, swarm.chains)
-    # A gradient that missed twice is dropped.
-    if schedule.method == "fedavg" and not any(may_lose(life) for life in swarm.lives):
+    if not any(may_lose(life) for life in swarm.lives):
         swarm.check()
 
 

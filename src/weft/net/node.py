@@ -193,7 +193,7 @@ class Node:
     def ban(self, peers: Iterable[PeerId]) -> None:
         """Refuse these keys from now on, and no others; links to them are closed soon, so that they hear why."""
         self.passport.banned = frozenset(peers)
-        for peer in self.passport.banned:
+        for peer in sorted(self.passport.banned):
             self.release(peer)
             if self.is_linked(peer):
                 asyncio.get_running_loop().call_later(BAN_GRACE_S, self._drop_if_banned, peer)

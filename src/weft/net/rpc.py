@@ -78,9 +78,10 @@ class Session:
         workers = [asyncio.ensure_future(part) for part in parts]
         reason = "this side closed it"
         try:
-            done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
-            for worker in done:
-                worker.result()
+            await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+            for worker in workers:
+                if worker.done():
+                    worker.result()
         except PeerError as error:
             reason = str(error)
             raise

@@ -66,7 +66,7 @@ class Spread:
         loop = asyncio.get_running_loop()
         self._ranges = Ranges(len(self._view), loop.time())
         self._come_nbytes = 0
-        self._working: set[asyncio.Task[None]] = set()
+        self._working: dict[asyncio.Task[None], None] = {}  # in the order in which they were begun
         self._failure: BaseException | None = None
         self.is_coming = False  # the holder has no such blob yet
         self._heard_at = loop.time()  # on any stream
@@ -96,14 +96,14 @@ class Spread:
         return True
 
     def _begin(self, *, is_helper: bool) -> None:
-        self._working.add(asyncio.ensure_future(self._help() if is_helper else self._fetch()))
+        self._working[asyncio.ensure_future(self._help() if is_helper else self._fetch())] = None
 
     def _settle(self) -> bool:
         """Take up what tasks have come to; return False where the holder has no such blob."""
         loop = asyncio.get_running_loop()
         done = [task for task in self._working if task.done()]
         for task in done:
-            self._working.discard(task)
+            self._working.pop(task, None)
             error = task.exception()
             if isinstance(error, CallFailed):
                 return False

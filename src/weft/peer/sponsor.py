@@ -293,7 +293,7 @@ class Sponsor:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, act, now))
 
     def _hurry(self, now: Collection) -> None:
-        for ward in now.expected & self.wards.keys() - now.offers.keys():
+        for ward in sorted(now.expected & self.wards.keys() - now.offers.keys()):
             self._node.post(ward, Hurry(branch=now.base.branch, round=now.base.round))
 
     def _end_grace(self, now: Collection) -> None:
@@ -345,14 +345,14 @@ class Sponsor:
             self._tasks.spawn(self._handing.tell(certificate, self._in_order()))
         if record is not None:
             self._allow(manifest, record)
-        for peer in set(self.wards) & set(manifest.members):
+        for peer in self.wards.keys() & manifest.members:
             self._forget(peer)
         if me not in manifest.members:
             self.release()
 
     def _note_silence(self, now: Collection) -> None:
         """Give no work to wards that brought nothing of theirs, until they do; they may have another sponsor."""
-        for peer in now.expected & self.wards.keys():
+        for peer in sorted(now.expected & self.wards.keys()):
             if peer in now.offers or peer in now.passing:
                 self._silent.pop(peer, None)
             else:

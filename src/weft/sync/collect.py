@@ -115,7 +115,7 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     return Collect(
         attempt=state.attempt,
         revision=state.revision,
-        contributions=countable(base, (state.ready[peer] for peer in usable)),
+        contributions=countable(base, (state.ready[peer] for peer in sorted(usable))),
         owners=tuple(owners),
         awaited=tuple(sorted(set(base.electorate) - usable - absent - state.passing - set(base.newcomers))),
     )
