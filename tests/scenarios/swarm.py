@@ -39,6 +39,7 @@ from weft.net.memory import MemoryNetwork
 from weft.net.node import Node
 from weft.peer.compute import Compute, Inline
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
+from weft.peer.contribution import OUTDATED
 from weft.peer.home import Home
 from weft.peer.messages import Decision, Letter
 from weft.peer.seal import seal
@@ -182,8 +183,8 @@ class Swarm(World):
         Args:
             has_branches: the run was split, and each side leased the same samples.
 
-        Every token trained is counted once or still carried, no sample is trained on more often than it was leased,
-        and each commit names everybody of its electorate as counted or left out.
+        Every token trained is counted once, still carried, or said to be outdated; no sample is trained on more often
+        than it was leased, and each commit names everybody of its electorate as counted or left out.
         """
         trained = Counter(position for life in self.lives if not life.is_dead for position in self.positions[life])
         leased = Counter(
@@ -197,7 +198,7 @@ class Swarm(World):
             trained_tokens = sum(life.trained_tokens for life in member.lives)
             assert counted.get(member.id, 0) <= trained_tokens, f"work of {member.name} was counted twice"
             if len(member.lives) == 1 and not member.life.is_dead:
-                uncounted = member.life.trained_tokens - counted.get(member.id, 0)
+                uncounted = member.life.trained_tokens - counted.get(member.id, 0) - outdated(member.life)
                 carried = member.peer._carry.tokens
                 # Who leaves may not hear that its last offer was counted; its checkpoint is checked when it returns.
                 is_complete = member.life.task.exception() is None and member.life.outcome.reason == "complete"
@@ -258,6 +259,12 @@ class Swarm(World):
             return read(positions)
 
         batches.at = at  # type: ignore[method-assign]
+
+
+def outdated(life: Life) -> int:
+    """Return the tokens of gradients that a process said it dropped, for two rounds had not counted them."""
+    said = (note.text for note in life.seen(Notice))
+    return sum(int(text.split()[0]) for text in said if text.endswith(OUTDATED))
 
 
 def write_corpus(root: Path) -> Path:

@@ -30,7 +30,7 @@ from weft.peer.asking import Asking
 from weft.peer.branches import patience_s
 from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, is_further, open_branch
 from weft.peer.config import RunConfig
-from weft.peer.contribution import Carry
+from weft.peer.contribution import OUTDATED, Carry
 from weft.peer.legacies import Legacies
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.place import Place
@@ -309,10 +309,9 @@ class Entrance:
         await self._place.compute.serve(
             lambda: self._carry.settle(lambda: self._replica.load(head, charter, vectors), is_counted=is_lost)
         )
-        if is_lost:
-            num_dropped = num_carried - self._carry.tokens
-            text = f"{num_dropped} tokens of work are dropped: a round that is forgotten may have counted them"
-            self._place.emit(Notice(text=text))
+        if num_dropped := num_carried - self._carry.tokens:
+            why = "a round that is forgotten may have counted them" if is_lost else OUTDATED
+            self._place.emit(Notice(text=f"{num_dropped} tokens of work are dropped: {why}"))
         return head
 
     async def _may_be_counted(self, until: Manifest) -> bool:

@@ -320,6 +320,8 @@ class Peer:
             lambda: self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted, decided.fate)
         )
         self._groups.tell(manifest, is_counted, tokens)
+        if not is_counted:
+            self._report.tell_dropped(tokens)
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             if (reason := self._report.tell_acts(manifest)) is not None:
