@@ -6,31 +6,30 @@ Each case is timed as `weft plan --device here --line loopback` does, by one pro
 four processes train (`benchmarks._shells`), over TLS on loopback, a thread each, and their logs tell how long rounds
 took. What one process does alone is shared out among the four: here they share two cores.
 
-Other programs make both slower, and not alike, so CPU time is measured beside: of inner steps alone, and of all four
-processes from commit to commit, by the cores there are. On an idle machine that four processes fill, the two agree.
+Other programs make both slower, and not alike, so CPU time is measured beside: of inner steps alone, and of the threads
+of all four processes from commit to commit. On an idle machine that four processes fill, the two agree. On an idle
+machine of two cores it takes some three minutes.
 """
 
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
-import numpy as np
-import psutil
 import torch
 
 from benchmarks._shells import run as run_shells
+from benchmarks._threads import Threads
 from benchmarks.report import load, load_line, table, write
 from weft.cli.asked import Method, Named, Own, Prices
 from weft.cli.asked import run as ask
 from weft.cli.here import Timed, measure, num_cores
 from weft.events import RoundCommitted, read_jsonl
-from weft.plan.forecast import Pace, pace_of
+from weft.plan.forecast import Pace, load_of, pace_of
+from weft.plan.serving import Serving, serving
 from weft.plan.timing import Line
 
 HOUSE = Path(__file__).parents[1]
@@ -63,9 +62,9 @@ Four processes on this machine, a thread each, over TLS on loopback, and the tex
 one process's inner steps, timed alone for three seconds just before, and nothing of the run. Aim: 15 %.
 
 Seconds per round are the median over rounds after the first three, as the members' logs tell; bytes the mean that a
-member sends in one. Where other programs want the cores, wall time says how many they were: then CPU time is the fairer
-figure, of one process's usual step on one side, and of all four processes from commit to commit on the other, shared
-out among the cores. What waits for a disk or another process is not in it.
+member sends in one. Where other programs want the cores, wall time says how many they were: then CPU time is the
+fairer figure. Planned it is one process's usual step, timed alone, and what `weft.plan.serving` adds up beside it, of
+rounds as long as they were; measured it is that of the thread that makes inner steps, and of all others.
 """.strip()
 
 
@@ -92,8 +91,10 @@ CASES = (
 
 @dataclass(frozen=True)
 class Measured:
-    wall_s: float  # of a round
-    cpu_s: float  # of a round, of all processes
+    wall_s: float  # of a usual round
+    mean_s: float  # of a round
+    steps_cpu_s: float  # of a round and process
+    beside_cpu_s: float
     sent_nbytes: float
     num_short: int  # rounds that left somebody out
 
@@ -108,59 +109,45 @@ def median_cpu_s(step: Callable[[], None]) -> float:
     return median(took_s[3:])
 
 
-class Sampler:
-    """Notes how much CPU time the children of this process have used, until it is left."""
+@dataclass(frozen=True)
+class Planned:
+    """What a plan says of a round, and of what it takes of one process."""
 
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, float]] = []
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
+    pace: Pace
+    serving: Serving
+    steps_cpu_s: float
 
-    def __enter__(self) -> "Sampler":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def at(self, moments: Sequence[float]) -> list[float]:
-        """Return the CPU-seconds used at moments of the wall clock."""
-        walls, used = zip(*self._seen, strict=True)
-        return [float(value) for value in np.interp(moments, walls, used)]
-
-    def _sample(self) -> None:
-        own, most = psutil.Process(), dict[int, float]()
-        while not self._is_over.wait(0.2):
-            for child in own.children():
-                with suppress(psutil.NoSuchProcess):
-                    times = child.cpu_times()
-                    most[child.pid] = times.user + times.system
-            self._seen.append((time.time(), sum(most.values())))
+    def beside_cpu_s(self, wall_s: float) -> float:
+        """Return the CPU-seconds beside inner steps, where a round took so long."""
+        return self.serving.total_s + self.serving.upkeep * wall_s
 
 
-def planned(path: Path, timed: Timed | None) -> Pace:
+def planned(path: Path, timed: Timed | None) -> Planned:
     """Return the plan of a run file among all peers on this machine."""
     line = Named(Line(), True, "loopback")
     own = Own(device=None, tokens_per_s=1.0, efficiency=None, watts=None, price_per_hour=0.0, line=line)
     question = ask(path, (), PEERS, own, Method(method=None, every=None, codec=None), Prices(*4 * [None])).question
     here = measure(question.model, question.train, PEERS, timed)
     peers = replace(question.machines[0], tokens_per_s=here.tokens_per_s, crowding=here.crowding)
-    return pace_of(replace(question, machines=(peers,)))
+    question = replace(question, machines=(peers,))
+    pace = pace_of(question)
+    return Planned(pace, serving(question, load_of(question)), pace.round.train_s / here.crowding)
 
 
 def measured(folder: Path) -> Measured:
-    with Sampler() as sampler:
+    with Threads() as threads:
         run_shells("run.toml", PEERS, folder)
     entries = [entry for log in folder.glob("home*/runs/*/*/log.jsonl") for entry in read_jsonl(log)]
     commits = [entry for entry in entries if isinstance(entry.event, RoundCommitted)]
     numbers = sorted({entry.event.round for entry in commits})[SKIPPED - 1 :]
     at = [min(entry.at for entry in commits if entry.event.round == number) for number in numbers]
-    used = sampler.at([at[0], at[-1]])
+    used, num = threads.used([at[0], at[-1]]), len(at) - 1
     late = [entry for entry in commits if entry.event.round > SKIPPED]
     return Measured(
         wall_s=median(after - before for before, after in pairwise(at)),
-        cpu_s=(used[1] - used[0]) / (len(at) - 1),
+        mean_s=(at[-1] - at[0]) / num,
+        steps_cpu_s=float(used.steps_s[0]) / num,
+        beside_cpu_s=float(used.beside_s[0]) / num,
         sent_nbytes=fmean(entry.event.sent_nbytes for entry in late),
         num_short=len({entry.event.round for entry in late if len(entry.event.contributors) < PEERS}),
     )
@@ -173,21 +160,21 @@ def row(case: Case, text: str) -> Sequence[object]:
         (folder / "run.toml").write_text(case.text(), encoding="utf-8")
         by_wall, by_cpu = planned(folder / "run.toml", None), planned(folder / "run.toml", median_cpu_s)
         found = measured(folder)
-    cores_s = found.cpu_s / num_cores()
-    print(case.name, by_cpu.round, found, flush=True)
-    return (
+    round_s, beside_s = by_wall.pace.round.total_s, by_cpu.beside_cpu_s(found.mean_s)
+    cpu_s, planned_cpu_s = found.steps_cpu_s + found.beside_cpu_s, by_cpu.steps_cpu_s + beside_s
+    cells = (
         case.name,
-        f"{by_wall.round.total_s:.3f}",
+        f"{round_s:.3f}",
         f"{found.wall_s:.3f}",
-        f"{found.wall_s / by_wall.round.total_s - 1:+.0%}",
-        f"{by_cpu.round.total_s:.3f}",
-        f"{cores_s:.3f}",
-        f"{by_cpu.tokens_per_s:,.0f}",
-        f"{by_cpu.tokens / cores_s:,.0f}",
-        f"{by_cpu.tokens_per_s / (by_cpu.tokens / cores_s) - 1:+.0%}",
-        f"{by_cpu.traffic.sent_nbytes / found.sent_nbytes - 1:+.1%}",
+        f"{found.wall_s / round_s - 1:+.0%}",
+        f"{1e3 * by_cpu.steps_cpu_s:.1f} + {1e3 * beside_s:.1f}",
+        f"{1e3 * found.steps_cpu_s:.1f} + {1e3 * found.beside_cpu_s:.1f}",
+        f"{cpu_s / planned_cpu_s - 1:+.0%}",
+        f"{by_wall.pace.traffic.sent_nbytes / found.sent_nbytes - 1:+.1%}",
         found.num_short,
     )
+    print(*cells, by_cpu.serving, sep=" | ", flush=True)
+    return cells
 
 
 def main() -> None:
@@ -200,11 +187,9 @@ def main() -> None:
         "s a round, planned",
         "measured",
         "longer by",
-        "by CPU time: planned",
-        "measured / cores",
-        "tokens/s, planned",
+        "CPU ms of one process, steps + beside: planned",
         "measured",
-        "planned / measured",
+        "more by",
         "bytes, planned / measured",
         "short rounds",
     )

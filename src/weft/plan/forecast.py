@@ -17,10 +17,10 @@ from weft.peer.device import decoder, encoding
 from weft.peer.sponsor import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
-from weft.plan.question import BYTES_CPU_S, MESSAGES_CPU_S, Cluster, Machines, Question
+from weft.plan.question import Cluster, Machines, Question
+from weft.plan.serving import sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.sync.choices import NesterovConfig
-from weft.sync.groups import NUM_HANDED
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 _SPARE = 0.9  # of a device's memory may be planned for
@@ -161,9 +161,7 @@ def pace_of(question: Question) -> Pace:
     """Return how the method of `question` would run."""
     train, num_peers = question.train, question.num_peers
     leased = leased_tokens(question)
-    payload, reply = _encodings(question)
-    num_electors = question.num_electors
-    load = Load.of(question.num_parameters, num_electors, payload, reply, train.evaluate_every)
+    load, num_electors = load_of(question), question.num_electors
     kinds = [_kind(question, each, leased[each.name], load) for each in question.machines]
     round = grouped_time(kinds, num_electors, load)
     tokens = sum(each.count * leased[each.name] for each in question.machines)
@@ -182,6 +180,13 @@ def pace_of(question: Question) -> Pace:
         penalty=_penalty(question),
         levels=parted,
     )
+
+
+def load_of(question: Question) -> Load:
+    """Return what a round of the electorate moves."""
+    payload, reply = _encodings(question)
+    every = question.train.evaluate_every
+    return Load.of(question.num_parameters, question.num_electors, payload, reply, every)
 
 
 def leased_tokens(question: Question) -> dict[str, int]:
@@ -203,29 +208,28 @@ def leased_tokens(question: Question) -> dict[str, int]:
 
 
 def _kind(question: Question, machines: Machines, num_tokens: int, load: Load) -> Kind:
-    train = question.train
+    train, train_s = question.train, num_tokens / machines.tokens_per_s
     return Kind(
         name=machines.name,
         count=machines.count,
         line=machines.line,
-        train_s=num_tokens / machines.tokens_per_s,
+        train_s=train_s,
         evaluate_s=train.evaluate_windows * train.seq_len // 3 / machines.tokens_per_s,  # forward only
-        serve_s=0.0 if machines.is_serving_free else _serve_s(machines, question, load),
+        serve_s=0.0 if machines.is_serving_free else _serve_s(machines, question, load, train_s),
     )
 
 
-def _serve_s(machines: Machines, question: Question, load: Load) -> float:
+def _serve_s(machines: Machines, question: Question, load: Load, train_s: float) -> float:
     """Return what a round keeps a processor busy with while nothing else goes on: bytes beyond what lines are busy.
 
-    Of an elector, which has more of that than a ward; what it decodes for its wards counts as much as what it sends.
+    Where inner steps run on the same processor, what goes on all the time makes these longer, too.
     """
-    num_electors, size = question.num_electors, _group_size(question)
-    others = num_electors - 1
-    sent_nbytes = others * (load.payload_nbytes + load.result_nbytes) / num_electors + size * load.payload_nbytes
-    sent_nbytes += min(NUM_HANDED, size) * load.result_nbytes
-    bytes_s = machines.crowding * BYTES_CPU_S * sent_nbytes
-    line_s = 8 * sent_nbytes / min(machines.line.up_bps, machines.line.down_bps)
-    return machines.crowding * MESSAGES_CPU_S * others + max(0.0, bytes_s - line_s)
+    found, crowding = serving(question, load), machines.crowding
+    nbytes = sent_nbytes(load, question.num_electors - 1, _group_size(question))
+    line_s = 8 * nbytes / min(machines.line.up_bps, machines.line.down_bps)
+    own_s = crowding * (found.round_s + found.values_s) + max(0.0, crowding * found.bytes_s - line_s)
+    upkeep = 0.0 if machines.is_gpu and crowding <= 1 else min(0.9, crowding * found.upkeep)
+    return (own_s + upkeep * train_s) / (1 - upkeep)
 
 
 def _group_size(question: Question) -> int:
@@ -364,7 +368,7 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
     stages = (
         ("exchange", round.contribute_s + round.result_s, "payloads and results are under way"),
         ("messages", round.messages_s, "messages are under way"),
-        ("processor", round.serve_s, "encoding, encrypting, checking and merging"),
+        ("processor", round.serve_s, "encoding, encrypting, checking, merging, outer steps, heartbeats"),
         ("wards", round.wards_s, "results are on their way to wards, and payloads to their sponsors"),
         ("evaluation", round.evaluate_s, "the others wait for who evaluates"),
     )

@@ -14,10 +14,6 @@ from weft.plan.profiles import Device, known
 from weft.plan.timing import Line
 from weft.sync.choices import Choices
 
-# benchmarks/reports/rounds.md: 11.6 ms a member with 4 of them, 52.3 with 16, to check and handle a round's messages.
-MESSAGES_CPU_S = 3.5e-3  # per other member
-# benchmarks/reports/averaging.md: encode, encrypt, hash, merge, of what a member sends; 3 CPU-seconds a GB.
-BYTES_CPU_S = 3.07e-9
 # What AdamW reads and writes of each parameter: gradient twice (norm, step), parameter and two moments both ways.
 OPTIMIZER_NBYTES = 32
 
@@ -33,7 +29,7 @@ class Machines:
         is_gpu: parameters and moments lie on a device of their own.
         price_per_hour: of renting one; 0: only its electricity is paid.
         crowding: peers per core that serves them: above 1 where several share a machine.
-        is_serving_free: messages and encryption take no time, as in the simulator.
+        is_serving_free: what goes on beside inner steps takes no time, as in the simulator.
     """
 
     name: str
