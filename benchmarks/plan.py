@@ -2,9 +2,9 @@
 
     python -m benchmarks.plan
 
-Each case is timed as `weft plan --device here --line loopback` does, by one process that makes inner steps alone; then
-four processes train (`benchmarks._shells`), over TLS on loopback, a thread each, and their logs tell how long rounds
-took. What one process does alone is shared out among the four: here they share two cores.
+Each case is timed as `weft plan --device here --line loopback` does, by one process for each core that makes inner
+steps; then four processes train (`benchmarks._shells`), over TLS on loopback, a thread each, and their logs tell how
+long rounds took. What one process does is shared out among the four: here they share two cores.
 
 Other programs make both slower, and not alike, so CPU time is measured beside: of inner steps alone, and of the threads
 of all four processes from commit to commit. On an idle machine that four processes fill, the two agree. On an idle
@@ -59,12 +59,13 @@ NANO = 'type = "size"\nsize = "nano"'
 TITLE = "What a plan says against what processes do"
 ABOUT = """
 Four processes on this machine, a thread each, over TLS on loopback, and the text is weft's own source. The plan knows
-one process's inner steps, timed alone for three seconds just before, and nothing of the run. Aim: 15 %.
+one process's inner steps, timed for three seconds just before while as many others as there are cores make the same,
+and nothing of the run. Aim: 15 %.
 
 Seconds per round are the median over rounds after the first three, as the members' logs tell; bytes the mean that a
 member sends in one. Where other programs want the cores, wall time says how many they were: then CPU time is the
-fairer figure. Planned it is one process's usual step, timed alone, and what `weft.plan.serving` adds up beside it, of
-rounds as long as they were; measured it is that of the thread that makes inner steps, and of all others.
+fairer figure. Planned it is one process's usual step, timed likewise, and what `weft.plan.serving` adds up beside
+it, of rounds as long as they were; measured it is that of the thread that makes inner steps, and of all others.
 """.strip()
 
 

@@ -1,14 +1,18 @@
 """How fast this machine trains a run's model: whole inner steps of the model itself, timed.
 
 The fastest of many short runs is what the machine does while nothing disturbs it. Where several peers share it, each
-has its share of the cores as threads, and what one of them does alone is shared out among them.
+has its share of the cores as threads. Cores share caches and often units, so as many processes as have room make the
+same steps meanwhile; what one of them does is shared out among the peers.
 
 It does not know the run's data: the tokens are zeros, which take as long as any.
 """
 
+import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.synchronize import Semaphore
 
 import torch
 
@@ -19,12 +23,13 @@ from weft.model import ModelConfig, Transformer, flatten
 from weft.model.config import num_parameters
 from weft.peer.backward import Backward
 from weft.peer.config import TrainConfig
-from weft.peer.device import choose, decoder, device_free_nbytes
+from weft.peer.device import Device, choose, decoder, device_free_nbytes
 from weft.peer.host import host_free_nbytes
 from weft.peer.inner import InnerOptimizer
 from weft.peer.machine import PeerConfig
 
 _SPARE = 0.9
+_START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for
 
 Timed = Callable[[Callable[[], None]], float]
 
@@ -84,21 +89,12 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        flat = flatten(Transformer(model), device.torch)
-        optimizer = InnerOptimizer(train.optimizer, flat)
-        backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
-        tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
-
-        def step() -> None:
-            backward.fill((tokens, tokens))
-            optimizer.step(1e-6)
-            float(flat.vector[0])  # waits for a GPU
-
-        step_s = (timed or least_s)(step)
+        at_once = cores / threads if device.is_cpu else 1.0
+        with _others(min(num_sharing, int(at_once)) - 1, model, train, threads):
+            step_s = (timed or least_s)(_step(model, train, device))
     finally:
         torch.set_num_threads(before)
-    alone = tokens.numel() / step_s
-    at_once = cores / threads if device.is_cpu else 1.0
+    alone = train.batch_size * train.seq_len / step_s
     return Here(
         name=f"cpu, threads: {threads}" if device.is_cpu else device.name,
         tokens_per_s=alone * min(1.0, at_once / num_sharing),
@@ -107,3 +103,46 @@ def measure(
         is_half=device.precision != "fp32",
         memory_nbytes=free / num_sharing,
     )
+
+
+def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[], None]:
+    """Return one inner step of the model, on tokens that are all zero."""
+    flat = flatten(Transformer(model), device.torch)
+    optimizer = InnerOptimizer(train.optimizer, flat)
+    backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
+    tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
+
+    def step() -> None:
+        backward.fill((tokens, tokens))
+        optimizer.step(1e-6)
+        float(flat.vector[0])  # waits for a GPU
+
+    return step
+
+
+@contextmanager
+def _others(num: int, model: ModelConfig, train: TrainConfig, threads: int) -> Iterator[None]:
+    """Let so many processes make the same steps on the CPU meanwhile."""
+    context = multiprocessing.get_context("spawn")
+    at_work = context.Semaphore(0)
+    args = (model, train, threads, at_work, os.getpid())
+    others = [context.Process(target=_work, args=args, daemon=True) for _ in range(num)]
+    try:
+        for other in others:
+            other.start()
+        for _ in others:
+            at_work.acquire(timeout=_START_S)
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _work(model: ModelConfig, train: TrainConfig, threads: int, at_work: Semaphore, parent: int) -> None:
+    torch.set_num_threads(threads)
+    step = _step(model, train, choose(PeerConfig(device="cpu", threads=threads)))
+    step()
+    at_work.release()
+    while os.getppid() == parent:
+        step()

@@ -1,13 +1,16 @@
 """What the demo decides: its folder, its length, its verdict. The processes are run in tests/slow."""
 
 import json
+import multiprocessing
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import torch
 
@@ -122,13 +125,33 @@ def test_a_peer_is_timed_with_its_own_threads_and_has_its_share_of_the_cores(
         step()
         return 0.5
 
-    found = []
+    found, others = [], []
+    monkeypatch.setattr(here, "_others", lambda num, *_: others.append(num) or nullcontext())
     for cores in (1, 2, 4, 8):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _process, cores=cores: set(range(cores)), raising=False)
         found.append(here.measure(model, run_file.train, 4, half_a_second, on="cpu").tokens_per_s / alone)
     assert found == pytest.approx([0.25, 0.5, 1, 1])
     assert threads == [1, 1, 1, 2]
+    assert others == [0, 1, 3, 3]  # that work beside it: as many as have cores of their own
     assert torch.get_num_threads() == before
+
+
+def test_who_is_timed_among_others_has_them_at_work_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "num_cores", lambda: 2)
+    run_file = prepare(tmp_path / "demo", wishes(num_peers=2))
+    model, beside = resolve(run_file, ByteTokenizer(), tmp_path), list[psutil.Process]()
+
+    def look(step: Callable[[], None]) -> float:
+        mine = {each.pid for each in multiprocessing.active_children()}
+        beside.extend(psutil.Process(pid) for pid in mine)
+        before = [sum(each.cpu_times()[:2]) for each in beside]
+        while any(sum(each.cpu_times()[:2]) <= used + 0.1 for each, used in zip(beside, before, strict=True)):
+            step()
+        return 1.0
+
+    here.measure(model, run_file.train, 2, look, on="cpu")
+    assert len(beside) == 1
+    assert not beside[0].is_running()
 
 
 def test_minutes_say_what_was_measured_and_what_follows(
