@@ -1,7 +1,7 @@
 """How fast this machine trains a run's model: whole inner steps of the model itself, timed.
 
-The fastest of many short runs is what the machine does while nothing disturbs it. Where several peers share it, each
-has its share of the cores as threads. Cores share caches and often units, so as many processes as have room make the
+The median of many short runs is what the machine keeps up. Where several peers share it, each has its share of the
+cores as threads. Cores share caches and often units, so as many processes as have room make the
 same steps meanwhile; what one of them does is shared out among the peers.
 
 It does not know the run's data: the tokens are zeros, which take as long as any.
@@ -17,7 +17,7 @@ from multiprocessing.synchronize import Semaphore
 import torch
 
 from weft import cost
-from weft.cli.pace import least_s
+from weft.cli.pace import usual_s
 from weft.errors import TooLarge
 from weft.model import ModelConfig, Transformer, flatten
 from weft.model.config import num_parameters
@@ -69,7 +69,7 @@ def measure(
 
     Args:
         num_sharing: peers on this machine.
-        timed: makes a step often enough and returns its seconds; None: the fastest of many.
+        timed: makes a step often enough and returns its seconds; None: of the median of many.
         on: the device, as `PeerConfig.device` names it; auto: the best one.
 
     Raises:
@@ -91,7 +91,7 @@ def measure(
     try:
         at_once = cores / threads if device.is_cpu else 1.0
         with _others(min(num_sharing, int(at_once)) - 1, model, train, threads):
-            step_s = (timed or least_s)(_step(model, train, device))
+            step_s = (timed or usual_s)(_step(model, train, device))
     finally:
         torch.set_num_threads(before)
     alone = train.batch_size * train.seq_len / step_s

@@ -96,7 +96,7 @@ def test_this_machine_is_timed_alone_and_shared(weft: Weft, run_path: Path, monk
         step()
         return 1.0
 
-    monkeypatch.setattr("weft.cli.here.least_s", one_second)
+    monkeypatch.setattr("weft.cli.here.usual_s", one_second)
     monkeypatch.setattr("weft.cli.here.num_cores", lambda: 2)
     monkeypatch.setattr("weft.peer.device._best", lambda: "cpu")
     options = ("plan", run_path, "--device", "here", "--peers", 8, "--json")
