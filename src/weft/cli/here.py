@@ -1,8 +1,8 @@
 """How fast this machine trains a run's model: whole inner steps of the model itself, timed.
 
 The median of many short runs is what the machine keeps up. Where several peers share it, each has its share of the
-cores as threads. Cores share caches and often units, so as many processes as have room make the
-same steps meanwhile; what one of them does is shared out among the peers.
+cores as threads. Cores share caches and often units, so as many processes as have room make the same steps meanwhile;
+what one of them does is shared out among the peers.
 
 It does not know the run's data: the tokens are zeros, which take as long as any.
 """
