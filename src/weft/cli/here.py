@@ -69,7 +69,7 @@ def measure(
 
     Args:
         num_sharing: peers on this machine.
-        timed: makes a step often enough and returns its seconds; None: of the median of many.
+        timed: makes a step often enough and returns its seconds; None: those of the median of many.
         on: the device, as `PeerConfig.device` names it; auto: the best one.
 
     Raises:

@@ -27,6 +27,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.errors import CheckpointError
+from weft.events import Notice
 from weft.ids import Digest, PeerId, Tokens
 from weft.peer.absence import Fate
 from weft.peer.replica import Replica
@@ -36,6 +37,11 @@ from weft.sync.reduce import EncodedPart, encode_parts, named
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 OUTDATED = "a gradient that two rounds did not count belongs to parameters too long ago"  # why it is dropped
 MAX_TRAVELLING = 64  # rounds for which the same payload is offered: then its holder trains on
+
+
+def dropped(num_tokens: int, why: str) -> Notice:
+    """Tell that work is lost."""
+    return Notice(text=f"{num_tokens} tokens of work are dropped: {why}")
 
 
 class Carry:

@@ -30,7 +30,7 @@ from weft.peer.asking import Asking
 from weft.peer.branches import patience_s
 from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, is_further, open_branch
 from weft.peer.config import RunConfig
-from weft.peer.contribution import OUTDATED, Carry
+from weft.peer.contribution import OUTDATED, Carry, dropped
 from weft.peer.legacies import Legacies
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.place import Place
@@ -311,7 +311,7 @@ class Entrance:
         )
         if num_dropped := num_carried - self._carry.tokens:
             why = "a round that is forgotten may have counted them" if is_lost else OUTDATED
-            self._place.emit(Notice(text=f"{num_dropped} tokens of work are dropped: {why}"))
+            self._place.emit(dropped(num_dropped, why))
         return head
 
     async def _may_be_counted(self, until: Manifest) -> bool:

@@ -11,7 +11,6 @@
               durable.bin       what was promised and accepted in rounds
               awaiting.bin      acts and ballots that no manifest holds yet
               lies.bin          what proves that members lie, until they are struck out
-              secret, ticket    what lets others in, for their owner's eyes only
               secret, ticket    what the run's tickets hold, and a fresh one; for their owner's eyes only
               addresses         where other peers were last reached
               anchored/         what an anchor keeps in the place of a checkpoint

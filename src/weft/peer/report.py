@@ -5,14 +5,14 @@ It decides nothing.
 
 import math
 
-from weft.events import LegacyCounted, Notice, RoundCommitted, RoundMissed
+from weft.events import LegacyCounted, RoundCommitted, RoundMissed
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.absence import PAUSED, Decided
 from weft.peer.acts import REMOVALS, told, why_removed
 from weft.peer.config import RunConfig
-from weft.peer.contribution import OUTDATED, Carry
+from weft.peer.contribution import OUTDATED, Carry, dropped
 from weft.peer.evaluation import Evaluator
 from weft.peer.place import Outcome, Place
 from weft.peer.replica import Replica
@@ -91,7 +91,7 @@ class Report:
     def tell_dropped(self, due: Tokens) -> None:
         """Tell how much of what was due before a round that did not count it is carried no more."""
         if num := due - self._carry.due:
-            self._place.emit(Notice(text=f"{num} tokens of work are dropped: {OUTDATED}"))
+            self._place.emit(dropped(num, OUTDATED))
 
     def _tell_legacies(self, manifest: Manifest) -> None:
         for each in manifest.contributions:

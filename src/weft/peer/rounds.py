@@ -239,8 +239,9 @@ class Rounds:
 
         Some, each time that it is called: how far others are is their word, and each one led is written to disk.
         """
-        for peer in sorted(self.standing.voteless - (self._state.suspected if self._state else set())):
-            self._feed(Noticed(peer=peer, status="suspected"))
+        if self._state is not None:
+            for peer in sorted(self.standing.voteless - self._state.suspected):
+                self._feed(Noticed(peer=peer, status="suspected"))
         for _ in range(MAX_GIVEN_UP):
             if (state := self._state) is None or not self.standing.is_attempt_over(state):
                 return

@@ -79,7 +79,8 @@ class Saver:
         """Go on exactly where the snapshot was taken."""
         charter = snapshot.charter or first_charter(self._run)
         self._replica.load(snapshot.head, charter, snapshot.replicated)
-        self._branch = self._branch if snapshot.head is None else snapshot.head.branch
+        if snapshot.head is not None:
+            self._branch = snapshot.head.branch
         vectors, counters = dict(snapshot.private), dict(snapshot.counters)
         self._carry.load(vectors, counters)
         state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}

@@ -168,8 +168,8 @@ class World:
         return self.members.setdefault(name, Member(self, name))
 
     def known_to(self, member: Member) -> list[Member]:
-        """Return whom a process of `member` knows when it starts: all who came before, or of many the first and as many
-        more as a ticket names."""
+        """Return whom a process of `member` knows when it starts: all who came before, or of many the first and others
+        by chance, together no more than a ticket names."""
         others = [other for other in self.members.values() if other is not member and other.lives]
         if len(others) <= MAX_MEMBERS:
             return others
