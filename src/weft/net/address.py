@@ -40,9 +40,18 @@ def hosts_of(address: str) -> list[str]:
     """Return the hosts that an address of any transport leads to."""
     parts = urlsplit(address)
     if parts.scheme == "iroh":
-        found = [value for name, value in parse_qsl(parts.query) if name == "addr"]
-        return [value.rpartition(":")[0].strip("[]") for value in found]
+        return [host_of(place) for place in direct_places(address)]
     return [parts.hostname] if parts.hostname else []
+
+
+def direct_places(address: str) -> list[str]:
+    """Return each `host:port` that an iroh address names beside its relay."""
+    return [value for name, value in parse_qsl(urlsplit(address).query) if name == "addr"]
+
+
+def host_of(place: str) -> str:
+    """Return the host of `host:port`, an IPv6 address without its brackets."""
+    return place.rpartition(":")[0].strip("[]")
 
 
 def is_private(host: str) -> bool:

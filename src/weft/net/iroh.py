@@ -33,7 +33,7 @@ from weft.config import Config
 from weft.errors import DialError, NetError, PeerError, PortInUse
 from weft.ids import PeerId, short
 from weft.keys import Identity
-from weft.net.address import reachable_hosts
+from weft.net.address import host_of, reachable_hosts
 from weft.net.gate import Gate, Handshakes
 from weft.net.iroh_patch import mend
 from weft.net.iroh_stream import IrohStream
@@ -221,7 +221,7 @@ class IrohTransport:
     async def _listen(self, accept: Accept) -> None:
         while (incoming := await self._endpoint.accept_next()) is not None:
             source = await incoming.remote_addr()
-            ip = source.addr.rpartition(":")[0].strip("[]") if source.is_ip() else "relay"
+            ip = host_of(source.addr) if source.is_ip() else "relay"
             address = f"{SCHEME}://{getattr(source, 'addr', 'relay')}"
             self._handshakes.begin(address, ip, partial(self._verified, incoming, ip), accept)
 

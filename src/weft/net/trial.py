@@ -14,10 +14,9 @@ import errno
 import re
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import parse_qsl, urlsplit
 
 from weft.ids import PeerId, short
-from weft.net.address import hosts_of, is_loopback
+from weft.net.address import direct_places, host_of, hosts_of, is_loopback
 from weft.net.messages import Contact
 from weft.wire import printable
 
@@ -78,7 +77,7 @@ def places(address: str) -> list[str]:
     """Return what an address says of where: `host:port`, of a relayed one the relay's short key."""
     rest = address.partition("://")[2]
     if address.startswith("iroh"):
-        return [printable(value) for name, value in parse_qsl(urlsplit(address).query) if name == "addr"]
+        return [printable(place) for place in direct_places(address)]
     return [short(PeerId(printable(rest))) if address.startswith("via") else printable(rest)]
 
 
@@ -111,13 +110,9 @@ def told(trials: list[Trial]) -> str:
     found: dict[tuple[str, str], dict[str, None]] = {}
     for trial in trials:
         found.setdefault((way(trial.transport), why(trial)), {}).update(dict.fromkeys(places(trial.address)))
-    away = {place for where in found.values() for place in where if not is_loopback(_host(place))}
+    away = {place for where in found.values() for place in where if not is_loopback(host_of(place))}
     worth = {key: [place for place in where if place in away or not away] for key, where in found.items()}
     return "; ".join(f"{by} {listed(where)}, {said}" for (by, said), where in worth.items() if where)
-
-
-def _host(place: str) -> str:
-    return place.rpartition(":")[0].strip("[]")
 
 
 def _why_closed(said: str) -> Outcome:
