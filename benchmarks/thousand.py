@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from benchmarks.report import FOLDER, commit, load, load_line, table, write
+from benchmarks.report import FOLDER, commit, load, table, write
 from weft.clock import Clock
 from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
@@ -69,10 +69,21 @@ SETTLE_S = 25.0  # until all are in a group, and links of newcomers are closed t
 DELAY_S, JITTER_S = 0.03, 0.03
 LONGEST_S = 3600.0
 TELL_S = 4.0
+MOST_APART = 0.2  # the aim: so much what each sends may differ between sizes
 SETTINGS = PeerConfig(device="cpu", micro_batch=BATCH, checkpoint_every_s=0.0)  # whose disk is not what is measured
 
 FIGURES = FOLDER / "thousand.json"  # of each size, the last that was measured
 LETTER_BLOBS = {"Handing": "certificates (blobs)", "Records": "records (blobs)"}  # by who serves them
+HANDED_ON = tuple(LETTER_BLOBS.values())  # once to each ward, in each round
+WHY = """
+The mean falls, for electors send ten times what wards do and stay as many. A ward sends more in larger groups because
+more of what was decided goes from ward to ward: each ward is sent one certificate and its group's record in a round,
+and an elector sends them to two of its wards, however many it has. So the wards of a group of five send three of five
+certificates, those of a group of sixty 58 of sixty. Certificates are as long in all sizes. What a ward sends of them
+has a bound, one in the mean and two at most, and is near it at 1,000 peers. A record has some 33 bytes for each ward,
+and grows until a group has its 64. Rounds take longer with more peers, so that bytes per second grow less than those
+of a round; an elector's grow by its announcement, which holds the record, and by a word to each ward (`HandOn`).
+""".strip().replace("\n", " ")
 
 MEMBERSHIP = {
     kind.__name__
@@ -138,6 +149,7 @@ class Crowd(World):
 class Figures:
     num: int
     commit: str
+    load: float | None = None  # before
     wall_s: float = 0.0
     cpu_s: float = 0.0
     fill_cpu_s: float = 0.0  # until all have a place
@@ -181,7 +193,7 @@ def play(num: int) -> Figures:
         world = Crowd(sealed, home, MemoryNetwork(delay_s=DELAY_S, jitter_s=JITTER_S), seed=1)
         world.make_trainer = CostTrainer
         world.reader = ClaimReader(sealed.config.run)
-        figures, began, began_cpu = Figures(num, commit()), time.perf_counter(), time.process_time()
+        figures, began, began_cpu = Figures(num, commit(), load()), time.perf_counter(), time.process_time()
         with shared():
             world.clock.run(_play(world, figures))
         figures.wall_s, figures.cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
@@ -271,24 +283,22 @@ def main() -> None:
     sizes = [int(word) for word in words if word != "report"] or ([] if words else list(SIZES))
     torch.set_num_threads(1)
     gc.set_threshold(200_000, 20, 50)
-    before = load()
     if not sizes:
-        _report(before, _measured())
+        _report(_measured())
     for num in sizes:
         figures = play(num)
         print(figures, flush=True)
         measured = {known.num: known for known in _measured()} | {num: figures}
         FIGURES.write_bytes(msgspec.json.format(msgspec.json.encode([measured[num] for num in sorted(measured)])))
-        _report(before, _measured())  # again with each: the last takes many times as long as those before
+        _report(_measured())  # again with each: the last takes many times as long as those before
 
 
 def _measured() -> list[Figures]:
     return msgspec.json.decode(FIGURES.read_bytes(), type=list[Figures]) if FIGURES.exists() else []
 
 
-def _report(before: float | None, played: list[Figures]) -> None:
+def _report(played: list[Figures]) -> None:
     sections = [
-        load_line(before),
         f"An electorate of {ELECTORS}; links of {1000 * DELAY_S:g} ms one way and up to {1000 * JITTER_S:g} ms jitter; "
         f"{TRAIN_S:g} s of training in a round. The same bytes are decoded, and the same signature is checked, once "
         "for all peers of the process; all else each peer does for itself, but that it keeps neither checkpoints nor "
@@ -318,6 +328,7 @@ def _runs(played: list[Figures]) -> str:
         "wall s",
         "MiB, most",
         "commit",
+        "load before",
     )
     rows = [
         (
@@ -331,6 +342,7 @@ def _runs(played: list[Figures]) -> str:
             f"{each.wall_s:.0f}",
             f"{each.most_mib:.0f}",
             each.commit,
+            "not kept" if each.load is None else f"{each.load:.1f}",
         )
         for each in played
     ]
@@ -347,13 +359,59 @@ def _classes(played: list[Figures]) -> str:
 
 
 def _growth(played: list[Figures]) -> list[str]:
-    said, (first, last) = [], (played[0], played[-1])
-    for kind, role in (("membership", "mean of all"), ("voting", "mean of all"), ("voting", "elector")):
-        growth = last.sent[role][kind] / first.sent[role][kind] - 1
-        said.append(
-            f"Bytes of {kind} per second, {role}, from {first.num} to {last.num:,} peers: {100 * growth:+.0f} %."
+    first, last = played[0], played[-1]
+    rows, apart = [], []
+    for kind in ("membership", "voting"):
+        for role in first.sent:
+            nbytes = [each.sent[role][kind] for each in played]
+            spread = max(nbytes) / min(nbytes) - 1
+            change = nbytes[-1] / nbytes[0] - 1
+            of_round = (1 + change) * last.round_s / first.round_s - 1
+            rows.append(
+                (
+                    kind,
+                    role,
+                    f"{100 * spread:.1f} %",
+                    f"{100 * change:+.1f} %",
+                    f"{100 * of_round:+.1f} %" if kind == "voting" else "",
+                )
+            )
+            if spread > MOST_APART:
+                apart.append(f"{kind} of {'all in the mean' if role == 'mean of all' else f'each {role}'}")
+    change = f"from {first.num:,} to {last.num:,} peers"
+    header = ("bytes of", "who", "most against least of all sizes", f"per second, {change}", f"per round, {change}")
+    return [
+        f"How much that changes with the number of peers; the aim is {100 * MOST_APART:.0f} % at most, per second:",
+        table(header, rows),
+        f"More than {100 * MOST_APART:.0f} % apart: {', and '.join(apart) or 'nothing'}. {WHY}",
+        _handed_on(played),
+    ]
+
+
+def _handed_on(played: list[Figures]) -> str:
+    rows = []
+    for each in played:
+        num_wards, sent = each.num - ELECTORS, each.letters
+        by_all = {kind: ELECTORS * sent["elector"][kind] + num_wards * sent["ward"][kind] for kind in HANDED_ON}
+        rows.append(
+            (
+                each.num,
+                f"{num_wards / ELECTORS:.1f}",
+                *(f"{each.round_s * by_all[kind] / num_wards:.0f}" for kind in HANDED_ON),
+                *(f"{100 * num_wards * sent['ward'][kind] / by_all[kind]:.0f} %" for kind in HANDED_ON),
+                f"{each.round_s * sum(sent['ward'].values()):.0f}",
+            )
         )
-    return said
+    header = (
+        "peers",
+        "wards of an elector, mean",
+        "bytes of a certificate",
+        "of a record",
+        "certificates that wards sent, not electors",
+        "records that wards sent",
+        "bytes of voting that a ward sends in a round",
+    )
+    return table(header, rows)
 
 
 def _letters(played: list[Figures]) -> str:
