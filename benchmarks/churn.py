@@ -2,6 +2,7 @@
 
     python -m benchmarks.churn                        # four runs of ten minutes, and the losses: three hours
     python -m benchmarks.churn diloco-60 loss-ddp     # some of it; what was found before stays in the report
+    python -m benchmarks.churn report                 # writes the report anew from reports/churn.json
     WEFT_CHURN_S=120 python -m benchmarks.churn diloco-15     # a trial, which is printed and not kept
 
 A play for the losses that churn.json holds is not made again, so what was stopped goes on.
@@ -23,7 +24,7 @@ import msgspec
 
 from benchmarks import report
 from benchmarks._churn_loss import ABOUT as ABOUT_LOSS
-from benchmarks._churn_loss import Loss, measure_loss, table_of_losses
+from benchmarks._churn_loss import Loss, losses_told, measure_loss
 from weft.events import Entry, MemberGone, RoundCommitted, RoundMissed, StepDone
 from weft.rng import stream
 from weft.sim.faults import Fault, Kill
@@ -268,7 +269,7 @@ def tables(found: Found) -> list[str]:
             why = "; ".join(f"{reason}: {num}" for reason, num in sorted(each.missed.items()))
             sections.append(f"{name}: rounds that a peer's payload missed, and why: {why or 'none'}.")
     if found.losses:
-        sections += [ABOUT_LOSS, table_of_losses(found.losses)]
+        sections += [ABOUT_LOSS, *losses_told(found.losses)]
     return sections
 
 
@@ -280,8 +281,8 @@ def save(found: Found) -> None:
 def main() -> None:
     parts = (*NAMES, *LOSSES)
     wanted = sys.argv[1:] or parts
-    if unknown := set(wanted) - set(parts):
-        raise SystemExit(f"no such part: {', '.join(sorted(unknown))}. There are: {', '.join(parts)}.")
+    if unknown := set(wanted) - {*parts, "report"}:
+        raise SystemExit(f"no such part: {', '.join(sorted(unknown))}. There are: {', '.join(parts)}; and report.")
     script_s = float(os.environ.get("WEFT_CHURN_S", RUN_S))
     found = msgspec.json.decode(FIGURES.read_bytes(), type=Found) if FIGURES.exists() else Found({})
 
@@ -291,7 +292,9 @@ def main() -> None:
         save(found)
 
     for name in wanted:
-        if name in LOSSES:
+        if name == "report":
+            save(found)
+        elif name in LOSSES:
             measure_loss(LOSSES[name], found.losses, keep)
         else:
             with TemporaryDirectory(prefix="weft-churn-") as folder:
