@@ -121,6 +121,7 @@ class Swarm(World):
         super().__init__(seal(run_file, root, home, lambda event: None), home, MemoryNetwork(delay_s=delay_s), seed)
         self.run_config = self.sealed.config
         self.on_event = self._note
+        self.limit_s = LIMIT_S
         self.watchers: list[Before] = []
         self.positions: dict[Life, list[int]] = {}  # samples read for training, in order
         self.on_batch: dict[Life, Callable[[Life], None]] = {}  # called when a batch is read
@@ -140,7 +141,7 @@ class Swarm(World):
                 lambda _, context: self._errors.append(f"{context['message']}: {context.get('exception')!r}")
             )
             try:
-                async with asyncio.timeout(LIMIT_S):
+                async with asyncio.timeout(self.limit_s):
                     await scenario()
             finally:
                 await self.end()
