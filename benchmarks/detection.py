@@ -87,7 +87,7 @@ def play(num: int) -> Figures:
 
 def _percentile(values: list[float], share: float) -> str:
     ordered = sorted(values)
-    return f"{ordered[min(len(ordered) - 1, int(share * len(ordered)))]:.1f}" if ordered else "-"
+    return f"{ordered[min(len(ordered) - 1, int(share * len(ordered)))]:.2f}" if ordered else "-"
 
 
 def main() -> None:
