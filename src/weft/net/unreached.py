@@ -5,7 +5,8 @@
 
 `verdict` is also what `weft doctor TICKET` says. Everything here is pure.
 
-It does not know whether a router, a firewall or a member that is off keeps silent: nobody can tell these from outside.
+It does not know whether a router, a firewall or a member that is off keeps silent: nobody can tell these from outside;
+nor whether a relay server helps, which was not tried yet (docs/network.md).
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ OPEN_ONE = (
     '--port and name it in its machine file, [tls] advertise = ["public.address:port"], or start one on a machine with '
     "a public address; then take a ticket of that one"
 )
-OWN_RELAY = "a relay server of one's own, named on both sides ([iroh] relays), is another way"
+OWN_RELAY = "a relay server of one's own, named on both sides ([iroh] relays), may be another way"
 DOCTOR = "`weft doctor TICKET` tries every way by itself and examines this machine"
 
 
@@ -114,9 +115,7 @@ def _relay(trials: Sequence[Trial]) -> str:
     named = list(dict.fromkeys(printable(value) for name, value in options if name == "relay"))
     if not named:
         return _capital(OWN_RELAY)
-    return (
-        f"The member names the relay server {listed(named)}: it helps where this machine's [iroh] relays name it, too"
-    )
+    return f"The member names the relay server {listed(named)}: it may help where this machine's [iroh] relays name it"
 
 
 def _capital(text: str) -> str:
