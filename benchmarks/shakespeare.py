@@ -7,8 +7,8 @@ Every row trains the run of recipes/shakespeare-char.toml on 1,536,000 tokens, w
 first rows are processes that people could have started (`benchmarks._shells`), the others production code in one
 process, without sockets (`benchmarks._simulation`). `--try` prints one such row of one's own instead.
 
-The text lies where the recipe says, or where several checkouts share it, in ../shared/data beside this one. Where it is
-not, nothing is measured and the last report stays.
+The text lies beside the recipe, as its first lines say, or where `--text PATH` says. Where it is not, nothing is
+measured and the last report stays.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks._shells import Ended
@@ -28,10 +29,8 @@ from benchmarks._simulation import Simulated, read_run_file, simulate
 from benchmarks.report import load, load_line, table, write
 from weft.peer.home import Home
 
-HOUSE = Path(__file__).parents[1]
-RECIPE = HOUSE / "recipes" / "shakespeare-char.toml"
-TEXT = "tinyshakespeare.txt"
-PLACES = (RECIPE.parent, HOUSE.parent / "shared" / "data")
+RECIPE = Path(__file__).parents[1] / "recipes" / "shakespeare-char.toml"
+TEXT = "tinyshakespeare.txt"  # as the recipe names it
 
 # One peer has nobody to average with: plain training. Its delta passes uncompressed.
 SOLO = {"peers": 1, "method": {"type": "fedavg", "every": 50, "codec": {"type": "fp32"}}}
@@ -84,24 +83,17 @@ ROWS = (
 )
 
 
-def text() -> Path | None:
-    """Return where the text lies, or None."""
-    return next((folder / TEXT for folder in PLACES if (folder / TEXT).is_file()), None)
-
-
-def run(row: Row) -> Simulated:
-    found = text()
-    if found is None:
-        raise FileNotFoundError(f"{TEXT} is gone")
+def run(row: Row, source: Path) -> Simulated:
     with tempfile.TemporaryDirectory() as folder:
-        return simulate(read_run_file(RECIPE, row.overrides), found.parent, Home(Path(folder)))
+        shutil.copy(source, Path(folder) / TEXT)
+        return simulate(read_run_file(RECIPE, row.overrides), Path(folder), Home(Path(folder) / "home"))
 
 
-def run_all(rows: Iterable[Row], jobs: int) -> list[tuple[Row, Simulated]]:
+def run_all(rows: Iterable[Row], source: Path, jobs: int) -> list[tuple[Row, Simulated]]:
     rows = list(rows)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = []
-        for row, result in zip(rows, pool.map(run, rows), strict=True):
+        for row, result in zip(rows, pool.map(partial(run, source=source), rows), strict=True):
             print(row.name, result, flush=True)
             found.append((row, result))
     return found
@@ -196,19 +188,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--try", dest="tried", action="append", metavar="FIELD=VALUE", help="one row with overrides")
     parser.add_argument("--solo", action="store_true", help="with --try: one peer")
-    chosen, before, source = parser.parse_args(), load(), text()
-    if source is None:
-        print(f"skipped: {TEXT} is not beside the recipe; its first lines say where to get it")
+    parser.add_argument("--text", type=Path, default=RECIPE.parent / TEXT, metavar="PATH", help="where the text lies")
+    chosen, before = parser.parse_args(), load()
+    if not chosen.text.is_file():
+        print(f"skipped: {chosen.text.name} is not there; the first lines of recipes/{RECIPE.name} say where to get it")
         return
     if chosen.tried:
         overrides = dict(SOLO) if chosen.solo else {}
         for each in chosen.tried:
             name, _, value = each.partition("=")
             overrides[name] = tomllib.loads(f"value = {value}")["value"]
-        print(json.dumps(overrides), run(Row("tried", overrides)))
+        print(json.dumps(overrides), run(Row("tried", overrides), chosen.text))
         return
-    ended = [run_processes(num_peers, source) for num_peers in (1, 4)]
-    found = run_all(ROWS, chosen.jobs)
+    ended = [run_processes(num_peers, chosen.text) for num_peers in (1, 4)]
+    found = run_all(ROWS, chosen.text, chosen.jobs)
     sections = [ABOUT, load_line(before), *process_sections(ended), *simulated_sections(found, ended)]
     write("shakespeare", TITLE, "python -m benchmarks.shakespeare", sections)
 
