@@ -299,6 +299,7 @@ def test_who_claims_a_quintillion_tokens_and_brings_a_vector_a_million_times_too
     swarm.run(scenario)
 
 
+@pytest.mark.slow
 def test_the_side_that_went_on_is_given_up_where_the_branch_counts_more(make_swarm: MakeSwarm) -> None:
     """Its members have kept no fork: those of the branch have."""
     swarm = make_swarm(num_rounds=40, num_peers=5)

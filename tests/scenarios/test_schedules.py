@@ -21,7 +21,6 @@ from weft.sync.choices import DdpConfig
 
 NUM_ALL = 200
 NUM_GROUPS = 40
-QUICK_GROUPS = (0,)
 QUICK = (0, 57, 165)  # from the second on: those that once found a fault
 NUM_FAULTS = 6
 LIMIT_S = 1500.0  # from the last fault to the end of a run of 40 rounds of a second each, waits and branches included
@@ -149,12 +148,7 @@ def test_a_run_outlives_many_random_schedules_of_faults(make_swarm: MakeSwarm, s
     play(make_swarm, seed)
 
 
-@pytest.mark.parametrize("seed", QUICK_GROUPS)
-def test_groups_outlive_a_random_schedule_of_faults(make_swarm: MakeSwarm, seed: int) -> None:
-    play(make_swarm, seed, electors=3)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", sorted(set(range(NUM_GROUPS)) - set(QUICK_GROUPS)))
+@pytest.mark.parametrize("seed", range(NUM_GROUPS))
 def test_groups_outlive_many_random_schedules_of_faults(make_swarm: MakeSwarm, seed: int) -> None:
     play(make_swarm, seed, electors=3)

@@ -113,7 +113,7 @@ def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, p
     ignored = []
     if described.fault:
         ignored.append(f"{len(described.fault)} faults of the scenario are not reckoned with")
-    if any(kind.joins_at_s for kind in described.kind):
+    if any(kind.joins_at_s or kind.joins_over_s for kind in described.kind):
         ignored.append("machines that join later are reckoned as there from the start")
     return _ask(run_file, model, machines, method, prices, (*notes, *ignored))
 

@@ -46,10 +46,16 @@ class Kind(Config, frozen=True, kw_only=True):
     jitter_ms: Ms = 0.0
     loss: Loss = 0.0
     joins_at_s: Seconds = 0.0
+    joins_over_s: Seconds = 0.0  # its machines come one after another, the last just before so long after the first
     clock_skew_s: Annotated[float, Meta(description="seconds that its clock on the wall is ahead")] = 0.0
 
     def names(self) -> list[str]:
         return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]
+
+    def coming(self, number: int) -> "Kind":
+        """Return what machine `number` of this kind is like, with the moment at which it comes."""
+        after_s = self.joins_over_s * number / self.count
+        return msgspec.structs.replace(self, joins_at_s=self.joins_at_s + after_s) if after_s else self
 
 
 class Scenario(Config, frozen=True, kw_only=True):
@@ -76,8 +82,8 @@ class Scenario(Config, frozen=True, kw_only=True):
     def machines(self) -> Iterator[tuple[str, Kind]]:
         """Yield each machine's name and what it is like, the maker first."""
         for kind in self.kind:
-            for name in kind.names():
-                yield name, kind
+            for number, name in enumerate(kind.names()):
+                yield name, kind.coming(number)
 
     def called(self, name: str) -> list[str]:
         """Return the machines that a fault means by `name`: a machine, or all of a kind.

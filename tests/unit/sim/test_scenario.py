@@ -67,6 +67,11 @@ def test_the_maker_is_there_from_the_start(tmp_path: Path) -> None:
         read(tmp_path, LAB + "joins_at_s = 5.0")
 
 
+def test_machines_of_a_kind_come_one_after_another(tmp_path: Path) -> None:
+    scenario = read(tmp_path, LAB + '[[kind]]\nname = "home"\ncount = 4\njoins_at_s = 5.0\njoins_over_s = 2.0')
+    assert [kind.joins_at_s for _, kind in scenario.machines()] == [0.0, 0.0, 0.0, 5.0, 5.5, 6.0, 6.5]
+
+
 def test_what_is_not_given_of_a_line_stays() -> None:
     kind = Kind(name="home", up_mbit=20.0, down_mbit=100.0, loss=0.01)
     worse = at_present(kind, [Line(peer="home", at_s=0.0, lasts_s=1.0, up_mbit=1.0)])
