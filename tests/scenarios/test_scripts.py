@@ -1,23 +1,28 @@
 """Faults as a scenario file scripts them: each does what it says, and the run goes on."""
 
+from typing import Literal
+
 import pytest
 
 from scenarios.swarm import LEASE_TOKENS
 from scenarios.theatre import NUM_ROUNDS, SPEED, Theatre, names
 from weft.events import (
     AttemptStarted,
+    BranchLeft,
     BranchOpened,
     MemberGone,
     MemberSuspected,
     Notice,
     PayloadRejected,
     RoundMissed,
+    StateJoined,
     StepDone,
 )
 from weft.net.membership import GONE_S, SUSPECT_S
 from weft.sim.crooked import CLAIM_TOKENS
 from weft.sim.faults import Corrupt, Drop, Freeze, Kill, Lie, Line, Partition, Skew, Slow
 from weft.sim.play import Played
+from weft.sim.scenario import Kind
 
 EPOCH_S = 1_700_000_000.0
 FAULT_S = 1.0 + GONE_S + 4.0  # a round of a second in which a member vanishes: it is given up, and another leads
@@ -127,6 +132,35 @@ def test_a_claim_of_a_quintillion_tokens_changes_nothing(theatre: Theatre) -> No
         (each.counted, each.replica) for each in honest.machines
     ]
     assert played.committed_tokens == honest.committed_tokens
+
+
+@pytest.mark.parametrize("about", ["branch", "progress"])
+@pytest.mark.parametrize("count", [3, 4])
+def test_who_claims_to_be_far_ahead_takes_nobody_along(
+    theatre: Theatre, about: Literal["branch", "progress"], count: int
+) -> None:
+    """It offers its state as that of the branch, or the round, that it claims."""
+    honest = theatre(count=count)
+    played = theatre(Lie(peer="lab-1", about=about, at_s=0.0), count=count)
+    theatre.check(played)
+    assert [(each.counted, each.replica, each.end) for each in played.machines] == [
+        (each.counted, each.replica, each.end) for each in honest.machines
+    ]
+    assert played.took_s < honest.took_s + 1.0
+    assert theatre.heard(BranchLeft) == theatre.heard(StateJoined) == theatre.heard(RoundMissed) == []
+
+
+@pytest.mark.parametrize("about", ["branch", "progress"])
+def test_a_newcomer_and_who_returns_follow_the_others_and_not_who_claims_to_be_ahead(
+    theatre: Theatre, about: Literal["branch", "progress"]
+) -> None:
+    faults = Lie(peer="lab-1", about=about, at_s=0.0), Kill(peer="lab-2", at_s=2.5, returns_after_s=3.0)
+    late = Kind(name="late", tokens_per_s=SPEED, joins_at_s=3.0)
+    played = theatre(*faults, more=(late,))
+    theatre.check(played)
+    assert ends(played) == 5 * ["complete"]
+    assert len({each.replica for each in played.machines}) == 1
+    assert played.committed_tokens < CLAIM_TOKENS
 
 
 def test_an_owner_whose_results_are_no_numbers_owns_nothing_of_that_round(theatre: Theatre) -> None:

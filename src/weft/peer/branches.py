@@ -70,6 +70,7 @@ class Branches:
             self._miss(now)
             self._tell_standing()
             self._rounds.keep_up()
+            self._rounds.standing.look()
             self._rounds.acts.tell_again(now)
             if self._rounds.standing.sees_majority():
                 self.lost.clear()

@@ -14,7 +14,6 @@ from weft.data import leases
 from weft.errors import WireError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import verify
-from weft.net.messages import Heartbeat
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.charter import Charter
@@ -224,18 +223,6 @@ def genesis(run: RunId, founder: PeerId, charter: Charter) -> Base:
 def branch_name(base: Base, members: Iterable[PeerId], opener: PeerId) -> BranchId:
     """Return the name of the branch that `members` open where `base` lost its majority."""
     return BranchId(order_key("branch", base.previous, base.branch, base.round, opener, *sorted(members)))
-
-
-def is_further(one: Manifest | Heartbeat, other: Manifest) -> bool:
-    """Return whether `one` is later than `other` on its branch, or on one to prefer.
-
-    That is one of more tokens, of a later round (just opened, and not the one it leaves), or of a lower name.
-    """
-    if one.branch == other.branch:
-        return one.round > other.round
-    if (one.committed_tokens, one.round) == (other.committed_tokens, other.round):
-        return one.branch < other.branch
-    return (one.committed_tokens, one.round) > (other.committed_tokens, other.round)
 
 
 def as_many_as_fit(certificates: tuple[Certificate, ...]) -> tuple[Certificate, ...]:

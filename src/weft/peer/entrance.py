@@ -23,15 +23,15 @@ from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.events import Notice
 from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.heartbeat import Membership
-from weft.net.messages import Heartbeat
 from weft.peer.amended import first_charter
 from weft.peer.arrival import Arrival, Heads
 from weft.peer.asking import Asking
 from weft.peer.branches import patience_s
-from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, is_further, open_branch
+from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, open_branch
 from weft.peer.config import RunConfig
 from weft.peer.contribution import OUTDATED, Carry, dropped
 from weft.peer.legacies import Legacies
+from weft.peer.lookout import Lookout
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.place import Place
 from weft.peer.plea import Plea
@@ -79,8 +79,9 @@ class Entrance:
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
         self._order = Asking(place.node, membership, place.clock)
-        self._arrival = Arrival(place, replica, self._beats)
-        self.plea = Plea(place, replica, self._arrival, self._beats, rounds)
+        self.lookout = Lookout(place.node, membership, replica, rounds)
+        self._arrival = Arrival(place, replica, self.lookout.beats)
+        self.plea = Plea(place, replica, self._arrival, self.lookout.beats, rounds)
         self.legacies = Legacies(place, replica, self._certificate)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
@@ -108,7 +109,7 @@ class Entrance:
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOINING_S):
                     await self._asked.wait()
-            if any(self._has_state(peer) for peer in self._node.peers):
+            if any(self.lookout.has_state(peer) for peer in self._node.peers):
                 return await self.enter()
         electors = [self._node.peer, *self._beginners()][: self._run.electors]
         opening = self._first(electors, self._node.peer)
@@ -136,7 +137,7 @@ class Entrance:
             return head if self._has_company(head) else await self._alone(head, promised)
         base = next_base(head, self._replica.charter)
         has_left = promised is not None and promised.has_left and promised.base == base
-        if has_left and all(self._is_reached(found) and found != head for _, found in heads):
+        if has_left and not self.lookout.later(heads) and all(found != head for _, found in heads):
             with suppress(PeerError, NetError, Refused):
                 return await self._take_over(heads)
         return await self.enter()
@@ -243,7 +244,7 @@ class Entrance:
         if self._replica.head is None and await self._heads():
             await self._meet()  # more donors
         heads = await self._heads()
-        later = [(peer, head) for peer, head in heads if not self._is_reached(head)]
+        later = self.lookout.later(heads)
         if not later:
             return "reached" if heads else "nobody"
         try:
@@ -265,10 +266,6 @@ class Entrance:
             rounds.restart(await self.enter(), self._replica.charter)
         elif rounds.chain.head == head and not rounds.is_member:
             rounds.begin()  # it had given a round up that nobody is further than any more
-
-    def _is_reached(self, head: Manifest) -> bool:
-        mine = self._replica.head
-        return mine is not None and not is_further(head, mine)
 
     async def _heads(self) -> Heads:
         """Return which linked peers have a state, and whose it is: the furthest first, who just failed last."""
@@ -334,16 +331,12 @@ class Entrance:
                             if await self.counts(certificate.manifest):
                                 return True
                     if chain.head == before:
-                        if answer.certificates == () and self._has_left(peer, head.branch):
+                        if answer.certificates == () and self.lookout.has_left(peer, head.branch):
                             know_of_none.add(peer)
                         break
         # A round that was decided somebody decided: where all have left its branch and remember it, it was not.
         is_undecided = know_of_none >= set(head.members) - {self._node.peer} and not self._carry.is_restored
         return chain.head.round < last and not is_undecided
-
-    def _has_left(self, peer: PeerId, branch: BranchId) -> bool:
-        beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.branch != branch
 
     # --- a straggler ---
 
@@ -351,34 +344,24 @@ class Entrance:
         """Follow what was decided without this peer; return False where others are too far ahead to replay it."""
         head = rounds.chain.head
         is_too_far = False
+        ahead = self.lookout.ahead(head)
         for peer in self._order.furthest_first():
-            if not self.is_ahead(peer, head):
+            if peer not in ahead:
                 continue
             request = ChainRequest(branch=head.branch, after=head.round)
-            with suppress(PeerError, NetError, Refused):
+            try:
                 answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
-                if rounds.chain.head != head:
-                    return True  # heard meanwhile
-                # No more than is kept until the outer steps are made: what had to give way would be fetched again.
-                most = max(1, AHEAD_NBYTES // max(self._replica.result_nbytes, 1))
-                if sum(rounds.follow(certificate) for certificate in (answer.certificates or ())[:most]):
-                    return True
-                is_too_far = is_too_far or answer.certificates is None or self._has_left(peer, head.branch)
+            except (PeerError, NetError, Refused):
+                self._order.note_failure(peer)
+                continue
+            if rounds.chain.head != head:
+                return True  # heard meanwhile
+            # No more than is kept until the outer steps are made: what had to give way would be fetched again.
+            most = max(1, AHEAD_NBYTES // max(self._replica.result_nbytes, 1))
+            if sum(rounds.follow(certificate) for certificate in (answer.certificates or ())[:most]):
+                return True
+            is_too_far = is_too_far or self.lookout.is_too_far(peer, rounds.chain.base, answer)
         return not is_too_far
-
-    def _has_state(self, peer: PeerId) -> bool:
-        beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.manifest is not None
-
-    def is_ahead(self, peer: PeerId, head: Manifest) -> bool:
-        """Return whether `peer` has told of a state that this peer should follow, at `head`, or go over to."""
-        beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.manifest is not None and is_further(beat, head)
-
-    def is_on_lesser_branch(self, head: Manifest) -> bool:
-        """Return whether a peer tells of another branch than `head` is on, and one to prefer."""
-        beats = [self._membership.heartbeat_of(peer) for peer in self._node.peers if self.is_ahead(peer, head)]
-        return any(beat is not None and beat.branch != head.branch for beat in beats)
 
     def should_settle(self, head: Manifest) -> bool:
         """Return whether to let the present round end before going over to another branch; asked again and again.
@@ -387,8 +370,8 @@ class Entrance:
         another of its branch has left already, the round may never end.
         """
         now, others = self._place.clock.now(), set(head.members) - {self._node.peer}
-        is_wanted = self._carry.offered is not None and self.is_on_lesser_branch(head)
-        if not is_wanted or any(self._has_left(peer, head.branch) for peer in others):
+        is_wanted = self._carry.offered is not None and self.lookout.is_on_lesser_branch(head)
+        if not is_wanted or any(self.lookout.has_left(peer, head.branch) for peer in others):
             self._settling_since = None
             return False
         if self._settling_since is None:
@@ -420,7 +403,3 @@ class Entrance:
     def _ask(self, branch: BranchId, manifest: Digest) -> None:
         for peer in sorted(self._node.peers):
             self._node.post(peer, Joining(branch=branch, manifest=manifest))
-
-    def _beats(self) -> dict[PeerId, Heartbeat]:
-        beats = {peer: self._membership.heartbeat_of(peer) for peer in sorted(self._node.peers)}
-        return {peer: beat for peer, beat in beats.items() if beat is not None}

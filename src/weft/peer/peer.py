@@ -215,6 +215,7 @@ class Peer:
         )
         groups.hand_on(self._evaluator, lambda: self._entrance.plea.is_near)
         self._rounds, self._groups = rounds, groups
+        self._report.is_holding = lambda: rounds.standing.is_holding
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
         is_over = lambda: self._stopping.is_set() or self.pausing.is_away  # noqa: E731
         self._ahead = Ahead(self.place, self._training, self._carry, branches.lost, is_over)
@@ -352,8 +353,8 @@ class Peer:
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head
-            is_behind = any(self._entrance.is_ahead(peer, head) for peer in self.place.node.peers)
-            is_left = behind == head or self._entrance.is_on_lesser_branch(head)
+            is_behind = bool(self._entrance.lookout.ahead(head))
+            is_left = behind == head or self._entrance.lookout.is_on_lesser_branch(head)
             if self._entrance.should_settle(head):
                 continue
             if is_behind and is_left and not self._groups.is_outside and not await self._entrance.catch_up(rounds):

@@ -14,7 +14,7 @@ from weft.peer.chain import Chain
 from weft.peer.messages import StandingNote
 from weft.peer.promises import Promises
 from weft.sync.machine import Input, Noticed, Rerouted, State
-from weft.sync.messages import Base
+from weft.sync.messages import Base, Manifest
 from weft.sync.rules import is_quorum, leader
 
 
@@ -35,6 +35,7 @@ class Standing:
         self._state = state
         self._told: dict[PeerId, StandingNote] = {}
         self._lost_in: Base | None = None
+        self._since: Manifest | None = None  # the head when no majority was in sight last
 
     def known(self) -> list[Input]:
         """Return what the machine of a round that begins has to know of the members."""
@@ -123,6 +124,18 @@ class Standing:
         """Return whether those not gone can commit, as far as this peer can tell, whether it is one of them or not."""
         base = self._chain.base
         return self.has_majority() if self._me in base.electorate else is_quorum(base, self.present())
+
+    def look(self) -> None:
+        """Note whether a majority is in sight: to be called again and again."""
+        head = self._chain.head
+        if self._since is None or self._since.branch != head.branch or not self.sees_majority():
+            self._since = head
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether rounds of the branch were decided since a majority was out of sight last."""
+        head, since = self._chain.head, self._since
+        return since is not None and since.branch == head.branch and since.round < head.round
 
     def why_undecidable(self) -> str:
         """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""

@@ -9,7 +9,7 @@ It does not know when a fault begins or ends: it is asked what is in force.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,18 +17,23 @@ import numpy as np
 from weft.clock import Clock
 from weft.data import leases
 from weft.events import Emit
-from weft.ids import Digest, PeerId, Tokens
+from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.blobs import Lookup, inline
 from weft.net.handshake import Passport
 from weft.net.membership import MAX_MEMBERS
 from weft.net.memory import MemoryTransport
+from weft.net.messages import Heartbeat
 from weft.net.node import Node
-from weft.peer.messages import Decision, Letter
+from weft.net.services import CallHandler, Q
+from weft.peer.messages import ChainAnswer, Decision, Letter, StateOffer
 from weft.sim.faults import Corrupt, Drop, Fault, Lie
 from weft.sync.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Stuck, Vote
 from weft.wire import Buffer, Signed, decode, digest, seal
 
 CLAIM_TOKENS = Tokens(10**18)
+CLAIM_ROUNDS = 10**6
+_AHEAD = {"progress", "branch"}
+F = TypeVar("F", Heartbeat, Manifest)
 # What was lost can be asked for again after so long: where all is lost, nothing can be decided without it.
 LOST_S = 30.0
 
@@ -73,7 +78,20 @@ class CrookedNode(Node):
                 return True
             if note is not None and isinstance(record, Letter):
                 record = self._in_its_place(record, note, peer)
+        if isinstance(record, Heartbeat) and record.manifest is not None:
+            record = _further(record, self._lies())
         return super().post(peer, record)
+
+    def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
+        async def untrue(peer: PeerId, request: Q) -> msgspec.Struct:
+            answer, lies = await handler(peer, request), self._lies()
+            if isinstance(answer, ChainAnswer) and lies & _AHEAD:
+                return ChainAnswer(certificates=None)  # forgotten, as it says
+            if isinstance(answer, StateOffer) and answer.head is not None:
+                return msgspec.structs.replace(answer, head=_further(answer.head, lies))
+            return answer
+
+        super().serve(kind, untrue)
 
     def serve_blobs(self, lookup: Lookup, *, is_patient: bool = False) -> None:
         self._lookups.append(lookup)
@@ -120,8 +138,11 @@ class CrookedNode(Node):
 
     # --- untrue ---
 
+    def _lies(self) -> set[str]:
+        return {fault.about for fault in self._in_force() if isinstance(fault, Lie)}
+
     def _in_its_place(self, letter: Letter, note: RoundNote, to: PeerId) -> Letter:
-        lies: set[str] = {fault.about for fault in self._in_force() if isinstance(fault, Lie)}
+        lies = self._lies()
         if not lies:
             return letter
         if "rivals" in lies and isinstance(note.message, Propose) and _hears_another(to, note.message.manifest):
@@ -175,6 +196,14 @@ class CrookedNode(Node):
             {"round": manifest.round + 1},
         )
         return msgspec.structs.replace(manifest, **changes[int(self._luck.integers(len(changes)))])
+
+
+def _further(told: F, lies: set[str]) -> F:
+    """Return a heartbeat or a head that says to be further than it is."""
+    if "branch" in lies:
+        branch = BranchId(digest(told.branch.encode()))
+        return msgspec.structs.replace(told, branch=branch, committed_tokens=CLAIM_TOKENS)
+    return msgspec.structs.replace(told, round=told.round + CLAIM_ROUNDS) if "progress" in lies else told
 
 
 def _hears_another(peer: PeerId, manifest: Manifest) -> bool:

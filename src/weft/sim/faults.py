@@ -139,10 +139,11 @@ class Lie(PeerFault, frozen=True, kw_only=True, tag="lie"):
     nobody's work; or as a leader proposes nonsense.
 
     About rivals: as a leader it proposes one manifest to half of the members, and another to the others. About votes:
-    to the leader of a later attempt it denies what it has accepted.
+    to the leader of a later attempt it denies what it has accepted. About progress: it says that it is a million rounds
+    further, and about a branch, that it stands on one that counts 10**18 tokens; it offers its state as that one's.
     """
 
-    about: Literal["tokens", "results", "stuck", "proposals", "rivals", "votes"]
+    about: Literal["tokens", "results", "stuck", "proposals", "rivals", "votes", "progress", "branch"]
     lasts_s: Seconds | None = None
 
 

@@ -11,7 +11,7 @@ from weft.ids import Attempt, BranchId, PeerId, RunId
 from weft.keys import Identity, verify
 from weft.net.membership import MAX_MEMBERS
 from weft.peer import chain
-from weft.peer.chain import Chain, genesis, is_further, open_branch
+from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.proofs import Proofs, accept_of
 from weft.sync import round
 from weft.sync.machine import replace
@@ -132,10 +132,3 @@ def test_a_certificate_names_only_the_farewells_that_it_needs(known: Chain) -> N
     (needed,) = proof(()).farewells  # one vote of three, or of the two that are left: the keeper's
     assert needed.signer == third.peer
     assert all(known.proven(proof(voters)) for voters in ((), (other,)))
-
-
-@pytest.mark.parametrize("name", ["00" * 32, "ff" * 32])
-def test_a_branch_just_opened_is_preferred_to_the_one_it_leaves(known: Chain, name: str) -> None:
-    opening = open_branch(known.base, known.base.electorate, known.base.electorate[0], BranchId(name))
-    assert is_further(opening, known.head)
-    assert not is_further(known.head, opening)
