@@ -61,14 +61,17 @@ def preferred(told: Iterable[Told]) -> BranchId:
     return min(eligible, key=order)
 
 
-def furthest(told: Iterable[Told], branch: BranchId) -> Round:
-    """Return the furthest round of `branch` that who takes over a state believes in. Somebody must stand there.
+def furthest(told: Iterable[Told], branch: BranchId) -> int:
+    """Return the furthest round of `branch` that who takes over a state believes in; -1: nobody stands there.
 
     That is what most of those tell that hold it, and what may be decided while they are heard.
+
+    Args:
+        told: by others: where this peer stands says nothing of how far they can be.
     """
     standing = [each for each in told if each.branch == branch]
     holding = [each for each in standing if each.is_holding] or standing
-    return Round(median_low(each.round for each in holding) + NEAR)
+    return median_low(each.round for each in holding) + NEAR if holding else -1
 
 
 def is_credible(base: Base, round: Round, told: Mapping[PeerId, Told], voteless: Iterable[PeerId] = ()) -> bool:

@@ -86,11 +86,10 @@ class Lookout:
             return ()
         mine = self._replica.head
         beats = self.beats()
-        standing = {peer: told(head, peer in beats and beats[peer].is_holding) for peer, head in heads} | self._own(
-            mine
-        )
+        others = {peer: told(head, peer in beats and beats[peer].is_holding) for peer, head in heads}
+        standing = others | self._own(mine)
         best = preferred(standing.values())
-        last = furthest(standing.values(), best)
+        last = furthest(others.values(), best)
         there = [(peer, head) for peer, head in heads if head.branch == best and head.round <= last]
         if mine is None or mine.branch != best:
             return there
