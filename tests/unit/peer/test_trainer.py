@@ -641,7 +641,7 @@ from unit.peer.tiny import batches, run_config
 
 from weft.clock import SystemClock
 from weft.model import initial_vector
-from weft.peer.config import PeerConfig
+from weft.peer.machine import PeerConfig
 from weft.peer.trainer import Trainer
 from weft.sync.method import DdpConfig
 
