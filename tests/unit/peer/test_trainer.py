@@ -643,7 +643,7 @@ from weft.clock import SystemClock
 from weft.model import initial_vector
 from weft.peer.machine import PeerConfig
 from weft.peer.trainer import Trainer
-from weft.sync.method import DdpConfig
+from weft.sync.choices import DdpConfig
 
 found, run = [], run_config(DdpConfig())
 for settings in ({}, {"is_compiled": True, "micro_batch": 3}):  # three and one: shapes change
