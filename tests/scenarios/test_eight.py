@@ -109,6 +109,19 @@ def test_who_sleeps_until_others_would_have_opened_a_branch_goes_on_with_them(ei
 
 
 @pytest.mark.slow
+def test_those_that_slept_follow_the_few_that_trained_on(eight: Eight) -> None:
+    """They are a majority as soon as they wake; but what the few counted meanwhile is more than a round or two."""
+    asleep = lab(0, 1, 2, 3, 4, 5)
+    theatre, played = eight(14, *(Freeze(peer=name, at_s=AT_S, lasts_s=ORPHAN_AFTER_S + 60.0) for name in asleep))
+    rules.one_history(theatre.commits())
+    assert len({machine.replica for machine in played.machines}) == 1
+    assert {machine.end for machine in played.machines} == {"complete"}
+    ((branch, members),) = {(event.branch, event.members) for _, event in theatre.heard(BranchOpened)}
+    assert set(members) == {machine.peer for machine in names(played, *lab(6, 7))}
+    assert {theatre.commits(machine)[-1].branch for machine in played.machines} == {branch}
+
+
+@pytest.mark.slow
 def test_half_of_the_payloads_of_eight_may_be_lost(eight: Eight) -> None:
     theatre, played = eight(10, Drop(peer="lab", at_s=0.0, share=0.5))
     theatre.check(played, longest_s=3 * ROUND_S, unhurt=played.machines)
