@@ -56,6 +56,7 @@ class Branches:
         self._emit = emit
         self.lost = asyncio.Event()  # set while no majority is in sight
         self._lost_at: float | None = None
+        self._looked = clock.now(), clock.wall()  # a machine that sleeps may stop one of them
         self._consented: Manifest | None = None
         self._missed_at: dict[PeerId, float] = {}  # members without a link, since when
         node.serve(BranchProposal, self._consider)
@@ -70,7 +71,7 @@ class Branches:
             self._miss(now)
             self._tell_standing()
             self._rounds.keep_up()
-            self._rounds.standing.look()
+            self._rounds.standing.look(has_slept=self._has_slept(now))
             self._rounds.acts.tell_again(now)
             if self._rounds.standing.sees_majority():
                 self.lost.clear()
@@ -84,6 +85,11 @@ class Branches:
                 self._tell()
             if self._is_due(now):
                 await self._open()
+
+    def _has_slept(self, now: float) -> bool:
+        """Return whether this process, or its machine, stood still since the last look: others may have gone on."""
+        before, self._looked = self._looked, (now, self._clock.wall())
+        return max(then - since for then, since in zip(self._looked, before, strict=True)) > GONE_S
 
     def orphan_after_s(self) -> float | None:
         """Return how long to wait; None: for ever. All together may leave even a strict run's branch: nobody is left

@@ -7,8 +7,8 @@ Everybody tells in heartbeats where it stands. What that is worth:
     how far on it  what certificates prove, which need nobody's word; where they are forgotten, no further than most of
                    those tell that hold it, nor than a quorum of the electorate gainsays: it decides, or nobody
 
-A peer holds a branch while it has seen a round decided there and its majority has not been out of sight since. Where
-nobody does, as when all come back from sleep, tokens alone decide. All compute this from what all are told, so that of
+A peer holds a branch once it has seen two rounds decided there since its majority was out of sight last, or it slept.
+Where nobody does, as when all come back, tokens alone decide. All compute this from what all are told, so that of
 two branches that meet one yields, and not both.
 
 It does not know how a state comes, nor who is linked.

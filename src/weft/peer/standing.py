@@ -17,6 +17,9 @@ from weft.sync.machine import Input, Noticed, Rerouted, State
 from weft.sync.messages import Base, Manifest
 from weft.sync.rules import is_quorum, leader
 
+# Rounds: who wakes lets the one under way end, and then looks where the others are before it makes the next.
+HOLDS_AFTER = 2
+
 
 class Standing:
     """Of the round after the chain's head.
@@ -125,17 +128,18 @@ class Standing:
         base = self._chain.base
         return self.has_majority() if self._me in base.electorate else is_quorum(base, self.present())
 
-    def look(self) -> None:
-        """Note whether a majority is in sight: to be called again and again."""
+    def look(self, *, has_slept: bool) -> None:
+        """Note whether a majority is in sight, and was all the time: to be called again and again."""
         head = self._chain.head
-        if self._since is None or self._since.branch != head.branch or not self.sees_majority():
+        is_other = self._since is None or self._since.branch != head.branch
+        if is_other or has_slept or not self.sees_majority():
             self._since = head
 
     @property
     def is_holding(self) -> bool:
         """Whether rounds of the branch were decided since a majority was out of sight last."""
         head, since = self._chain.head, self._since
-        return since is not None and since.branch == head.branch and since.round < head.round
+        return since is not None and since.branch == head.branch and since.round + HOLDS_AFTER <= head.round
 
     def why_undecidable(self) -> str:
         """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""
