@@ -9,6 +9,7 @@ from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchLeft, BranchOpened, RoundCommitted, StateJoined, StepDone
 from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
+from weft.peer.donor import Donor
 
 FAST_S = 0.1  # a lease: rounds follow each other within less than a second
 
@@ -37,6 +38,32 @@ def test_who_left_and_comes_again_goes_on_with_its_inner_optimizer_and_its_carry
         first, second = ([event.step for event in life.seen(StepDone)] for life in b.lives)
         assert second[0] == first[-1] + 1
         assert b.id in a.life.committed[-1].contributors
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def test_who_comes_again_is_not_set_back_to_a_state_that_was_pinned_for_another(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There it would hear of a round that counts it once more, and take for counted what it has trained since."""
+    monkeypatch.setattr(Donor, "_at_hand", lambda donor, _wanted, _present: next(iter(donor._pins), None))
+    swarm = make_swarm(num_rounds=14)
+
+    async def scenario() -> None:
+        _, _, c, d = members = await swarm.start("abcd")
+        await swarm.round(c, 2)
+        swarm.kill(d)
+        swarm.launch(d)
+        pinned = await swarm.when(d, StateJoined)
+        await swarm.round(c, pinned.round + 1)
+        await swarm.when(c, StepDone)
+        await stop(c)
+        assert c.peer.carried_tokens > 0
+        swarm.launch(c)
+        one_replica(await swarm.done(*members))
+        before, after = (life.committed for life in c.lives)
+        assert after[0].round == before[-1].round + 1
 
     swarm.run(scenario)
     swarm.check()

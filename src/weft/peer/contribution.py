@@ -35,6 +35,7 @@ from weft.peer.trainer import Trainer, Work
 from weft.sync.reduce import EncodedPart, encode_parts, named
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
+FORGOTTEN = "a round that is forgotten may have counted them"  # why work is dropped that nobody can tell of
 OUTDATED = "a gradient that two rounds did not count belongs to parameters too long ago"  # why it is dropped
 MAX_TRAVELLING = 64  # rounds for which the same payload is offered: then its holder trains on
 

@@ -29,7 +29,7 @@ from weft.peer.asking import Asking
 from weft.peer.branches import patience_s
 from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, open_branch
 from weft.peer.config import RunConfig
-from weft.peer.contribution import OUTDATED, Carry, dropped
+from weft.peer.contribution import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.legacies import Legacies
 from weft.peer.lookout import Lookout
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
@@ -248,7 +248,7 @@ class Entrance:
         if not later:
             return "reached" if heads else "nobody"
         try:
-            return await self._take_over(later)
+            return await self._take_over(later, self._replica.head)
         except (PeerError, NetError, Refused) as error:
             self._last_failure = f": {error}"
             return "failed"
@@ -290,25 +290,31 @@ class Entrance:
 
         return sorted(heads, key=order)
 
-    async def _take_over(self, heads: Heads) -> Manifest:
+    async def _take_over(self, heads: Heads, own: Manifest | None = None) -> Manifest:
+        """Go on from the state of another, or from `own`, where no later one of its branch is offered."""
         before = self._replica.head
         try:
-            head, charter, vectors = await self._arrival.fetch(heads)
+            fetched = await self._arrival.fetch(heads, own)
         except (PeerError, NetError, Refused):
             self._order.note_failure(*self._arrival.failed)
             raise
+        if fetched is None:
+            assert own is not None
+            return own
+        head, charter, vectors = fetched
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
             self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
-        is_lost = self._carry.tokens > 0 and await self._may_be_counted(head)
+        # There it meets rounds again that count it, and cannot tell what it has trained since from what they count.
+        is_back = before is not None and before.branch == head.branch and before.round > head.round
+        is_lost = self._carry.tokens > 0 and (is_back or await self._may_be_counted(head))
         await self.legacies.depart(head, charter)
         num_carried = self._carry.tokens
         await self._place.compute.serve(
             lambda: self._carry.settle(lambda: self._replica.load(head, charter, vectors), is_counted=is_lost)
         )
         if num_dropped := num_carried - self._carry.tokens:
-            why = "a round that is forgotten may have counted them" if is_lost else OUTDATED
-            self._place.emit(dropped(num_dropped, why))
+            self._place.emit(dropped(num_dropped, FORGOTTEN if is_lost else OUTDATED))
         return head
 
     async def _may_be_counted(self, until: Manifest) -> bool:

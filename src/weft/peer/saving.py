@@ -14,7 +14,7 @@ from weft.peer.amended import first_charter
 from weft.peer.chain import Chain
 from weft.peer.checkpoint import Contents, Snapshot, save
 from weft.peer.config import RunConfig
-from weft.peer.contribution import Carry
+from weft.peer.contribution import OUTDATED, Carry, dropped
 from weft.peer.journal import FULL_NBYTES
 from weft.peer.place import Place
 from weft.peer.replica import Replica
@@ -37,7 +37,7 @@ class Saver:
         self._branch = BranchId(run.run)  # of the newest checkpoint
         self._journal = place.journal
         self._replayed: list[Certificate] = []  # the newest
-        self._told = ""  # what is to be said of it, from the event loop
+        self._told: list[str] = []  # what is to be said of it, from the event loop
 
     async def save_if_due(self) -> None:
         """Write a checkpoint where it is time, where the journal is full, and on another branch than the one before was
@@ -102,19 +102,21 @@ class Saver:
                     or not self._knows_what_counts(chain.base, manifest)
                 ):
                     break
-                is_counted = own_work(manifest, self._place.node.peer) is not None
+                is_counted, due = own_work(manifest, self._place.node.peer) is not None, self._carry.due
                 self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted)  # noqa: B023
                 chain.append(certificate)
+                if not is_counted and (num := due - self._carry.due):
+                    self._told.append(dropped(num, OUTDATED).text)
             self._replayed = [*self._replayed, certificate][-NUM_KEPT:]
         if chain.head.round > head.round:
             text = f"went on from the checkpoint after round {head.round} by what was decided up to round"
-            self._told = f"{text} {chain.head.round}, as it was kept on this disk"
+            self._told.append(f"{text} {chain.head.round}, as it was kept on this disk")
 
     def hand_on(self, chain: Chain) -> None:
         """Let others have the newest rounds of the journal: who was killed a moment earlier makes them again, too."""
-        if self._told:
-            self._place.emit(Notice(text=self._told))
-            self._told = ""
+        for text in self._told:
+            self._place.emit(Notice(text=text))
+        self._told = []
         for certificate in self._replayed:
             if certificate.manifest.branch == chain.head.branch:
                 chain.recall(certificate)
