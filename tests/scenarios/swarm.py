@@ -18,7 +18,7 @@ Two runs of one scenario give the same log, byte for byte: `Swarm.log`.
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ import msgspec
 import torch
 
 from scenarios import rules
+from scenarios.ledger import Ledger, Step
 from weft.clock import Clock
 from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
@@ -39,16 +40,18 @@ from weft.net.memory import MemoryNetwork
 from weft.net.node import Node
 from weft.peer.compute import Compute, Inline
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.contribution import OUTDATED
 from weft.peer.home import Home
+from weft.peer.legacies import MAX_KEPT_NBYTES, KeptBranches
 from weft.peer.messages import Decision, Letter
 from weft.peer.seal import seal
 from weft.peer.state import replica_digest
 from weft.sim.world import Life, Member, World
 from weft.sync.choices import FedAvgConfig, MethodConfig
+from weft.sync.legacy import history
+from weft.sync.lineage import History, Stretch
 from weft.sync.messages import GroupRecord, Manifest, RoundNote
 from weft.sync.schedule import ConstantConfig
-from weft.wire import digest_of, unseal
+from weft.wire import decode, digest_of, unseal
 
 E = TypeVar("E", bound=Event)
 
@@ -128,6 +131,7 @@ class Swarm(World):
         self.chains: dict[rules.Place, Manifest] = {}  # every manifest that any member applied
         self.heads: dict[rules.Place, Manifest] = {}  # every manifest that any member trained after
         self.states: dict[Digest, Digest] = {}  # manifest -> replicated state after it
+        self.ledger = Ledger()
         self._log: list[str] = []
         self._errors: list[str] = []
 
@@ -179,14 +183,20 @@ class Swarm(World):
     # --- what must hold after any scenario ---
 
     def check(self, *, has_branches: bool = False) -> None:
-        """R2 and R3, of all that was committed and of every process that was not killed.
+        """R2 and R3, of all that was committed, whoever was killed.
 
         Args:
             has_branches: the run was split, and each side leased the same samples.
-
-        Every token trained is counted once, still carried, or said to be outdated; no sample is trained on more often
-        than it was leased, and each commit names everybody of its electorate as counted or left out.
         """
+        self._check_samples(has_branches=has_branches)
+        counted = self.ledger.counted(self.chains.values(), self.records)
+        self.ledger.check(counted)
+        self._check_once(counted)
+        self._check_branches()
+        rules.everybody_is_named([event for life in self.lives for event in life.committed], self.chains)
+
+    def _check_samples(self, *, has_branches: bool) -> None:
+        """No sample is trained on more often than it was leased."""
         trained = Counter(position for life in self.lives if not life.is_dead for position in self.positions[life])
         leased = Counter(
             position for head in self.heads.values() for lease in head.leases for position in lease.positions().tolist()
@@ -194,18 +204,36 @@ class Swarm(World):
         ahead = Counter({position: num for position, num in trained.items() if position >= _BEYOND})
         assert max(ahead.values(), default=1) == 1, "two trained on one sample ahead of all leases"
         assert has_branches or trained - ahead <= leased, "a sample was trained on more often than it was leased"
-        counted = rules.counted(self.chains.values(), self.records)
+
+    def _check_once(self, counted: Mapping[Step, list[rules.Place]]) -> None:
+        """In the history that goes on, with what it took in of branches, no step is counted twice; and who was there to
+        the end carries none that is counted."""
+        kept = self.kept()
+        for step, places in counted.items():
+            assert sum(rules.is_in(kept, place) for place in places) <= 1, f"{step} is counted twice: {places}"
+        for book in self.ledger.books:
+            if has_completed(book.life):
+                own = history_of(book.life)
+                for step in book.carried:
+                    places = counted.get(step, [])
+                    assert not any(rules.is_in(own, place) for place in places), f"{step} is counted and carried"
+
+    def _check_branches(self) -> None:
+        """Who went over from a branch has said so, and what that had counted is counted elsewhere, kept to be brought,
+        or was said to be lost."""
+        brought = [stretch for manifest in self.chains.values() for stretch in rules.brought(manifest)]
         for member in self.members.values():
-            trained_tokens = sum(life.trained_tokens for life in member.lives)
-            assert counted.get(member.id, 0) <= trained_tokens, f"work of {member.name} was counted twice"
-            if len(member.lives) == 1 and not member.life.is_dead:
-                uncounted = member.life.trained_tokens - counted.get(member.id, 0) - outdated(member.life)
-                carried = member.peer._carry.tokens
-                # Who leaves may not hear that its last offer was counted; its checkpoint is checked when it returns.
-                is_complete = member.life.task.exception() is None and member.life.outcome.reason == "complete"
-                possible = {carried} if is_complete else {0, carried}
-                assert uncounted in possible, f"{member.name} trained {uncounted} more than was counted"
-        rules.everybody_is_named([event for life in self.lives for event in life.committed], self.chains)
+            at_hand = [*brought, *kept_on_disk(member)]
+            lives = ([event for _, event in life.events] for life in member.lives)
+            for place in rules.promised(lives, self.kept()):
+                is_there = any(rules.is_of(stretch, place) for stretch in at_hand)
+                # Who was killed before it could save what it went over to is back where it came from.
+                assert is_there or rules.is_in(history_of(member.life), place), f"{member.name} lost {place}"
+
+    def kept(self) -> History:
+        """Return the history of the process that went furthest, of those that ended by themselves."""
+        ended = [life for life in self.lives if not life.is_dead and life.task.exception() is None]
+        return history_of(max(ended, key=lambda life: life.outcome.committed_tokens))
 
     # --- members ---
 
@@ -249,6 +277,7 @@ class Swarm(World):
         return node
 
     def on_made(self, life: Life) -> None:
+        self.ledger.open(life, self.positions[life])
         batches = life.peer._trainer._batches
         read = batches.at
 
@@ -262,10 +291,24 @@ class Swarm(World):
         batches.at = at  # type: ignore[method-assign]
 
 
-def outdated(life: Life) -> int:
-    """Return the tokens of gradients that a process said it dropped, for two rounds had not counted them."""
-    said = (note.text for note in life.seen(Notice))
-    return sum(int(text.split()[0]) for text in said if text.endswith(OUTDATED))
+def kept_on_disk(member: Member) -> list[Stretch]:
+    """Return what a machine still keeps of branches that it has left."""
+    path = member.folder.forks / "kept.bin"
+    if not path.exists():
+        return []
+    kept = decode(path.read_bytes(), KeptBranches, max_nbytes=MAX_KEPT_NBYTES)
+    return [stretch for each in kept.legacies for stretch in each.legacy.stretches]
+
+
+def has_completed(life: Life) -> bool:
+    return not life.is_dead and life.task.exception() is None and life.outcome.reason == "complete"
+
+
+def history_of(life: Life) -> History:
+    """Return what the state of a process is made of in the end."""
+    replica = life.peer._replica
+    assert replica.head is not None
+    return history(replica.head, replica.charter)
 
 
 def write_corpus(root: Path) -> Path:
