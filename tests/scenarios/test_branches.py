@@ -13,13 +13,14 @@ from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from weft.codec import Fp32Config
 from weft.codec.codec import build
-from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, RoundCommitted
+from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, Notice, RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.ahead import MOST_ROUNDS
 from weft.peer.compute import Inline
+from weft.peer.contribution import FORGOTTEN
 from weft.peer.legacies import Brought
 from weft.sync.choices import DdpConfig
-from weft.sync.messages import Counted, Manifest, Ready
+from weft.sync.messages import Counted, Manifest, Propose, Ready
 from weft.sync.reduce import encode_parts, named
 from weft.sync.uplinks import parts_of
 from weft.wire import digest, digest_of
@@ -152,6 +153,37 @@ def test_what_the_lesser_branch_counted_is_counted_once_in_the_other(make_swarm:
             assert member.life.seen(LegacyDropped) == []
             assert list(member.peer.place.folder.forks.glob("vector*")) == []
         assert all(len(member.life.seen(LegacyCounted)) <= 1 for member in members)
+
+    swarm.run(scenario)
+    swarm.check(has_branches=True)
+
+
+def test_what_a_round_counts_of_who_is_cut_off_in_its_middle_is_not_counted_in_a_branch_again(
+    make_swarm: MakeSwarm,
+) -> None:
+    """The other has its payload, and decides alone; it hears nothing of that, and opens a branch."""
+    swarm = make_swarm(num_rounds=60, num_peers=2)
+    proposed: list[Manifest] = []
+
+    async def scenario() -> None:
+        members = await swarm.start("ab")
+
+        def cut(life: Life, _to: PeerId, message: Any) -> bool:
+            if isinstance(message, Propose) and life.peer.peer == life.peer._rounds.chain.base.keeper:  # type: ignore[union-attr]
+                swarm.cut(*([member] for member in members))
+                proposed.append(message.manifest)
+            return not proposed
+
+        swarm.watchers.append(cut)
+        opened = await swarm.when(None, BranchOpened)
+        swarm.watchers.remove(cut)
+        (alone,) = (member for member in members if member.id in opened.members)
+        assert alone.id in {each.peer for each in proposed[0].contributions}
+        await swarm.round(alone, opened.round + 3)
+        swarm.heal(*([member] for member in members))
+        await swarm.done(*members)
+        assert len(rules.legacies(swarm.chains.values(), swarm.kept().branch)) == 1
+        assert f"{LEASE_TOKENS} tokens of work are dropped: {FORGOTTEN}" in [e.text for e in alone.life.seen(Notice)]
 
     swarm.run(scenario)
     swarm.check(has_branches=True)

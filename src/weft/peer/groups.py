@@ -128,6 +128,17 @@ class Groups:
             self._carry.offered_to = self._ward.sponsor if turn is self._ward else None
             self._carry.offered = turn.announce(self._carry.due, parts)
 
+    def is_in_doubt(self, opening: Manifest) -> bool:
+        """Return whether the round without which a branch begins may be decided elsewhere, and count this peer there.
+
+        Somebody who is not in the branch has fetched what this peer offered, or results that hold it; what a ward
+        offers is in its sponsor's payload. Of gradients a branch brings nothing to another: none is counted twice.
+        """
+        if self._carry.offered is None or self._carry.sends_gradient:
+            return False
+        asked_by = self._rounds.parts.asked_by
+        return bool(asked_by if self._carry.offered_to else asked_by - set(opening.members))
+
     def tell(self, manifest: Manifest, is_counted: bool, tokens: Tokens) -> None:
         """Tell what became of what this peer had offered through a sponsor, if it had.
 

@@ -78,6 +78,7 @@ class Parts:
         self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
         self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
+        self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._pool = Pool(POOL_VECTORS * 4 * num)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
@@ -92,6 +93,7 @@ class Parts:
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
         self._payload, self.is_asked_for = {part.digest: part.encoded for part in parts}, False
+        self.asked_by = set()
         return tuple(part.digest for part in parts)
 
     def is_here(self, wanted: Digest) -> bool:
@@ -317,7 +319,9 @@ class Parts:
     def _limit_s(self, codec: Codec) -> float:
         return FETCH_FLOOR_S + 8 * codec.nbytes(self._num) / MIN_UPLINK_BPS
 
-    def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
+    def _lookup(self, peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is
         self.is_asked_for |= mine is not None
+        if mine is not None or self._chain.result(wanted, since=self._chain.base.round) is not None:
+            self.asked_by.add(peer)
         return self._chain.result(wanted, since=Round(self._chain.head.round)) if mine is None else mine

@@ -40,7 +40,7 @@ from weft.peer.branches import Branches
 from weft.peer.chain import Chain
 from weft.peer.checkpoint import Snapshot
 from weft.peer.config import RunConfig
-from weft.peer.contribution import Carry
+from weft.peer.contribution import FORGOTTEN, OUTDATED, Carry
 from weft.peer.donor import Donor
 from weft.peer.entrance import Entrance
 from weft.peer.evaluation import Evaluator
@@ -313,16 +313,19 @@ class Peer:
         except PeerError as error:
             await self._enter_anew(rounds, manifest, str(error), is_counted)
             return
-        is_opening = self._replica.head is not None and self._replica.head.branch != manifest.branch
-        if is_opening:
+        is_doubtful = False
+        if self._replica.head is not None and self._replica.head.branch != manifest.branch:
+            is_doubtful = self._groups.is_in_doubt(manifest)
             await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
         await self.place.compute.serve(
-            lambda: self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted, decided.fate)
+            lambda: self._carry.settle(
+                lambda: self._replica.apply(manifest, results), is_counted or is_doubtful, decided.fate
+            )
         )
         self._groups.tell(manifest, is_counted, tokens)
         if not is_counted:
-            self._report.tell_dropped(tokens)
+            self._report.tell_dropped(tokens, FORGOTTEN if is_doubtful else OUTDATED)
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             if (reason := self._report.tell_acts(manifest)) is not None:

@@ -90,10 +90,10 @@ class Report:
             missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._place.emit(missed)
 
-    def tell_dropped(self, due: Tokens) -> None:
+    def tell_dropped(self, due: Tokens, why: str = OUTDATED) -> None:
         """Tell how much of what was due before a round that did not count it is carried no more."""
         if num := due - self._carry.due:
-            self._place.emit(dropped(num, OUTDATED))
+            self._place.emit(dropped(num, why))
 
     def _tell_legacies(self, manifest: Manifest) -> None:
         for each in manifest.contributions:
