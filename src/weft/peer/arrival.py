@@ -65,11 +65,8 @@ class Arrival:
         self.failed: set[PeerId] = set()  # who delivered nothing when `fetch` last failed
         self.under_way: Partial | None = None  # what is coming just now
 
-    async def fetch(
-        self, heads: Heads, own: Manifest | None = None
-    ) -> tuple[Manifest, Charter, dict[str, Tensor]] | None:
-        """Return the manifest that a state belongs to, what holds after it, and the state; None: what is offered is no
-        later than `own`, because it was pinned for others, and what was committed since follows on `own` as well.
+    async def fetch(self, heads: Heads) -> tuple[Manifest, Charter, dict[str, Tensor]]:
+        """Return the manifest that a state belongs to, what holds after it, and the state.
 
         Args:
             heads: who holds which state, in the order in which they are asked; the first is the one that is wanted.
@@ -85,10 +82,6 @@ class Arrival:
         best = heads[0][1]
         self.failed, self._asked, self._votes = set(), set(), Counter()
         offered = await self._ask([peer for peer, head in heads if head.branch == best.branch], self._wanted(best))
-        if own is not None and own.branch == offered.head.branch and own.round >= offered.head.round:
-            await self.forget()
-            self._began_at = None
-            return None
         self.failed |= set(offered.donors)
         partial = await self._begin(offered)
         delivered = await self._pull(partial, offered)

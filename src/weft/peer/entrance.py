@@ -248,7 +248,7 @@ class Entrance:
         if not later:
             return "reached" if heads else "nobody"
         try:
-            return await self._take_over(later, self._replica.head)
+            return await self._take_over(later)
         except (PeerError, NetError, Refused) as error:
             self._last_failure = f": {error}"
             return "failed"
@@ -290,22 +290,18 @@ class Entrance:
 
         return sorted(heads, key=order)
 
-    async def _take_over(self, heads: Heads, own: Manifest | None = None) -> Manifest:
-        """Go on from the state of another, or from `own`, where no later one of its branch is offered."""
+    async def _take_over(self, heads: Heads) -> Manifest:
         before = self._replica.head
         try:
-            fetched = await self._arrival.fetch(heads, own)
+            head, charter, vectors = await self._arrival.fetch(heads)
         except (PeerError, NetError, Refused):
             self._order.note_failure(*self._arrival.failed)
             raise
-        if fetched is None:
-            assert own is not None
-            return own
-        head, charter, vectors = fetched
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
             self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
-        # There it meets rounds again that count it, and cannot tell what it has trained since from what they count.
+        # Members may offer an older state, pinned for another. Rounds that count this peer come by again then, and what
+        # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round
         is_lost = self._carry.tokens > 0 and (is_back or await self._may_be_counted(head))
         await self.legacies.depart(head, charter)
