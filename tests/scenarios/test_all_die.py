@@ -74,3 +74,29 @@ def test_all_are_killed_in_a_round_and_none_that_was_committed_is_lost(make_swar
 def test_all_are_killed_at_each_message_of_a_round(make_swarm: MakeSwarm) -> None:
     for number in range(1, 26):
         assert play(make_swarm(num_rounds=12, num_peers=3), number)
+
+
+@pytest.mark.parametrize("ages", [(20, 19, 18), (20, 16, 12)])
+def test_after_a_power_cut_all_go_on_from_the_newest_checkpoint(
+    make_swarm: MakeSwarm, ages: tuple[int, int, int]
+) -> None:
+    """None has a vote in the round after its own; what it voted on is on disk, the results of later rounds are not."""
+    swarm = make_swarm(num_rounds=40, num_peers=3)
+
+    async def scenario() -> None:
+        members = await swarm.start("abc")
+        for age, member in sorted(zip(ages, members, strict=True), key=lambda each: each[0]):
+            await swarm.round(member, age)
+            await member.peer._saver.save()
+        for member in members:
+            await swarm.round(member, 25)
+        for member in members:
+            swarm.cut_power(member)
+        await asyncio.sleep(1.0)
+        members[0].is_founder = False
+        for member in members:
+            swarm.launch(member)
+        one_replica(await swarm.done(*members))
+        assert [member.life.committed[0].round for member in members] == 3 * [ages[0] + 2]  # after the branch's opening
+
+    swarm.run(scenario)

@@ -405,3 +405,21 @@ def test_a_branch_of_a_branch_is_brought_with_it_or_after_it(make_swarm: MakeSwa
         assert first in taken
 
     swarm.run(scenario)
+
+
+@pytest.mark.slow
+def test_one_link_between_two_branches_is_enough_to_end_one_of_them(make_swarm: MakeSwarm) -> None:
+    """Each side sees more of its own members than of the others; certificates tell who stands where."""
+    swarm = make_swarm(num_rounds=60, num_peers=5)
+    split = Split(swarm)
+
+    async def scenario() -> None:
+        await split.start()
+        await split.part()
+        swarm.heal(split.stay[:1], split.go[:1])
+        await swarm.when(split.go[0], BranchLeft)
+        split.heal()
+        await split.done()
+        assert all(member.life.seen(BranchLeft) == [] for member in split.stay)
+
+    swarm.run(scenario)

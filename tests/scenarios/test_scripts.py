@@ -150,6 +150,13 @@ def test_who_claims_to_be_far_ahead_takes_nobody_along(
     assert theatre.heard(BranchLeft) == theatre.heard(StateJoined) == theatre.heard(RoundMissed) == []
 
 
+def test_who_claims_to_be_far_ahead_in_a_long_first_round_takes_nobody_along(theatre: Theatre) -> None:
+    played = theatre(Lie(peer="lab-1", about="branch", at_s=0.0), tokens_per_s=SPEED / 20)
+    theatre.check(played)
+    assert all(machine.counted == NUM_ROUNDS * LEASE_TOKENS for machine in played.machines)
+    assert theatre.heard(StateJoined) == []
+
+
 @pytest.mark.parametrize("about", ["branch", "progress"])
 def test_a_newcomer_and_who_returns_follow_the_others_and_not_who_claims_to_be_ahead(
     theatre: Theatre, about: Literal["branch", "progress"]

@@ -243,7 +243,6 @@ class Heartbeat(Record, frozen=True, kw_only=True, tag="Heartbeat"):
     loss: float | None  # nats per token of the last inner steps
     tokens_per_s: Annotated[float, Meta(ge=0)]
     is_anchor: bool = False  # it keeps a state for others, trains nothing and asks for no vote
-    is_holding: bool = False  # it has seen rounds decided there, and a majority all the time since
 
 
 class Departure(Record, frozen=True, kw_only=True, tag="Departure"):

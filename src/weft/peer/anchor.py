@@ -22,7 +22,7 @@ It does not know what a state means. It believes what most donors offer, as a ne
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,7 +39,7 @@ from weft.peer.anchored import MAX_INDEX_NBYTES, Anchored
 from weft.peer.asking import Asking
 from weft.peer.chain import as_many_as_fit
 from weft.peer.compute import Compute
-from weft.peer.heed import Told, is_credible, preferred, told
+from weft.peer.heed import NEAR, chosen, furthest, is_further
 from weft.peer.holders import small_from
 from weft.peer.home import Home
 from weft.peer.index import CHUNK_NBYTES, StateIndex
@@ -171,40 +171,35 @@ class Anchor:
 
     async def _look(self) -> bool:
         """Take up what one peer has that is not here; return whether there was something."""
-        standing = self._standing()
-        best = preferred(standing.values()) if standing else None
+        beats = {peer: self._membership.heartbeat_of(peer) for peer in self._node.peers}
+        head = self.head
+        further = {
+            peer: beat
+            for peer, beat in beats.items()
+            if beat is not None and beat.manifest is not None and (head is None or is_further(beat, head))
+        }
+        if not further:
+            return False
+        best = chosen(further.values())
+        last = furthest([beat.round for beat in further.values() if beat.branch == best])
         for peer in self._asking.furthest_first():
-            each, head = standing.get(peer), self.head
-            if each is None or each.branch != best or (head is not None and not _is_further(each, head)):
+            beat = further.get(peer)
+            if beat is None or beat.branch != best or beat.round > last:
                 continue
             try:
-                if head is None or each.branch != head.branch:
-                    return await self._fetch_state(peer)
-                is_believed = self._is_credible(each, standing)
-                if is_believed and self._is_heavy() and await self._fetch_state(peer):
-                    return True  # else the donor's pin is older than what is here, for half a minute
-                if (number := await self._continue_from(peer, head)) is None and is_believed:
-                    return await self._fetch_state(peer)
-                if number:
+                if head is not None and head.branch == best:
+                    if self._is_heavy() and await self._fetch_state(peer, best, last):
+                        return True  # else the donor's pin is older than what is here, for half a minute
+                    if number := await self._continue_from(peer, head):
+                        return True
+                    if number is not None:
+                        continue
+                if await self._fetch_state(peer, best, last):
                     return True
             except (PeerError, NetError, Refused):
                 self._asking.note_failure(peer)
                 raise
         return False
-
-    def _standing(self) -> dict[PeerId, Told]:
-        """Return where linked peers say that they stand, and where this anchor does."""
-        beats = {peer: self._membership.heartbeat_of(peer) for peer in self._node.peers}
-        standing = {
-            peer: told(beat, beat.is_holding)
-            for peer, beat in beats.items()
-            if beat is not None and beat.manifest is not None
-        }
-        return standing if self.head is None else standing | {self._node.peer: told(self.head, is_holding=False)}
-
-    def _is_credible(self, each: Told, standing: Mapping[PeerId, Told]) -> bool:
-        chain = self._kept.chain
-        return chain is None or is_credible(chain.base, each.round, standing)
 
     def _is_heavy(self) -> bool:
         """Return whether what was committed since the state weighs as much as a new state."""
@@ -237,12 +232,18 @@ class Anchor:
             if not self._kept.has(part.result):
                 await self._put(await small_from(self._node, others, part.result, most))
 
-    async def _fetch_state(self, peer: PeerId) -> bool:
-        """Fetch the state that a peer and others beside it offer; return whether it is further than what is here."""
+    async def _fetch_state(self, peer: PeerId, branch: BranchId, last: int) -> bool:
+        """Fetch the state that a peer and others beside it offer; return whether it is further than what is here.
+
+        Args:
+            branch: that is believed in, up to the round `last`; others' states are not taken.
+        """
         began = self._clock.now()
         offered = await self._ask(peer)
         base = None if self._kept.kept is None else self._kept.kept.head
-        if offered is None or (base is not None and not _is_further(offered.head, base)):
+        if offered is None or offered.head.branch != branch or offered.head.round > last + NEAR:
+            return False
+        if base is not None and not is_further(offered.head, base):
             return False
         index = await self._index(offered)
         missing = await self._compute.serve(lambda: self._make_room(offered.index, _sizes(index)))
@@ -377,8 +378,3 @@ def _sizes(index: StateIndex) -> dict[Digest, int]:
         for vector in index.vectors
         for number, name in enumerate(vector.chunks)
     }
-
-
-def _is_further(one: Told | Manifest, other: Manifest) -> bool:
-    """Return whether `one` is later than `other` on its branch, or on another one."""
-    return one.branch != other.branch or one.round > other.round

@@ -27,6 +27,7 @@ from weft.events import Notice, StateJoined
 from weft.ids import Digest, PeerId, short
 from weft.net.first import first_of
 from weft.net.messages import Heartbeat
+from weft.peer.heed import NEAR
 from weft.peer.index import StateIndex
 from weft.peer.messages import StateOffer, StateRequest
 from weft.peer.offered import MAX_DONORS, Offered, most_offered, opened
@@ -62,6 +63,7 @@ class Arrival:
         self._began_at: float | None = None
         self._asked: set[PeerId] = set()  # for the state that is being fetched
         self._votes: Counter[tuple[Digest, Digest]] = Counter()  # what those asked offer: head and index
+        self._last = 0  # the furthest round that is believed in
         self.failed: set[PeerId] = set()  # who delivered nothing when `fetch` last failed
         self.under_way: Partial | None = None  # what is coming just now
 
@@ -79,7 +81,9 @@ class Arrival:
         if not self._is_opened:
             self._partial = await self._place.compute.serve(lambda: Partial.open(self._folder))
             self._is_opened = True
-        best = heads[0][1]
+        counts = Counter(digest_of(head) for _, head in heads)
+        best = max(heads, key=lambda each: counts[digest_of(each[1])])[1]  # of the first, where all differ
+        self._last = max(head.round for _, head in heads if head.branch == best.branch) + NEAR
         self.failed, self._asked, self._votes = set(), set(), Counter()
         offered = await self._ask([peer for peer, head in heads if head.branch == best.branch], self._wanted(best))
         self.failed |= set(offered.donors)
@@ -130,6 +134,8 @@ class Arrival:
         except (PeerError, NetError, Refused) as error:
             return str(error)
         found = opened(offer, self._node.run)
+        if isinstance(found, Offered) and found.head.round > self._last:
+            found = f"offers round {found.head.round}, which nobody else has come near"
         return f"{short(peer)} {found}" if isinstance(found, str) else found
 
     def _choose(self, offers: Sequence[tuple[PeerId, Offered]]) -> Offered:

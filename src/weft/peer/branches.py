@@ -71,7 +71,7 @@ class Branches:
             self._miss(now)
             self._tell_standing()
             self._rounds.keep_up()
-            self._rounds.standing.look(has_slept=self._has_slept(now))
+            self._rounds.standing.look(now, has_slept=self._has_slept(now))
             self._rounds.acts.tell_again(now)
             if self._rounds.standing.sees_majority():
                 self.lost.clear()

@@ -37,6 +37,7 @@ M = TypeVar("M")
 FIRST = Round(0)
 RESULTS_NBYTES = 512 << 20  # of the last rounds' results, kept for others
 ANSWER_NBYTES = 900_000  # of certificates: below what a call's body may have
+MAX_ELECTORS = 4096  # of all that there were, the newest
 MAX_REMEMBERED = 256  # rounds whose certificates are kept
 
 
@@ -47,6 +48,7 @@ class Chain:
             charter: what holds after `head`, which names its digest.
         """
         self._charters: dict[Round, Charter] = {}
+        self._electors: dict[PeerId, None] = {}  # as they came
         self._set_head(head, charter)
         self._certificates: dict[Round, Certificate] = {}
         self._results: dict[Digest, tuple[Round, Buffer]] = {}
@@ -87,8 +89,17 @@ class Chain:
         """Return the charter by which a round is computed: of those since the last restart, and the next."""
         return self._charters.get(round, self.charter)
 
+    @property
+    def electors(self) -> frozenset[PeerId]:
+        """Return who has had a vote on what the head stands on, as far as this process has seen or a charter tells."""
+        return frozenset(self._electors)
+
     def _set_head(self, head: Manifest, charter: Charter) -> None:
         self.head = head
+        for peer in (*(member for fork in charter.forks for member in fork.members), *head.members):
+            self._electors.setdefault(peer)
+        for peer in list(self._electors)[:-MAX_ELECTORS]:
+            del self._electors[peer]
         self.base = next_base(head, charter)  # what the round after the head starts from: asked for at each message
         self._charters[self.base.round] = charter
 
@@ -136,18 +147,24 @@ class Chain:
         base, manifest = self.base, certificate.manifest
         if not is_successor(base, manifest):
             return False
-        name = digest_of(manifest)
-        voters = {
-            peer
-            for peer, accept in _said(base, certificate.votes, Accept)
-            if accept.attempt == certificate.attempt and accept.manifest == name
-        }
+        voters = signers(certificate, base.electorate)
         left = {
             peer
-            for peer, goodbye in _said(base, certificate.farewells, Goodbye)
+            for peer, goodbye in _said(manifest, base.electorate, certificate.farewells, Goodbye)
             if goodbye.promised <= certificate.attempt
         }
         return is_quorum(base, voters, left)
+
+
+def signers(certificate: Certificate, known: Iterable[PeerId]) -> set[PeerId]:
+    """Return who of `known` has accepted the certificate's manifest."""
+    manifest = certificate.manifest
+    name = digest_of(manifest)
+    return {
+        peer
+        for peer, accept in _said(manifest, known, certificate.votes, Accept)
+        if accept.attempt == certificate.attempt and accept.manifest == name
+    }
 
 
 def _row(known: dict[Round, Certificate], after: Round, last: int) -> tuple[Certificate, ...] | None:
@@ -155,10 +172,10 @@ def _row(known: dict[Round, Certificate], after: Round, last: int) -> tuple[Cert
     return tuple(known[each] for each in wanted) if all(each in known for each in wanted) else None
 
 
-def _said(base: Base, letters: Iterable[Signed], kind: type[M]) -> list[tuple[PeerId, M]]:
-    """Return what members said, one letter of each: to check a signature takes longer than to send one."""
+def _said(of: Manifest, known: Iterable[PeerId], letters: Iterable[Signed], kind: type[M]) -> list[tuple[PeerId, M]]:
+    """Return what `known` said of a round, one letter of each: to check a signature takes longer than to send one."""
     said: list[tuple[PeerId, M]] = []
-    awaited = set(base.electorate)
+    awaited = set(known)
     for signed in letters:
         if signed.signer not in awaited:
             continue
@@ -167,7 +184,7 @@ def _said(base: Base, letters: Iterable[Signed], kind: type[M]) -> list[tuple[Pe
             note = unseal(signed, RoundNote, verify)
         except WireError:
             continue
-        if (note.branch, note.round) == (base.branch, base.round) and isinstance(note.message, kind):
+        if (note.branch, note.round) == (of.branch, of.round) and isinstance(note.message, kind):
             said.append((signed.signer, note.message))
     return said
 

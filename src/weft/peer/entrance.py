@@ -79,7 +79,7 @@ class Entrance:
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
         self._order = Asking(place.node, membership, place.clock)
-        self.lookout = Lookout(place.node, membership, replica, rounds)
+        self.lookout = Lookout(place.node, place.clock, membership, replica, rounds)
         self._arrival = Arrival(place, replica, self.lookout.beats)
         self.plea = Plea(place, replica, self._arrival, self.lookout.beats, rounds)
         self.legacies = Legacies(place, replica, self._certificate)
@@ -137,7 +137,7 @@ class Entrance:
             return head if self._has_company(head) else await self._alone(head, promised)
         base = next_base(head, self._replica.charter)
         has_left = promised is not None and promised.has_left and promised.base == base
-        if has_left and not self.lookout.later(heads) and all(found != head for _, found in heads):
+        if has_left and not await self.lookout.later(heads) and all(found != head for _, found in heads):
             with suppress(PeerError, NetError, Refused):
                 return await self._take_over(heads)
         return await self.enter()
@@ -244,7 +244,7 @@ class Entrance:
         if self._replica.head is None and await self._heads():
             await self._meet()  # more donors
         heads = await self._heads()
-        later = self.lookout.later(heads)
+        later = await self.lookout.later(heads)
         if not later:
             return "reached" if heads else "nobody"
         try:
@@ -362,7 +362,7 @@ class Entrance:
             most = max(1, AHEAD_NBYTES // max(self._replica.result_nbytes, 1))
             if sum(rounds.follow(certificate) for certificate in (answer.certificates or ())[:most]):
                 return True
-            is_too_far = is_too_far or self.lookout.is_too_far(peer, rounds.chain.base, answer)
+            is_too_far = is_too_far or await self.lookout.is_too_far(peer, head, answer)
         return not is_too_far
 
     def should_settle(self, head: Manifest) -> bool:

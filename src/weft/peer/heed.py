@@ -1,86 +1,93 @@
-"""Whose word is heeded that others are further: which branch is preferred, and how far on it anybody can be.
+"""Whose word is heeded that others are further, and what it takes to move a peer that is in a round.
 
-Everybody tells in heartbeats where it stands. What that is worth:
+Everybody tells where it stands: branch, round, tokens. That is anybody's word. A certificate is more: who signed it
+stands there. So a peer that *holds* its branch, with a majority in sight, goes over to another, or to a state that it
+cannot follow round by round, only where a head is signed by as many members that it knows as stand beside it, itself
+included, two at most:
 
-    which branch   the one that counts most tokens, of those that not far fewer members hold than another; told by the
-                   median of who stands there, so that one peer's claim is one of several
-    how far on it  what certificates prove, which need nobody's word; where they are forgotten, no further than most of
-                   those tell that hold it, nor than a quorum of the electorate gainsays: it decides, or nobody
+    fewer signed     not heeded, whatever it counts
+    as many          the branch that counts more tokens goes on
+    two, here one    that one goes on, whatever this one counts
 
-A peer holds a branch once it has seen two rounds decided there since its majority was out of sight last, or it slept.
-Where nobody does, as when all come back, tokens alone decide. All compute this from what all are told, so that of
-two branches that meet one yields, and not both.
+Of two branches that meet one yields, then, whoever is linked to whom, for a certificate convinces whoever gets it. Who
+holds nothing, because it comes or comes back, goes by what it is told: of branches with something new, of those that
+two or more tell the one that counts most, and there no further than most tell.
 
-It does not know how a state comes, nor who is linked.
+It does not know how a certificate or a state comes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from weft.ids import BranchId, PeerId, Round
+from weft.ids import BranchId, Round
 from weft.net.messages import Heartbeat
-from weft.sync.messages import Base, Manifest
-from weft.sync.rules import is_quorum
+from weft.sync.charter import Charter
+from weft.sync.legacy import history
+from weft.sync.lineage import Stretch
+from weft.sync.messages import Manifest
 
-NEAR = 2  # rounds
-FEWER = 2  # a branch held by so many times fewer than another is not preferred, whatever it counts
+MOST_NEEDED = 2  # signers: one liar is one
+NEAR = 2  # rounds that may be decided while others tell
+
+Told = Manifest | Heartbeat
 
 
 @dataclass(frozen=True)
-class Told:
-    """Where a peer says that it stands."""
+class Proof:
+    """A head that members have signed.
 
-    branch: BranchId
-    round: Round
-    committed_tokens: int
-    is_holding: bool
-
-
-def told(by: Manifest | Heartbeat, is_holding: bool) -> Told:
-    """Return what a head or a heartbeat says."""
-    return Told(by.branch, by.round, by.committed_tokens, is_holding)
-
-
-def preferred(told: Iterable[Told]) -> BranchId:
-    """Return the branch that all should be on. There must be one.
-
-    Of equal tokens the one of the later round (just opened, and not the one it leaves), then the one of the lower name.
+    Args:
+        num_signers: of those that this peer knows as members, at some time, of what it stands on.
     """
+
+    manifest: Manifest
+    num_signers: int
+
+
+def is_further(one: Told, other: Manifest) -> bool:
+    """Return whether `one` is later than `other` on its branch, or on one to prefer by what it counts.
+
+    That is one of more tokens, of a later round (just opened, and not the one it leaves), or of a lower name.
+    """
+    if one.branch == other.branch:
+        return one.round > other.round
+    return _order(one) < _order(other)
+
+
+def is_heeded(mine: Manifest, charter: Charter, num_beside: int, proof: Proof) -> bool:
+    """Return whether who holds `mine` goes over to what is proven.
+
+    Args:
+        charter: after `mine`.
+        num_beside: members of its electorate that stand there too, itself included.
+    """
+    needed, found = min(num_beside, MOST_NEEDED), min(proof.num_signers, MOST_NEEDED)
+    there = proof.manifest
+    if found < needed or there.branch == mine.branch:
+        return found >= needed and is_further(there, mine)
+    at = Stretch(branch=there.branch, start=there.round, stop=Round(there.round + 1))
+    return not history(mine, charter).has(at) and (found > needed or is_further(there, mine))
+
+
+def chosen(told: Iterable[Told]) -> BranchId:
+    """Return the branch that who comes goes to: it is told by as many as any, of two at most, and counts most."""
     standing: dict[BranchId, list[Told]] = {}
     for each in told:
         standing.setdefault(each.branch, []).append(each)
-    holding = {branch: sum(each.is_holding for each in those) for branch, those in standing.items()}
-    most = max(holding.values())
-    eligible = [branch for branch, num in holding.items() if not most or FEWER * num > most]
 
-    def order(branch: BranchId) -> tuple[int, int, BranchId]:
-        tokens, round = median_low((each.committed_tokens, each.round) for each in standing[branch])
-        return -tokens, -round, branch
+    def order(branch: BranchId) -> tuple[int, int, int, BranchId]:
+        there = standing[branch]
+        tokens, round, _ = median_low(_order(each) for each in there)
+        return -min(len(there), MOST_NEEDED), tokens, round, branch
 
-    return min(eligible, key=order)
+    return min(standing, key=order)
 
 
-def furthest(told: Iterable[Told], branch: BranchId) -> int:
-    """Return the furthest round of `branch` that who takes over a state believes in; -1: nobody stands there.
-
-    That is what most of those tell that hold it, and what may be decided while they are heard.
-
-    Args:
-        told: by others: where this peer stands says nothing of how far they can be.
-    """
-    standing = [each for each in told if each.branch == branch]
-    holding = [each for each in standing if each.is_holding] or standing
-    return median_low(each.round for each in holding) + NEAR if holding else -1
+def furthest(rounds: Sequence[Round]) -> int:
+    """Return the furthest round to believe in where others tell of `rounds`, one or more."""
+    return median_low(rounds) + NEAR
 
 
-def is_credible(base: Base, round: Round, told: Mapping[PeerId, Told], voteless: Iterable[PeerId] = ()) -> bool:
-    """Return whether others can have decided `round` on the branch of `base`, as far as its electorate tells.
-
-    Args:
-        told: where each stands, this peer included.
-        voteless: members that are back from states older than their votes: they may have decided more than they know.
-    """
-    known = {peer: told[peer] for peer in base.electorate if peer in told}
-    lower = {peer for peer, each in known.items() if each.branch == base.branch and each.round < round}
-    return not is_quorum(base, lower - set(voteless))
+def _order(told: Told) -> tuple[int, int, BranchId]:
+    return -told.committed_tokens, -told.round, told.branch

@@ -1,22 +1,36 @@
-"""A peer's eye on the others: where they say that they stand, and which of it this peer follows.
+"""A peer's eye on the others: where they say that they stand, what they can show of it, and whom this peer follows.
 
-What others tell is weighed by `heed`; here it is brought together, from heartbeats or from heads that were asked for.
+    not in a round, or back in one     goes by what it is told
+    holding its branch                 asks for the certificate of a head that it hears of, and goes by who signed it
 
-It does not know how a state or a decision comes.
+What is told and shown is weighed by `heed`.
+
+Failure:
+- who claims to be further shows nothing, or does not answer: another is asked that tells of the same branch.
+
+It does not know how a state comes.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Sequence
 
+from weft.clock import Clock
+from weft.errors import NetError, PeerError, Refused
 from weft.ids import BranchId, PeerId, Round
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.peer.arrival import Heads
-from weft.peer.heed import Told, furthest, is_credible, preferred, told
-from weft.peer.messages import ChainAnswer
+from weft.peer.chain import Chain, signers
+from weft.peer.heed import NEAR, Proof, chosen, furthest, is_further, is_heeded
+from weft.peer.messages import ChainAnswer, ChainRequest
 from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
-from weft.sync.messages import Base, Manifest, next_base
+from weft.sync.messages import Manifest
+
+CALL_S = 5.0
+AGAIN_S = 5.0  # between two requests to one peer to show where it stands
+NUM_ASKED = 4  # at once
 
 
 class Lookout:
@@ -27,12 +41,15 @@ class Lookout:
     """
 
     def __init__(
-        self, node: Node, membership: Membership, replica: Replica, rounds: Callable[[], Rounds | None]
+        self, node: Node, clock: Clock, membership: Membership, replica: Replica, rounds: Callable[[], Rounds | None]
     ) -> None:
         self._node = node
+        self._clock = clock
         self._membership = membership
         self._replica = replica
         self._rounds = rounds
+        self._proofs: dict[BranchId, Proof] = {}  # of each branch told of, the latest shown
+        self._asked_at: dict[PeerId, float] = {}
 
     def beats(self) -> dict[PeerId, Heartbeat]:
         """Return what linked peers have told last."""
@@ -52,67 +69,120 @@ class Lookout:
 
     def ahead(self, head: Manifest) -> set[PeerId]:
         """Return who tells of a state that this peer should follow, at `head`, or go over to."""
-        standing = self._heard(head)
-        best = preferred(standing.values())
+        beats = {peer: beat for peer, beat in self.beats().items() if beat.manifest is not None}
         return {
             peer
-            for peer, each in standing.items()
-            if (each.round > head.round if each.branch == head.branch else each.branch == best)
+            for peer, beat in beats.items()
+            if (beat.round > head.round if beat.branch == head.branch else self._draws(beat, head))
         }
 
     def is_on_lesser_branch(self, head: Manifest) -> bool:
         """Return whether peers tell of another branch than `head` is on, and one to prefer."""
-        return preferred(self._heard(head).values()) != head.branch
+        return any(self.has_left(peer, head.branch) for peer in self.ahead(head))
 
-    def is_too_far(self, peer: PeerId, base: Base, answer: ChainAnswer) -> bool:
-        """Return whether what `peer` has, and does not prove round by round, is to be fetched as a state.
+    async def seek(self, head: Manifest) -> None:
+        """Have it shown where others stand that tell of another branch than `head` is on, if that is of any weight."""
+        if not self._is_holding:
+            return
+        told: dict[BranchId, list[PeerId]] = {}
+        for peer, beat in self.beats().items():
+            if beat.manifest is not None and beat.branch != head.branch:
+                told.setdefault(beat.branch, []).append(peer)
+        self._proofs = {branch: proof for branch, proof in self._proofs.items() if branch in (*told, head.branch)}
+        await asyncio.gather(*(self._seek_of(peers) for peers in told.values()))
+
+    async def is_too_far(self, peer: PeerId, head: Manifest, answer: ChainAnswer) -> bool:
+        """Return whether what `peer` has beyond `head`, and does not prove round by round, is to be fetched as a state.
 
         Args:
             peer: one that is ahead.
-            base: of the round that this peer is in.
-            answer: what it has decided after that round began.
+            answer: what it says was decided after `head`.
         """
-        beat, rounds = self._membership.heartbeat_of(peer), self._rounds()
-        if beat is None or rounds is None or beat.branch != base.branch:
+        beat = self._membership.heartbeat_of(peer)
+        if beat is None or beat.branch != head.branch:
             return beat is not None
-        heard = self._heard(rounds.chain.head)
-        return answer.certificates is None and self._is_credible(base, beat.round, heard)
+        if answer.certificates is not None:
+            return False
+        if self._is_holding:
+            await self._seek_of([peer])
+        return self._draws(beat, head)
+
+    def _draws(self, beat: Heartbeat, head: Manifest) -> bool:
+        """Return whether this peer, at `head`, goes over to where a peer says that it stands."""
+        rounds = self._rounds()
+        if rounds is None or not self._is_holding:
+            return is_further(beat, head)
+        proof = self._proofs.get(beat.branch)
+        return proof is not None and is_heeded(head, rounds.chain.charter, self._num_beside(rounds), proof)
+
+    def _num_beside(self, rounds: Rounds) -> int:
+        """Return how many members stand where this peer does, as they tell; itself included."""
+        head = rounds.chain.head
+        beats = (self._membership.heartbeat_of(peer) for peer in rounds.standing.present() if peer != self._node.peer)
+        return 1 + sum(
+            beat is None or (beat.branch == head.branch and beat.round <= head.round + NEAR) for beat in beats
+        )
+
+    @property
+    def _is_holding(self) -> bool:
+        rounds = self._rounds()
+        return rounds is not None and rounds.standing.is_holding
+
+    async def _seek_of(self, peers: Sequence[PeerId]) -> None:
+        now = self._clock.now()
+        due = [peer for peer in peers if now - self._asked_at.get(peer, -AGAIN_S) >= AGAIN_S][:NUM_ASKED]
+        self._asked_at = {peer: at for peer, at in self._asked_at.items() if now - at < AGAIN_S} | dict.fromkeys(
+            due, now
+        )
+        for proof in await asyncio.gather(*(self._shown(peer) for peer in due)):
+            if proof is None:
+                continue
+            before = self._proofs.get(proof.manifest.branch)
+            if before is None or _weight(proof) > _weight(before):
+                self._proofs[proof.manifest.branch] = proof
+
+    async def _shown(self, peer: PeerId) -> Proof | None:
+        """Return what a peer shows of the head that it tells of."""
+        beat, rounds = self._membership.heartbeat_of(peer), self._rounds()
+        if beat is None or rounds is None:
+            return None
+        request = ChainRequest(branch=beat.branch, after=Round(max(beat.round - 1, 0)))
+        try:
+            answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
+        except (PeerError, NetError, Refused):
+            return None
+        found = [each for each in answer.certificates or () if each.manifest.branch == beat.branch]
+        known: Chain = rounds.chain
+        return Proof(found[-1].manifest, len(signers(found[-1], known.electors))) if found else None
 
     # --- from outside ---
 
-    def later(self, heads: Heads) -> Heads:
-        """Return those of `heads` to go over to: on the branch to prefer, and further than this peer's own."""
-        if not heads:
+    async def later(self, heads: Heads) -> Heads:
+        """Return those of `heads` to go over to."""
+        mine, rounds = self._replica.head, self._rounds()
+        if mine is not None and rounds is not None and rounds.standing.is_holding:
+            return await self._shown_later(heads, mine, rounds)
+        further = [(peer, head) for peer, head in heads if mine is None or is_further(head, mine)]
+        if not further:
             return ()
-        mine = self._replica.head
-        beats = self.beats()
-        others = {peer: told(head, peer in beats and beats[peer].is_holding) for peer, head in heads}
-        standing = others | self._own(mine)
-        best = preferred(standing.values())
-        last = furthest(others.values(), best)
-        there = [(peer, head) for peer, head in heads if head.branch == best and head.round <= last]
-        if mine is None or mine.branch != best:
-            return there
-        base, further = next_base(mine, self._replica.charter), [each for each in there if each[1].round > mine.round]
-        return [(peer, head) for peer, head in further if self._is_credible(base, head.round, standing)]
+        best = chosen(head for _, head in further)
+        there = [(peer, head) for peer, head in further if head.branch == best]
+        most = furthest([head.round for _, head in there])
+        return [(peer, head) for peer, head in there if head.round <= most]
 
-    def _heard(self, head: Manifest) -> dict[PeerId, Told]:
-        """Return where linked peers say that they stand, and where this one does, at `head`."""
-        beats = self.beats().items()
-        return {peer: told(beat, beat.is_holding) for peer, beat in beats if beat.manifest is not None} | self._own(
-            head
-        )
+    async def _shown_later(self, heads: Heads, mine: Manifest, rounds: Rounds) -> Heads:
+        here = rounds.chain.head  # proven, and further than `mine` where the results between them are lost
+        await self._seek_of([peer for peer, head in heads if head.branch == here.branch and head.round > here.round])
+        num = self._num_beside(rounds)
+        heeded = [proof for proof in self._proofs.values() if is_heeded(here, rounds.chain.charter, num, proof)]
+        last = {here.branch: here.round} | {proof.manifest.branch: proof.manifest.round for proof in heeded}
+        return [
+            (peer, head)
+            for peer, head in heads
+            if head.round <= last.get(head.branch, -NEAR) + NEAR
+            and (head.branch != mine.branch or head.round > mine.round)
+        ]
 
-    def _own(self, head: Manifest | None) -> dict[PeerId, Told]:
-        rounds = self._rounds()
-        if head is None:
-            return {}
-        return {self._node.peer: told(head, rounds is not None and rounds.standing.is_holding)}
 
-    def _is_credible(self, base: Base, round: Round, standing: Mapping[PeerId, Told]) -> bool:
-        """Return whether `round` can have been decided since `base`; who only begins to take part believes it."""
-        rounds = self._rounds()
-        if rounds is None:
-            return True
-        me, voteless = self._node.peer, rounds.standing.voteless
-        return is_credible(base, round, standing, voteless | {me} if rounds.standing.abstains else voteless)
+def _weight(proof: Proof) -> tuple[int, int, int]:
+    return proof.num_signers, proof.manifest.committed_tokens, proof.manifest.round

@@ -215,7 +215,6 @@ class Peer:
         )
         groups.hand_on(self._evaluator, lambda: self._entrance.plea.is_near)
         self._rounds, self._groups = rounds, groups
-        self._report.is_holding = lambda: rounds.standing.is_holding
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
         is_over = lambda: self._stopping.is_set() or self.pausing.is_away  # noqa: E731
         self._ahead = Ahead(self.place, self._training, self._carry, branches.lost, is_over)
@@ -355,6 +354,7 @@ class Peer:
                 self.fail(Removed("most members refuse this key: it was banned while it was away, for good."))
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
+            await self._entrance.lookout.seek(rounds.chain.head)
             head = rounds.chain.head
             is_behind = bool(self._entrance.lookout.ahead(head))
             is_left = behind == head or self._entrance.lookout.is_on_lesser_branch(head)

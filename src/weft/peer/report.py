@@ -4,7 +4,6 @@ It decides nothing.
 """
 
 import math
-from collections.abc import Callable
 
 from weft.events import LegacyCounted, RoundCommitted, RoundMissed
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
@@ -33,7 +32,6 @@ class Report:
         self._training = training
         self._traffic_before = (0, 0)
         self.state = "starting"  # one word for people
-        self.is_holding: Callable[[], bool] = lambda: False
         self._head: tuple[Manifest | None, Digest | None] = (None, None)  # the last that was named, and its digest
 
     def traffic(self) -> tuple[int, int]:
@@ -143,5 +141,4 @@ class Report:
             is_relayed=self._place.node.has_relayed_links,
             loss=None if work is None or math.isnan(work.mean_loss) else work.mean_loss,
             tokens_per_s=self._training.tokens_per_s,
-            is_holding=self.is_holding(),
         )

@@ -6,6 +6,7 @@ be decided at all, and whether the attempt that this peer follows is one that no
 It does not know what is proposed, nor what to do where no majority is left.
 """
 
+import math
 from collections.abc import Callable
 
 from weft.ids import Attempt, PeerId
@@ -14,11 +15,11 @@ from weft.peer.chain import Chain
 from weft.peer.messages import StandingNote
 from weft.peer.promises import Promises
 from weft.sync.machine import Input, Noticed, Rerouted, State
-from weft.sync.messages import Base, Manifest
+from weft.sync.messages import Base
 from weft.sync.rules import is_quorum, leader
 
-# Rounds: who wakes lets the one under way end, and then looks where the others are before it makes the next.
-HOLDS_AFTER = 2
+# After sleep or a majority lost: others call again within seconds, and the round that they sleep in may end meanwhile.
+AROUND_S = 15.0
 
 
 class Standing:
@@ -38,7 +39,8 @@ class Standing:
         self._state = state
         self._told: dict[PeerId, StandingNote] = {}
         self._lost_in: Base | None = None
-        self._since: Manifest | None = None  # the head when no majority was in sight last
+        self._looked_at = 0.0
+        self._unsure_at = -math.inf  # who begins to take part has just looked where the others are
 
     def known(self) -> list[Input]:
         """Return what the machine of a round that begins has to know of the members."""
@@ -128,18 +130,19 @@ class Standing:
         base = self._chain.base
         return self.has_majority() if self._me in base.electorate else is_quorum(base, self.present())
 
-    def look(self, *, has_slept: bool) -> None:
+    def look(self, now: float, *, has_slept: bool) -> None:
         """Note whether a majority is in sight, and was all the time: to be called again and again."""
-        head = self._chain.head
-        is_other = self._since is None or self._since.branch != head.branch
-        if is_other or has_slept or not self.sees_majority():
-            self._since = head
+        if has_slept or self.abstains or not self.sees_majority():
+            self._unsure_at = now
+        self._looked_at = now
 
     @property
     def is_holding(self) -> bool:
-        """Whether rounds of the branch were decided since a majority was out of sight last."""
-        head, since = self._chain.head, self._since
-        return since is not None and since.branch == head.branch and since.round + HOLDS_AFTER <= head.round
+        """Whether a majority is in sight, and for long enough to have heard of all that went on where it was not.
+
+        Who has voted on later rounds than it knows holds nothing: they were decided without its memory.
+        """
+        return self._looked_at - self._unsure_at >= AROUND_S
 
     def why_undecidable(self) -> str:
         """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""

@@ -1,76 +1,93 @@
-"""One peer's word about progress is one of several: it takes nobody from where most stand."""
+"""One peer's word about progress, or its signature, moves nobody who is in a round with others."""
 
 import msgspec
 import pytest
 
 from charters import charter
-from weft.ids import BranchId, PeerId, Round, RunId
-from weft.peer.chain import genesis, open_branch
-from weft.peer.heed import NEAR, Told, furthest, is_credible, preferred, told
-from weft.sync.messages import Base
+from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
+from weft.keys import Identity
+from weft.net.messages import Heartbeat
+from weft.peer.chain import genesis, open_branch, signers
+from weft.peer.heed import NEAR, Proof, chosen, furthest, is_further, is_heeded
+from weft.sync.charter import Charter
+from weft.sync.lineage import Fork
+from weft.sync.messages import Accept, Certificate, Manifest, RoundNote
+from weft.wire import digest_of, seal
 
 MAIN, OTHER = BranchId("a" * 64), BranchId("b" * 64)
-A, B, C, D = (PeerId(letter * 64) for letter in "1234")
+A = PeerId("1" * 64)
+OPENING = open_branch(genesis(RunId(MAIN), A, charter(4)), [A], A, MAIN)
 
 
-def at(branch: BranchId, tokens: int, round: int = 5, *, holds: bool = True) -> Told:
-    return Told(branch, Round(round), tokens, holds)
+def at(branch: BranchId, tokens: int, round: int = 5) -> Manifest:
+    return msgspec.structs.replace(OPENING, branch=branch, committed_tokens=Tokens(tokens), round=Round(round))
 
 
-@pytest.mark.parametrize("num", [2, 3, 7])
-def test_one_that_claims_a_quintillion_tokens_is_not_preferred_to_two(num: int) -> None:
-    assert preferred([at(OTHER, 10**18), *num * [at(MAIN, 1000)]]) == MAIN
+def forked_at(round: int, left: BranchId = MAIN) -> Charter:
+    fork = Fork(branch=left, round=Round(round), manifest="0" * 64, members=(A,), committed_tokens=Tokens(100))
+    return msgspec.structs.replace(charter(4), forks=(fork,))
 
 
-@pytest.mark.parametrize(("here", "there"), [(5, 3), (3, 2), (4, 4), (1, 1), (3, 5)])
-def test_of_branches_held_by_about_as_many_the_one_that_counts_most_is_preferred(here: int, there: int) -> None:
-    assert preferred([*here * [at(MAIN, 1000)], *there * [at(OTHER, 1001)]]) == OTHER
-    assert preferred([*here * [at(MAIN, 1001)], *there * [at(OTHER, 1000)]]) == MAIN
+def heeds(mine: Manifest, in_sight: int, other: Manifest, num_signers: int, after: Charter | None = None) -> bool:
+    return is_heeded(mine, after or charter(4), in_sight, Proof(other, num_signers))
 
 
-def test_a_claim_within_a_branch_adds_nothing_to_what_the_others_there_tell() -> None:
-    assert preferred([*3 * [at(MAIN, 1000)], *2 * [at(OTHER, 900)], at(OTHER, 10**18)]) == MAIN
+@pytest.mark.parametrize("in_sight", [2, 3, 7])
+@pytest.mark.parametrize("branch", [MAIN, OTHER])
+def test_what_one_has_signed_moves_nobody_who_has_another_in_sight(in_sight: int, branch: BranchId) -> None:
+    assert not heeds(at(MAIN, 1000), in_sight, at(branch, 10**18, 10**6), 1)
 
 
-def test_where_nobody_holds_a_branch_tokens_decide() -> None:
-    """One trained on alone while seven slept: they wake, and go on from what it has."""
-    asleep = 7 * [at(MAIN, 1000, holds=False)]
-    assert preferred([*asleep, at(OTHER, 5000)]) == OTHER
-    assert preferred([*asleep, at(OTHER, 5000, holds=False)]) == OTHER
+@pytest.mark.parametrize(("in_sight", "num_signers"), [(5, 3), (2, 2), (3, 9), (1, 1)])
+def test_of_branches_that_as_many_stand_on_the_one_that_counts_more_goes_on(in_sight: int, num_signers: int) -> None:
+    assert heeds(at(MAIN, 1000), in_sight, at(OTHER, 1001), num_signers)
+    assert not heeds(at(MAIN, 1000), in_sight, at(OTHER, 999), num_signers)
 
 
-def test_a_later_round_and_then_a_lower_name_break_ties() -> None:
-    assert preferred([at(MAIN, 1000, 5), at(OTHER, 1000, 6)]) == OTHER
-    assert preferred([at(MAIN, 1000), at(OTHER, 1000)]) == MAIN
+def test_one_alone_goes_over_to_two_whatever_it_counts() -> None:
+    assert heeds(at(OTHER, 5000, 90), 1, at(MAIN, 1000, 20), 2, forked_at(12))
 
 
-def test_of_one_branch_no_later_round_is_believed_in_than_those_that_hold_it_may_have_reached() -> None:
-    behind = 5 * [at(MAIN, 0, 1, holds=False)]
-    assert furthest([*behind, at(MAIN, 0, 40), at(MAIN, 0, 41), at(MAIN, 0, 10**6)], MAIN) == 41 + NEAR
-    assert furthest([at(MAIN, 0, 40), at(MAIN, 0, 10**6), at(OTHER, 0, 50)], MAIN) == 40 + NEAR
-    assert furthest(behind, MAIN) == 1 + NEAR
+def test_one_alone_does_not_go_back_to_what_its_branch_began_from() -> None:
+    assert not heeds(at(OTHER, 5000, 90), 1, at(MAIN, 1000, 11), 2, forked_at(12))
 
 
-@pytest.fixture
-def base() -> Base:
-    first = genesis(RunId(MAIN), A, charter(4))
-    return msgspec.structs.replace(first, electorate=(A, B, C, D), uplinks=4 * first.uplinks, round=Round(6))
+def test_who_comes_goes_where_two_are_and_else_where_most_is_counted() -> None:
+    assert chosen([at(OTHER, 10**18), at(MAIN, 1000), at(MAIN, 1001)]) == MAIN
+    assert chosen([at(OTHER, 1001), at(MAIN, 1000)]) == OTHER
+    assert chosen([*3 * [at(MAIN, 1000)], *2 * [at(OTHER, 900)], at(OTHER, 10**18)]) == MAIN
+    assert chosen([at(MAIN, 1000), at(OTHER, 1000)]) == MAIN
 
 
-def test_what_a_quorum_has_not_decided_nobody_has(base: Base) -> None:
-    standing = {A: at(MAIN, 1000), B: at(MAIN, 1000), C: at(MAIN, 1000), D: at(MAIN, 1000, 10**6)}
-    assert not is_credible(base, Round(10**6), standing)
-    assert is_credible(base, Round(10**6), standing | {C: at(MAIN, 1000, 10**6), B: at(OTHER, 1000)})
-
-
-def test_who_has_forgotten_its_votes_does_not_gainsay(base: Base) -> None:
-    standing = {A: at(MAIN, 1000), B: at(MAIN, 1000), C: at(MAIN, 1000), D: at(MAIN, 1000, 40)}
-    assert not is_credible(base, Round(40), standing)
-    assert is_credible(base, Round(40), standing, voteless=(A, B))
+def test_no_later_round_is_believed_in_than_most_may_have_reached() -> None:
+    assert furthest([Round(40), Round(41), Round(10**6)]) == 41 + NEAR
+    assert furthest([Round(40), Round(10**6)]) == 40 + NEAR
 
 
 @pytest.mark.parametrize("name", ["00" * 32, "ff" * 32])
-def test_a_branch_just_opened_is_preferred_to_the_one_it_leaves(base: Base, name: str) -> None:
-    left = open_branch(msgspec.structs.replace(base, round=Round(5)), base.electorate, A, base.branch)
-    opening = open_branch(base, base.electorate, A, BranchId(name))
-    assert preferred([told(left, is_holding=False), told(opening, is_holding=False)]) == opening.branch
+def test_a_branch_just_opened_is_preferred_to_the_one_it_leaves(name: str) -> None:
+    opened, left = at(BranchId(name), 1000, 6), at(MAIN, 1000, 5)
+    assert is_further(opened, left)
+    assert not is_further(left, opened)
+
+
+def test_a_heartbeat_is_further_as_a_head_is() -> None:
+    beat = Heartbeat(
+        name="x", branch=OTHER, round=Round(3), manifest=None, state="", loss=None, tokens_per_s=0.0, committed_tokens=9
+    )
+    assert is_further(beat, at(MAIN, 8, 7))
+    assert not is_further(beat, at(MAIN, 10, 2))
+
+
+def test_of_a_certificate_valid_votes_of_those_known_count() -> None:
+    one, other, stranger, late = (Identity.generate() for _ in range(4))
+    manifest = at(OTHER, 1000)
+
+    def vote(voter: Identity, attempt: int = 0, of: Manifest = manifest) -> object:
+        accept = Accept(attempt=Attempt(attempt), manifest=digest_of(of))
+        return seal(voter, RoundNote(branch=OTHER, round=Round(5), message=accept))
+
+    forged = msgspec.structs.replace(vote(other, of=at(OTHER, 5)), signer=late.peer)  # type: ignore[type-var]
+    votes = (vote(one), vote(stranger), vote(other, attempt=1), forged)
+    certificate = Certificate(attempt=Attempt(0), manifest=manifest, votes=votes, farewells=())  # type: ignore[arg-type]
+    assert signers(certificate, [one.peer, other.peer, late.peer]) == {one.peer}
