@@ -173,18 +173,17 @@ class Anchor:
         """Take up what one peer has that is not here; return whether there was something."""
         beats = {peer: self._membership.heartbeat_of(peer) for peer in self._node.peers}
         head = self.head
-        further = {
-            peer: beat
-            for peer, beat in beats.items()
-            if beat is not None and beat.manifest is not None and (head is None or is_further(beat, head))
-        }
-        if not further:
+        told = {peer: beat for peer, beat in beats.items() if beat is not None and beat.manifest is not None}
+        told = {peer: beat for peer, beat in told.items() if not beat.is_anchor} or told
+        if not told:
             return False
-        best = chosen(further.values())
-        last = furthest([beat.round for beat in further.values() if beat.branch == best])
+        best = chosen(told.values())
+        last = furthest([beat.round for beat in told.values() if beat.branch == best])
         for peer in self._asking.furthest_first():
-            beat = further.get(peer)
+            beat = told.get(peer)
             if beat is None or beat.branch != best or beat.round > last:
+                continue
+            if head is not None and not is_further(beat, head):
                 continue
             try:
                 if head is not None and head.branch == best:

@@ -188,7 +188,13 @@ class Entrance:
         why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
         self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
         await self.legacies.keep_fork()
-        self._replica.apply(opening, ())
+        # What an earlier process had offered, the others may have counted: counted here, it would come back to them.
+        is_doubtful, num_carried = self._carry.is_restored and not self._carry.sends_gradient, self._carry.tokens
+        await self._place.compute.serve(
+            lambda: self._carry.settle(lambda: self._replica.apply(opening, ()), is_counted=is_doubtful)
+        )
+        if is_doubtful:
+            self._place.emit(dropped(num_carried, FORGOTTEN))
         return opening
 
     def _beginners(self) -> list[PeerId]:

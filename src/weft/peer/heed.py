@@ -65,7 +65,7 @@ def is_heeded(mine: Manifest, charter: Charter, num_beside: int, proof: Proof) -
     needed, found = min(num_beside, MOST_NEEDED), min(proof.num_signers, MOST_NEEDED)
     there = proof.manifest
     if found < needed or there.branch == mine.branch:
-        return found >= needed and is_further(there, mine)
+        return found >= needed and there.round > mine.round + 1  # one round on can be followed, or does not follow
     at = Stretch(branch=there.branch, start=there.round, stop=Round(there.round + 1))
     return not history(mine, charter).has(at) and (found > needed or is_further(there, mine))
 

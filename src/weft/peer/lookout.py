@@ -21,8 +21,8 @@ from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.peer.arrival import Heads
-from weft.peer.chain import Chain, signers
-from weft.peer.heed import NEAR, Proof, chosen, furthest, is_further, is_heeded
+from weft.peer.chain import signers
+from weft.peer.heed import MOST_NEEDED, NEAR, Proof, chosen, furthest, is_further, is_heeded
 from weft.peer.messages import ChainAnswer, ChainRequest
 from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
@@ -99,13 +99,12 @@ class Lookout:
             answer: what it says was decided after `head`.
         """
         beat = self._membership.heartbeat_of(peer)
-        if beat is None or beat.branch != head.branch:
-            return beat is not None
-        if answer.certificates is not None:
+        if beat is None or (beat.branch == head.branch and answer.certificates is not None):
             return False
-        if self._is_holding:
+        if self._is_holding and beat.branch == head.branch:
             await self._seek_of([peer])
-        return self._draws(beat, head)
+        rounds = self._rounds()
+        return (rounds is None or rounds.chain.head == head) and self._draws(beat, head)
 
     def _draws(self, beat: Heartbeat, head: Manifest) -> bool:
         """Return whether this peer, at `head`, goes over to where a peer says that it stands."""
@@ -152,8 +151,12 @@ class Lookout:
         except (PeerError, NetError, Refused):
             return None
         found = [each for each in answer.certificates or () if each.manifest.branch == beat.branch]
-        known: Chain = rounds.chain
-        return Proof(found[-1].manifest, len(signers(found[-1], known.electors))) if found else None
+        if not found or found[-1].manifest.round < beat.round:
+            return None
+        num = len(signers(found[-1], rounds.chain.electors))
+        if num and self._num_beside(rounds) == 1:  # it would believe one alone: those who sign with it count as well
+            num = len(signers(found[-1], found[-1].manifest.members))
+        return Proof(found[-1].manifest, num)
 
     # --- from outside ---
 
@@ -185,4 +188,4 @@ class Lookout:
 
 
 def _weight(proof: Proof) -> tuple[int, int, int]:
-    return proof.num_signers, proof.manifest.committed_tokens, proof.manifest.round
+    return min(proof.num_signers, MOST_NEEDED), proof.manifest.committed_tokens, proof.manifest.round

@@ -313,7 +313,8 @@ class Peer:
             await self._enter_anew(rounds, manifest, str(error), is_counted)
             return
         is_doubtful = False
-        if self._replica.head is not None and self._replica.head.branch != manifest.branch:
+        is_opening = self._replica.head is not None and self._replica.head.branch != manifest.branch
+        if is_opening:
             is_doubtful = self._groups.is_in_doubt(manifest)
             await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
@@ -324,7 +325,7 @@ class Peer:
         )
         self._groups.tell(manifest, is_counted, tokens)
         if not is_counted:
-            self._report.tell_dropped(tokens, FORGOTTEN if is_doubtful else OUTDATED)
+            self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)
         if manifest.contributions:
             self._report.tell_commit(decided, began)
             if (reason := self._report.tell_acts(manifest)) is not None:

@@ -9,12 +9,12 @@ import torch
 
 from weft.errors import DiskFull
 from weft.events import CheckpointFailed, CheckpointSaved, Notice
-from weft.ids import BranchId, Round
+from weft.ids import BranchId, Round, Tokens
 from weft.peer.amended import first_charter
 from weft.peer.chain import Chain
 from weft.peer.checkpoint import Contents, Snapshot, save
 from weft.peer.config import RunConfig
-from weft.peer.contribution import OUTDATED, Carry, dropped
+from weft.peer.contribution import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.journal import FULL_NBYTES
 from weft.peer.place import Place
 from weft.peer.replica import Replica
@@ -102,11 +102,11 @@ class Saver:
                     or not self._knows_what_counts(chain.base, manifest)
                 ):
                     break
-                is_counted, due = own_work(manifest, self._place.node.peer) is not None, self._carry.due
-                self._carry.settle(lambda: self._replica.apply(manifest, results), is_counted)  # noqa: B023
+                mine, carried = own_work(manifest, self._place.node.peer), self._carry.tokens
+                self._carry.settle(lambda: self._replica.apply(manifest, results), mine is not None)  # noqa: B023
                 chain.append(certificate)
-                if not is_counted and (num := due - self._carry.due):
-                    self._told.append(dropped(num, OUTDATED).text)
+                if (lost := carried - self._carry.tokens - (0 if mine is None else mine.tokens)) > 0:
+                    self._told.append(dropped(Tokens(lost), OUTDATED if mine is None else FORGOTTEN).text)
             self._replayed = [*self._replayed, certificate][-NUM_KEPT:]
         if chain.head.round > head.round:
             text = f"went on from the checkpoint after round {head.round} by what was decided up to round"

@@ -150,6 +150,7 @@ class Ward:
         self._emit(Notice(text=f"{short(self.sponsor)} sponsors this peer no more: {reason}"))
         self._left, self.sponsor, self._pause_s = self.sponsor, None, LOOK_S
         self._rounds.parts.source = None
+        self._rounds.decided.put_nowait(None)  # no decision comes from there any more: who waits for one looks around
 
     async def _look(self) -> None:
         """Ask electors in this peer's order until one takes it."""
