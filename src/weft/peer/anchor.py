@@ -39,7 +39,7 @@ from weft.peer.anchored import MAX_INDEX_NBYTES, Anchored
 from weft.peer.asking import Asking
 from weft.peer.chain import as_many_as_fit
 from weft.peer.compute import Compute
-from weft.peer.heed import NEAR, chosen, furthest, is_further
+from weft.peer.heed import NEAR, believed, is_further
 from weft.peer.holders import small_from
 from weft.peer.home import Home
 from weft.peer.index import CHUNK_NBYTES, StateIndex
@@ -177,8 +177,7 @@ class Anchor:
         told = {peer: beat for peer, beat in told.items() if not beat.is_anchor} or told
         if not told:
             return False
-        best = chosen(told.values())
-        last = furthest([beat.round for beat in told.values() if beat.branch == best])
+        best, last = believed(list(told.values()))
         for peer in self._asking.furthest_first():
             beat = told.get(peer)
             if beat is None or beat.branch != best or beat.round > last:

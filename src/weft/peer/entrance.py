@@ -189,13 +189,16 @@ class Entrance:
         self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
         await self.legacies.keep_fork()
         # What an earlier process had offered, the others may have counted: counted here, it would come back to them.
-        is_doubtful, num_carried = self._carry.is_restored and not self._carry.sends_gradient, self._carry.tokens
-        await self._place.compute.serve(
-            lambda: self._carry.settle(lambda: self._replica.apply(opening, ()), is_counted=is_doubtful)
-        )
-        if is_doubtful:
-            self._place.emit(dropped(num_carried, FORGOTTEN))
+        is_doubtful = self._carry.is_restored and not self._carry.sends_gradient
+        await self._settle(lambda: self._replica.apply(opening, ()), is_counted=is_doubtful, why=FORGOTTEN)
         return opening
+
+    async def _settle(self, apply: Callable[[], None], *, is_counted: bool, why: str) -> None:
+        """Go on from other parameters with what is carried, and tell what of it is dropped."""
+        num_carried = self._carry.tokens
+        await self._place.compute.serve(lambda: self._carry.settle(apply, is_counted))
+        if num_dropped := num_carried - self._carry.tokens:
+            self._place.emit(dropped(num_dropped, why))
 
     def _beginners(self) -> list[PeerId]:
         return [peer for peer in self._recent() if self._asking[peer][0] == GENESIS]
@@ -311,12 +314,8 @@ class Entrance:
         is_back = before is not None and before.branch == head.branch and before.round > head.round
         is_lost = self._carry.tokens > 0 and (is_back or await self._may_be_counted(head))
         await self.legacies.depart(head, charter)
-        num_carried = self._carry.tokens
-        await self._place.compute.serve(
-            lambda: self._carry.settle(lambda: self._replica.load(head, charter, vectors), is_counted=is_lost)
-        )
-        if num_dropped := num_carried - self._carry.tokens:
-            self._place.emit(dropped(num_dropped, FORGOTTEN if is_lost else OUTDATED))
+        load = lambda: self._replica.load(head, charter, vectors)  # noqa: E731
+        await self._settle(load, is_counted=is_lost, why=FORGOTTEN if is_lost else OUTDATED)
         return head
 
     async def _may_be_counted(self, until: Manifest) -> bool:

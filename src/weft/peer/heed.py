@@ -70,6 +70,12 @@ def is_heeded(mine: Manifest, charter: Charter, num_beside: int, proof: Proof) -
     return not history(mine, charter).has(at) and (found > needed or is_further(there, mine))
 
 
+def believed(told: Sequence[Told]) -> tuple[BranchId, int]:
+    """Return the branch that who comes goes to, and the furthest round of it that it believes in."""
+    best = chosen(told)
+    return best, furthest([each.round for each in told if each.branch == best])
+
+
 def chosen(told: Iterable[Told]) -> BranchId:
     """Return the branch that who comes goes to: it is told by as many as any, of two at most, and counts most."""
     standing: dict[BranchId, list[Told]] = {}

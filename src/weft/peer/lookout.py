@@ -22,7 +22,7 @@ from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.peer.arrival import Heads
 from weft.peer.chain import signers
-from weft.peer.heed import MOST_NEEDED, NEAR, Proof, chosen, furthest, is_further, is_heeded
+from weft.peer.heed import MOST_NEEDED, NEAR, Proof, believed, is_further, is_heeded
 from weft.peer.messages import ChainAnswer, ChainRequest
 from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
@@ -168,10 +168,8 @@ class Lookout:
         further = [(peer, head) for peer, head in heads if mine is None or is_further(head, mine)]
         if not further:
             return ()
-        best = chosen(head for _, head in further)
-        there = [(peer, head) for peer, head in further if head.branch == best]
-        most = furthest([head.round for _, head in there])
-        return [(peer, head) for peer, head in there if head.round <= most]
+        best, last = believed([head for _, head in further])
+        return [(peer, head) for peer, head in further if head.branch == best and head.round <= last]
 
     async def _shown_later(self, heads: Heads, mine: Manifest, rounds: Rounds) -> Heads:
         here = rounds.chain.head  # proven, and further than `mine` where the results between them are lost
