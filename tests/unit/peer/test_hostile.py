@@ -99,7 +99,7 @@ async def test_a_payload_that_decodes_to_no_number_is_refused(
         pytest.param(lambda part: bytes(part)[:-4], "and not", marks=pytest.mark.slow),
         (lambda part: bytes(part) + bytes(1 << 20), "and not"),
         pytest.param(lambda part: b"", "and not", marks=pytest.mark.slow),
-        # On the real clock: where the machine is busy the liar may come to own all parts before a second word against it.
+        # On the real clock, on a busy machine, the liar may own all parts before a second word against it is heard.
         pytest.param(lambda part: bytes(len(part)), "for", marks=pytest.mark.slow),
     ],
     ids=["short", "long", "empty", "other-bytes"],
