@@ -28,6 +28,7 @@ from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
 from weft.sync.messages import Manifest
 
+LOOK_S = 1.0  # between two looks at what others tell
 CALL_S = 5.0
 AGAIN_S = 5.0  # between two requests to one peer to show where it stands
 NUM_ASKED = 4  # at once
@@ -80,10 +81,14 @@ class Lookout:
         """Return whether peers tell of another branch than `head` is on, and one to prefer."""
         return any(self.has_left(peer, head.branch) for peer in self.ahead(head))
 
-    async def seek(self, head: Manifest) -> None:
-        """Have it shown where others stand that tell of another branch than `head` is on, if that is of any weight."""
-        if not self._is_holding:
-            return
+    async def watch(self, rounds: Rounds) -> None:
+        """Have it shown where others stand that tell of another branch than `rounds` are on, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._is_holding:
+                await self._seek(rounds.chain.head)
+
+    async def _seek(self, head: Manifest) -> None:
         told: dict[BranchId, list[PeerId]] = {}
         for peer, beat in self.beats().items():
             if beat.manifest is not None and beat.branch != head.branch:
@@ -133,12 +138,15 @@ class Lookout:
         self._asked_at = {peer: at for peer, at in self._asked_at.items() if now - at < AGAIN_S} | dict.fromkeys(
             due, now
         )
-        for proof in await asyncio.gather(*(self._shown(peer) for peer in due)):
-            if proof is None:
-                continue
-            before = self._proofs.get(proof.manifest.branch)
-            if before is None or _weight(proof) > _weight(before):
-                self._proofs[proof.manifest.branch] = proof
+        await asyncio.gather(*(self._ask(peer) for peer in due))
+
+    async def _ask(self, peer: PeerId) -> None:
+        proof = await self._shown(peer)
+        if proof is None:
+            return
+        before = self._proofs.get(proof.manifest.branch)
+        if before is None or _weight(proof) > _weight(before):
+            self._proofs[proof.manifest.branch] = proof
 
     async def _shown(self, peer: PeerId) -> Proof | None:
         """Return what a peer shows of the head that it tells of."""

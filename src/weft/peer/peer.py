@@ -223,6 +223,7 @@ class Peer:
         rounds.begin()
         self._tasks.spawn(branches.watch())
         self._tasks.spawn(groups.watch())
+        self._tasks.spawn(self._entrance.lookout.watch(rounds))
         self._tasks.spawn(self._watch_lag(rounds))
         self._mail.open(rounds)
         while not self._is_over():
@@ -355,7 +356,6 @@ class Peer:
                 self.fail(Removed("most members refuse this key: it was banned while it was away, for good."))
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
-            await self._entrance.lookout.seek(rounds.chain.head)
             head = rounds.chain.head
             is_behind = bool(self._entrance.lookout.ahead(head))
             is_left = behind == head or self._entrance.lookout.is_on_lesser_branch(head)
