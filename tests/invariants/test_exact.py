@@ -23,6 +23,7 @@ SHARED_PATH = (
     "codec/config.py",
     "codec/dense.py",
     "codec/quantize.py",
+    "codec/rank.py",
     "model/initial.py",
     "sync/outer.py",
     "sync/reduce.py",

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from weft.errors import PayloadError
 
 MAX_BITS = 960  # of a rank: float64 ends at 2^1023
+_BASE = float(1 << 32)
 _LIMB = np.uint64(32)
 _MASK = np.uint64(0xFFFFFFFF)
-_NEAR = 2.0**-40  # relative: float64 sums of limbs err by far less
+_NEAR = 1 / (1 << 40)  # relative: float64 sums of limbs err by far less
 
 Places = NDArray[np.int64]
 
@@ -158,7 +159,9 @@ class _Table:
 
     def last_up_to(self, numbers: NDArray[np.int64]) -> Places:
         """Return for each row the largest p < n with C(p, i) <= the number that its limbs are."""
-        about = numbers @ (2.0 ** (32.0 * np.arange(numbers.shape[1])))
+        about = np.zeros(len(numbers))
+        for limb in reversed(range(numbers.shape[1])):
+            about = about * _BASE + numbers[:, limb]
         found = np.searchsorted(self._floats, about, side="right") - 1
         last = len(self._floats) - 2
         near = np.abs(self._floats[np.minimum(found + 1, last + 1)] - about) <= _NEAR * about
