@@ -14,15 +14,17 @@ import torch
 from benchmarks._member import Member, averaging, swarm
 from benchmarks.report import load, load_line, table, write
 from weft import cost
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config, TopKConfig
+from weft.codec.build import build
 from weft.cost import Encoding, Traffic
 
 ROUNDS = 6
 NUM = 2_000_000
-CODECS: dict[str, tuple[CodecConfig, Encoding]] = {
-    "int8": (Int8Config(), cost.int8()),
-    "bf16": (Bf16Config(), cost.BF16),
-    "fp32": (Fp32Config(), cost.FP32),
+CODECS: dict[str, CodecConfig] = {
+    "int8": Int8Config(),
+    "bf16": Bf16Config(),
+    "fp32": Fp32Config(),
+    "top_k": TopKConfig(),
 }
 SETTLE_S = 0.3  # for the last messages of a round to arrive
 
@@ -69,16 +71,15 @@ def main() -> None:
     torch.set_num_threads(1)
     before, rows = load(), []
     for num_members in (2, 4):
-        for name, (codec, encoding) in CODECS.items():
-            rows.append(_row(num_members, NUM, name, codec, encoding))
-    for num_members in (2, 4, 8, 16):  # hardly anything but messages
-        codec, encoding = CODECS["int8"]
-        rows.append(_row(num_members, 4096 * num_members, "int8", codec, encoding))
-    worst = max(abs(float(row[-1].rstrip("%"))) for row in rows[:6])
+        for name, codec in CODECS.items():
+            rows.append(_row(num_members, NUM, name, codec))
+    few = (2, 4, 8, 16)  # hardly anything but messages
+    rows.extend(_row(num_members, 4096 * num_members, "int8", CODECS["int8"]) for num_members in few)
+    worst = max(abs(float(row[-1].rstrip("%"))) for row in rows[: 2 * len(CODECS)])
     sections = [
         load_line(before),
-        f"{ROUNDS} rounds each, after one that opens the streams. The first six rows average {NUM:,} numbers; the "
-        "others one block per part, so that the messages themselves are compared.",
+        f"{ROUNDS} rounds each, after one that opens the streams. The first {2 * len(CODECS)} rows average {NUM:,} "
+        "numbers; the others one block per part, so that the messages themselves are compared.",
         table(
             ("members", "numbers", "codec", "sent a round", "received a round", "cost.py", "measured / cost.py"), rows
         ),
@@ -87,9 +88,9 @@ def main() -> None:
     write("bytes", "Bytes per round against the closed forms", "python -m benchmarks.bytes", sections)
 
 
-def _row(num_members: int, num: int, name: str, codec: CodecConfig, encoding: Encoding) -> tuple[object, ...]:
+def _row(num_members: int, num: int, name: str, codec: CodecConfig) -> tuple[object, ...]:
     sent, received, round_s = asyncio.run(measure(num_members, num, codec))
-    said = expected(num_members, num, encoding, round_s)
+    said = expected(num_members, num, build(codec), round_s)
     return num_members, num, name, round(sent), round(received), round(said), f"{100 * (sent / said - 1):+.2f}%"
 
 

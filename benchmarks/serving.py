@@ -26,8 +26,19 @@ from benchmarks._threads import Threads
 from benchmarks.plan import DEMO, HOUSE, RUN
 from benchmarks.report import load, load_line, table, write
 from weft import ids
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
-from weft.codec.codec import build
+from weft.codec import (
+    Bf16Config,
+    CodecConfig,
+    E3m0Config,
+    Fp8Config,
+    Fp32Config,
+    Int4Config,
+    Int8Config,
+    RandomKConfig,
+    SignConfig,
+    TopKConfig,
+)
+from weft.codec.build import build
 from weft.events import RoundCommitted, read_jsonl
 from weft.peer.journal import Journal
 from weft.sync.choices import AdamWConfig, NesterovConfig, SgdConfig
@@ -39,7 +50,17 @@ NUM = 1 << 23  # values: more than caches hold
 REPEATS = 7
 MESSAGES_S = 3.5e-3  # per other member, of rounds.md
 TINY = 'type = "shape"\nnum_layers = 1\nnum_heads = 2\nwidth = 32\nffn_width = 48'
-CODECS: dict[str, CodecConfig] = {"fp32": Fp32Config(), "bf16": Bf16Config(), "int8": Int8Config()}
+CODECS: dict[str, CodecConfig] = {
+    "fp32": Fp32Config(),
+    "bf16": Bf16Config(),
+    "fp8": Fp8Config(),
+    "int8": Int8Config(),
+    "int4": Int4Config(),
+    "e3m0": E3m0Config(),
+    "sign": SignConfig(),
+    "top_k 64": TopKConfig(),
+    "random_k 64": RandomKConfig(),
+}
 TITLE = "What a round takes of a processor beside its inner steps"
 
 

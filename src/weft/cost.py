@@ -8,30 +8,22 @@ It does not know torch, nor any room: whoever has configs fills in the small rec
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 # --- bytes ---
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """How many bytes a codec makes of a vector."""
+def vector_nbytes(num: int) -> int:
+    """Return the size of `num` values as they are computed with: fp32."""
+    return 4 * num
 
-    value_nbytes: int
-    block: int = 1  # values that share a block's overhead
-    block_nbytes: int = 0
+
+class Encoding(Protocol):
+    """How many bytes are made of a vector: any codec."""
 
     def nbytes(self, num: int) -> int:
-        """Return the size of `num` encoded values: exactly the codec's own `nbytes`."""
-        return self.value_nbytes * num + self.block_nbytes * -(-num // self.block)
-
-
-FP32 = Encoding(4)
-BF16 = Encoding(2)
-
-
-def int8(block: int = 256) -> Encoding:
-    """Return the encoding of the int8 codec with `block` values per scale."""
-    return Encoding(1, block=block, block_nbytes=4)
+        """Return the size of `num` encoded values."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -320,8 +312,8 @@ def peer_memory(
         activations: `activation_nbytes`.
         num_rounds: that it lives for; None: until no more results are kept.
     """
-    vector = FP32.nbytes(num)
-    encoded, is_view = payload.nbytes(num), payload == FP32  # fp32 bytes are a view of the vector
+    vector = vector_nbytes(num)
+    encoded, is_view = payload.nbytes(num), payload.nbytes(num) == vector  # fp32 bytes are a view of the vector
     kept = max(KEPT_NBYTES, 2 * reply.nbytes(num))
     return Memory(
         local=vector,

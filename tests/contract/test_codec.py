@@ -6,13 +6,44 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.codec import (
+    Bf16Config,
+    CodecConfig,
+    E3m0Config,
+    Fp8Config,
+    Fp32Config,
+    Int4Config,
+    Int8Config,
+    RandomKConfig,
+    SignConfig,
+    TopKConfig,
+)
 from weft.codec.bounds import CHUNK
-from weft.codec.codec import Codec, build
+from weft.codec.build import build
+from weft.codec.codec import Codec
 from weft.errors import NotFinite, PayloadError, PeerError
 
-CONFIGS: list[CodecConfig] = [Fp32Config(), Bf16Config(), Int8Config(block=32), Int8Config(), Int8Config(block=4096)]
+BY_BLOCKS = (Fp8Config, Int8Config, Int4Config, E3m0Config, SignConfig)
+CONFIGS: list[CodecConfig] = [Fp32Config(), Bf16Config()]
+CONFIGS += [kind(block=block) for kind in BY_BLOCKS for block in (32, 256, 4096)]
+CONFIGS += [TopKConfig(), TopKConfig(kept=100, values="int8"), TopKConfig(kept=4096, values="fp32")]
+CONFIGS += [TopKConfig(kept=1, values="e3m0"), TopKConfig(kept=3000, values="bf16"), TopKConfig(kept=7, values="int4")]
+CONFIGS += [RandomKConfig(), RandomKConfig(kept=410, largest=82, values="int4"), RandomKConfig(kept=9, values="fp8")]
 
+# The largest error, as a share of the largest magnitude in sight.
+ERRORS = {
+    Fp32Config: 0,
+    Bf16Config: 1 / 256,
+    Int8Config: 1 / 250,
+    Fp8Config: 1 / 8,  # what lies between 1.75 and 2 becomes 1.75
+    Int4Config: 1 / 13,
+    E3m0Config: 1 / 3,  # 1.5 becomes 2
+    SignConfig: 1,
+    TopKConfig: 1,
+    RandomKConfig: 1,
+}
+
+every_config = pytest.mark.parametrize("config", CONFIGS, ids=repr)
 every_codec = pytest.mark.parametrize("codec", [build(config) for config in CONFIGS], ids=[repr(c) for c in CONFIGS])
 finite_words = st.integers(0, 0xFFFFFFFF).filter(lambda word: word & 0x7F800000 != 0x7F800000)
 
@@ -25,17 +56,18 @@ def bits(vector: torch.Tensor) -> bytes:
     return vector.numpy().tobytes()
 
 
-@every_codec
+@every_config
 @pytest.mark.parametrize("num", [0, 1, 31, 32, 33, 255, 256, 4095, 4097, CHUNK, CHUNK + 1, 2 * CHUNK + 4099])
-def test_size_is_what_nbytes_says_and_decoding_is_close(codec: Codec, num: int) -> None:
+def test_size_is_what_nbytes_says_and_decoding_is_close(config: CodecConfig, num: int) -> None:
+    codec = build(config)
     vector = torch.randn(num, generator=torch.Generator().manual_seed(num))
     data = codec.encode(vector)
     assert len(data) == codec.nbytes(num)
     decoded = codec.decode(data, num)
     assert decoded.dtype == torch.float32
     assert decoded.shape == (num,)
-    # The coarsest codec rounds to 1/127 of the largest value in sight.
-    assert torch.allclose(decoded, vector, rtol=0, atol=float(vector.abs().max()) / 250 if num else 0)
+    largest = float(vector.abs().max()) if num else 0.0
+    assert torch.allclose(decoded, vector, rtol=0, atol=ERRORS[type(config)] * largest)
 
 
 @every_codec

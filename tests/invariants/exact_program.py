@@ -11,10 +11,19 @@ import sys
 import numpy as np
 import torch
 
-from weft.codec import Bf16Config, Fp32Config
-from weft.codec.codec import Codec
-from weft.codec.dense import Bf16, Fp32
-from weft.codec.quantize import Int8
+from weft.codec import (
+    Bf16Config,
+    CodecConfig,
+    E3m0Config,
+    Fp8Config,
+    Fp32Config,
+    Int4Config,
+    Int8Config,
+    RandomKConfig,
+    SignConfig,
+    TopKConfig,
+)
+from weft.codec.build import build
 from weft.model.config import named
 from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
@@ -36,6 +45,19 @@ from weft.wire import digest
 
 NUM = (1 << 17) + 4096 + 77  # several chunks of every loop, enough for torch to start threads, and a short block
 TOKENS = (512, 1024, 100)
+CODECS: dict[str, CodecConfig] = {
+    "fp32": Fp32Config(),
+    "bf16": Bf16Config(),
+    "int8": Int8Config(),
+    "int8/4096": Int8Config(block=4096),
+    "fp8": Fp8Config(),
+    "int4": Int4Config(),
+    "e3m0": E3m0Config(),
+    "sign": SignConfig(),
+    "top_k": TopKConfig(),
+    "top_k 1000 int4": TopKConfig(kept=1000, values="int4"),
+    "random_k": RandomKConfig(kept=410, largest=82, values="int4"),
+}
 
 
 def numbers(*name: str | int) -> torch.Tensor:
@@ -51,8 +73,8 @@ def of(vector: torch.Tensor) -> str:
 
 def codec_stages() -> dict[str, str]:
     stages = {}
-    codecs: dict[str, Codec] = {"fp32": Fp32(), "bf16": Bf16(), "int8": Int8(256), "int8/4096": Int8(4096)}
-    for name, codec in codecs.items():
+    for name, config in CODECS.items():
+        codec = build(config, round=3)
         data = codec.encode(numbers("codec"))
         stages[f"{name} encoded"] = digest(data)[:16]
         stages[f"{name} decoded"] = of(codec.decode(data, NUM))

@@ -18,12 +18,17 @@ import torch
 
 SOURCE = Path(__file__).parents[2] / "src" / "weft"
 SHARED_PATH = (
+    "codec/blocks.py",
     "codec/bounds.py",
+    "codec/build.py",
     "codec/codec.py",
     "codec/config.py",
     "codec/dense.py",
+    "codec/minifloat.py",
     "codec/quantize.py",
     "codec/rank.py",
+    "codec/sign.py",
+    "codec/sparse.py",
     "model/initial.py",
     "sync/outer.py",
     "sync/reduce.py",
@@ -36,25 +41,31 @@ ALLOWED_FUNCTIONS = {
     *("torch.mul", "torch.div", "torch.sqrt", "torch.round", "math.sqrt"),
     # exact: signs, comparisons, maxima, bits
     *("torch.abs", "torch.where", "torch.equal", "torch.aminmax", "torch.bitwise_right_shift", "np.where"),
-    *("np.isfinite", "np.left_shift", "math.prod"),
+    *("np.isfinite", "np.left_shift", "np.abs", "np.minimum", "np.array_equal", "math.prod", "math.comb", "math.ldexp"),
+    *("np.packbits", "np.unpackbits", "np.nonzero", "np.flatnonzero", "np.count_nonzero", "np.searchsorted"),
+    # exact where they are given integers, as they are here: places, keys and counts
+    *("np.add.reduce", "np.cumsum", "np.partition", "np.sort", "np.argsort"),
     # memory, and conversions that round once
     *("torch.empty", "torch.empty_like", "torch.zeros", "torch.tensor", "torch.from_numpy"),
-    *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.uint32", "np.uint64"),
+    *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.float64", "np.int32", "np.uint32", "np.uint64"),
+    *("np.array", "np.zeros", "np.ones", "np.arange", "np.concatenate", "np.broadcast_to", "np.dtype"),
+    *("np.take", "np.take_along_axis", "np.put_along_axis"),
 }
 ALLOWED_METHODS = {
     # one correctly rounded operation per element
     *("add_", "sub_", "mul_"),
     # exact
-    *("amax", "clamp", "bitwise_and_", "bitwise_right_shift_", "all"),
+    *("amax", "min", "max", "clamp", "clamp_", "bitwise_and_", "bitwise_or_", "bitwise_right_shift_", "all", "any"),
     # memory, shapes, and conversions that round once
     *("copy_", "zero_", "astype", "numpy", "view", "unsqueeze", "detach", "new_empty", "numel", "dim"),
-    *("is_contiguous", "cast"),
+    *("is_contiguous", "cast", "reshape", "copy", "bit_length", "to_bytes"),
     # no numbers
-    *("append", "values", "endswith", "fromhex"),
+    *("append", "values", "endswith", "fromhex", "join", "format"),
     # our own: their arithmetic is in the files read here
-    *("encode", "decode", "nbytes", "_num_blocks", "_empty", "_decode", "_accumulate"),
+    *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
+    *("quantize", "spread", "factors", "last_up_to"),
 }
-ALLOWED_MODULES = {"bounds", "msgspec"}  # whose functions may be called: read here, or no arithmetic
+ALLOWED_MODULES = {"bounds", "rank", "msgspec"}  # whose functions may be called: read here, or no arithmetic
 # Builtins whose floats depend on the version (sum compensates from 3.12 on) or on the C library.
 FORBIDDEN_BUILTINS = {"sum", "pow", "divmod", "round"}
 ALLOWED_SUMS = {"sum(shares)"}  # integers
@@ -190,6 +201,20 @@ GOLDEN = {
     "int8 decoded": "1464c52064537d5a",
     "int8/4096 encoded": "2057a4c69577f69d",
     "int8/4096 decoded": "71e0e715dd8d7220",
+    "fp8 encoded": "3e685460128edeb9",
+    "fp8 decoded": "6c8f9ce0f2dc8854",
+    "int4 encoded": "380b24be9c7e2e0a",
+    "int4 decoded": "3f925d37fc2d8fbb",
+    "e3m0 encoded": "9323b678f2f67ec6",
+    "e3m0 decoded": "6ae989bfdc51e85b",
+    "sign encoded": "78925a822d8432ef",
+    "sign decoded": "22edf531028db23d",
+    "top_k encoded": "8284c80404485b8e",
+    "top_k decoded": "a984d5b0d3cf96ff",
+    "top_k 1000 int4 encoded": "2adb215923218301",
+    "top_k 1000 int4 decoded": "1ae9eedbba4e7515",
+    "random_k encoded": "c804ad967d97eeb7",
+    "random_k decoded": "cb4c0df219f653e3",
     "merge": "dc14a9aed162f351",
     "norm": "0x1.51b2297d52c3ap+28",
     "initial": "a1059425a52de8a6",

@@ -16,6 +16,7 @@ import torch
 
 from weft import wire
 from weft.codec import Int8Config
+from weft.codec.blocks import Blocks
 from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
@@ -183,7 +184,7 @@ PARTS = cut(8192, (1, 1))
 
 def payload(peer: Identity, part: int) -> bytes:
     sign = 1.0 if peer is A else -0.5
-    return bytes(Int8(256).encode(torch.full((len(PARTS[part]),), sign * (part + 1))))
+    return bytes(Blocks(Int8(), 256).encode(torch.full((len(PARTS[part]),), sign * (part + 1))))
 
 
 def contribution(peer: Identity, tokens: int) -> Contribution:
@@ -192,7 +193,7 @@ def contribution(peer: Identity, tokens: int) -> Contribution:
 
 
 def result_of(part: int) -> Digest:
-    merger = Merger(len(PARTS[part]), Int8(256), Int8(256))
+    merger = Merger(len(PARTS[part]), Blocks(Int8(), 256), Blocks(Int8(), 256))
     for peer, weight in sorted(((A, 32), (B, 16)), key=lambda pair: pair[0].peer):
         merger.add(weight, payload(peer, part))
     return merger.result().digest
@@ -358,7 +359,7 @@ def codec_bf16() -> Vector:
 
 def codec_int8() -> Vector:
     numbers = [*([0.0] * 32), *(0.01 * place for place in range(-16, 16)), 1.0, -1 / 3]
-    return encoded(Int8(32), numbers)
+    return encoded(Blocks(Int8(), 32), numbers)
 
 
 def encoded(chosen: Codec, numbers: list[float]) -> Vector:

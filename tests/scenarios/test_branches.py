@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scenarios import rules
 from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from weft.codec import Fp32Config
-from weft.codec.codec import build
+from weft.codec.build import build
 from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, Notice, RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.ahead import MOST_ROUNDS

@@ -14,7 +14,7 @@ import msgspec
 
 from weft.cli import settings
 from weft.cli.quantity import rate_bps
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.codec import Bf16Config, CodecConfig, E3m0Config, Fp8Config, Fp32Config, Int4Config, Int8Config, SignConfig
 from weft.config import load
 from weft.data import CharactersConfig, CharTokenizer, make_tokenizer
 from weft.errors import ConfigError, DataError
@@ -30,7 +30,15 @@ from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, Me
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"
 
-_CODECS: dict[str, CodecConfig] = {"fp32": Fp32Config(), "bf16": Bf16Config(), "int8": Int8Config()}
+_CODECS: dict[str, CodecConfig] = {
+    "fp32": Fp32Config(),
+    "bf16": Bf16Config(),
+    "fp8": Fp8Config(),
+    "int8": Int8Config(),
+    "int4": Int4Config(),
+    "e3m0": E3m0Config(),
+    "sign": SignConfig(),
+}
 _METHODS: dict[str, MethodConfig] = {"ddp": DdpConfig(), "fedavg": FedAvgConfig(), "diloco": DiLoCoConfig()}
 
 

@@ -87,6 +87,8 @@ def _nvidia_card() -> str | None:
 def _largest_model() -> Finding:
     """Return which named sizes this machine can train, one sample of 1024 tokens at a time."""
     from weft import cost
+    from weft.codec import Int8Config
+    from weft.codec.build import build as build_codec
     from weft.model.config import SIZES, named, num_parameters
     from weft.peer.device import choose, decoder, device_free_nbytes
     from weft.peer.host import host_free_nbytes
@@ -94,7 +96,7 @@ def _largest_model() -> Finding:
 
     device = choose(PeerConfig())
     free = host_free_nbytes() if device.is_cpu else device_free_nbytes(device)
-    held = []
+    codec, held = build_codec(Int8Config()), []
     for size in SIZES:
         config = named(size, _VOCAB_SIZE, _SEQ_LEN)
         num = num_parameters(config)
@@ -102,8 +104,8 @@ def _largest_model() -> Finding:
             num,
             cost.part_size(num, 4),
             4,
-            cost.int8(),
-            cost.int8(),
+            codec,
+            codec,
             sends_delta=True,
             has_momentum=True,
             activations=cost.activation_nbytes(decoder(config), 1, _SEQ_LEN),

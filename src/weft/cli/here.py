@@ -79,7 +79,7 @@ def measure(
     threads = threads_of(num_sharing)
     device = choose(PeerConfig(device=on, threads=threads))
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
-    needed = 4 * cost.FP32.nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
+    needed = 4 * cost.vector_nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
     if needed > _SPARE * free:
         raise TooLarge(
             f"--device here: {num_parameters(model):,} parameters and one sample need {needed / 1e9:.1f} GB on "

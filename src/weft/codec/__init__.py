@@ -1,8 +1,34 @@
 """Codecs: flat fp32 vectors to canonical bytes and back.
 
-`weft.codec.codec` and the codecs themselves are not re-exported: they need torch, and a codec's name does not.
+`weft.codec.build` and the codecs themselves are not re-exported: they need torch, and a codec's name does not.
 """
 
-from weft.codec.config import MAX_BLOCK, Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.codec.config import (
+    MAX_BLOCK,
+    Bf16Config,
+    CodecConfig,
+    E3m0Config,
+    Fp8Config,
+    Fp32Config,
+    Int4Config,
+    Int8Config,
+    RandomKConfig,
+    SignConfig,
+    TopKConfig,
+    Values,
+)
 
-__all__ = ["MAX_BLOCK", "Bf16Config", "CodecConfig", "Fp32Config", "Int8Config"]
+__all__ = [
+    "MAX_BLOCK",
+    "Bf16Config",
+    "CodecConfig",
+    "E3m0Config",
+    "Fp8Config",
+    "Fp32Config",
+    "Int4Config",
+    "Int8Config",
+    "RandomKConfig",
+    "SignConfig",
+    "TopKConfig",
+    "Values",
+]

@@ -16,7 +16,7 @@ from weft.wire import Buffer
 # A multiple of every codec's block.
 CHUNK = 1 << 17
 
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int16: np.int16}
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int16: np.int16, torch.int8: np.int8}
 
 
 def require_flat(vector: Tensor) -> None:

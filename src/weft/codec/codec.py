@@ -12,14 +12,11 @@ Every codec keeps four promises, and one table-driven suite (tests/contract) hol
 It does not know parts, peers or rounds.
 """
 
-from typing import Protocol, assert_never, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec.config import Bf16Config, CodecConfig, Fp32Config, Int8Config
-from weft.codec.dense import Bf16, Fp32
-from weft.codec.quantize import Int8
 from weft.wire import Buffer
 
 
@@ -48,15 +45,3 @@ class Codec(Protocol):
     def nbytes(self, num: int) -> int:
         """Return the exact size in bytes of an encoding of `num` values."""
         ...
-
-
-def build(config: CodecConfig) -> Codec:
-    """Return the codec that `config` describes."""
-    match config:
-        case Fp32Config():
-            return Fp32()
-        case Bf16Config():
-            return Bf16()
-        case Int8Config(block=block):
-            return Int8(block)
-    assert_never(config)

@@ -15,7 +15,8 @@ It does not know what is kept at the places.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
+from itertools import accumulate
 from math import comb
 from typing import Protocol, final, runtime_checkable
 
@@ -76,7 +77,7 @@ class Bitmap:
 
     def decode(self, data: NDArray[np.uint8], num_rows: int) -> Places:
         bits = _unpack(data, num_rows, self.nbits)
-        if (bits.sum(1, dtype=np.int64) != self._kept).any():
+        if (np.count_nonzero(bits, axis=1) != self._kept).any():
             raise PayloadError(f"payload whose bitmap does not keep {self._kept} of {self.nbits} places; dropped")
         return np.nonzero(bits)[1].reshape(num_rows, self._kept)
 
@@ -108,9 +109,8 @@ class Ranks:
 
     def encode(self, places: Places) -> NDArray[np.uint8]:
         sums = np.zeros((len(places), self._num_limbs + 1), np.uint64)
-        for number in range(self._kept):
-            table = _table(self._num, number + 1).limbs
-            sums[:, : table.shape[1]] += table[places[:, number]]  # at most 2^44: carried below
+        for number, table in enumerate(_tables(self._num, self._kept)):
+            sums[:, : table.limbs.shape[1]] += table.limbs[places[:, number]]  # at most 2^44: carried below
         for limb in range(self._num_limbs):
             sums[:, limb + 1] += sums[:, limb] >> _LIMB
         data = sums[:, : self._num_limbs].astype("<u4").view(np.uint8)
@@ -124,12 +124,11 @@ class Ranks:
         if not _is_less(rest, limit).all():
             raise PayloadError(f"payload whose places are none of the {self._kept} of {self._num}; dropped")
         places = np.empty((num_rows, self._kept), np.int64)
-        for number in range(self._kept, 0, -1):
-            table = _table(self._num, number)
+        for number, table in reversed([*enumerate(_tables(self._num, self._kept))]):
             width = table.limbs.shape[1]
             found = table.last_up_to(rest[:, :width])
             _subtract(rest[:, :width], table.limbs[found])
-            places[:, number - 1] = found
+            places[:, number] = found
         return places
 
 
@@ -176,9 +175,14 @@ class _Table:
         return np.minimum(found, last)
 
 
-@cache  # pure; 8 MB for 64 of 4096
-def _table(num: int, number: int) -> _Table:
-    return _Table([comb(place, number) for place in range(num + 1)])
+@lru_cache(16)  # pure; 8 MB for 64 of 4096
+def _tables(num: int, kept: int) -> tuple[_Table, ...]:
+    """Return the tables of C(p, 1) ... C(p, kept)."""
+    tables, column = [], [1] * (num + 1)
+    for _ in range(kept):
+        column = [0, *accumulate(column[:-1])]  # C(p + 1, i) = C(p, i) + C(p, i - 1)
+        tables.append(_Table(column))
+    return tuple(tables)
 
 
 def _limbs(values: Sequence[int], width: int) -> NDArray[np.uint64]:

@@ -14,13 +14,13 @@ It does not know training; the figures are those of `weft.cost`.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal
 
 import torch
 from torch import dtype
 
 from weft import cost
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.codec.build import build as build_codec
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.peer.caps import CapsConfig
@@ -113,7 +113,7 @@ def check_host(model: ModelConfig) -> None:
     Raises:
         TooLarge: says the figures.
     """
-    needed, free = 2 * cost.FP32.nbytes(num_parameters(model)), host_free_nbytes()
+    needed, free = 2 * cost.vector_nbytes(num_parameters(model)), host_free_nbytes()
     if needed > _SPARE * free:
         raise TooLarge(
             f"the model has {num_parameters(model):,} parameters. This machine would need at least "
@@ -160,8 +160,8 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         num,
         cost.part_size(num, _ASSUMED_PEERS),
         _ASSUMED_PEERS,
-        encoding(choices.codec),
-        encoding(choices.reply_codec or choices.codec),
+        build_codec(choices.codec),
+        build_codec(choices.reply_codec or choices.codec),
         sends_delta=sends_delta,
         has_momentum=isinstance(choices.apply, NesterovConfig),
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
@@ -175,7 +175,7 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     )
     if device.is_cpu:
         return {"cpu": memory.peak_nbytes}
-    vector = cost.FP32.nbytes(num)
+    vector = cost.vector_nbytes(num)
     moments = memory.inner_optimizer if sends_delta else 0  # of ddp they are replicated, and live on the host
     # Evaluation puts a second vector beside the model, at a time without a backward pass.
     on_device = memory.local + memory.gradient + moments + max(memory.activations, vector)
@@ -216,18 +216,6 @@ def decoder(config: ModelConfig) -> cost.Decoder:
         ffn_width=config.ffn_width,
         has_qk_norm=config.has_qk_norm,
     )
-
-
-def encoding(config: CodecConfig) -> cost.Encoding:
-    """Return what the closed forms need to know of a codec."""
-    match config:
-        case Fp32Config():
-            return cost.FP32
-        case Bf16Config():
-            return cost.BF16
-        case Int8Config(block=block):
-            return cost.int8(block)
-    assert_never(config)
 
 
 def device_free_nbytes(device: Device) -> int:

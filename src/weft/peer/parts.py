@@ -20,7 +20,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from weft.codec.codec import Codec, build
+from weft.codec.build import build
+from weft.codec.codec import Codec
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.events import Notice, PayloadRejected
 from weft.ids import Digest, PeerId, Round, short

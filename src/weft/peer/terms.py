@@ -16,13 +16,14 @@ import torch
 
 from weft import cost
 from weft.clock import Clock
+from weft.codec.build import build as build_codec
 from weft.ids import PeerId, RunId
 from weft.model.config import ModelConfig, num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
 from weft.peer.company import NOBODY, Pace
 from weft.peer.config import RunConfig
-from weft.peer.device import Device, choose, decoder, encoding, needed_nbytes
+from weft.peer.device import Device, choose, decoder, needed_nbytes
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
 from weft.sync.method import Method
@@ -98,7 +99,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         ConfigError: the settings name a device that is not there.
     """
     num, choices, device = num_parameters(run.model), run.method, choose(settings)
-    codec, reply = encoding(choices.codec), encoding(choices.reply_codec or choices.codec)
+    codec, reply = build_codec(choices.codec), build_codec(choices.reply_codec or choices.codec)
     num_peers = max(1, pace.num_members or len(ticket.contacts)) + 1
     traffic = cost.reduce_traffic(num, cost.part_size(num, num_peers), num_peers, codec, reply)
     flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
@@ -110,7 +111,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
     num_vectors = 1 + len(Method(choices, run.train.optimizer).init(0))  # of the state: parameters, outer optimizer
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
-    fetch_nbytes = sum(info.nbytes for info in home.shards.missing(run.data)) + num_vectors * cost.FP32.nbytes(num)
+    fetch_nbytes = sum(info.nbytes for info in home.shards.missing(run.data)) + num_vectors * cost.vector_nbytes(num)
     return Terms(
         genesis=ticket.run,
         run=run,

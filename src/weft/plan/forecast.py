@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from weft import cost
-from weft.peer.device import decoder, encoding
+from weft.codec.build import build as build_codec
+from weft.peer.device import decoder
 from weft.peer.sponsor import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
@@ -239,7 +240,7 @@ def _group_size(question: Question) -> int:
 
 def _encodings(question: Question) -> tuple[cost.Encoding, cost.Encoding]:
     choices = question.choices
-    return encoding(choices.codec), encoding(choices.reply_codec or choices.codec)
+    return build_codec(choices.codec), build_codec(choices.reply_codec or choices.codec)
 
 
 def _traffic(load: Load, num_peers: int, round_s: float) -> cost.Traffic:
@@ -300,7 +301,7 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
     if not machines.is_gpu:
         return 0, memory.peak_nbytes + grouped
     moments = memory.inner_optimizer if choices.send == "delta" else 0
-    on_device = memory.local + memory.gradient + moments + max(memory.activations, cost.FP32.nbytes(num))
+    on_device = memory.local + memory.gradient + moments + max(memory.activations, cost.vector_nbytes(num))
     return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments + grouped
 
 

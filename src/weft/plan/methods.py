@@ -10,7 +10,7 @@ It does not know how a method trains, only what was published of it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
+from weft.codec import Bf16Config, CodecConfig, RandomKConfig, TopKConfig
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.loss import MIN_ROUNDS
 from weft.plan.question import Question
@@ -59,14 +59,10 @@ def name_of(choices: Choices) -> str:
 
 
 def codec_name(codec: CodecConfig | None) -> str:
-    match codec:
-        case Fp32Config():
-            return "fp32"
-        case Bf16Config():
-            return "bf16"
-        case Int8Config():
-            return "int8"
-    return ""
+    if codec is None:
+        return ""
+    kind = str(type(codec).__struct_config__.tag)
+    return f"{kind} {codec.kept} {codec.values}" if isinstance(codec, TopKConfig | RandomKConfig) else kind
 
 
 def _table(num_peers: int) -> Iterator[Choices]:

@@ -20,7 +20,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec import bounds
-from weft.codec.codec import build as build_codec
+from weft.codec.build import build as build_codec
 from weft.sync import outer as optimizers
 from weft.sync.choices import AdamWConfig, Choices, InnerConfig
 from weft.sync.outer import State, StepContext

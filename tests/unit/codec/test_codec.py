@@ -2,9 +2,9 @@ import msgspec
 import pytest
 
 from weft.codec import CodecConfig
-from weft.codec.codec import build
+from weft.codec.blocks import Blocks
+from weft.codec.build import build
 from weft.codec.dense import Bf16, Fp32
-from weft.codec.quantize import Int8
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
 
@@ -18,8 +18,8 @@ class Holder(Config, frozen=True, kw_only=True):
     [
         ({"type": "fp32"}, Fp32, 40_000),
         ({"type": "bf16"}, Bf16, 20_000),
-        ({"type": "int8"}, Int8, 10_000 + 4 * 40),
-        ({"type": "int8", "block": 4096}, Int8, 10_000 + 4 * 3),
+        ({"type": "int8"}, Blocks, 10_000 + 4 * 40),
+        ({"type": "int8", "block": 4096}, Blocks, 10_000 + 4 * 3),
     ],
 )
 def test_build_makes_the_codec_a_run_file_names(tree: dict[str, object], kind: type, nbytes: int) -> None:

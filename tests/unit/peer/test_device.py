@@ -9,7 +9,7 @@ import torch
 from unit.peer.tiny import MODEL, run_config
 from weft import cost
 from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
-from weft.codec.codec import build
+from weft.codec.build import build
 from weft.cost import int8
 from weft.errors import ConfigError, TooLarge
 from weft.model import named, num_parameters

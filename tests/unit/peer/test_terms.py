@@ -90,7 +90,7 @@ def test_what_is_multiplied_is_small_however_large_the_model(monkeypatch: pytest
 def test_bytes_a_day_follow_from_bytes_a_round_and_its_time(tmp_path: Path) -> None:
     found = made(tmp_path)
     num, run = num_parameters(MODEL), run_config()
-    traffic = cost.reduce_traffic(num, cost.part_size(num, 4), 4, cost.FP32, cost.FP32)
+    traffic = cost.reduce_traffic(num, cost.part_size(num, 4), 4, Fp32(), Fp32())
     assert (found.num_peers, found.round_nbytes) == (4, traffic.sent_nbytes + traffic.received_nbytes)
     flops = cost.flops_per_token(terms.decoder(run.model), run.train.seq_len)
     work_s = run.method.every * run.tokens_per_step * flops / found.flops_per_s

@@ -13,7 +13,7 @@ from charters import charter
 from model.world import contribution as bare
 from model.world import first_base
 from weft.codec import Fp32Config
-from weft.codec.codec import build
+from weft.codec.build import build
 from weft.data.assign import leases
 from weft.errors import PayloadError, WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, Tokens

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from charters import charter
 from weft.codec import Fp32Config
-from weft.codec.codec import build
+from weft.codec.build import build
 from weft.ids import BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import genesis, open_branch
 from weft.sync.groups import counted

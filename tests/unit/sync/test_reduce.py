@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.codec.blocks import Blocks
 from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
@@ -103,7 +104,7 @@ def test_largest_values_do_not_overflow() -> None:
 
 # --- parts, merged by their owners ---
 
-CODECS: list[Codec] = [Fp32(), Bf16(), Int8(256)]
+CODECS: list[Codec] = [Fp32(), Bf16(), Blocks(Int8(), 256)]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
@@ -129,7 +130,7 @@ def test_owners_of_parts_compute_the_mean_of_what_was_decoded(codec: Codec, repl
 
 
 def test_result_does_not_depend_on_how_many_parts_there_are() -> None:
-    num, codec = 7 * ALIGNMENT + 5, Int8(256)
+    num, codec = 7 * ALIGNMENT + 5, Blocks(Int8(), 256)
     whole = []
     for uplinks in ([1], [1, 1, 1], [9, 1]):
         parts = cut(num, uplinks)

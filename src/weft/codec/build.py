@@ -1,0 +1,73 @@
+"""From a codec's config to the codec."""
+
+from typing import assert_never
+
+from weft.codec.blocks import Blocks
+from weft.codec.codec import Codec
+from weft.codec.config import (
+    MAX_BLOCK,
+    Bf16Config,
+    CodecConfig,
+    E3m0Config,
+    Fp8Config,
+    Fp32Config,
+    Int4Config,
+    Int8Config,
+    RandomKConfig,
+    SignConfig,
+    TopKConfig,
+    Values,
+)
+from weft.codec.dense import Bf16, Fp32
+from weft.codec.minifloat import E3m0, Fp8
+from weft.codec.quantize import Int4, Int8
+from weft.codec.sign import Sign
+from weft.codec.sparse import RandomK, TopK
+
+
+def build(config: CodecConfig, round: int = 0) -> Codec:
+    """Return the codec that `config` describes.
+
+    Args:
+        round: in which it is used: what is drawn at random is drawn anew in each.
+    """
+    match config:
+        case Fp32Config():
+            return Fp32()
+        case Bf16Config():
+            return Bf16()
+        case Fp8Config(block=block):
+            return _values("fp8", block)
+        case Int8Config(block=block):
+            return _values("int8", block)
+        case Int4Config(block=block):
+            return _values("int4", block)
+        case E3m0Config(block=block):
+            return _values("e3m0", block)
+        case SignConfig(block=block):
+            return _values("sign", block)
+        case TopKConfig():
+            return TopK(MAX_BLOCK, config.kept, _values(config.values, config.kept))
+        case RandomKConfig(kept=kept, largest=largest):
+            values = _values(config.values, largest or kept)
+            return RandomK(MAX_BLOCK, kept, round, TopK(kept, largest, values) if largest else values)
+    assert_never(config)
+
+
+def _values(name: Values, block: int) -> Codec:
+    match name:
+        case "fp32":
+            return Fp32()
+        case "bf16":
+            return Bf16()
+        case "fp8":
+            return Blocks(Fp8(), block)
+        case "int8":
+            return Blocks(Int8(), block)
+        case "int4":
+            return Blocks(Int4(), block)
+        case "e3m0":
+            return Blocks(E3m0(), block)
+        case "sign":
+            return Blocks(Sign(), block)
+    assert_never(name)
