@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from weft import wire
-from weft.codec import Int8Config
+from weft.codec import E3m0Config, Fp8Config, Int4Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.blocks import Blocks
+from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
@@ -362,6 +363,34 @@ def codec_int8() -> Vector:
     return encoded(Blocks(Int8(), 32), numbers)
 
 
+def ramp() -> list[float]:
+    return [*(0.05 * place for place in range(-16, 16)), 1.0, -1 / 3]
+
+
+def codec_fp8() -> Vector:
+    return encoded(build(Fp8Config(block=32)), ramp())
+
+
+def codec_int4() -> Vector:
+    return encoded(build(Int4Config(block=32)), ramp())
+
+
+def codec_e3m0() -> Vector:
+    return encoded(build(E3m0Config(block=32)), ramp())
+
+
+def codec_sign() -> Vector:
+    return encoded(build(SignConfig(block=32)), ramp())
+
+
+def codec_top_k() -> Vector:
+    return encoded(build(TopKConfig(kept=1024)), [*ramp()[:9], -0.8])
+
+
+def codec_random_k() -> Vector:
+    return encoded(build(RandomKConfig(kept=1024, values="bf16"), round=7), ramp()[:10])
+
+
 def encoded(chosen: Codec, numbers: list[float]) -> Vector:
     vector = torch.tensor(numbers, dtype=torch.float32)
     data = bytes(chosen.encode(vector))
@@ -391,4 +420,10 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "codec-fp32": codec_fp32,
     "codec-bf16": codec_bf16,
     "codec-int8": codec_int8,
+    "codec-fp8": codec_fp8,
+    "codec-int4": codec_int4,
+    "codec-e3m0": codec_e3m0,
+    "codec-sign": codec_sign,
+    "codec-top-k": codec_top_k,
+    "codec-random-k": codec_random_k,
 }
