@@ -43,7 +43,7 @@ from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import Charter, Settings
 from weft.sync.choices import AdamWConfig, Choices, SgdConfig
 from weft.sync.messages import Manifest
-from weft.sync.method import Method
+from weft.sync.method import Method, codec_in, reply_codec_in
 from weft.sync.reduce import decode_parts, encode_parts, named
 from weft.sync.schedule import ConstantConfig
 
@@ -128,13 +128,14 @@ class Member:
         """Put into `out` the mean of all members' vectors; return what the round counted."""
         assert self._rounds is not None
         rounds, ranges = self._rounds, self._rounds.ranges
-        payload = await self._compute.serve(lambda: tuple(map(named, encode_parts(self._method.codec, vector, ranges))))
+        codec = codec_in(self._method.choices, 0)
+        payload = await self._compute.serve(lambda: tuple(map(named, encode_parts(codec, vector, ranges))))
         rounds.announce(Tokens(1), payload)
         decided = await rounds.decided.get()
         if decided is None or self._failure is not None:
             raise RuntimeError(f"a round was lost: {self._failure}")
         results = await rounds.parts.results(decided.manifest)
-        await self._compute.serve(lambda: decode_parts(self._method.reply_codec, results, ranges, out))
+        await self._compute.serve(lambda: decode_parts(reply_codec_in(self._method.choices, 0), results, ranges, out))
         return decided.manifest
 
     def traffic(self) -> tuple[int, int]:

@@ -19,15 +19,17 @@ from weft.clock import SystemClock
 from weft.config import from_tree, load_tree, replace_field
 from weft.data.assign import leases
 from weft.data.batch import Batches
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, Round
 from weft.model.flat import layout
 from weft.peer.config import RunConfig, RunFile
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
+from weft.peer.replies import Replies
 from weft.peer.seal import initial, seal
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer
-from weft.sync.method import Method
+from weft.sync import feedback
+from weft.sync.method import Method, codec_in, coding_in, reply_codec_in
 from weft.sync.outer import State, StepContext
 from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
 from weft.sync.schedule import lr
@@ -108,12 +110,15 @@ class _Swarm:
         self._quotas = {PeerId(f"{peer:064x}"): run.quota for peer in range(num_peers)}
         self._cursor = 0
         self._merged = torch.empty_like(outer)
+        self._errors: dict[Trainer, Tensor] = {}
+        self._replies = [Replies(outer.numel()) for _ in range(num_peers)]
 
     def round(self, number: int, tokens: int) -> tuple[int, float]:
         """Train, average and step; return the tokens trained on and their mean loss."""
         granted, self._cursor = leases(self._cursor, self._quotas)
         parts = cut(self.outer.numel(), [1] * len(self.trainers))
-        mergers = [Merger(len(part), self.method.codec, self.method.reply_codec) for part in parts]
+        choices = self.method.choices
+        mergers = [Merger(len(part), coding_in(choices, number)) for part in parts]
         done, losses = 0, 0.0
         for trainer, lease in zip(self.trainers, granted, strict=True):
             if self.run.method.send == "gradient":
@@ -121,13 +126,22 @@ class _Swarm:
             else:
                 work = trainer.train(lease.positions(), tokens, len(self.trainers))
                 trained = trainer.local()
-            payload = encode_parts(self.method.codec, self.method.contribution(self.outer, trained), parts)
+            vector, codec = self.method.contribution(self.outer, trained), codec_in(choices, number)
+            if choices.feedback is None:
+                payload = encode_parts(codec, vector, parts)
+            else:
+                kept = self._errors.get(trainer)
+                payload, self._errors[trainer] = feedback.encode(codec, vector, parts, kept, choices.feedback)
             for merger, encoded in zip(mergers, payload, strict=True):
                 merger.add(work.num_tokens, encoded)
             done += work.num_tokens
             losses += work.mean_loss * work.num_tokens
-        results = [merger.result().encoded for merger in mergers]
-        decode_parts(self.method.reply_codec, results, parts, self._merged)
+        results = []
+        for reply, merger, part in zip(self._replies, mergers, parts, strict=True):
+            merged = reply.encode(merger.merged(), part, Round(number), choices)
+            reply.settle(Round(number), [merged.digest])
+            results.append(merged.encoded)
+        decode_parts(reply_codec_in(choices, number), results, parts, self._merged)
         self.method.apply(self.outer, self.state, self._merged, self._context(number, tokens + done))
         for trainer in self.trainers:
             trainer.set_local(self.outer)

@@ -144,7 +144,7 @@ def codec_row(name: str, config: CodecConfig, folder: Path) -> Sequence[object]:
     result, journal = named(encoded[0]), Journal(folder)
 
     def merge() -> None:
-        merger = Merger(len(parts[0]), codec, codec)
+        merger = Merger(len(parts[0]), Coding(codec, codec))
         for _ in range(PEERS):
             merger.add(1000, encoded[0])
         merger.result()

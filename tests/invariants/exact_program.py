@@ -37,9 +37,10 @@ from weft.sync.choices import (
     SgdConfig,
     spell_out,
 )
-from weft.sync.method import Method
+from weft.sync.mean import merge
+from weft.sync.method import Method, codec_in, coding_in, reply_codec_in
 from weft.sync.outer import StepContext, norm
-from weft.sync.reduce import Merger, cut, decode_parts, encode_parts, merge
+from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
 from weft.sync.schedule import CosineConfig, WsdConfig, lr
 from weft.wire import digest
 
@@ -93,14 +94,14 @@ def rounds(config: MethodConfig, device: str) -> str:
         payloads = []
         for peer in range(3):
             local = (numbers("local", t, peer) * 2.0**-10).to(device)
-            payloads.append(encode_parts(method.codec, method.contribution(outer, local).cpu(), parts))
+            payloads.append(encode_parts(codec_in(method.choices, t), method.contribution(outer, local).cpu(), parts))
         results = []
         for i, part in enumerate(parts):
-            merger = Merger(len(part), method.codec, method.reply_codec)
+            merger = Merger(len(part), coding_in(method.choices, t))
             for tokens, payload in zip(TOKENS, payloads, strict=True):
                 merger.add(tokens, payload[i])
             results.append(merger.result().encoded)
-        merged = decode_parts(method.reply_codec, results, parts).to(device)
+        merged = decode_parts(reply_codec_in(method.choices, t), results, parts).to(device)
         rate = lr(schedule, t * sum(TOKENS))
         method.apply(outer, state, merged, StepContext(number=t, lr=rate, num_decayed=NUM // 2, max_norm=1e6))
     return of(torch.cat([outer, *state.values()]))

@@ -50,7 +50,7 @@ from weft.sync.messages import (
     Stake,
     next_base,
 )
-from weft.sync.reduce import Merger, cut
+from weft.sync.reduce import Coding, Merger, cut
 from weft.sync.rules import Durable, leader
 from weft.sync.schedule import ConstantConfig
 
@@ -194,7 +194,7 @@ def contribution(peer: Identity, tokens: int) -> Contribution:
 
 
 def result_of(part: int) -> Digest:
-    merger = Merger(len(PARTS[part]), Blocks(Int8(), 256), Blocks(Int8(), 256))
+    merger = Merger(len(PARTS[part]), Coding(Blocks(Int8(), 256), Blocks(Int8(), 256)))
     for peer, weight in sorted(((A, 32), (B, 16)), key=lambda pair: pair[0].peer):
         merger.add(weight, payload(peer, part))
     return merger.result().digest

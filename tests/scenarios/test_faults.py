@@ -159,8 +159,8 @@ def test_a_payload_that_is_not_finite_is_refused_and_the_round_goes_on(make_swar
         await swarm.round(a, 2)
         honest = b.peer._carry.encode
 
-        def lie(ranges: tuple[range, ...]) -> tuple[EncodedPart, ...]:
-            honest(ranges)
+        def lie(ranges: tuple[range, ...], round: int) -> tuple[EncodedPart, ...]:
+            honest(ranges, round)
             return tuple(named(np.full(len(part), np.nan, "<f4").tobytes()) for part in ranges)
 
         b.peer._carry.encode = lie  # type: ignore[method-assign]

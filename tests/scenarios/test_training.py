@@ -15,7 +15,8 @@ from weft.peer.seal import initial
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer
 from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SgdConfig
-from weft.sync.reduce import cut, merge
+from weft.sync.mean import merge
+from weft.sync.reduce import cut
 from weft.sync.schedule import CosineConfig
 
 MakeSwarm = Callable[..., Swarm]

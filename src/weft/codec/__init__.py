@@ -4,6 +4,7 @@
 """
 
 from weft.codec.config import (
+    LOSSY,
     MAX_BLOCK,
     Bf16Config,
     CodecConfig,
@@ -19,6 +20,7 @@ from weft.codec.config import (
 )
 
 __all__ = [
+    "LOSSY",
     "MAX_BLOCK",
     "Bf16Config",
     "CodecConfig",

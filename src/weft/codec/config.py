@@ -77,6 +77,8 @@ class RandomKConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ra
             raise ConfigError(f"codec random_k: largest: {self.largest} is not from 1 to the {self.kept} kept.")
 
 
+LOSSY = (SignConfig, TopKConfig, RandomKConfig)  # what they leave out has to be kept for later
+
 CodecConfig = (
     Fp32Config | Bf16Config | Fp8Config | Int8Config | Int4Config | E3m0Config | SignConfig | TopKConfig | RandomKConfig
 )

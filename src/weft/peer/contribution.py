@@ -22,16 +22,20 @@ It does not know rounds' outcomes: it is told whether a commit counted what it l
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from jaxtyping import Float32
 from torch import Tensor
 
+from weft.codec import RandomKConfig
 from weft.errors import CheckpointError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Tokens
 from weft.peer.absence import Fate
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer, Work
+from weft.sync import feedback
+from weft.sync.method import codec_in
 from weft.sync.reduce import EncodedPart, encode_parts, named
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
@@ -45,6 +49,16 @@ def dropped(num_tokens: int, why: str) -> Notice:
     return Notice(text=f"{num_tokens} tokens of work are dropped: {why}")
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """A payload, and what its codec leaves once it is counted; None: nothing is kept of that."""
+
+    parts: tuple[range, ...]
+    drawn_in: int
+    payload: tuple[EncodedPart, ...]
+    left: Float32[Tensor, " num"] | None
+
+
 class Carry:
     def __init__(self, trainer: Trainer, replica: Replica) -> None:
         self._trainer = trainer
@@ -53,7 +67,8 @@ class Carry:
         self._gradient_tokens = 0
         self._num_missed = 0
         self._num_travelling = 0  # rounds in which the payload was on its way
-        self._encoded: tuple[tuple[range, ...], tuple[EncodedPart, ...]] | None = None  # of what is carried
+        self._encoded: _Encoded | None = None  # of what is carried
+        self._error: Float32[Tensor, " num"] | None = None  # what codecs left of all that was counted
         self.tokens = Tokens(0)  # trained and not counted
         self.ahead = Tokens(0)  # of those, beyond all leases
         self._mark: Float32[Tensor, " num"] | None = None  # where the leased work ends; None: nothing is beyond it
@@ -120,19 +135,25 @@ class Carry:
         self.tokens = Tokens(self._gradient_tokens)
         self._encoded = None
 
-    def encode(self, parts: tuple[range, ...]) -> tuple[EncodedPart, ...]:
-        """Return the payload, part by part. Nothing changes: what it holds stays here until it is counted.
+    def encode(self, parts: tuple[range, ...], round: int) -> tuple[EncodedPart, ...]:
+        """Return the payload for a round, part by part. Nothing changes: what it holds stays here until it is counted.
 
         It may share the memory of a vector that nobody writes to any more.
 
         Raises:
             NotFinite: what was trained holds NaN or infinity.
         """
-        if self._encoded is None or self._encoded[0] != parts:
-            method, trained = self._replica.method, self._leased() if self._gradient is None else self._gradient
-            vector = method.contribution(self._replica.outer, trained)
-            self._encoded = parts, tuple(map(named, encode_parts(method.codec, vector, parts)))
-        return self._encoded[1]
+        method, choices = self._replica.method, self._replica.method.choices
+        drawn_in = round if isinstance(choices.codec, RandomKConfig) else 0  # other bytes in another round
+        if self._encoded is None or (self._encoded.parts, self._encoded.drawn_in) != (parts, drawn_in):
+            trained = self._leased() if self._gradient is None else self._gradient
+            vector, codec, left = method.contribution(self._replica.outer, trained), codec_in(choices, round), None
+            if choices.feedback is None:
+                encoded = encode_parts(codec, vector, parts)
+            else:
+                encoded, left = feedback.encode(codec, vector, parts, self._error, choices.feedback)
+            self._encoded = _Encoded(parts, drawn_in, tuple(map(named, encoded)), left)
+        return self._encoded.payload
 
     def settle(self, apply: Callable[[], None], is_counted: bool, fate: Fate = "late") -> None:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
@@ -144,7 +165,9 @@ class Carry:
         """
         self._num_travelling = self._num_travelling + 1 if fate == "travelling" else 0
         if is_counted and self.offered is None:
-            self.ahead, self._mark = Tokens(0), None
+            self.ahead, self._mark, self._error = Tokens(0), None, None
+        elif is_counted and self._encoded is not None:
+            self._error = self._encoded.left
         self.offered = None
         self.num_done = 0
         self._num_missed += self.due > 0 and (self.sends_gradient or fate != "lost")
@@ -181,9 +204,10 @@ class Carry:
     def vectors(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold; views, not copies."""
         if not self.sends_gradient:
-            local = {"local": self._trainer.local()}
-            return local if self._mark is None else {**local, "mark": self._mark}
-        return {} if self._gradient is None else {"gradient": self._gradient}
+            vectors = {"local": self._trainer.local(), "mark": self._mark, "error": self._error}
+        else:
+            vectors = {"gradient": self._gradient, "error": self._error}
+        return {name: vector for name, vector in vectors.items() if vector is not None}
 
     def counters(self) -> dict[str, int]:
         counters = {"uncounted_tokens": self.tokens, "num_done": self.num_done, "num_missed": self._num_missed}
@@ -205,7 +229,7 @@ class Carry:
         if self.ahead and self._mark is None:
             raise CheckpointError("the saved state has no mark. Resume from another checkpoint.")
         self.is_restored = self.tokens > 0
-        self._encoded = None
+        self._encoded, self._error = None, vectors.pop("error", None)
         self._gradient = vectors.pop("gradient", None)
         self._gradient_tokens = 0 if self._gradient is None else self.tokens
         self._trainer.set_local(vectors.pop("local", self._replica.outer))

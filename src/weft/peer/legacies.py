@@ -43,7 +43,7 @@ from weft.sync.charter import Charter
 from weft.sync.legacy import history
 from weft.sync.lineage import Legacy, Parting, parting
 from weft.sync.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
-from weft.sync.method import OUTER
+from weft.sync.method import OUTER, legacy_codec_in
 from weft.sync.reduce import EncodedPart, encode_parts, named
 from weft.wire import Record, decode, digest_of, encode
 
@@ -207,7 +207,8 @@ class Legacies:
             return None
 
         def encoded() -> tuple[EncodedPart, ...]:
-            return tuple(map(named, encode_parts(self._replica.method.codec, self._read(kept.vectors), parts)))
+            codec = legacy_codec_in(self._replica.method.choices, base.round)
+            return tuple(map(named, encode_parts(codec, self._read(kept.vectors), parts)))
 
         try:
             return Brought(kept, await self._place.compute.serve(encoded))

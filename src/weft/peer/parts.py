@@ -20,7 +20,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.events import Notice, PayloadRejected
@@ -31,9 +30,12 @@ from weft.peer.chain import Chain
 from weft.peer.place import Place
 from weft.peer.pool import Pool
 from weft.peer.rates import Rates
+from weft.peer.replies import Replies
+from weft.sync.choices import Choices
 from weft.sync.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Base, Certificate, Collect, Contribution, Manifest
+from weft.sync.method import codec_in, coding_in, reply_codec_in
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
 from weft.sync.uplinks import parts_of
 from weft.sync.weights import awaited_weight, weight_of
@@ -81,6 +83,7 @@ class Parts:
         self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
         self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
+        self._replies = Replies(num)
         self._pool = Pool(POOL_VECTORS * 4 * num)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
@@ -124,26 +127,26 @@ class Parts:
 
     def group_mean(self, base: Base) -> GroupMean:
         """Return an empty mean of payloads of a round."""
-        return GroupMean(self._codec(base.round), self.cut(base.uplinks))
+        return GroupMean(self._codec(base.round), self.cut(base.uplinks), self._choices(base.round).merge)
 
     def forget(self, wanted: Digest) -> None:
         """Drop what `gather` fetched."""
         self._gathered.pop(wanted, None)
 
-    async def merge(self, plan: Collect, part: int, num: int, round: Round) -> MergeDone | MergeFailed:
+    async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
         """Collect the contributions to a part, merge them in ascending peer order, legacies last, and serve the result.
 
         Args:
-            num: elements of the part.
+            here: the elements of the part.
         """
+        num, choices = len(here), self._choices(round)
         awaited = awaited_weight(self._chain.charter_in(round), plan.awaited, self._chain.head.leases)
         self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
         fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
         if not any(each.tokens for each in plan.contributions):  # no mean; no honest leader plans this
             return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
         has_legacies = any(each.legacy is not None for each in plan.contributions)
-        coding = self._codec(round), self._reply_codec(round)
-        merger = Merger(num, *coding, awaited, self._pool.empty, has_legacies)
+        merger = Merger(num, coding_in(choices, round), awaited, self._pool.empty, has_legacies)
         missing = []
         inorder = sorted(zip(plan.contributions, fetched, strict=True), key=lambda each: each[0].legacy is not None)
         for each, data in inorder:  # legacies last: they are measured against the others
@@ -151,7 +154,9 @@ class Parts:
                 missing.append(each.peer)
         if missing:
             return MergeFailed(plan=plan, part=part, missing=tuple(missing))
-        merged: EncodedPart = await self._compute.serve(merger.result)
+        merged: EncodedPart = await self._compute.serve(
+            lambda: self._replies.encode(merger.merged(), here, round, choices)
+        )
         await self._keep(round, merged.digest, merged.encoded)
         return MergeDone(plan=plan, part=part, result=merged.digest)
 
@@ -218,12 +223,14 @@ class Parts:
             return False
         return True
 
+    def _choices(self, round: Round) -> Choices:
+        return self._chain.charter_in(round).settings.method
+
     def _codec(self, round: Round) -> Codec:
-        return build(self._chain.charter_in(round).settings.method.codec)
+        return codec_in(self._choices(round), round)
 
     def _reply_codec(self, round: Round) -> Codec:
-        method = self._chain.charter_in(round).settings.method
-        return build(method.reply_codec or method.codec)
+        return reply_codec_in(self._choices(round), round)
 
     def _check(self, codec: Codec, result: Buffer, num: int) -> None:
         decode_parts(codec, [result], [range(num)], self._pool.empty(num))
@@ -238,7 +245,8 @@ class Parts:
         asked = (round, peer, wanted)
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
         try:
-            codec = self._codec(round)
+            coding = coding_in(self._choices(round), round)
+            codec = coding.codec if contribution.legacy is None else coding.legacy
             data = await self._fetch(peer, wanted, codec.nbytes(num), self._limit_s(codec) - waited_s)
         except DeadlineExceeded as error:
             self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
@@ -292,6 +300,8 @@ class Parts:
 
     async def note(self, certificate: Certificate) -> None:
         """Keep what was decided."""
+        manifest = certificate.manifest
+        self._replies.settle(manifest.round, [part.result for part in manifest.parts])
         await self._compute.serve(lambda: self._journal.decide(certificate))
 
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:

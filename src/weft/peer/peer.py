@@ -276,7 +276,11 @@ class Peer:
         brought = await self._legacies.to_bring(rounds.chain.base, ranges) if rounds.is_member else None
         if brought is None and not self._carry.due:
             return
-        payload = brought.payload if brought else await self.place.compute.serve(lambda: self._carry.encode(ranges))
+        payload = (
+            brought.payload
+            if brought
+            else await self.place.compute.serve(lambda: self._carry.encode(ranges, head.round + 1))
+        )
         if rounds.chain.head == head == self._replica.head:
             if brought is None:
                 self._groups.offer(turn, payload)

@@ -17,7 +17,7 @@ from weft.peer.config import RunConfig
 from weft.sync.charter import Charter
 from weft.sync.legacy import charter_after
 from weft.sync.messages import Manifest, next_base
-from weft.sync.method import OUTER, Method
+from weft.sync.method import OUTER, Method, reply_codec_in
 from weft.sync.outer import State as OuterState
 from weft.sync.outer import StepContext
 from weft.sync.reduce import decode_parts
@@ -49,7 +49,7 @@ class Replica:
         """
         if manifest.contributions:
             parts = parts_of(manifest, self.outer.numel())
-            decode_parts(self.method.reply_codec, results, parts, self._merged)
+            decode_parts(reply_codec_in(self.method.choices, manifest.round), results, parts, self._merged)
             self.method.apply(self.outer, self.state, self._merged, self._context(manifest))
         if self.head is not None:
             after = charter_after(next_base(self.head, self.charter), manifest)
@@ -60,7 +60,7 @@ class Replica:
     @property
     def result_nbytes(self) -> int:
         """Return what all results of one round take: what a newcomer fetches for each that it replays."""
-        return self.method.reply_codec.nbytes(self.outer.numel())
+        return reply_codec_in(self.method.choices, 0).nbytes(self.outer.numel())
 
     def vectors(self) -> dict[str, Tensor]:
         """Return every replicated vector by name; views, not copies."""

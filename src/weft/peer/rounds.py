@@ -415,7 +415,7 @@ class Rounds:
         self._expire("progress", self._member.attempt)
 
     async def _merge(self, plan: Collect, part: int, here: range) -> None:
-        self._feed(await self.parts.merge(plan, part, len(here), self.chain.base.round))
+        self._feed(await self.parts.merge(plan, part, here, self.chain.base.round))
 
     async def _fetch(self, plan: Collect, part: int, result: Digest, here: range) -> None:
         wanted = Wanted(part, result, len(here), self.chain.base.round)

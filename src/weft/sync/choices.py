@@ -7,7 +7,7 @@ from typing import Annotated, Literal, assert_never
 
 import msgspec
 
-from weft.codec import Bf16Config, CodecConfig, Int8Config
+from weft.codec import LOSSY, Bf16Config, CodecConfig, Int8Config, TopKConfig
 from weft.config import Config
 from weft.errors import ConfigError
 
@@ -47,6 +47,15 @@ class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inne
 
 ApplyConfig = SgdConfig | NesterovConfig | InnerConfig
 
+Rule = Literal["peers_mean", "senders_mean"]
+_Rule = Annotated[Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")]
+_Decay = Annotated[
+    float, msgspec.Meta(ge=0, le=1, description="what of a payload's error is added to the next; left out: nothing")
+]
+_ReplyDecay = Annotated[
+    float, msgspec.Meta(ge=0, le=1, description="the same of a merged part, by its owner; left out: nothing")
+]
+
 
 class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom"):
     """The five choices spelled out, and who is waited for."""
@@ -56,6 +65,9 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
     apply: ApplyConfig
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None  # of the merged parts; None: the same as `codec`
+    feedback: _Decay | None = None
+    reply_feedback: _ReplyDecay | None = None
+    merge: _Rule = "peers_mean"
     among: Literal["all"] = "all"
     wait: Literal["all"] = "all"  # for all members, until the deadline
 
@@ -70,6 +82,16 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
                 'method: apply: "inner" steps along gradients, a delta already holds inner steps; '
                 'set apply to "sgd" or "nesterov", or send = "gradient".'
             )
+        for name, codec, decay in (
+            ("feedback", self.codec, self.feedback),
+            ("reply_feedback", self.reply_codec or self.codec, self.reply_feedback),
+        ):
+            if isinstance(codec, LOSSY) and decay is None:
+                kind = codec.__struct_config__.tag
+                raise ConfigError(
+                    f"method: {name}: codec {kind!r} leaves most of a vector out, and without feedback it is lost; "
+                    f"set {name} = 0.95, or choose a dense codec."
+                )
 
 
 class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
@@ -97,7 +119,19 @@ class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dil
     reply_codec: CodecConfig | None = None
 
 
-MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | Choices
+class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sparseloco"):
+    """Every H steps, the largest elements of the members' deltas, with feedback; averaged over who sends an element."""
+
+    every: _Every = 30
+    lr: _Lr = 1.0
+    codec: CodecConfig = TopKConfig()
+    reply_codec: CodecConfig | None = None
+    feedback: _Decay = 0.95
+    reply_feedback: _ReplyDecay | None = 1.0
+    merge: _Rule = "senders_mean"
+
+
+MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | SparseLoCoConfig | Choices
 
 
 def spell_out(config: MethodConfig, num_peers: int) -> Choices:
@@ -125,6 +159,17 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
             )
             return Choices(
                 every=config.every, send="delta", apply=apply, codec=config.codec, reply_codec=config.reply_codec
+            )
+        case SparseLoCoConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=config.lr),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                feedback=config.feedback,
+                reply_feedback=config.reply_feedback,
+                merge=config.merge,
             )
     assert_never(config)
 

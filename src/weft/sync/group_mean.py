@@ -16,7 +16,10 @@ import torch
 from weft.codec import bounds
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
-from weft.sync.reduce import MAX_WEIGHT, EncodedPart, accumulate, decode_parts, divide, encode_parts, named
+from weft.sync import mean
+from weft.sync.choices import Rule
+from weft.sync.mean import MAX_WEIGHT
+from weft.sync.reduce import EncodedPart, decode_parts, encode_parts, named
 from weft.wire import Buffer
 
 
@@ -50,13 +53,12 @@ class GroupMean:
         parts: how the vector is cut in the round.
     """
 
-    def __init__(self, codec: Codec, parts: Sequence[range]) -> None:
+    def __init__(self, codec: Codec, parts: Sequence[range], rule: Rule = "peers_mean") -> None:
         self._codec = codec
         self._parts = tuple(parts)
         num = self._parts[-1].stop
         self._decoded = bounds.empty(num, torch.float32)
-        self._sum = bounds.empty(num, torch.float64)
-        self._is_begun = False
+        self._mean = mean.build(rule, num)
         self._weight = 0  # of all that was added
 
     def add(self, weight: int, payload: Sequence[Buffer]) -> None:
@@ -68,8 +70,7 @@ class GroupMean:
         if not 0 < weight <= MAX_WEIGHT - self._weight:
             raise PayloadError(f"a contribution of {weight} tokens: allowed are 1 to {MAX_WEIGHT - self._weight}")
         decode_parts(self._codec, payload, self._parts, self._decoded)
-        accumulate(self._sum, weight, self._decoded, is_first=not self._is_begun)
-        self._is_begun = True
+        self._mean.add(weight, self._decoded)
         self._weight += weight
 
     def result(self) -> tuple[EncodedPart, ...]:
@@ -80,5 +81,4 @@ class GroupMean:
         """
         if not self._weight:
             raise PayloadError("no contribution with tokens: there is nothing to merge")
-        divide(self._sum, self._weight, self._decoded)
-        return tuple(map(named, encode_parts(self._codec, self._decoded, self._parts)))
+        return tuple(map(named, encode_parts(self._codec, self._mean.result(), self._parts)))

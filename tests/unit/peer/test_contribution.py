@@ -75,7 +75,7 @@ def ahead_of(carry: Carry, trainer: Trainer, num_steps: int) -> None:
 
 
 def offered(carry: Carry, replica: Replica) -> torch.Tensor:
-    (payload,) = carry.encode((range(replica.outer.numel()),))
+    (payload,) = carry.encode((range(replica.outer.numel()),), 1)
     carry.offered = (payload.digest,)
     return torch.from_numpy(np.frombuffer(payload.encoded, "<f4").copy())
 
@@ -155,7 +155,7 @@ def test_a_gradient_is_carried_through_one_miss_and_averaged(tmp_path: Path) -> 
         gradients.append(gradient.clone())
         carry.add_gradient(gradient, work)
         carry.settle(lambda: None, is_counted=False) if len(gradients) == 1 else None
-    (payload,) = carry.encode((range(replica.outer.numel()),))
+    (payload,) = carry.encode((range(replica.outer.numel()),), 1)
     offered = torch.from_numpy(np.frombuffer(payload.encoded, "<f4").copy())
     assert torch.allclose(offered, (gradients[0] + gradients[1]) / 2, atol=1e-7)
     assert carry.tokens == 16 * tiny.SEQ_LEN
@@ -191,7 +191,7 @@ def test_a_carry_comes_back_from_a_checkpoint_whole(tmp_path: Path, method: tiny
         else:
             carry.load(*saved)
             assert carry.is_restored  # a round since may have counted it
-        payloads.append((carry.tokens, carry.num_done, carry.encode((range(replica.outer.numel()),))))
+        payloads.append((carry.tokens, carry.num_done, carry.encode((range(replica.outer.numel()),), 1)))
     assert payloads[0] == payloads[1]
 
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from unit.peer.tiny import FEDAVG, MODEL, SEQ_LEN, VOCAB, batches, run_config
 from weft.clock import VirtualClock
+from weft.codec.build import build as build_codec
 from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, NotFinite, OutOfMemory, TooLarge
 from weft.events import Event, FellBack, MicroBatchChanged, StepDone, WarmedUp
@@ -107,11 +108,11 @@ def test_one_fedavg_peer_trains_as_a_plain_loop(stage: Stage, tmp_path: Path, cl
     run = run_config(clip=clip, optimizer=AdamWConfig(weight_decay=weight_decay, eps=1e-6))
     trainer, emitted = stage(run)
     method, outer = Method(run.method, run.train.optimizer), initial_vector(run.model, run.seed)
-    state = method.init(outer.numel())
+    state, codec = method.init(outer.numel()), build_codec(run.method.codec)
     for number in range(1, 6):
         trainer.train(positions(run.quota, (number - 1) * run.quota), 0, 1)
         delta = method.contribution(outer, trainer.local())
-        merged = method.codec.decode(method.codec.encode(delta), delta.numel())
+        merged = codec.decode(codec.encode(delta), delta.numel())
         method.apply(outer, state, merged, StepContext(number=number))
         trainer.set_local(outer)
     plain = PlainLoop(run, tmp_path)

@@ -35,8 +35,9 @@ from weft.sync.groups import (
     tokens_of,
 )
 from weft.sync.machine import Received, State, Trained
+from weft.sync.mean import merge
 from weft.sync.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, next_base
-from weft.sync.reduce import Merger, cut, encode_parts, merge
+from weft.sync.reduce import Coding, Merger, cut, encode_parts
 from weft.sync.rules import is_successor, leader
 from weft.sync.shares import are_fair, shares
 from weft.wire import decode, digest, digest_of, encode
@@ -250,14 +251,14 @@ def test_two_levels_give_the_mean_of_all() -> None:
     tokens, all_vectors = [64, 32, 200, 64, 7, 64], vectors(6)
     weights = [min(each, 64) for each in tokens]
     groups = [range(3), range(3, 5), range(5, 6)]
-    top = [Merger(len(part), CODEC, CODEC, awaited=64) for part in PARTS]
+    top = [Merger(len(part), Coding(CODEC, CODEC), awaited=64) for part in PARTS]
     for members in groups:
         mean = GroupMean(CODEC, PARTS)
         for number in members:
             mean.add(weights[number], encode_parts(CODEC, all_vectors[number], PARTS))
         for merger, part in zip(top, mean.result(), strict=True):
             merger.add(sum(weights[number] for number in members), part.encoded)
-    flat = [Merger(len(part), CODEC, CODEC, awaited=64) for part in PARTS]
+    flat = [Merger(len(part), Coding(CODEC, CODEC), awaited=64) for part in PARTS]
     for number, vector in enumerate(all_vectors):
         for merger, encoded in zip(flat, encode_parts(CODEC, vector, PARTS), strict=True):
             merger.add(weights[number], encoded)

@@ -16,7 +16,7 @@ from weft.sync.groups import counted
 from weft.sync.legacy import charter_after, countable, enacted
 from weft.sync.lineage import Legacy, Stretch
 from weft.sync.messages import Base, Contribution, Manifest, counted_of, own_work
-from weft.sync.reduce import Merger
+from weft.sync.reduce import Coding, Merger
 
 RUN = RunId("1" * 64)
 PEERS = [PeerId(letter * 64) for letter in "abcdef"]
@@ -97,7 +97,7 @@ def test_a_legacy_moves_the_mean_no_further_than_the_median_of_the_others(scale:
     codec, generator = build(Fp32Config()), torch.Generator().manual_seed(1)
     vectors = [torch.randn(5000, generator=generator) * length for length in (1.0, 2.0, 5.0)]
     brought = torch.randn(5000, generator=generator) * scale
-    merger = Merger(5000, codec, codec, is_measuring=True)
+    merger = Merger(5000, Coding(codec, codec), is_measuring=True)
     for vector in vectors:
         merger.add(64, codec.encode(vector))
     merger.add_legacy(64, codec.encode(brought), num_rounds=7)
@@ -109,7 +109,7 @@ def test_a_legacy_moves_the_mean_no_further_than_the_median_of_the_others(scale:
 
 def test_alone_it_moves_as_far_as_the_mean_of_its_rounds() -> None:
     codec = build(Fp32Config())
-    merger = Merger(3, codec, codec, is_measuring=True)
+    merger = Merger(3, Coding(codec, codec), is_measuring=True)
     merger.add_legacy(64, codec.encode(torch.tensor([8.0, 0.0, 4.0])), num_rounds=4)
     assert np.frombuffer(merger.result().encoded, dtype=np.float32).tolist() == [2.0, 0.0, 1.0]
 

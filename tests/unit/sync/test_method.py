@@ -3,7 +3,6 @@ import pytest
 import torch
 
 from weft.codec import Bf16Config, Fp32Config, Int8Config
-from weft.codec.quantize import Int8
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
 from weft.sync.choices import (
@@ -19,9 +18,9 @@ from weft.sync.choices import (
     diloco_defaults,
     spell_out,
 )
-from weft.sync.method import Method
+from weft.sync.mean import merge
+from weft.sync.method import Method, coding_in
 from weft.sync.outer import StepContext, build
-from weft.sync.reduce import merge
 
 
 class Holder(Config, frozen=True, kw_only=True):
@@ -77,7 +76,9 @@ def test_a_custom_mix_is_taken_as_it_is() -> None:
         ({"type": "diloco", "lr": 0.0}, "lr"),
         ({"type": "fedavg", "lr": 1.0}, "has no field"),
         ({"type": "dilocoo"}, "dilocoo"),
-        ({"type": "ddp", "codec": {"type": "int4"}}, "int4"),
+        ({"type": "ddp", "codec": {"type": "int5"}}, "int5"),
+        ({"type": "diloco", "codec": {"type": "top_k"}}, "set feedback = 0.95"),
+        ({"type": "sparseloco", "reply_feedback": None}, "reply_feedback"),
     ],
 )
 def test_a_mix_that_cannot_work_is_refused(tree: dict[str, object], message: str) -> None:
@@ -95,7 +96,8 @@ def test_state_is_named_by_row() -> None:
 
 
 def test_reply_codec_is_the_codec_unless_named() -> None:
-    assert isinstance(Method(spell_out(DiLoCoConfig(), 2), AdamWConfig()).reply_codec, Int8)
+    coding = coding_in(spell_out(DiLoCoConfig(), 2), 1)
+    assert coding.reply.nbytes(1000) == coding.codec.nbytes(1000)
 
 
 def test_delta_is_outer_minus_local_and_gradient_is_itself() -> None:

@@ -12,7 +12,8 @@ from weft.codec.codec import Codec
 from weft.codec.dense import Bf16, Fp32
 from weft.codec.quantize import Int8
 from weft.errors import PayloadError
-from weft.sync.reduce import ALIGNMENT, MAX_WEIGHT, Merger, cut, decode_parts, encode_parts, merge
+from weft.sync.mean import MAX_WEIGHT, merge
+from weft.sync.reduce import ALIGNMENT, Coding, Merger, cut, decode_parts, encode_parts
 from weft.wire import digest
 
 
@@ -115,7 +116,7 @@ def test_owners_of_parts_compute_the_mean_of_what_was_decoded(codec: Codec, repl
     payloads = [encode_parts(codec, randn(num, seed), parts) for seed in range(3)]
     results = []
     for i, part in enumerate(parts):
-        merger = Merger(len(part), codec, reply)
+        merger = Merger(len(part), Coding(codec, reply))
         for weight, payload in zip(tokens, payloads, strict=True):
             merger.add(weight, payload[i])
         merged = merger.result()
@@ -136,7 +137,7 @@ def test_result_does_not_depend_on_how_many_parts_there_are() -> None:
         parts = cut(num, uplinks)
         results = []
         for part in parts:
-            merger = Merger(len(part), codec, codec)
+            merger = Merger(len(part), Coding(codec, codec))
             for seed in range(3):
                 merger.add(10 + seed, codec.encode(randn(num, seed)[part.start : part.stop]))
             results.append(merger.result().encoded)
@@ -158,7 +159,7 @@ def test_result_does_not_depend_on_how_many_parts_there_are() -> None:
 )
 def test_a_bad_contribution_is_refused_and_leaves_the_sum_alone(weight: int, payload: bytes) -> None:
     a, b = randn(100, 1), randn(100, 2)
-    merger = Merger(100, Fp32(), Fp32())
+    merger = Merger(100, Coding(Fp32(), Fp32()))
     merger.add(3, Fp32().encode(a))
     with pytest.raises(PayloadError):
         merger.add(weight, payload)
@@ -167,7 +168,7 @@ def test_a_bad_contribution_is_refused_and_leaves_the_sum_alone(weight: int, pay
 
 
 def test_without_a_token_there_is_no_mean() -> None:
-    merger = Merger(4, Fp32(), Fp32())
+    merger = Merger(4, Coding(Fp32(), Fp32()))
     merger.add(0, bytes(16))
     with pytest.raises(PayloadError, match="no contribution"):
         merger.result()
@@ -175,13 +176,13 @@ def test_without_a_token_there_is_no_mean() -> None:
 
 def test_what_is_late_shortens_the_mean_by_its_weight() -> None:
     delta = torch.linspace(-1, 1, 8)
-    merger = Merger(8, Fp32(), Fp32(), awaited=30)
+    merger = Merger(8, Coding(Fp32(), Fp32()), awaited=30)
     merger.add(10, Fp32().encode(delta))
     assert torch.equal(Fp32().decode(merger.result().encoded, 8), delta / 4)
 
 
 def test_what_is_late_alone_is_no_mean() -> None:
-    merger = Merger(4, Fp32(), Fp32(), awaited=30)
+    merger = Merger(4, Coding(Fp32(), Fp32()), awaited=30)
     merger.add(0, bytes(16))
     with pytest.raises(PayloadError, match="no contribution"):
         merger.result()

@@ -1,0 +1,59 @@
+"""The merged parts that this peer encodes, and what their encoding leaves: added when it owns those places again.
+
+    part i of a round: mean + beta e  --reply codec-->  result        committed: e = (mean + beta e) - result
+
+Who owns which part changes from round to round. What is left lies with whoever encoded it; where another owns those
+places next, it waits.
+
+Failure:
+- the round counts another result for the part, or is given up: nothing has changed.
+- the process ends: what was left is lost. No peer's work is counted by it.
+
+It does not know how parts are merged.
+"""
+
+from collections.abc import Iterable
+
+from jaxtyping import Float32
+from torch import Tensor, zeros
+
+from weft.codec import bounds
+from weft.ids import Digest, Round
+from weft.sync import feedback
+from weft.sync.choices import Choices
+from weft.sync.method import reply_codec_in
+from weft.sync.reduce import EncodedPart, named
+
+
+class Replies:
+    """Of one peer.
+
+    Args:
+        num: elements of the vector that is synchronised.
+    """
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._kept: Float32[Tensor, " num"] | None = None
+        self._left: dict[Digest, tuple[Round, range, Tensor]] = {}  # by result, until its round is decided
+
+    def encode(self, mean: Float32[Tensor, " part"], here: range, round: Round, choices: Choices) -> EncodedPart:
+        """Return a merged part, encoded; change nothing that a later round starts from."""
+        codec, decay = reply_codec_in(choices, round), choices.reply_feedback
+        if decay is None:
+            return named(codec.encode(mean))
+        kept = None if self._kept is None else self._kept[here.start : here.stop]
+        (encoded,), left = feedback.encode(codec, mean, [range(len(here))], kept, decay)
+        part = named(encoded)
+        self._left = {result: found for result, found in self._left.items() if found[0] == round}
+        self._left[part.digest] = (round, here, left)
+        return part
+
+    def settle(self, round: Round, results: Iterable[Digest]) -> None:
+        """Keep what was left of those results that a round has counted."""
+        for result in results:
+            encoded_in, here, left = self._left.pop(result, (None, range(0), bounds.empty(0)))
+            if encoded_in == round:
+                if self._kept is None:
+                    self._kept = zeros(self._num)
+                self._kept[here.start : here.stop] = left

@@ -1,0 +1,49 @@
+"""Error feedback: what a codec leaves of a vector is kept, and added to the next.
+
+    p = C(x + beta e)          e' = (x + beta e) - D(p)
+
+e is private. `encode` computes e' and changes nothing: it is installed once p is counted, and forgotten otherwise. So
+with beta = 1 all that was decoded, and e, sum up to all that was put in, through rounds that fail too.
+
+Seide et al., "1-bit stochastic gradient descent" (Interspeech 2014); Karimireddy et al., 1901.09847, algorithm 2; beta:
+SparseLoCo (Sarfi et al., 2508.15706, algorithm 1).
+
+It does not know who counts what.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.codec import bounds
+from weft.codec.codec import Codec
+from weft.sync.reduce import decode_parts, encode_parts
+from weft.wire import Buffer
+
+
+def encode(
+    codec: Codec,
+    vector: Float32[Tensor, " num"],
+    parts: Sequence[range],
+    kept: Float32[Tensor, " num"] | None,
+    decay: float,
+) -> tuple[tuple[Buffer, ...], Float32[Tensor, " num"]]:
+    """Return a payload, part by part, and what it leaves.
+
+    Args:
+        vector: on the CPU; only read.
+        kept: e; None: zero.
+        decay: beta.
+
+    Raises:
+        NotFinite: the vector holds NaN or infinity.
+    """
+    total = vector
+    if kept is not None and decay:
+        total = torch.mul(kept, decay, out=bounds.empty(vector.numel()))
+        total.add_(vector)
+    encoded = encode_parts(codec, total, parts)
+    left = decode_parts(codec, encoded, parts)
+    return encoded, torch.sub(total, left, out=left)
