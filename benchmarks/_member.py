@@ -42,8 +42,9 @@ from weft.peer.rounds import Rounds
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import Charter, Settings
 from weft.sync.choices import AdamWConfig, Choices, SgdConfig
+from weft.sync.coding import codec_in, reply_codec_in
 from weft.sync.messages import Manifest
-from weft.sync.method import Method, codec_in, reply_codec_in
+from weft.sync.method import Method
 from weft.sync.reduce import decode_parts, encode_parts, named
 from weft.sync.schedule import ConstantConfig
 

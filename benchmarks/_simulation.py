@@ -24,14 +24,15 @@ from weft.model.flat import layout
 from weft.peer.config import RunConfig, RunFile
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
-from weft.peer.replies import Replies
 from weft.peer.seal import initial, seal
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer
 from weft.sync import feedback
-from weft.sync.method import Method, codec_in, coding_in, reply_codec_in
+from weft.sync.coding import codec_in, coding_in, reply_codec_in
+from weft.sync.method import Method
 from weft.sync.outer import State, StepContext
 from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
+from weft.sync.replies import Replies
 from weft.sync.schedule import lr
 
 SETTINGS = PeerConfig(device="cpu", precision="fp32", threads=1)

@@ -37,8 +37,9 @@ from weft.sync.choices import (
     SgdConfig,
     spell_out,
 )
+from weft.sync.coding import codec_in, coding_in, reply_codec_in
 from weft.sync.mean import merge
-from weft.sync.method import Method, codec_in, coding_in, reply_codec_in
+from weft.sync.method import Method
 from weft.sync.outer import StepContext, norm
 from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
 from weft.sync.schedule import CosineConfig, WsdConfig, lr

@@ -108,8 +108,8 @@ class WatchedCarry(Carry):
         super().add_gradient(gradient, work)
         self.book.add(work.num_tokens)
 
-    def encode(self, parts: tuple[range, ...]) -> tuple[EncodedPart, ...]:
-        encoded = super().encode(parts)
+    def encode(self, parts: tuple[range, ...], round: int) -> tuple[EncodedPart, ...]:
+        encoded = super().encode(parts, round)
         self.book.offer(encoded, self.due)
         return encoded
 

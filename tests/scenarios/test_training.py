@@ -14,7 +14,15 @@ from weft.peer.machine import PeerConfig
 from weft.peer.seal import initial
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer
-from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SgdConfig
+from weft.sync.choices import (
+    Choices,
+    DdpConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    MethodConfig,
+    SgdConfig,
+    SparseLoCoConfig,
+)
 from weft.sync.mean import merge
 from weft.sync.reduce import cut
 from weft.sync.schedule import CosineConfig
@@ -24,6 +32,7 @@ METHODS: dict[str, MethodConfig] = {
     "ddp": DdpConfig(),
     "fedavg": FedAvgConfig(every=EVERY),
     "diloco": DiLoCoConfig(every=EVERY),
+    "sparseloco": SparseLoCoConfig(every=EVERY),
 }
 
 

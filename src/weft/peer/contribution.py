@@ -35,7 +35,7 @@ from weft.peer.absence import Fate
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer, Work
 from weft.sync import feedback
-from weft.sync.method import codec_in
+from weft.sync.coding import codec_in
 from weft.sync.reduce import EncodedPart, encode_parts, named
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow

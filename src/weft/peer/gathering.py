@@ -29,8 +29,9 @@ from weft.peer.place import Place
 from weft.peer.reach import Reach
 from weft.peer.timers import Timers
 from weft.sync.deadline import TELL_S
+from weft.sync.groups import contribution
 from weft.sync.machine import Lost
-from weft.sync.messages import Ready
+from weft.sync.messages import Contribution, Ready
 from weft.sync.rules import is_quorum, leader
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
@@ -123,7 +124,7 @@ class Gathering:
         self.has_said = self.is_waiting
         if self.has_said:
             say(ready)  # the machine would when the owners hold it: they begin to fetch now
-        self.hear(self._node.peer, ready.parts, take)
+        self.hear(self._node.peer, ready, take)
         self._repeating = self._tasks.spawn(self._repeat(ready, say))
 
     async def _repeat(self, ready: Ready, say: Callable[[Ready], None]) -> None:
@@ -136,24 +137,24 @@ class Gathering:
                 return
             say(ready)
 
-    def hear(self, peer: PeerId, parts: tuple[Digest, ...], take: Callable[[], None]) -> None:
+    def hear(self, peer: PeerId, ready: Ready, take: Callable[[], None]) -> None:
         """A member has announced its payload: fetch what is this peer's to merge, and `take` the announcement in time.
 
         Args:
-            parts: digests of the payload's parts.
+            ready: the announcement.
         """
         base = self._chain.base
         if peer in self._announced:  # said again: the leader may not have heard either what is here
             self._tell_soon()
             return
-        if len(parts) != base.num_parts:
+        if len(ready.parts) != base.num_parts:
             return
-        self._announced[peer] = parts
+        self._announced[peer] = ready.parts
         self._timers.note_ready()
         if self._quorum_at is None and is_quorum(base, self._announced):
             self._quorum_at = self._clock.now()
             self._timers.note_quorum()
-        self._fetch_mine(peer, parts)
+        self._fetch_mine(contribution(base.charter, peer, ready))
         self._held_back[peer] = take
         self.check()
 
@@ -174,24 +175,24 @@ class Gathering:
 
     # --- what this peer merges ---
 
-    def _fetch_mine(self, peer: PeerId, parts: tuple[Digest, ...]) -> None:
+    def _fetch_mine(self, brought: Contribution) -> None:
         base, me = self._chain.base, self._node.peer
         if me not in base.electorate or base.num_parts != len(base.electorate):
             return
         part = base.electorate.index(me)
-        wanted, num = parts[part], len(self._parts.cut(base.uplinks)[part])
+        wanted, num = brought.parts[part], len(self._parts.cut(base.uplinks)[part])
         if not num:
             return
         self._wanted_in[wanted] = self._round
         if self._parts.is_here(wanted):
             self._tell_soon()
         elif wanted not in self._fetching:
-            self._fetching[wanted] = self._tasks.spawn(self._fetch(peer, wanted, num))
+            self._fetching[wanted] = self._tasks.spawn(self._fetch(brought, wanted, num))
 
-    async def _fetch(self, peer: PeerId, wanted: Digest, num: int) -> None:
+    async def _fetch(self, brought: Contribution, wanted: Digest, num: int) -> None:
         while wanted in self._wanted_in:
             try:
-                await self._parts.gather(peer, wanted, num)
+                await self._parts.gather(brought, wanted, num)
             except PayloadError:
                 self._refused.add(wanted)  # planned in, it is refused aloud; the others need not wait for it
             except PeerError:

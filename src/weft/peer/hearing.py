@@ -146,7 +146,7 @@ class Hearing:
             if message.group is not None and is_true(base, sender, message.group):
                 self.on_record(message.group)
             ready = self._claims.believed(base, sender, message)
-            self._gathering.hear(sender, ready.parts, lambda: self._take(sender, signed, ready, base))
+            self._gathering.hear(sender, ready, lambda: self._take(sender, signed, ready, base))
             return
         named = manifest_in(message)
         if named is None or not self._weighing.must_weigh(state.base, named):

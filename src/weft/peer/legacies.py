@@ -40,10 +40,11 @@ from weft.peer.index import StateIndex
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.sync.charter import Charter
+from weft.sync.coding import legacy_codec_in
 from weft.sync.legacy import history
 from weft.sync.lineage import Legacy, Parting, parting
 from weft.sync.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
-from weft.sync.method import OUTER, legacy_codec_in
+from weft.sync.method import OUTER
 from weft.sync.reduce import EncodedPart, encode_parts, named
 from weft.wire import Record, decode, digest_of, encode
 

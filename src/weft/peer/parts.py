@@ -30,13 +30,13 @@ from weft.peer.chain import Chain
 from weft.peer.place import Place
 from weft.peer.pool import Pool
 from weft.peer.rates import Rates
-from weft.peer.replies import Replies
 from weft.sync.choices import Choices
+from weft.sync.coding import codec_in, coding_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
-from weft.sync.messages import Base, Certificate, Collect, Contribution, Manifest
-from weft.sync.method import codec_in, coding_in, reply_codec_in
+from weft.sync.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
+from weft.sync.replies import Replies
 from weft.sync.uplinks import parts_of
 from weft.sync.weights import awaited_weight, weight_of
 from weft.wire import Buffer
@@ -104,14 +104,15 @@ class Parts:
         """Return whether a payload's part is here, to be merged."""
         return wanted in self._payload or wanted in self._gathered
 
-    async def gather(self, peer: PeerId, wanted: Digest, num: int) -> None:
-        """Fetch a part of `num` elements of a payload that `peer` has announced. Nobody waits for it.
+    async def gather(self, brought: Brought, wanted: Digest, num: int) -> None:
+        """Fetch a part of `num` elements of a payload that is announced. Nobody waits for it.
 
         Raises:
             PeerError: it cannot be had, or only too slowly.
         """
-        codec = self._codec(self._chain.base.round)
-        self._gathered[wanted] = await self._fetch(peer, wanted, codec.nbytes(num), PATIENCE * self._limit_s(codec))
+        codec = self._codec_of(brought, self._chain.base.round)
+        limit_s = PATIENCE * self._limit_s(codec)
+        self._gathered[wanted] = await self._fetch(brought.peer, wanted, codec.nbytes(num), limit_s)
 
     async def whole(self, peer: PeerId, wanted: Digest) -> tuple[Buffer, ...]:
         """Return the encoded parts of a payload that a ward offers to the present round.
@@ -128,6 +129,10 @@ class Parts:
     def group_mean(self, base: Base) -> GroupMean:
         """Return an empty mean of payloads of a round."""
         return GroupMean(self._codec(base.round), self.cut(base.uplinks), self._choices(base.round).merge)
+
+    def group_codec(self, base: Base, num_merged: int) -> Codec:
+        """Return how the mean of `num_merged` payloads of a round is encoded."""
+        return group_codec_in(self._choices(base.round), base.round, num_merged)
 
     def forget(self, wanted: Digest) -> None:
         """Drop what `gather` fetched."""
@@ -214,10 +219,11 @@ class Parts:
     async def _add(self, merger: Merger, contribution: Contribution, data: Buffer, round: Round) -> bool:
         try:
             weight, legacy = weight_of(self._chain.charter_in(round), contribution), contribution.legacy
+            codec = self._codec_of(contribution, round)
             if legacy is None:
-                await self._compute.serve(lambda: merger.add(weight, data))
+                await self._compute.serve(lambda: merger.add(weight, data, codec))
             else:
-                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds))
+                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
         except PayloadError as error:
             self._emit(PayloadRejected(round=round, member=contribution.peer, reason=str(error)))
             return False
@@ -228,6 +234,9 @@ class Parts:
 
     def _codec(self, round: Round) -> Codec:
         return codec_in(self._choices(round), round)
+
+    def _codec_of(self, brought: Brought, round: Round) -> Codec:
+        return payload_codec_in(self._choices(round), round, brought)
 
     def _reply_codec(self, round: Round) -> Codec:
         return reply_codec_in(self._choices(round), round)
@@ -245,8 +254,7 @@ class Parts:
         asked = (round, peer, wanted)
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
         try:
-            coding = coding_in(self._choices(round), round)
-            codec = coding.codec if contribution.legacy is None else coding.legacy
+            codec = self._codec_of(contribution, round)
             data = await self._fetch(peer, wanted, codec.nbytes(num), self._limit_s(codec) - waited_s)
         except DeadlineExceeded as error:
             self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))

@@ -15,9 +15,10 @@ from weft.model.flat import layout
 from weft.peer.amended import amended, first_charter
 from weft.peer.config import RunConfig
 from weft.sync.charter import Charter
+from weft.sync.coding import reply_codec_in
 from weft.sync.legacy import charter_after
 from weft.sync.messages import Manifest, next_base
-from weft.sync.method import OUTER, Method, reply_codec_in
+from weft.sync.method import OUTER, Method
 from weft.sync.outer import State as OuterState
 from weft.sync.outer import StepContext
 from weft.sync.reduce import decode_parts

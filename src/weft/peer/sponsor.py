@@ -306,7 +306,8 @@ class Sponsor:
 
         def finish() -> tuple[EncodedPart, ...]:
             now.is_closed = True
-            return () if now.mean is None else now.mean.result()
+            num_merged = sum(stake.tokens > 0 for stake in now.stakes)
+            return () if now.mean is None else now.mean.result(self._rounds.parts.group_codec(now.base, num_merged))
 
         parts, tokens = await self._compute.serve(finish), sum(stake.tokens for stake in now.stakes)
         if tokens and now is self._now and now.base is self._rounds.chain.base and self._rounds.is_member:

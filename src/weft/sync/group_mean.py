@@ -50,6 +50,7 @@ class GroupMean:
     """Accumulates payloads of one round.
 
     Args:
+        codec: of payloads.
         parts: how the vector is cut in the round.
     """
 
@@ -73,12 +74,12 @@ class GroupMean:
         self._mean.add(weight, self._decoded)
         self._weight += weight
 
-    def result(self) -> tuple[EncodedPart, ...]:
-        """Return the mean of what was added, part by part.
+    def result(self, codec: Codec) -> tuple[EncodedPart, ...]:
+        """Return the mean of what was added, part by part, encoded by `codec`.
 
         Raises:
             PayloadError: nothing was.
         """
         if not self._weight:
             raise PayloadError("no contribution with tokens: there is nothing to merge")
-        return tuple(map(named, encode_parts(self._codec, self._mean.result(), self._parts)))
+        return tuple(map(named, encode_parts(codec, self._mean.result(), self._parts)))

@@ -19,40 +19,12 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec import LOSSY, Int8Config, bounds
-from weft.codec.build import build as build_codec
-from weft.codec.codec import Codec
+from weft.codec import bounds
 from weft.sync import outer as optimizers
 from weft.sync.choices import AdamWConfig, Choices, InnerConfig
 from weft.sync.outer import State, StepContext
-from weft.sync.reduce import Coding
 
 OUTER = "outer"  # the name of the parameters among the replicated vectors
-
-
-def codec_in(choices: Choices, round: int) -> Codec:
-    """Return how contributions are encoded in a round."""
-    return build_codec(choices.codec, round)
-
-
-def reply_codec_in(choices: Choices, round: int) -> Codec:
-    """Return how merged parts are encoded in a round."""
-    return build_codec(choices.reply_codec or choices.codec, round)
-
-
-def legacy_codec_in(choices: Choices, round: int) -> Codec:
-    """Return how what a branch had counted is encoded: it is handed in once, so nothing may be left of it."""
-    return build_codec(Int8Config()) if isinstance(choices.codec, LOSSY) else codec_in(choices, round)
-
-
-def coding_in(choices: Choices, round: int) -> Coding:
-    """Return how a part is merged in a round."""
-    return Coding(
-        codec=codec_in(choices, round),
-        reply=reply_codec_in(choices, round),
-        rule=choices.merge,
-        of_legacies=legacy_codec_in(choices, round),
-    )
 
 
 @final

@@ -103,19 +103,13 @@ class Coding:
     """How a part is merged.
 
     Args:
-        codec: of contributions.
+        codec: of most contributions.
         reply: of the result.
-        of_legacies: None: as contributions.
     """
 
     codec: Codec
     reply: Codec
     rule: Rule = "peers_mean"
-    of_legacies: Codec | None = None
-
-    @property
-    def legacy(self) -> Codec:
-        return self.of_legacies or self.codec
 
 
 class Merger:
@@ -140,39 +134,43 @@ class Merger:
         self._decoded = empty(num, torch.float32)
         self._weight = 0
 
-    def add(self, weight: int, encoded: Buffer) -> None:
+    def add(self, weight: int, encoded: Buffer, codec: Codec | None = None) -> None:
         """Add one peer's contribution. Weight 0 is checked like any other and changes nothing.
+
+        Args:
+            codec: how it is encoded; None: as most are.
 
         Raises:
             PayloadError: a weight out of range, or bytes that are no finite vector of this part. The sum is then as it
                 was before, so the part can be merged without that peer.
         """
-        self._decode(weight, encoded, self._coding.codec)
+        self._decode(weight, encoded, codec)
         if self._lengths is not None and weight:
             self._lengths.append(norm(self._decoded) * weight)
         self._accumulate(weight)
 
-    def add_legacy(self, weight: int, encoded: Buffer, num_rounds: int) -> None:
+    def add_legacy(self, weight: int, encoded: Buffer, num_rounds: int, codec: Codec | None = None) -> None:
         """Add what a branch had counted, after all others.
 
         Args:
             num_rounds: of outer steps, that it is the sum of. Beside nobody else, it counts as the mean of them.
+            codec: as in `add`.
 
         Raises:
             PayloadError: as `add`.
         """
-        self._decode(weight, encoded, self._coding.legacy)
+        self._decode(weight, encoded, codec)
         lengths = sorted(self._lengths or ())
         limit = lengths[(len(lengths) - 1) // 2] / weight if lengths else norm(self._decoded) / num_rounds
         if (factor := clip_factor(self._decoded, limit)) != 1.0:
             self._decoded.mul_(factor)
         self._accumulate(weight)
 
-    def _decode(self, weight: int, encoded: Buffer, codec: Codec) -> None:
+    def _decode(self, weight: int, encoded: Buffer, codec: Codec | None) -> None:
         most = MAX_WEIGHT - self._awaited - self._weight
         if not 0 <= weight <= most:
             raise PayloadError(f"a contribution of {weight} tokens: allowed are 0 to {most}")
-        codec.decode(encoded, self._num, self._decoded)
+        (codec or self._coding.codec).decode(encoded, self._num, self._decoded)
 
     def _accumulate(self, weight: int) -> None:
         self._mean.add(weight, self._decoded)

@@ -256,7 +256,7 @@ def test_two_levels_give_the_mean_of_all() -> None:
         mean = GroupMean(CODEC, PARTS)
         for number in members:
             mean.add(weights[number], encode_parts(CODEC, all_vectors[number], PARTS))
-        for merger, part in zip(top, mean.result(), strict=True):
+        for merger, part in zip(top, mean.result(CODEC), strict=True):
             merger.add(sum(weights[number] for number in members), part.encoded)
     flat = [Merger(len(part), Coding(CODEC, CODEC), awaited=64) for part in PARTS]
     for number, vector in enumerate(all_vectors):
@@ -275,7 +275,7 @@ def test_the_mean_of_a_group_is_the_mean_that_merging_gives() -> None:
         assert len(payload) == payload_nbytes(CODEC, PARTS)
         mean.add(tokens, split(CODEC, payload, PARTS))
     expected = merge(zip((3, 5), vectors(2), strict=True))
-    encoded = b"".join(bytes(memoryview(part.encoded)) for part in mean.result())
+    encoded = b"".join(bytes(memoryview(part.encoded)) for part in mean.result(CODEC))
     assert encoded == expected.numpy().tobytes()
 
 
@@ -291,10 +291,10 @@ def test_what_is_no_payload_leaves_the_mean_as_it_was() -> None:
         split(CODEC, broken[:-4], PARTS)
     with pytest.raises(PayloadError):
         mean.add(0, encode_parts(CODEC, first, PARTS))
-    encoded = b"".join(bytes(memoryview(part.encoded)) for part in mean.result())
+    encoded = b"".join(bytes(memoryview(part.encoded)) for part in mean.result(CODEC))
     assert encoded == first.numpy().tobytes()
     with pytest.raises(PayloadError):
-        GroupMean(CODEC, PARTS).result()
+        GroupMean(CODEC, PARTS).result(CODEC)
 
 
 # --- what was decided ---

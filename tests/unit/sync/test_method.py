@@ -18,8 +18,9 @@ from weft.sync.choices import (
     diloco_defaults,
     spell_out,
 )
+from weft.sync.coding import coding_in
 from weft.sync.mean import merge
-from weft.sync.method import Method, coding_in
+from weft.sync.method import Method
 from weft.sync.outer import StepContext, build
 
 

@@ -21,7 +21,7 @@ from weft.codec import bounds
 from weft.ids import Digest, Round
 from weft.sync import feedback
 from weft.sync.choices import Choices
-from weft.sync.method import reply_codec_in
+from weft.sync.coding import reply_codec_in
 from weft.sync.reduce import EncodedPart, named
 
 

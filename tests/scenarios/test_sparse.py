@@ -1,0 +1,124 @@
+"""Methods whose codecs leave most of a vector for later: it is kept, by who sends and by who merges."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from scenarios.swarm import EVERY, Life, Swarm
+from scenarios.test_branches import TRAIN_S, halves
+from scenarios.test_faults import one_replica
+from scenarios.test_groups import NAMES, NUM
+from scenarios.test_return import stop
+from weft.codec import CodecConfig, Int8Config, RandomKConfig, SignConfig, TopKConfig
+from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected, StateJoined
+from weft.ids import PeerId
+from weft.sync.choices import Choices, MethodConfig, SgdConfig, SparseLoCoConfig
+from weft.sync.messages import Ready
+
+MakeSwarm = Callable[..., Swarm]
+
+
+def custom(codec: CodecConfig, reply_codec: CodecConfig) -> Choices:
+    return Choices(
+        every=EVERY,
+        send="delta",
+        apply=SgdConfig(lr=0.5),
+        codec=codec,
+        reply_codec=reply_codec,
+        feedback=1.0,
+        reply_feedback=1.0,
+    )
+
+
+METHODS: dict[str, MethodConfig] = {
+    "sparseloco": SparseLoCoConfig(every=EVERY),
+    "random_k": custom(RandomKConfig(kept=410, largest=82, values="int4"), RandomKConfig(kept=410, values="int8")),
+    "sign": custom(SignConfig(), Int8Config()),
+    "top_k int8": custom(TopKConfig(kept=200, values="int8"), TopKConfig(kept=400, values="bf16")),
+}
+by_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+
+
+@by_method
+def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm, method: MethodConfig) -> None:
+    swarm = make_swarm(method=method, num_rounds=9)
+
+    async def scenario() -> None:
+        a, b, *_ = members = await swarm.start("abcd")
+        e = swarm.member("e")
+
+        def kill_once_it_has_announced(life: Life, _to: PeerId, message: object) -> bool:
+            if life.member is b and isinstance(message, Ready) and len(life.committed) == 2 and not e.lives:
+                swarm.kill(b)
+                swarm.launch(e)
+            return True
+
+        swarm.watchers.append(kill_once_it_has_announced)
+        await swarm.round(a, 4)
+        outcomes = await swarm.done(*(each for each in members if each is not b), e)
+        one_replica(outcomes)
+        assert e.life.seen(StateJoined)
+        assert any(e.id in event.contributors for event in a.life.committed)
+        assert not any(each.life.seen(PayloadRejected) for each in (*members, e))
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+@by_method
+def test_the_mean_of_a_group_is_sent_whole(make_swarm: MakeSwarm, method: MethodConfig) -> None:
+    swarm = make_swarm(method=method, num_rounds=6, num_peers=NUM, electors=3)
+
+    async def scenario() -> None:
+        members = await swarm.start(NAMES)
+        one_replica(await swarm.done(*members))
+        assert any(member.life.seen(CountedThrough) for member in members)
+        assert not any(member.life.seen(PayloadRejected) for member in members)
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+@by_method
+def test_what_is_kept_for_later_outlives_the_process(make_swarm: MakeSwarm, method: MethodConfig) -> None:
+    swarm = make_swarm(method=method, num_rounds=8)
+
+    async def scenario() -> None:
+        _, b, *_ = members = await swarm.start("abcd")
+        await swarm.round(b, 3)
+        await stop(b)
+        before = b.peer._carry._error
+        assert before is not None
+        assert torch.count_nonzero(before) > 0
+        swarm.launch(b)
+        await swarm.round(b, 4)
+        assert b.lives[-1].peer._carry._error is not None
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+@pytest.mark.slow
+@by_method
+def test_what_a_lesser_branch_counted_is_handed_in_whole(make_swarm: MakeSwarm, method: MethodConfig) -> None:
+    swarm = make_swarm(method=method, num_rounds=24, num_peers=8)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcdefgh", train_s=TRAIN_S)
+        await swarm.round(members[0], 2)
+        stay, go = halves(members, 5)
+        swarm.cut(stay, go)
+        opened = await swarm.when(go[0], BranchOpened)
+        for member in go:
+            await swarm.round(member, opened.round + 2)
+        swarm.heal(stay, go)
+        outcomes = await swarm.done(*members)
+        assert len({outcome.replica for outcome in outcomes}) == 1
+        assert any(member.life.seen(LegacyCounted) for member in members)
+        assert not any(member.life.seen(LegacyDropped) for member in members)
+        assert not any(member.life.seen(PayloadRejected) for member in members)
+
+    swarm.run(scenario)
+    swarm.check(has_branches=True)
