@@ -268,11 +268,12 @@ class Memory:
     payload: int  # what this peer contributes, until the next round's
     delta: int  # only while it is encoded
     merge: int  # as the owner of a part: accumulator, decoded and encoded parts
+    errors: int = 0  # what codecs have left, and what the payload under way would leave
 
     @property
     def always_nbytes(self) -> int:
         vectors = self.local + self.gradient + self.inner_optimizer + self.outer + self.outer_optimizer
-        return vectors + self.merged + self.kept
+        return vectors + self.merged + self.kept + self.errors
 
     @property
     def exchange_nbytes(self) -> int:
@@ -300,6 +301,7 @@ def peer_memory(
     has_momentum: bool,
     activations: int,
     num_rounds: int | None = None,
+    num_errors: int = 0,
 ) -> Memory:
     """Return the memory of a peer by component.
 
@@ -311,6 +313,7 @@ def peer_memory(
         has_momentum: the outer optimizer is Nesterov.
         activations: `activation_nbytes`.
         num_rounds: that it lives for; None: until no more results are kept.
+        num_errors: vectors of what codecs leave: two with feedback, one more with feedback of replies.
     """
     vector = vector_nbytes(num)
     encoded, is_view = payload.nbytes(num), payload.nbytes(num) == vector  # fp32 bytes are a view of the vector
@@ -328,4 +331,5 @@ def peer_memory(
         delta=vector if sends_delta and not is_view else 0,
         # float64 sum, one decoded contribution, the mean, what came from the others; the result is among those kept
         merge=(8 + 4 + 4) * num_owned + (num_peers - 1) * payload.nbytes(num_owned),
+        errors=num_errors * vector,
     )

@@ -25,7 +25,7 @@ from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out
+from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SparseLoCoConfig, spell_out
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"
@@ -39,7 +39,12 @@ _CODECS: dict[str, CodecConfig] = {
     "e3m0": E3m0Config(),
     "sign": SignConfig(),
 }
-_METHODS: dict[str, MethodConfig] = {"ddp": DdpConfig(), "fedavg": FedAvgConfig(), "diloco": DiLoCoConfig()}
+_METHODS: dict[str, MethodConfig] = {
+    "ddp": DdpConfig(),
+    "fedavg": FedAvgConfig(),
+    "diloco": DiLoCoConfig(),
+    "sparseloco": SparseLoCoConfig(),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,8 @@ def plan(
         str | None, typer.Option(metavar="TIME", help="One way to the middle of the network: 10ms.", show_default=False)
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="ddp, fedavg or diloco, in place of the run file's.", show_default=False)
+        str | None,
+        typer.Option(help="ddp, fedavg, diloco or sparseloco, in place of the run file's.", show_default=False),
     ] = None,
     every: Annotated[
         int | None, typer.Option(help="Inner steps between outer ones.", min=1, max=100_000, show_default=False)

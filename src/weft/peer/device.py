@@ -164,6 +164,7 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
         build_codec(choices.reply_codec or choices.codec),
         sends_delta=sends_delta,
         has_momentum=isinstance(choices.apply, NesterovConfig),
+        num_errors=choices.num_errors,
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
         activations=cost.activation_nbytes(
             decoder(run.model),

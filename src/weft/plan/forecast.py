@@ -292,6 +292,7 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
         reply,
         sends_delta=choices.send == "delta",
         has_momentum=isinstance(choices.apply, NesterovConfig),
+        num_errors=choices.num_errors,
         num_rounds=math.ceil(question.train.tokens / (num_peers * choices.every * question.tokens_per_step)),
         activations=cost.activation_nbytes(
             decoder(question.model), micro_batch, question.train.seq_len, is_half=machines.is_half

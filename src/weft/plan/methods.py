@@ -50,6 +50,8 @@ def name_of(choices: Choices) -> str:
     """Return what a method is called in a table."""
     if choices.send == "gradient":
         kind = "ddp"
+    elif choices.merge == "senders_mean":
+        kind = f"sparseloco H={choices.every}"
     elif isinstance(choices.apply, NesterovConfig):
         kind = f"diloco H={choices.every}"
     else:

@@ -71,6 +71,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
     among: Literal["all"] = "all"
     wait: Literal["all"] = "all"  # for all members, until the deadline
 
+    @property
+    def num_errors(self) -> int:
+        """Vectors of what codecs leave that a member holds: its own, the one under way, and that of merged parts."""
+        return 2 * (self.feedback is not None) + (self.reply_feedback is not None)
+
     def __post_init__(self) -> None:
         if self.send == "gradient" and self.every != 1:
             raise ConfigError(
