@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from weft import cost
+from weft.codec import LOSSY
 from weft.codec.build import build as build_codec
 from weft.peer.device import decoder
 from weft.peer.sponsor import PARALLEL
@@ -252,6 +253,8 @@ def _traffic(load: Load, num_peers: int, round_s: float) -> cost.Traffic:
 
 def _penalty(question: Question) -> Penalty | None:
     choices = question.choices
+    if question.num_peers > 1 and isinstance(choices.codec, LOSSY):
+        return None
     if question.num_peers == 1 or choices.send == "gradient":
         return NONE
     if not isinstance(choices.apply, NesterovConfig):
