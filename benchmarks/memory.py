@@ -24,11 +24,12 @@ import torch
 
 from benchmarks.report import load, load_line, table, write
 from weft import cost
+from weft.codec.build import build as build_codec
 from weft.data import CorpusConfig, TextSource
 from weft.model.config import num_parameters
 from weft.net.tls import TlsConfig
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.device import decoder, encoding
+from weft.peer.device import decoder
 from weft.peer.footing import Options
 from weft.peer.home import Home
 from weft.peer.launch import found
@@ -114,8 +115,8 @@ def child(name: str, folder: Path) -> None:
         num,
         num,
         1,
-        encoding(choices.codec),
-        encoding(choices.reply_codec or choices.codec),
+        build_codec(choices.codec),
+        build_codec(choices.reply_codec or choices.codec),
         sends_delta=choices.send == "delta",
         has_momentum=isinstance(choices.apply, NesterovConfig),
         activations=cost.activation_nbytes(decoder(run.model), BATCH, SEQ_LEN),

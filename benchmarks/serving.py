@@ -43,7 +43,7 @@ from weft.events import RoundCommitted, read_jsonl
 from weft.peer.journal import Journal
 from weft.sync.choices import AdamWConfig, NesterovConfig, SgdConfig
 from weft.sync.outer import AdamW, Nesterov, Outer, Sgd, StepContext
-from weft.sync.reduce import Merger, cut, decode_parts, encode_parts, named
+from weft.sync.reduce import Coding, Merger, cut, decode_parts, encode_parts, named
 
 PEERS, SKIPPED = 4, 4
 NUM = 1 << 23  # values: more than caches hold

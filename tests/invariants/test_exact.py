@@ -30,6 +30,9 @@ SHARED_PATH = (
     "codec/sign.py",
     "codec/sparse.py",
     "model/initial.py",
+    "sync/coding.py",
+    "sync/feedback.py",
+    "sync/mean.py",
     "sync/outer.py",
     "sync/reduce.py",
     "sync/schedule.py",
@@ -38,7 +41,7 @@ SHARED_PATH = (
 # Each name is here for one of these reasons; a new one needs a reason too.
 ALLOWED_FUNCTIONS = {
     # one correctly rounded operation per element (IEEE 754)
-    *("torch.mul", "torch.div", "torch.sqrt", "torch.round", "math.sqrt"),
+    *("torch.mul", "torch.sub", "torch.div", "torch.sqrt", "torch.round", "math.sqrt"),
     # exact: signs, comparisons, maxima, bits
     *("torch.abs", "torch.where", "torch.equal", "torch.aminmax", "torch.bitwise_right_shift", "np.where"),
     *("np.isfinite", "np.left_shift", "np.abs", "np.minimum", "np.array_equal", "math.prod", "math.comb", "math.ldexp"),
@@ -63,9 +66,9 @@ ALLOWED_METHODS = {
     *("append", "values", "endswith", "fromhex", "join", "format"),
     # our own: their arithmetic is in the files read here
     *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
-    *("quantize", "spread", "factors", "last_up_to"),
+    *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
 }
-ALLOWED_MODULES = {"bounds", "rank", "msgspec"}  # whose functions may be called: read here, or no arithmetic
+ALLOWED_MODULES = {"bounds", "mean", "rank", "msgspec"}  # whose functions may be called: read here, or no arithmetic
 # Builtins whose floats depend on the version (sum compensates from 3.12 on) or on the C library.
 FORBIDDEN_BUILTINS = {"sum", "pow", "divmod", "round"}
 ALLOWED_SUMS = {"sum(shares)"}  # integers

@@ -125,7 +125,7 @@ def test_slower_lines_make_longer_rounds(weft: Weft, run_path: Path) -> None:
         ((*FAST, "--up", "20"), "Write 20mbit"),
         ((*FAST, "--delay", "soon"), "--delay soon: no time"),
         ((*FAST, "--method", "magic"), "Allowed: ddp, fedavg, diloco"),
-        ((*FAST, "--codec", "zip"), "Allowed: fp32, bf16, int8"),
+        ((*FAST, "--codec", "zip"), "Allowed: fp32, bf16, fp8"),
         ((*FAST, "--method", "ddp", "--every", 9), "ddp synchronises after each step"),
         ((*FAST, "--every", 200_000), "--every"),
         ((*FAST, "--cluster", "abacus"), "--cluster abacus: not known"),

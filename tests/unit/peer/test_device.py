@@ -8,8 +8,6 @@ import torch
 
 from unit.peer.tiny import MODEL, run_config
 from weft import cost
-from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
-from weft.codec.build import build
 from weft.cost import int8
 from weft.errors import ConfigError, TooLarge
 from weft.model import named, num_parameters
@@ -21,7 +19,6 @@ from weft.peer.device import (
     check_fits,
     choose,
     decoder,
-    encoding,
     host_free_nbytes,
     is_out_of_memory,
     limit_memory,
@@ -85,11 +82,6 @@ def test_a_gpu_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # --- memory ---
-
-
-@pytest.mark.parametrize("config", [Fp32Config(), Bf16Config(), Int8Config(), Int8Config(block=64)], ids=repr)
-def test_closed_forms_know_every_codec(config: CodecConfig) -> None:
-    assert encoding(config).nbytes(100_001) == build(config).nbytes(100_001)
 
 
 def test_closed_forms_know_the_model() -> None:

@@ -19,7 +19,7 @@ from weft.peer.messages import Gathered
 from weft.peer.reach import Reach
 from weft.sync import round as machine
 from weft.sync.machine import Input, Lost, State
-from weft.sync.messages import Ready
+from weft.sync.messages import Contribution, Ready
 from weft.sync.rules import leader
 
 RUN = RunId("cc" * 32)
@@ -46,7 +46,7 @@ class FakeParts:
     def is_here(self, wanted: Digest) -> bool:
         return wanted in self.here
 
-    async def gather(self, _peer: PeerId, wanted: Digest, _num: int) -> None:
+    async def gather(self, _brought: Contribution, wanted: Digest, _num: int) -> None:
         self.asked.append(wanted)
         await self.deliver(wanted)
         self.here.add(wanted)
@@ -95,7 +95,8 @@ class Stage:
         return tuple(Digest(f"{peer[0]}{part}{life}" * 16) for part in range(3))
 
     def hear(self, peer: PeerId, life: int = 0) -> None:
-        self.gathering.hear(peer, self.payload(peer, life), lambda: self.taken.append(peer))
+        ready = Ready(tokens=Tokens(1), parts=self.payload(peer, life))
+        self.gathering.hear(peer, ready, lambda: self.taken.append(peer))
 
     async def told(self, owner: PeerId, *holds: PeerId, missing: tuple[PeerId, ...] = ()) -> None:
         base = self.chain.base

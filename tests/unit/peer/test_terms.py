@@ -9,6 +9,7 @@ import torch
 
 from unit.peer.tiny import MODEL, run_config
 from weft import cost
+from weft.codec.dense import Fp32
 from weft.ids import PeerId, RunId
 from weft.model import num_parameters
 from weft.net.messages import Contact

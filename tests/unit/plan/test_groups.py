@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from weft.cost import FP32
+from weft.codec.dense import Fp32
 from weft.plan.groups import grouped_time, largest_group, levels, parted
 from weft.plan.timing import Kind, Line, Load, RoundTime, round_time
 
 NUM = 40 * 4096
 ELECTORS = 4
+FP32 = Fp32()
 NOTHING, VECTOR = Load.of(0, ELECTORS, FP32, FP32), Load.of(NUM, ELECTORS, FP32, FP32)
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from weft.cost import FP32
+from weft.codec.dense import Fp32
 from weft.plan.timing import Kind, Line, Load, RoundTime, round_time
 from weft.sync.deadline import FLOOR_S, TELL_S
 
 NUM = 40 * 4096
+FP32 = Fp32()
 NOTHING = Load.of(0, 4, FP32, FP32)
 
 
