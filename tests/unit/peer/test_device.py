@@ -8,7 +8,8 @@ import torch
 
 from unit.peer.tiny import MODEL, run_config
 from weft import cost
-from weft.cost import int8
+from weft.codec import Int8Config
+from weft.codec.build import build
 from weft.errors import ConfigError, TooLarge
 from weft.model import named, num_parameters
 from weft.peer import device as module
@@ -109,8 +110,8 @@ def test_what_a_cpu_needs_is_what_the_closed_form_says(monkeypatch: pytest.Monke
         num,
         cost.part_size(num, 4),
         4,
-        int8(),
-        int8(),
+        build(Int8Config()),
+        build(Int8Config()),
         sends_delta=True,
         has_momentum=True,
         activations=activations,
@@ -134,7 +135,7 @@ def test_a_gpu_holds_what_trains_and_the_host_the_rest(monkeypatch: pytest.Monke
     wide = run_config(DiLoCoConfig(), model=named("tiny", 257, 16))
     held = needed_nbytes(wide, PeerConfig(), GPU, 1)["cuda:0"]
     assert held == 5 * 4 * num_parameters(wide.model)  # evaluation: a second vector, larger than activations
-    kept = -(-run.train.tokens // (run.quota * run.train.seq_len)) * int8().nbytes(num_parameters(MODEL))
+    kept = -(-run.train.tokens // (run.quota * run.train.seq_len)) * build(Int8Config()).nbytes(num_parameters(MODEL))
     assert 2 * vector < needed["cpu"] - kept < 7 * vector
     gradients = needed_nbytes(run_config(DdpConfig(), batch_size=32), PeerConfig(), GPU, 8)
     assert gradients["cuda:0"] == needed["cuda:0"] - 2 * vector  # the moments are replicated, and with the outer step
