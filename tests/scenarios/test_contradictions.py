@@ -64,7 +64,8 @@ def test_a_voter_that_denies_its_vote_is_struck_out(theatre: Theatre) -> None:
         Drop(peer=f"lab-{number}", what="letters", kinds=("Accept",), share=1.0, at_round=2, lasts_s=20.0)
         for number in (0, 2, 3, 4)
     ]
-    played = theatre(Lie(peer="lab-1", about="votes", at_round=2), *lost, count=5)
+    # The seed gives the order of leaders: where the liar leads the next attempt, nobody asks it what it voted for.
+    played = theatre(Lie(peer="lab-1", about="votes", at_round=2), *lost, count=5, seed=2)
     theatre.check(played)
     assert "it denied what it accepted in attempt" in struck_out(theatre, played, "lab-1")
 
