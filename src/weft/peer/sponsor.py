@@ -306,7 +306,8 @@ class Sponsor:
 
         def finish() -> tuple[EncodedPart, ...]:
             now.is_closed = True
-            num_merged = sum(stake.tokens > 0 for stake in now.stakes)
+            # As others count them, by the claim: the sponsor, and whoever brought something through it.
+            num_merged = 1 + sum(stake.tokens > 0 for stake in now.stakes if stake.peer != self._node.peer)
             return () if now.mean is None else now.mean.result(self._rounds.parts.group_codec(now.base, num_merged))
 
         parts, tokens = await self._compute.serve(finish), sum(stake.tokens for stake in now.stakes)
