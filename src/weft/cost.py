@@ -316,7 +316,8 @@ def peer_memory(
         num_errors: vectors of what codecs leave: two with feedback, one more with feedback of replies.
     """
     vector = vector_nbytes(num)
-    encoded, is_view = payload.nbytes(num), payload.nbytes(num) == vector  # fp32 bytes are a view of the vector
+    encoded = payload.nbytes(num)
+    is_view = encoded == vector  # fp32 bytes are a view of the vector
     kept = max(KEPT_NBYTES, 2 * reply.nbytes(num))
     return Memory(
         local=vector,

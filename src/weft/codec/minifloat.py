@@ -41,6 +41,17 @@ def _power(exponent: int) -> int:
     return exponent + 127 << _MANTISSA
 
 
+def _e4m3() -> NDArray[np.float32]:
+    """Return what each byte stands for; NaN for those that no encoder makes."""
+    magnitudes = [ldexp(m, -9) for m in range(8)]
+    magnitudes += [ldexp(8 + m, e - 10) for e in range(1, 16) for m in range(8)]
+    positive = np.array(magnitudes, np.float32)
+    positive[127] = np.nan
+    negative = -positive
+    negative[0] = np.nan
+    return table(np.concatenate([positive, negative]))
+
+
 @final
 class Fp8:
     num_bits = 8
@@ -49,14 +60,7 @@ class Fp8:
     _LOWEST = 18  # smallest b: a subnormal of e4m3 lies 17 powers below the block's largest
     _MOST = 448.0
 
-    def __init__(self) -> None:
-        magnitudes = [ldexp(m, -9) for m in range(8)]
-        magnitudes += [ldexp(8 + m, e - 10) for e in range(1, 16) for m in range(8)]
-        positive = np.array(magnitudes, np.float32)
-        positive[127] = np.nan
-        negative = -positive
-        negative[0] = np.nan
-        self._values = table(np.concatenate([positive, negative]))
+    _VALUES = _e4m3()
 
     def quantize(
         self,
@@ -85,7 +89,7 @@ class Fp8:
         return torch.where(is_kept, exponents, 0).numpy().astype(np.uint8)
 
     def spread(self, packed: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
-        look_up(self._values, packed, out)
+        look_up(self._VALUES, packed, out)
 
     def factors(self, scales: NDArray[np.generic], tops: NDArray[np.float32]) -> NDArray[np.float32]:
         _require_tops(scales, tops, self._LOWEST, 256.0, self._MOST)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from weft.codec import bounds
 from weft.codec.blocks import NO_ENCODER, look_up, table
+from weft.codec.dense import Bf16
 from weft.errors import PayloadError
 
 _LOWEST_BITS, _HIGHEST_BITS = 0x0080, 0x7F7F  # of a normal bf16
@@ -50,7 +51,8 @@ class Sign:
         down = (exponents - _POINT + 1023 << 52).view(np.float64)
         fixed = (work.numpy() * up[:, None]).astype(np.int64)
         mean = np.add.reduce(fixed, axis=1).astype(np.float64) / np.float64(work.shape[1]) * down
-        return _to_bf16(mean.astype(np.float32))
+        scales = np.frombuffer(Bf16().encode(torch.from_numpy(mean.astype(np.float32))), self.scale)
+        return np.where(scales < _LOWEST_BITS, 0, scales).astype(np.uint16)
 
     def spread(self, packed: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         look_up(self._VALUES, packed, out)
@@ -60,10 +62,3 @@ class Sign:
         if not ((found == 0) | ((found >= _LOWEST_BITS) & (found <= _HIGHEST_BITS))).all():
             raise PayloadError(NO_ENCODER.format("a scale is not finite, negative or subnormal"))
         return (found << np.uint32(16)).view(np.float32)
-
-
-def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the upper halves of magnitudes, rounded to nearest, ties to even, saturating; 0 for subnormal ones."""
-    bits = values.view(np.uint32)
-    bits = bits + ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF) >> np.uint32(16)
-    return np.where(bits < _LOWEST_BITS, 0, np.minimum(bits, _HIGHEST_BITS)).astype(np.uint16)
