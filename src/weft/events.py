@@ -272,9 +272,9 @@ class BranchLeft(Event, frozen=True, kw_only=True):
     round: Round  # the last one of it that this peer applied
     into: BranchId
     since: Round  # the first that the two do not share
-    tokens: Tokens  # counted by then, that the other does not have
-    is_kept: bool  # they are brought to the other
-    reason: str  # why they are lost; empty where they are kept
+    tokens: Tokens  # counted by then, that the other does not have: at most
+    kept: Tokens  # of those, which are brought to the other
+    reason: str  # why the rest is lost; empty where there is none
 
 
 class LegacyCounted(Event, frozen=True, kw_only=True):

@@ -96,9 +96,10 @@ def promised(lives: Iterable[Iterable[Event]], kept: History) -> list[Place]:
                         mine.append((branch, round))
                         tokens += event.tokens
                 case BranchLeft():
-                    assert event.is_kept != bool(event.reason)
+                    assert 0 <= event.kept <= event.tokens
+                    assert (event.kept < event.tokens) == bool(event.reason)
                     assert tokens <= event.tokens, f"{event.tokens} of {tokens} tokens are said to be left"
-                    found += mine if event.is_kept else []
+                    found += mine if event.kept == event.tokens else []
                     mine, tokens = [], 0
                 case LegacyDropped(branch=branch):
                     found = [place for place in found if place[0] != branch]

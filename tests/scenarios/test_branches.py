@@ -149,7 +149,7 @@ def test_what_the_lesser_branch_counted_is_counted_once_in_the_other(make_swarm:
         assert legacy.peer in {member.id for member in go}
         for member in go:
             (left,) = member.life.seen(BranchLeft)
-            assert (left.is_kept, left.tokens) == (True, legacy.legacy.tokens)  # type: ignore[union-attr]
+            assert left.kept == left.tokens == legacy.legacy.tokens  # type: ignore[union-attr]
             assert member.life.seen(LegacyDropped) == []
             assert list(member.peer.place.folder.forks.glob("vector*")) == []
         assert all(len(member.life.seen(LegacyCounted)) <= 1 for member in members)
@@ -356,7 +356,7 @@ def test_the_side_that_went_on_is_given_up_where_the_branch_counts_more(make_swa
         await split.done()
         assert check_once(swarm, split.recorder, left, into).peer in {member.id for member in split.stay}
         for member in split.stay:
-            assert [event.is_kept for event in member.life.seen(BranchLeft)] == [True]
+            assert [event.kept == event.tokens for event in member.life.seen(BranchLeft)] == [True]
 
     swarm.run(scenario)
     swarm.check(has_branches=True)
@@ -374,7 +374,7 @@ def test_a_run_that_sends_gradients_says_what_it_gives_up(make_swarm: MakeSwarm)
         await split.done()
         for member in split.go:
             (event,) = member.life.seen(BranchLeft)
-            assert not event.is_kept
+            assert not event.kept
             assert event.tokens == sum(one.tokens for each in manifests(swarm, left) for one in each.contributions)
         assert rules.legacies(swarm.chains.values(), split.run) == []
 

@@ -97,7 +97,7 @@ def test_of_a_side_that_opened_a_branch_all_is_brought_to_the_other_once(eight: 
     assert legacy.legacy.tokens == forsaken
     for machine in played.machines:
         left = [event for _, event in theatre.heard(BranchLeft, machine)]
-        assert [event.is_kept for event in left] == ([True] if machine.peer in members else [])
+        assert [event.kept == event.tokens for event in left] == ([True] if machine.peer in members else [])
 
 
 def test_who_sleeps_until_others_would_have_opened_a_branch_goes_on_with_them(eight: Eight) -> None:

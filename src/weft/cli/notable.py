@@ -85,11 +85,13 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{name(entry.peer)} trains on meanwhile, for at most {steps} inner steps, which later rounds count"
         case BranchOpened(members=members, reason=reason):
             return f"{len(members)} peers go on in a branch: {reason}"
-        case BranchLeft(tokens=tokens, is_kept=is_kept, reason=reason):
+        case BranchLeft(tokens=tokens, kept=kept, reason=reason):
             what = (
                 f"{name(entry.peer)} goes over to another branch; the {tokens:,} tokens that only its own had counted"
             )
-            return f"{what} are brought there" if is_kept else f"{what} are lost: {reason}"
+            if kept == tokens:
+                return f"{what} are brought there"
+            return f"{what} are lost{f', but for {kept:,} that are brought there' if kept else ''}: {reason}"
         case LegacyCounted(by=by, tokens=tokens, weight=weight):
             return (
                 f"the {tokens:,} tokens of a branch that was given up are counted as {weight:,}, brought by {name(by)}"

@@ -12,7 +12,8 @@ Failure:
 - this process ends: fork and legacy are on disk. Before a checkpoint of the branch that goes on, the next process is in
   the one that was left: it has the fork still, and brings no legacy of what it stands on.
 - nobody has the fork any more, or gradients are sent, which are no sums over rounds: `BranchLeft` says what is lost.
-- somebody brought a shorter piece of it: `LegacyDropped` says how much was not counted.
+- somebody brought a shorter piece of it: `LegacyDropped` says how much was not counted, and `BranchLeft` where this
+  peer comes over later.
 
 It does not know what a legacy weighs.
 """
@@ -42,7 +43,7 @@ from weft.peer.replica import Replica
 from weft.sync.charter import Charter
 from weft.sync.coding import legacy_codec_in
 from weft.sync.legacy import history
-from weft.sync.lineage import Legacy, Parting, parting
+from weft.sync.lineage import Legacy, Parting, lacking, parting
 from weft.sync.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
 from weft.sync.method import OUTER
 from weft.sync.reduce import EncodedPart, encode_parts, named
@@ -51,6 +52,7 @@ from weft.wire import Record, decode, digest_of, encode
 TURN_ROUNDS = 4  # for so long each one that came over has its turn before the next
 MAX_FORKS = 2  # kept on disk, each as large as the model: the newest
 MAX_LEGACIES = 4
+MIXED = "a part of it is counted there, and the rest cannot be told from that"  # why it is lost
 MAX_KEPT_NBYTES = 64 << 20  # of what is written about them
 
 
@@ -140,21 +142,26 @@ class Legacies:
         mine = self._replica.head
         if mine is None or mine.branch == head.branch:
             return
-        found = parting(history(mine, self._replica.charter), history(head, charter))
-        tokens = 0 if found is None else mine.committed_tokens - found.fork.committed_tokens
-        if found is not None and tokens > 0:
-            reason = await self._keep_legacy(found, Tokens(tokens))
-            self._place.emit(
-                BranchLeft(
-                    branch=mine.branch,
-                    round=mine.round,
-                    into=head.branch,
-                    since=found.fork.round,
-                    tokens=Tokens(tokens),
-                    is_kept=not reason,
-                    reason=reason,
-                )
+        here, there = history(mine, self._replica.charter), history(head, charter)
+        lacked, found = lacking(here, there), parting(here, there)
+        tokens, kept = _counted_since(lacked, mine), _counted_since(found, mine)
+        if lacked is None or not tokens:
+            return
+        reason = MIXED if kept < tokens else ""
+        if found is not None and kept:
+            failure = await self._keep_legacy(found, kept)
+            kept, reason = (Tokens(0), failure) if failure else (kept, reason)
+        self._place.emit(
+            BranchLeft(
+                branch=mine.branch,
+                round=mine.round,
+                into=head.branch,
+                since=lacked.fork.round,
+                tokens=tokens,
+                kept=kept,
+                reason=reason,
             )
+        )
 
     async def _keep_legacy(self, found: Parting, tokens: Tokens) -> str:
         """Write the legacy to disk; return why there is none."""
@@ -268,6 +275,10 @@ class Legacies:
         for path in self._folder.glob("vector*"):
             if path not in files:
                 path.unlink(missing_ok=True)
+
+
+def _counted_since(found: Parting | None, head: Manifest) -> Tokens:
+    return Tokens(0 if found is None else head.committed_tokens - found.fork.committed_tokens)
 
 
 def _announced(kept: KeptLegacy) -> Ready:

@@ -129,6 +129,23 @@ def parting(mine: History, theirs: History) -> Parting | None:
     return Parting(fork, stretches) if 0 < len(stretches) <= MAX_STRETCHES else None
 
 
+def lacking(mine: History, theirs: History) -> Parting | None:
+    """Return what `mine` has and `theirs` lacks, be it that it cannot be told from what they have; None: nothing.
+
+    A stretch that they have a part of is in it whole.
+    """
+    found = _since_common(mine, theirs)
+    if found is None:
+        return None
+    first, path = found
+    ends = {fork.branch: fork for fork in mine.forks}
+    starts = [first, *(ends[each.branch] for each in path[:-1])]
+    taken = [each.stretch for each in mine.taken if each.is_in(path)]
+    missing = [each for each in (*path, *taken) if each.start < each.stop and not theirs.holds(each)]
+    fork = next((start for start, each in zip(starts, path, strict=True) if each in missing), first)
+    return Parting(fork, tuple(missing)) if missing else None
+
+
 def _since_common(mine: History, theirs: History) -> tuple[Fork, list[Stretch]] | None:
     """Return where they part, and the path of `mine` from there on."""
     left_by_me = {fork.branch: fork for fork in mine.forks}

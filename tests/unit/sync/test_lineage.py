@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.ids import BranchId, Digest, Round, Tokens
-from weft.sync.lineage import Fork, History, Parting, Stretch, parting, with_fork, with_taken
+from weft.sync.lineage import Fork, History, Parting, Stretch, lacking, parting, with_fork, with_taken
 
 RUN = "0" * 64
 
@@ -57,6 +57,19 @@ def brought(mine: Side, theirs: Side) -> tuple[Parting, tuple[tuple[BranchId, Ro
     return found, tuple(each for each in mine.holds if each not in at_fork)
 
 
+def assert_what_is_lacking_is_told(mine: Side, theirs: Side) -> None:
+    """Every round that goes with `mine` is named, and was not held yet at the fork from which tokens are reckoned."""
+    gone = set(mine.holds) - set(theirs.holds)
+    found = lacking(mine.history, theirs.history)
+    assert (found is None) <= (not gone)
+    if found is None:
+        return
+    at_fork = {**theirs.forks, **mine.forks}[found.fork.manifest]
+    assert not gone & set(at_fork)
+    for branch, round in gone:
+        assert any(each.branch == branch and each.start <= round < each.stop for each in found.stretches)
+
+
 moves = st.lists(
     st.tuples(st.sampled_from(("commit", "split", "meet")), st.integers(0, 7), st.integers(0, 7)), max_size=40
 )
@@ -78,6 +91,7 @@ def test_no_round_is_ever_counted_twice(script: list[tuple[str, int, int]]) -> N
             case "meet" if len(sides) > 1:
                 other = [number for number in range(len(sides)) if number != one][other % (len(sides) - 1)]
                 found = brought(sides[one], sides[other])
+                assert_what_is_lacking_is_told(sides[one], sides[other])
                 if found is not None:
                     sides[other] = sides[other].take_in(*found)
                 del sides[one]
@@ -119,6 +133,18 @@ def test_a_branch_of_a_branch_brings_what_its_parent_has_not_brought() -> None:
     assert rest is not None
     assert [each.branch for each in rest[0].stretches] == [name(2)]
     assert brought(first.commit(), run.take_in(*whole)) is None  # what its child has brought it cannot take out
+
+
+def test_what_follows_a_piece_that_was_taken_in_is_lacking_and_cannot_be_brought() -> None:
+    run = Side(History(name(0), (), Round(1), ()), ()).commit()
+    branch = run.leave(name(1)).commit()
+    after = run.take_in(*brought(branch, run))  # type: ignore[misc]
+    later = branch.commit()
+    assert lacking(branch.history, after.history) is None
+    assert parting(later.history, after.history) is None
+    found = lacking(later.history, after.history)
+    assert found is not None
+    assert found.stretches == (Stretch(branch=name(1), start=Round(2), stop=Round(5)),)
 
 
 def test_stretches_overlap_where_they_share_a_round() -> None:
