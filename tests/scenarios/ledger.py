@@ -12,7 +12,7 @@ counts the steps that its members had offered to its round.
 It does not know which of two branches goes on.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from jaxtyping import Float32
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from scenarios.rules import Place, stakes
 from weft.events import Notice
-from weft.ids import Digest, PeerId, Round
+from weft.ids import Digest, PeerId
 from weft.peer.absence import Fate
 from weft.peer.contribution import OUTDATED, Carry
 from weft.peer.trainer import Work
@@ -36,7 +36,6 @@ class Step(NamedTuple):
     machine: str
     life: int
     number: int
-    round: Round  # in which it was made
     tokens: int
     samples: tuple[int, ...]
 
@@ -68,8 +67,7 @@ class Book:
     def add(self, num_tokens: int) -> None:
         if num_tokens and not self.life.is_dead:
             samples, self._num_read = tuple(self._samples[self._num_read :]), len(self._samples)
-            member, number = self.life.member.name, self.life.number
-            self.made.append(Step(member, number, len(self.made), self._place[1], num_tokens, samples))
+            self.made.append(Step(self.life.member.name, self.life.number, len(self.made), num_tokens, samples))
             self.carried.append(self.made[-1])
 
     def keep(self, num_tokens: int) -> None:
@@ -80,15 +78,12 @@ class Book:
 
     def offer(self, parts: Iterable[EncodedPart], num_tokens: int) -> None:
         """Note that so many of the tokens that are carried are brought to the present round: the oldest."""
-        num = next(num for num in range(len(self.carried) + 1) if tokens(self.carried[:num]) >= num_tokens)
-        payload = digest("".join(part.digest for part in parts).encode())
-        self.offers[self._place] = Offer(payload, tuple(self.carried[:num]))
-
-    @property
-    def _place(self) -> Place:
         rounds = self.life.peer._rounds
         assert rounds is not None
-        return rounds.chain.base.branch, rounds.chain.base.round
+        num = next(num for num in range(len(self.carried) + 1) if tokens(self.carried[:num]) >= num_tokens)
+        payload = digest("".join(part.digest for part in parts).encode())
+        base = rounds.chain.base
+        self.offers[base.branch, base.round] = Offer(payload, tuple(self.carried[:num]))
 
     def told(self, *, is_sure: bool) -> int:
         """Return how many tokens the process said to have dropped.
@@ -175,24 +170,22 @@ class Ledger:
 
     def check(self, counted: Mapping[Step, list[Place]]) -> None:
         """Assert that every step which no manifest counts is carried, was said to be dropped, or is gone with a process
-        that was killed. Who is back makes steps of a round once more that were counted, as it hears later: those are
-        dropped. Of samples that are leased once more in a later round, each step counts for itself."""
-        known = {twin for step in counted for twin in twins(step)}
+        that was killed. Who is back makes steps once more that were counted, as it hears later: those are dropped.
+        Samples can be leased once more, too, after their step was dropped: what was said of that still holds."""
+        known = {(step.machine, sample) for step in counted for sample in step.samples}
         for book in self.books:
             process = f"{book.life.member.name}{book.life.number}"
             assert tokens(book.made) == book.life.trained_tokens
             if not book.life.is_dead and book.life.task.exception() is None:
                 assert not book.found, f"{process} did not go on with what was saved"
                 assert set(book.carried) <= set(book.saved), f"{process} did not save what it carried"
-            lost = tokens(step for step in book.dropped if step not in counted and not known.issuperset(twins(step)))
+            uncounted = [step for step in book.dropped if step not in counted]
+            lost = tokens(
+                step for step in uncounted if any((step.machine, sample) not in known for sample in step.samples)
+            )
             assert lost <= book.told(is_sure=False), f"{process} dropped {lost} tokens in silence"
             assert tokens(book.dropped) >= book.told(is_sure=False)
-            assert lost >= book.told(is_sure=True), f"{process} said that it dropped work which is counted"
-
-
-def twins(step: Step) -> Iterator[tuple[str, Round, int]]:
-    """Name what a step is made of, so that another process of the machine that makes it again says the same."""
-    return ((step.machine, step.round, sample) for sample in step.samples)
+            assert tokens(uncounted) >= book.told(is_sure=True), f"{process} said that it dropped work which is counted"
 
 
 def tokens(steps: Iterable[Step]) -> int:
