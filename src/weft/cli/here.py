@@ -21,11 +21,11 @@ from weft.cli.pace import usual_s
 from weft.errors import TooLarge
 from weft.model import ModelConfig, Transformer, flatten
 from weft.model.config import num_parameters
+from weft.peer import inner
 from weft.peer.backward import Backward
 from weft.peer.config import TrainConfig
 from weft.peer.device import Device, choose, decoder, device_free_nbytes
 from weft.peer.host import host_free_nbytes
-from weft.peer.inner import InnerOptimizer
 from weft.peer.machine import PeerConfig
 
 _SPARE = 0.9
@@ -108,7 +108,7 @@ def measure(
 def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[], None]:
     """Return one inner step of the model, on tokens that are all zero."""
     flat = flatten(Transformer(model), device.torch)
-    optimizer = InnerOptimizer(train.optimizer, flat)
+    optimizer = inner.build(train.optimizer, flat)
     backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
     tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
 

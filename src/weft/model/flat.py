@@ -72,6 +72,22 @@ def layout(config: ModelConfig) -> Layout:
     return Layout(tuple(spans), offset, sum(span.num for span in spans if span.has_decay))
 
 
+def layer_matrices(config: ModelConfig) -> tuple[Span, ...]:
+    """Return the matrices of the layers; apart those that one tensor stacks: queries, keys, values; gate and up."""
+    stacked = {
+        "qkv": (config.q_width, config.kv_width, config.kv_width),
+        "gate_up": (config.ffn_width, config.ffn_width),
+    }
+    found = []
+    for span in layout(config):
+        if span.name.startswith("layers.") and span.has_decay:
+            offset, (height, width) = span.offset, span.shape
+            for rows in stacked.get(span.name.split(".")[-2], (height,)):
+                found.append(Span(span.name, (rows, width), offset, has_decay=True))
+                offset += rows * width
+    return tuple(found)
+
+
 def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     qkv_width = config.q_width + 2 * config.kv_width
     yield "embed.weight", (config.vocab_size, config.width)

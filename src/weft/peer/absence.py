@@ -20,6 +20,7 @@ Fate = Literal["late", "travelling", "lost"]
 # lost: announced in time, and nobody has.
 
 PAUSED = "it is paused"
+RESTING = "it was not drawn for this round"
 LIED = "it signed two notes that contradict each other"
 
 
@@ -73,6 +74,8 @@ def _why(base: Base, peer: PeerId, state: State | None, statuses: Mapping[PeerId
         return "its payload could not be had or was no payload"
     if peer in base.newcomers:
         return "nobody waits for a newcomer in its first round"
+    if peer in base.resting:
+        return RESTING
     if state is not None and peer in state.ready:
         return "it was ready when others were planned already, or its payload could not be had"
     if state is not None and peer in state.passing:

@@ -12,6 +12,9 @@ the last manifest tells, so who was just started believes a group what all other
 the bound, and of another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
 whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
 
+Who rests may have trained in the place of one who was drawn and is away (`weft.peer.resting`): it is allowed one lease
+more in that round, within the bound.
+
 A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.legacy`). Its tokens are the
 difference between two manifests: the head of the branch that was given up, and the last common one. A head that no
 member of the last common one has signed counts as one lease.
@@ -70,7 +73,8 @@ class Claims:
         if ready.legacy is not None:
             return self._of_branch(base, peer, ready)
         bound = unclaimed(base)
-        allowed = min(self._allowed.get(peer, bound), bound)
+        instead = base.charter.settings.quota_tokens if peer in base.resting else 0
+        allowed = min(self._allowed.get(peer, bound) + instead, bound)
         most = allowed if ready.group is None else self._of_group(base, peer, allowed)
         tokens = Tokens(min(ready.tokens, most))
         if tokens != ready.tokens:

@@ -21,7 +21,7 @@ from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.outline import AdmissionConfig, TicketAdmission
 from weft.sync.charter import MAX_STEWARDS, Electors
-from weft.sync.choices import AdamWConfig, Choices, DiLoCoConfig, MethodConfig
+from weft.sync.choices import AdamWConfig, Choices, DiLoCoConfig, MethodConfig, OptimizerConfig, check, spell_out
 from weft.sync.messages import MAX_GROUP
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import digest_of
@@ -44,7 +44,7 @@ class TrainConfig(Config, frozen=True, kw_only=True):
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16, description="samples per inner step and peer")] = 8
     tokens: Annotated[int, msgspec.Meta(ge=1, description="committed tokens at which the run is complete")]
     schedule: ScheduleConfig
-    optimizer: AdamWConfig = AdamWConfig()
+    optimizer: OptimizerConfig = AdamWConfig()
     clip: Annotated[
         float, msgspec.Meta(gt=0, description="largest gradient norm; inf does not clip", extra=UNBOUNDED)
     ] = 1.0
@@ -110,6 +110,7 @@ class RunFile(Config, frozen=True, kw_only=True):
                 f"peers is {self.peers}, and {self.electors} electors find room for {room}: {MAX_GROUP} contribute "
                 "through each at most, itself included. Raise electors, or expect fewer peers."
             )
+        check(spell_out(self.method, self.peers), self.train.optimizer)
 
 
 class RunConfig(Config, frozen=True, kw_only=True):
@@ -150,6 +151,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
             raise ConfigError(
                 f"train.seq_len is {self.train.seq_len}, the model's longest context {self.model.max_seq_len}."
             )
+        check(self.method, self.train.optimizer)
 
     @property
     def run(self) -> RunId:

@@ -190,6 +190,7 @@ class Carry:
         if ahead is not None:
             self._mark, local = local, local - ahead
         self._trainer.set_local(local)
+        self._trainer.set_anchor(self._replica.outer)
 
     def _leased(self) -> Float32[Tensor, " num"]:
         """Return the local parameters where the leased work ends."""
@@ -233,3 +234,4 @@ class Carry:
         self._gradient = vectors.pop("gradient", None)
         self._gradient_tokens = 0 if self._gradient is None else self.tokens
         self._trainer.set_local(vectors.pop("local", self._replica.outer))
+        self._trainer.set_anchor(self._replica.outer)

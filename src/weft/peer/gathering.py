@@ -32,7 +32,7 @@ from weft.sync.deadline import TELL_S
 from weft.sync.groups import contribution
 from weft.sync.machine import Lost
 from weft.sync.messages import Contribution, Ready
-from weft.sync.rules import is_quorum, leader
+from weft.sync.rules import is_under_way, leader
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
 AGAIN_S = 1.0  # between two tries to fetch a payload that is announced
@@ -151,7 +151,7 @@ class Gathering:
             return
         self._announced[peer] = ready.parts
         self._timers.note_ready()
-        if self._quorum_at is None and is_quorum(base, self._announced):
+        if self._quorum_at is None and is_under_way(base, self._announced):
             self._quorum_at = self._clock.now()
             self._timers.note_quorum()
         self._fetch_mine(contribution(base.charter, peer, ready))

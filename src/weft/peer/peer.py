@@ -33,6 +33,7 @@ from weft.model.config import num_parameters
 from weft.net.heartbeat import Membership
 from weft.net.membership import Gone, Left, New, Recovered, Suspected
 from weft.net.tasks import Tasks
+from weft.peer import resting
 from weft.peer.absence import Decided
 from weft.peer.ahead import Ahead
 from weft.peer.blocking import Blocking
@@ -251,6 +252,8 @@ class Peer:
             head = self._replica.head
             assert head is not None
             leased = self._groups.leased(head)
+            if not len(leased):
+                leased = resting.leased_instead(rounds, self.peer, head)
             await self._training.make(head, leased, self._replica.config, lambda: turn.is_hurried)
         await self._unless_stopped(self._blocking.passed(lambda: self._is_needless_to_wait(rounds)))
         if not rounds.decided.empty() or self._stopping.is_set():
@@ -294,11 +297,14 @@ class Peer:
         deciding = asyncio.ensure_future(rounds.decided.get())
         changing = asyncio.ensure_future(self.pausing.change())
         losing = asyncio.ensure_future(self._ahead.wanted(self._replica.config))
+        others = [changing, losing]
+        if self._carry.offered is None:
+            others.append(asyncio.ensure_future(resting.needed(rounds, self.peer)))
         try:
-            await self._unless_stopped(asyncio.wait((deciding, changing, losing), return_when=asyncio.FIRST_COMPLETED))
+            await self._unless_stopped(asyncio.wait((deciding, *others), return_when=asyncio.FIRST_COMPLETED))
         finally:
-            changing.cancel()
-            losing.cancel()
+            for each in others:
+                each.cancel()
             if not deciding.done():
                 deciding.cancel()
         if deciding.done() and not deciding.cancelled():

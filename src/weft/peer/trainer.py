@@ -16,7 +16,7 @@ whoever reads or sets what is kept. It does not know peers, rounds, sockets or a
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from weft.events import Emit, MicroBatchChanged, StepDone, WarmedUp
 from weft.ids import Step
 from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
+from weft.peer import inner
 from weft.peer.backward import Backward, LossScale
 from weft.peer.config import RunConfig
 from weft.peer.device import allocating, check_fits, choose, limit_memory
@@ -60,6 +61,7 @@ class Parked:
     """What a trainer that has left its device keeps on the host."""
 
     vector: Float32[Tensor, " num"]
+    anchor: Float32[Tensor, " num"] | None
     moments: State | None  # None: it has no optimizer
     scale: LossScale
     micro_batch: int
@@ -84,6 +86,7 @@ class Trainer:
         self._sends_gradient = run.method.send == "gradient"
         self._num_steps = 0
         self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
+        self._anchor: Float32[Tensor, " num"] | None = None  # the outer parameters, which inner steps are pulled to
         self._parked: Parked | None = None
         self._parking = threading.Lock()
 
@@ -109,13 +112,16 @@ class Trainer:
             self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))
         is_shared = self._sends_gradient and self.device.is_cpu
         self._take_device(vector if is_shared else vector.to(self.device.torch, copy=True), micro_batch)
+        self.set_anchor(vector)
         self._num_steps = 0
 
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         run, peer = self._run, self._peer
         with allocating("the model", self.device):
             self._model = _model_over(held, run, peer)
-            self._optimizer = None if self._sends_gradient else InnerOptimizer(run.train.optimizer, self._model)
+            self._optimizer: InnerOptimizer | None = (
+                None if self._sends_gradient else inner.build(run.train.optimizer, self._model)
+            )
         self._warm_shape = None
         self._backward = Backward(self._model, self.device, micro_batch, is_compiled=peer.is_compiled, emit=self._emit)
 
@@ -130,10 +136,12 @@ class Trainer:
                 return
             self._parked = Parked(
                 vector=self._model.vector.cpu(),
+                anchor=None if self._anchor is None else self._anchor.cpu(),
                 moments=None if self._optimizer is None else self._optimizer.state(),
                 scale=self._backward.scale,
                 micro_batch=self._backward.micro_batch,
             )
+            self._anchor = None
             del self._model, self._optimizer, self._backward
         self.device.release_cache()
 
@@ -149,6 +157,7 @@ class Trainer:
                 return
             with allocating("the model", self.device):
                 held = parked.vector.to(self.device.torch)
+                self._anchor = None if parked.anchor is None else parked.anchor.to(self.device.torch)
             self._take_device(held, parked.micro_batch)
             if self._optimizer is not None and parked.moments is not None:
                 self._optimizer.load(parked.moments, self._num_steps)
@@ -222,6 +231,8 @@ class Trainer:
             began_step = self._clock.now()
             rate = self._rate(committed_tokens, len(losses) + 1, pace)
             loss, norm = self._fill_gradient(positions[start : start + size], rate)
+            if self._anchor is not None:
+                norm = self._pull(self._anchor)
             if norm > self._run.train.clip:
                 self._model.gradient.mul_(self._run.train.clip / norm)
             self._optimizer.step(rate)
@@ -243,6 +254,27 @@ class Trainer:
     @property
     def _vector(self) -> Tensor:
         return self._model.vector if self._parked is None else self._parked.vector
+
+    def set_anchor(self, outer: Float32[Tensor, " num"]) -> None:
+        """Let inner steps be pulled towards `outer`, the outer parameters on the CPU, where the method says so.
+
+        There it is the very same memory, and follows what is written to it.
+        """
+        if not self._run.method.proximal:
+            return
+        with self._parking:
+            if self._parked is not None:
+                self._parked = replace(self._parked, anchor=outer)
+            elif self._anchor is None or self._anchor.device.type == "cpu":
+                self._anchor = outer.to(self.device.torch)
+            else:
+                self._anchor.copy_(outer)
+
+    def _pull(self, anchor: Tensor) -> float:
+        """Add the gradient of mu / 2 |x - outer|^2, and return the norm of the sum. FedProx: 1812.06127, equation 2."""
+        gradient, pull = self._model.gradient, self._run.method.proximal
+        gradient.add_(self._model.vector, alpha=pull).sub_(anchor, alpha=pull)
+        return float(gradient.norm())
 
     def private_state(self) -> State:
         """Return what only this peer has and an exact resume needs, on the CPU.

@@ -23,6 +23,7 @@ from weft.plan.question import Cluster, Machines, Question
 from weft.plan.serving import sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.sync.choices import NesterovConfig
+from weft.sync.shares import num_drawn
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 _SPARE = 0.9  # of a device's memory may be planned for
@@ -166,10 +167,12 @@ def pace_of(question: Question) -> Pace:
     load, num_electors = load_of(question), question.num_electors
     kinds = [_kind(question, each, leased[each.name], load) for each in question.machines]
     round = grouped_time(kinds, num_electors, load)
+    share = num_drawn(question.choices.among, num_peers) / num_peers  # of all machines, whichever are drawn
     tokens = sum(each.count * leased[each.name] for each in question.machines)
     late = [each for each in question.machines if each.name in round.late]
     per_s = (tokens - sum(each.count * leased[each.name] for each in late)) / round.total_s
     per_s += sum(each.count * each.tokens_per_s for each in late)  # hand in what they have, rounds later
+    tokens, per_s = int(share * tokens), share * per_s
     num_wards = num_peers - num_electors
     parted = levels(load, num_electors, num_wards, round.total_s) if num_wards else None
     return Pace(
@@ -177,7 +180,9 @@ def pace_of(question: Question) -> Pace:
         tokens=tokens,
         num_rounds=math.ceil(train.tokens / (per_s * round.total_s)),
         tokens_per_s=per_s,
-        traffic=_traffic(load, num_peers, round.total_s) if parted is None else parted.mean(num_electors, num_wards),
+        traffic=_traffic(load, num_peers, share, round.total_s)
+        if parted is None
+        else parted.mean(num_electors, num_wards),
         total_s=train.tokens / per_s,
         penalty=_penalty(question),
         levels=parted,
@@ -244,10 +249,10 @@ def _encodings(question: Question) -> tuple[cost.Encoding, cost.Encoding]:
     return build_codec(choices.codec), build_codec(choices.reply_codec or choices.codec)
 
 
-def _traffic(load: Load, num_peers: int, round_s: float) -> cost.Traffic:
+def _traffic(load: Load, num_peers: int, share: float, round_s: float) -> cost.Traffic:
     if num_peers == 1:
         return cost.Traffic(0, 0)
-    bulk = (num_peers - 1) * (load.payload_nbytes + load.result_nbytes) // num_peers
+    bulk = int((num_peers - 1) * (share * load.payload_nbytes + load.result_nbytes) / num_peers)
     return cost.Traffic(bulk, bulk) + cost.control_traffic(num_peers, round_s)
 
 

@@ -33,7 +33,27 @@ class AdamWConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="adam
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
 
 
-OuterConfig = SgdConfig | NesterovConfig | AdamWConfig
+class InnerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sgd"):
+    """The learning rate comes from the run's schedule, step by step."""
+
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1, description="0: plain SGD")] = 0.0
+
+
+class MuonConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="muon"):
+    """Matrices of the layers by orthogonalized momentum; embedding, head, gains and biases by AdamW, at the same rate.
+
+    An update is as long as AdamW's would be, so what fits AdamW's learning rate fits here (2502.16982, section 2.2).
+    """
+
+    momentum: _Beta = 0.95
+    beta1: _Beta = 0.9
+    beta2: _Beta = 0.95
+    eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
+
+
+OuterConfig = SgdConfig | NesterovConfig | AdamWConfig | InnerSgdConfig
+OptimizerConfig = AdamWConfig | MuonConfig | InnerSgdConfig
 
 
 _Every = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="inner steps between synchronisations")]
@@ -57,6 +77,19 @@ _ReplyDecay = Annotated[
 ]
 
 
+class SampleConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sample"):
+    """In each round, members drawn at random; the others follow. McMahan et al., 1602.05629, algorithm 1."""
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1, description="of the members, rounded up: one at least")]
+
+
+AmongConfig = Literal["all"] | SampleConfig
+
+_Proximal = Annotated[
+    float, msgspec.Meta(ge=0, le=100, description="pull of inner steps towards the outer parameters; 0: none")
+]
+
+
 class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom"):
     """The five choices spelled out, and who is waited for."""
 
@@ -68,7 +101,8 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
     feedback: _Decay | None = None
     reply_feedback: _ReplyDecay | None = None
     merge: _Rule = "peers_mean"
-    among: Literal["all"] = "all"
+    among: AmongConfig = "all"
+    proximal: _Proximal = 0.0
     wait: Literal["all"] = "all"  # for all members, until the deadline
 
     @property
@@ -86,6 +120,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
             raise ConfigError(
                 'method: apply: "inner" steps along gradients, a delta already holds inner steps; '
                 'set apply to "sgd" or "nesterov", or send = "gradient".'
+            )
+        if self.send == "gradient" and self.proximal:
+            raise ConfigError(
+                "method: proximal: a gradient is taken at the outer parameters, where nothing pulls; "
+                'set proximal = 0, or send = "delta".'
             )
         for name, codec, decay in (
             ("feedback", self.codec, self.feedback),
@@ -112,6 +151,8 @@ class FedAvgConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="fed
     every: _Every = 30
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None
+    among: AmongConfig = "all"
+    proximal: _Proximal = 0.0
 
 
 class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="diloco"):
@@ -139,6 +180,19 @@ class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag=
 MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | SparseLoCoConfig | Choices
 
 
+def check(choices: Choices, optimizer: OptimizerConfig) -> None:
+    """Refuse what cannot be computed to the same bits by all.
+
+    Raises:
+        ConfigError: the inner optimizer is to step on every member alike, and is none whose bits are.
+    """
+    if isinstance(choices.apply, InnerConfig) and isinstance(optimizer, MuonConfig):
+        raise ConfigError(
+            'train.optimizer: "muon" multiplies matrices, and machines round that differently, but a method that sends '
+            'gradients steps on every member alike; set type = "adamw" or "sgd", or choose a method that sends deltas.'
+        )
+
+
 def spell_out(config: MethodConfig, num_peers: int) -> Choices:
     """Return the five choices that `config` names in a run of about `num_peers` (>= 1) peers."""
     match config:
@@ -155,6 +209,8 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
                 apply=SgdConfig(lr=1.0),
                 codec=config.codec,
                 reply_codec=config.reply_codec,
+                among=config.among,
+                proximal=config.proximal,
             )
         case DiLoCoConfig():
             lr, momentum = diloco_defaults(num_peers)

@@ -30,8 +30,8 @@ from weft.sync.machine import (
     without_plan,
 )
 from weft.sync.messages import Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
-from weft.sync.rules import is_quorum, is_sound, leader, spent_farewells
-from weft.sync.shares import lease, shares
+from weft.sync.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
+from weft.sync.shares import drawn, lease, shares
 from weft.sync.stuck import judged
 from weft.sync.uplinks import uplinks
 from weft.wire import digest_of
@@ -57,8 +57,9 @@ def make_plan(state: State) -> Result:
     """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over.
 
     Nobody waits for a newcomer: it may still be fetching what was decided before it was counted in. What it announces
-    in time counts like anybody's, and what comes later stays in its carry. The same holds for who is paused, and for
-    whose payload is lost; both have been heard of, so grace begins with them as with who is ready.
+    in time counts like anybody's, and what comes later stays in its carry. The same holds for who was leased nothing,
+    for who is paused, and for whose payload is lost; the last two have been heard of, so grace begins with them as with
+    who is ready.
     """
     if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
         return state, ()
@@ -68,9 +69,9 @@ def make_plan(state: State) -> Result:
     if not usable:
         return state, ()
     waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
-    waiting_for -= state.passing
+    waiting_for -= state.passing | set(state.base.resting)
     if waiting_for and not state.is_grace_over:
-        is_grace_due = is_quorum(state.base, usable | state.unusable | state.passing, state.farewells)
+        is_grace_due = is_under_way(state.base, usable | state.unusable | state.passing, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
     plan = new_plan(state, usable, absent)
     has_work = any(each.tokens for each in plan.contributions)  # of nothing there is no mean
@@ -108,6 +109,7 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     turn, base = state.attempt + state.revision, state.base
     able = usable - absent - state.lacking.keys()
     present = sorted(able - state.relayed) or sorted(able) or [state.me]
+    not_awaited = {*base.newcomers, *base.resting}
     owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
     if not turn and base.num_parts == len(base.electorate):
         away = absent | state.relayed | set(base.newcomers)
@@ -117,7 +119,7 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
         revision=state.revision,
         contributions=countable(base, (state.ready[peer] for peer in sorted(usable))),
         owners=tuple(owners),
-        awaited=tuple(sorted(set(base.electorate) - usable - absent - state.passing - set(base.newcomers))),
+        awaited=tuple(sorted(set(base.electorate) - usable - absent - state.passing - not_awaited)),
     )
 
 
@@ -227,9 +229,9 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
     newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
     joined = tuple(sorted(newcomers)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
-    leased = lease(
-        base, after.charter, plan.contributions, shares(after.charter, members, state.speeds, claims_in(plan))
-    )
+    trained = drawn(base, after.charter, members)
+    wanted = shares(after.charter, trained, state.speeds, claims_in(plan))
+    leased = lease(base, after.charter, plan.contributions, {**dict.fromkeys(members, 0), **wanted})
     return Manifest(
         run=base.run,
         branch=base.branch,

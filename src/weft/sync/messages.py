@@ -160,6 +160,7 @@ class Base(Record, frozen=True, kw_only=True):
     previous: Digest
     electorate: tuple[PeerId, ...]  # ascending
     newcomers: tuple[PeerId, ...] = ()  # those of them that the manifest before counted in
+    resting: tuple[PeerId, ...] = ()  # those that it leased nothing to
     keeper: PeerId | None  # the leader recorded in the manifest before
     uplinks: tuple[int, ...]  # of each part: sizes
     cursor: int
@@ -315,6 +316,7 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
     What is leased to a group is not leased again when its sponsor dies: its wards bring what they have trained.
     """
     groups = {each.peer for each in manifest.contributions if each.group is not None and each.group.num_leased > 1}
+    leased = {lease.peer for lease in manifest.leases}
     return Base(
         run=manifest.run,
         branch=manifest.branch,
@@ -322,6 +324,7 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         previous=digest_of(manifest),
         electorate=manifest.members,
         newcomers=manifest.joined,
+        resting=tuple(peer for peer in manifest.members if peer not in leased),
         keeper=manifest.leader,
         uplinks=manifest.uplinks,
         cursor=manifest.cursor,

@@ -2,8 +2,10 @@
 
     row      every  send      codec  among  apply             replicated                     private
     ddp      1      gradient  bf16   all    inner optimizer   outer, AdamW moments           -
-    fedavg   H      delta     bf16   all    SGD, rate 1       outer                          inner optimizer
+    fedavg   H      delta     bf16   all *  SGD, rate 1       outer                          inner optimizer
     diloco   H      delta     int8   all    SGD-Nesterov      outer, momentum                inner optimizer
+
+    * or a sample, drawn anew for each round
 
 A run file names a row or spells the choices out (`type = "custom"`). Before a run starts, `spell_out` turns either into
 `Choices`, which RunConfig holds (all in `choices`): what depends on the number of peers is decided once, for all.
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from weft.codec import bounds
 from weft.sync import outer as optimizers
-from weft.sync.choices import AdamWConfig, Choices, InnerConfig
+from weft.sync.choices import Choices, InnerConfig, MuonConfig, OptimizerConfig, check
 from weft.sync.outer import State, StepContext
 
 OUTER = "outer"  # the name of the parameters among the replicated vectors
@@ -31,9 +33,12 @@ OUTER = "outer"  # the name of the parameters among the replicated vectors
 class Method:
     """The five choices as operations on flat vectors. It holds no state of a run."""
 
-    def __init__(self, choices: Choices, inner: AdamWConfig) -> None:
+    def __init__(self, choices: Choices, inner: OptimizerConfig) -> None:
+        check(choices, inner)
         self.choices = choices
-        self._optimizer = optimizers.build(inner if isinstance(choices.apply, InnerConfig) else choices.apply)
+        apply = inner if isinstance(choices.apply, InnerConfig) else choices.apply
+        assert not isinstance(apply, InnerConfig | MuonConfig)
+        self._optimizer = optimizers.build(apply)
 
     @property
     def replicated(self) -> tuple[str, ...]:

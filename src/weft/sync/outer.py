@@ -1,6 +1,6 @@
 """Exact optimizers on flat fp32 vectors: the step every member makes on the same bytes, to the same bytes.
 
-    sgd        x -= lr g
+    sgd        x -= lr g;  inside, with momentum: m = mu m + g;  x -= lr m
     nesterov   m = mu m + g;  x -= lr (g + mu m)                       as torch.optim.SGD(nesterov=True)
     adamw      x -= lr wd x (decayed range only);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g g;
                x -= lr / (1-b1^t) * m / (sqrt(v) / sqrt(1-b2^t) + eps)  as torch.optim.AdamW (1711.05101)
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.sync.choices import AdamWConfig, NesterovConfig, OuterConfig, SgdConfig
+from weft.sync.choices import AdamWConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig
 
 State = dict[str, Float32[Tensor, " num"]]
 
@@ -65,6 +65,8 @@ def build(config: OuterConfig) -> Outer:
             return Nesterov(config)
         case AdamWConfig():
             return AdamW(config)
+        case InnerSgdConfig():
+            return InnerSgd(config)
     assert_never(config)
 
 
@@ -79,6 +81,29 @@ class Sgd:
         lr = fp32(self._config.lr)
         clip = clip_factor(merged, context.max_norm)
         for x, g, scratch, _ in _chunks(outer, merged, state, clip):
+            torch.mul(g, lr, out=scratch)
+            x.sub_(scratch)
+
+
+class InnerSgd:
+    """SGD with the schedule's learning rate."""
+
+    def __init__(self, config: InnerSgdConfig) -> None:
+        self._config = config
+
+    def init(self, num: int) -> State:
+        return {"momentum": torch.zeros(num)} if self._config.momentum else {}
+
+    def apply(self, outer: Tensor, state: State, merged: Tensor, context: StepContext) -> None:
+        lr, mu = fp32(context.lr), fp32(self._config.momentum)
+        clip = clip_factor(merged, context.max_norm)
+        for x, g, scratch, part in _chunks(outer, merged, state, clip):
+            if mu:
+                # m = mu m + g
+                m = part("momentum")
+                m.mul_(mu)
+                m.add_(g)
+                g = m
             torch.mul(g, lr, out=scratch)
             x.sub_(scratch)
 

@@ -75,7 +75,7 @@ from weft.sync.messages import (
     Stuck,
     Vote,
 )
-from weft.sync.rules import Durable, is_quorum, is_successor, leader, may_promise, newest, spent_farewells
+from weft.sync.rules import Durable, is_quorum, is_successor, is_under_way, leader, may_promise, newest, spent_farewells
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
 # (see peer.timers) that is three months. Who leaps on purpose never comes near MAX_COUNT within a round.
@@ -113,7 +113,7 @@ def step(state: State, event: Input) -> Result:
 
 def _is_due(state: State) -> bool:
     """Return whether the leader could go on, as far as this member knows; until then nobody is to blame."""
-    return state.committed is None and is_quorum(state.base, state.ready.keys() | state.passing, state.farewells)
+    return state.committed is None and is_under_way(state.base, state.ready.keys() | state.passing, state.farewells)
 
 
 def _react(state: State, event: Input) -> Result:

@@ -15,9 +15,12 @@ What was leased to somebody who is no member any more, and whom no manifest has 
 whoever is next; new samples follow. A member keeps what it was leased: it brings that as carry. Who left and comes back
 is a member again, and keeps what is left of its own.
 
+Where members are drawn for a round, the others are leased nothing and rest.
+
 The leader proposes the shares; anybody can check that they are within bounds. It does not know how speeds are measured.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -25,12 +28,32 @@ from types import MappingProxyType
 
 from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
+from weft.rng import order_key
 from weft.sync.charter import Charter
+from weft.sync.choices import AmongConfig
 from weft.sync.groups import claims_in
 from weft.sync.messages import MAX_UNCOUNTED, Base, Brought, GroupClaim, Manifest
 
 EVEN = 0.7  # of the pace: times of equal machines differ by so much when they are busy
 MAX_LEAD = 8.0  # beyond, a fast machine waits for the others' inner steps
+
+
+def drawn(base: Base, charter: Charter, members: Iterable[PeerId]) -> set[PeerId]:
+    """Return who of `members` trains in the round after that of `base`, by a lot that nobody can choose.
+
+    Args:
+        charter: that holds in it.
+    """
+    members, among = set(members), charter.settings.method.among
+    if among == "all":
+        return members
+    lots = sorted(members, key=lambda peer: order_key("drawn", base.run, base.branch, base.round, peer))
+    return set(lots[: num_drawn(among, len(lots))])
+
+
+def num_drawn(among: AmongConfig, num: int) -> int:
+    """Return how many of `num` members train in a round."""
+    return num if among == "all" else math.ceil(among.share * num)
 
 
 def shares(
@@ -83,7 +106,7 @@ def lease(base: Base, charter: Charter, counted: Iterable[Brought], wanted: Mapp
     Args:
         charter: that holds in it. Where samples or inner steps have another length by it, nothing is leased again.
         counted: what this round counts. A legacy is not what its bringer was leased.
-        wanted: samples of each member of the next round.
+        wanted: samples of each member of the next round; 0: it rests.
     """
     now, before = charter.settings, base.charter.settings
     done = {each.peer for each in counted if each.legacy is None}
@@ -110,15 +133,16 @@ def are_fair(base: Base, charter: Charter, manifest: Manifest) -> bool:
         charter: that holds after the manifest.
     """
     quota, unit = charter.settings.quota, charter.settings.unit
-    wanted: dict[PeerId, int] = {}
+    wanted = dict.fromkeys(manifest.members, 0)
     for each in manifest.leases:
         wanted[each.peer] = wanted.get(each.peer, 0) + each.num_windows
-    if set(wanted) != set(manifest.members):
+    to_train = {peer for peer, num in wanted.items() if num}
+    if len(wanted) != len(manifest.members) or to_train != drawn(base, charter, manifest.members):
         return False
     told = Leased(manifest.leases, manifest.cursor, manifest.uncounted, manifest.leased_again)
     if told != lease(base, charter, manifest.contributions, wanted):
         return False
     groups = claims_in(manifest)
-    most = {peer: quota * (groups[peer].num_leased if peer in groups else 1) for peer in wanted}
-    least = most if charter.has_even_leases else dict.fromkeys(wanted, unit)
-    return all(least[peer] <= num <= most[peer] and num % unit == 0 for peer, num in wanted.items())
+    most = {peer: quota * (groups[peer].num_leased if peer in groups else 1) for peer in to_train}
+    least = most if charter.has_even_leases else dict.fromkeys(to_train, unit)
+    return all(least[peer] <= wanted[peer] <= most[peer] and wanted[peer] % unit == 0 for peer in to_train)

@@ -17,7 +17,7 @@ from weft.plan.methods import choose, rows
 from weft.plan.profiles import device
 from weft.plan.question import OPTIMIZER_NBYTES, tokens_per_s
 from weft.plan.timing import Line
-from weft.sync.choices import DdpConfig, DiLoCoConfig, FedAvgConfig
+from weft.sync.choices import DdpConfig, DiLoCoConfig, FedAvgConfig, SampleConfig
 
 FREE = Line()
 
@@ -37,6 +37,15 @@ def test_bytes_are_those_of_the_reduce_and_its_messages() -> None:
     control = cost.control_traffic(4, pace.round.total_s).sent_nbytes
     assert pace.traffic.sent_nbytes == pytest.approx(reduce + control, abs=8)
     assert pace.gigabytes_per_day == pytest.approx(2 * pace.traffic.sent_nbytes * 86_400 / pace.round.total_s / 1e9)
+
+
+def test_where_members_are_drawn_a_round_takes_as_long_and_brings_their_share() -> None:
+    whole = pace_of(question(method=FedAvgConfig()))
+    half = pace_of(question(method=FedAvgConfig(among=SampleConfig(share=0.3))))  # two of four
+    assert half.round == whole.round
+    assert half.tokens == whole.tokens // 2
+    assert half.tokens_per_s == pytest.approx(whole.tokens_per_s / 2)
+    assert 0.7 < half.traffic.sent_nbytes / whole.traffic.sent_nbytes < 0.8  # half the payloads, all results
 
 
 def test_a_device_multiplies_matrices_and_moves_its_optimizers_numbers() -> None:

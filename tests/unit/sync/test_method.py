@@ -12,7 +12,9 @@ from weft.sync.choices import (
     DiLoCoConfig,
     FedAvgConfig,
     InnerConfig,
+    InnerSgdConfig,
     MethodConfig,
+    MuonConfig,
     NesterovConfig,
     SgdConfig,
     diloco_defaults,
@@ -162,3 +164,15 @@ def test_a_carried_gradient_does_not_move_the_parameters() -> None:
     method = Method(spell_out(DdpConfig(), 2), AdamWConfig())
     with pytest.raises(ValueError, match="carried gradient"):
         method.rebase(randn(0), randn(1), randn(2))
+
+
+def test_an_optimizer_that_machines_compute_differently_is_no_step_of_all() -> None:
+    with pytest.raises(ConfigError, match="muon"):
+        Method(spell_out(DdpConfig(), 2), MuonConfig())
+    assert Method(spell_out(FedAvgConfig(), 2), MuonConfig()).replicated == ("outer",)
+    assert Method(spell_out(DdpConfig(), 2), InnerSgdConfig(momentum=0.9)).replicated == ("outer", "momentum")
+
+
+def test_a_gradient_has_no_proximal_term() -> None:
+    with pytest.raises(ConfigError, match="proximal"):
+        Choices(every=1, send="gradient", apply=SgdConfig(), proximal=0.1)

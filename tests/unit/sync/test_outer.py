@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.sync import outer as optimizers
-from weft.sync.choices import AdamWConfig, NesterovConfig, OuterConfig, SgdConfig
+from weft.sync.choices import AdamWConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig
 from weft.sync.outer import CHUNK, StepContext, build, clip_factor, fp32, norm, power
 
 NUM = CHUNK + 1000  # more than one chunk
@@ -31,6 +31,9 @@ def reference(config: OuterConfig, x: np.ndarray, gradients: list[np.ndarray]) -
         match config:
             case SgdConfig(lr=lr):
                 x = x - lr * g
+            case InnerSgdConfig(momentum=mu):
+                m = mu * m + g
+                x = x - rates(t) * m
             case NesterovConfig(lr=lr, momentum=mu):
                 m = mu * m + g
                 x = x - lr * (g + mu * m)
@@ -47,6 +50,8 @@ CONFIGS: list[OuterConfig] = [
     SgdConfig(lr=0.1),
     NesterovConfig(lr=0.7, momentum=0.9),
     NesterovConfig(lr=0.3, momentum=0.0),
+    InnerSgdConfig(),
+    InnerSgdConfig(momentum=0.9),
     AdamWConfig(),
     AdamWConfig(beta1=0.8, beta2=0.99, eps=1e-3, weight_decay=1.0),
 ]

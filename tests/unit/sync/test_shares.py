@@ -1,5 +1,6 @@
 """How much of the data each member is leased, and what a leader may not propose."""
 
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -13,8 +14,10 @@ from weft.data.assign import Lease, leases
 from weft.ids import PeerId, Tokens
 from weft.peer.chain import open_branch
 from weft.sync.charter import Charter
+from weft.sync.choices import SampleConfig
 from weft.sync.messages import MAX_UNCOUNTED, Base, Contribution, Manifest
-from weft.sync.shares import EVEN, MAX_LEAD, are_fair, lease, shares
+from weft.sync.rules import is_quorum, is_under_way
+from weft.sync.shares import EVEN, MAX_LEAD, are_fair, drawn, lease, shares
 
 EVENLY = msgspec.structs.replace(charter(10, batch_size=4), has_even_leases=True)
 CHARTER = charter(10, batch_size=4)
@@ -151,3 +154,47 @@ def test_a_leader_may_not_forget_what_is_to_be_leased_again(change: dict[str, An
     )
     assert are_fair(base, CHARTER, manifest)
     assert not are_fair(base, CHARTER, msgspec.structs.replace(manifest, **change))
+
+
+# --- members that are drawn ---
+
+
+def sampled(share: float, charter: Charter = EVENLY) -> Charter:
+    method = msgspec.structs.replace(charter.settings.method, among=SampleConfig(share=share))
+    return msgspec.structs.replace(charter, settings=msgspec.structs.replace(charter.settings, method=method))
+
+
+@pytest.mark.parametrize(("share", "num"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (1.0, 4)])
+def test_a_share_of_the_members_is_drawn_rounded_up(share: float, num: int) -> None:
+    assert len(drawn(first_base(4), sampled(share), MEMBERS)) == num
+    assert drawn(first_base(4), EVENLY, MEMBERS) == set(MEMBERS)
+
+
+def test_over_many_rounds_all_are_drawn_about_equally_often() -> None:
+    often = dict.fromkeys(MEMBERS, 0)
+    for number in range(400):
+        for peer in drawn(msgspec.structs.replace(first_base(4), round=number), sampled(0.5), MEMBERS):
+            often[peer] += 1
+    assert all(160 < num < 240 for num in often.values())
+
+
+@pytest.mark.parametrize("charter", [sampled(0.5), sampled(0.5, CHARTER)], ids=["even", "by speed"])
+def test_a_leader_leases_to_those_that_are_drawn_and_to_nobody_else(charter: Charter) -> None:
+    right = drawn(base_of(charter), charter, MEMBERS)
+    (first, *_), others = sorted(right), sorted(set(MEMBERS) - right)
+    assert given_by(charter, dict.fromkeys(right, 40))
+    assert not given_by(charter, dict.fromkeys(MEMBERS, 40))
+    assert not given_by(charter, {first: 40})
+    assert not given_by(charter, dict.fromkeys([first, others[0]], 40))
+
+
+def test_a_round_is_under_way_once_half_of_those_that_were_drawn_are_ready() -> None:
+    base = msgspec.structs.replace(first_base(4), resting=(A, D))
+    assert not is_under_way(base, [])
+    assert not is_under_way(base, [A, D])
+    assert is_under_way(base, [B])
+    assert is_under_way(base, [B, C])
+    all_train = first_base(4)
+    for num in range(5):
+        for heard in combinations(MEMBERS, num):
+            assert is_under_way(all_train, heard) == is_quorum(all_train, heard)
