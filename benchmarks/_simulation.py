@@ -105,7 +105,7 @@ class _Swarm:
     def __init__(self, run: RunConfig, home: Home, outer: Tensor, num_peers: int) -> None:
         self.run = run
         self.outer = outer
-        self.method = Method(run.method, run.train.optimizer)
+        self.method = Method(run.method, run.train.optimizer, tuple(span.shape for span in layout(run.model)))
         self.state: State = self.method.init(outer.numel())
         self.trainers = [_trainer(run, home, outer) for _ in range(num_peers)]
         self._quotas = {PeerId(f"{peer:064x}"): run.quota for peer in range(num_peers)}

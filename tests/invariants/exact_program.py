@@ -31,10 +31,12 @@ from weft.sync.choices import (
     AdamWConfig,
     Choices,
     DdpConfig,
+    DeMoConfig,
     DiLoCoConfig,
     FedAvgConfig,
     MethodConfig,
     SgdConfig,
+    SparseLoCoConfig,
     spell_out,
 )
 from weft.sync.coding import codec_in, coding_in, reply_codec_in
@@ -85,7 +87,7 @@ def codec_stages() -> dict[str, str]:
 
 def rounds(config: MethodConfig, device: str) -> str:
     """Return the digest of the replicated state after three whole rounds of three peers."""
-    method = Method(spell_out(config, 3), AdamWConfig())
+    method = Method(spell_out(config, 3), AdamWConfig(), ((200, 130), (64, 640), (77,)))
     outer = numbers("outer").to(device)
     state = method.init(NUM)
     state = {name: tensor.to(device) for name, tensor in state.items()}
@@ -123,6 +125,8 @@ def main() -> None:
         "fedavg": rounds(FedAvgConfig(), device),
         "diloco": rounds(DiLoCoConfig(), device),
         "gradient, sgd": rounds(custom, device),
+        "sparseloco": rounds(SparseLoCoConfig(), device),
+        "demo": rounds(DeMoConfig(), device),
     }
     sys.stdout.write(json.dumps(stages))
 

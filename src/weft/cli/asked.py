@@ -25,7 +25,16 @@ from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SparseLoCoConfig, spell_out
+from weft.sync.choices import (
+    Choices,
+    DdpConfig,
+    DeMoConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    MethodConfig,
+    SparseLoCoConfig,
+    spell_out,
+)
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"
@@ -44,6 +53,7 @@ _METHODS: dict[str, MethodConfig] = {
     "fedavg": FedAvgConfig(),
     "diloco": DiLoCoConfig(),
     "sparseloco": SparseLoCoConfig(),
+    "demo": DeMoConfig(),
 }
 
 

@@ -180,7 +180,7 @@ class Carry:
         ahead = None if self._mark is None else self._mark - self._trainer.local()
         due = None
         if self.due and not is_counted:
-            due = self._replica.method.contribution(self._replica.outer, self._leased())
+            due = self._replica.method.delta(self._replica.outer, self._leased())
         apply()
         if is_counted or not self.tokens:
             self._drop()

@@ -37,9 +37,10 @@ class Replica:
         self.outer = outer
         self.head: Manifest | None = None
         self._run = run
+        spans = layout(run.model)
+        self._num_decayed, self._shapes = spans.num_decayed, tuple(span.shape for span in spans)
         self._set_charter(first_charter(run))
         self.state: OuterState = self.method.init(outer.numel())
-        self._num_decayed = layout(run.model).num_decayed
         self._merged = torch.empty_like(outer)
 
     def apply(self, manifest: Manifest, results: tuple[Buffer, ...]) -> None:
@@ -87,7 +88,7 @@ class Replica:
     def _set_charter(self, charter: Charter) -> None:
         self.charter = charter
         self.config = amended(self._run, charter)  # to train by
-        self.method = Method(self.config.method, self.config.train.optimizer)
+        self.method = Method(self.config.method, self.config.train.optimizer, self._shapes)
 
     def _context(self, manifest: Manifest) -> StepContext:
         train = self.config.train

@@ -312,7 +312,10 @@ class Trainer:
     def gradient(
         self, positions: NDArray[np.int64], committed_tokens: int, pace: float
     ) -> tuple[Float32[Tensor, " num"], Work]:
-        """Return the mean gradient over the samples at `positions`, unclipped, and change no parameter.
+        """Return the mean gradient over the samples at `positions`, and change no parameter.
+
+        It is clipped where the error that a codec leaves is kept: what is merged is no gradient then. Elsewhere what is
+        merged is clipped.
 
         On a CPU the gradient is the model's own memory, until the next call.
 
@@ -322,6 +325,8 @@ class Trainer:
         began = self._clock.now()
         rate = self._rate(committed_tokens, 1, pace)
         loss, norm = self._fill_gradient(positions, rate)
+        if self._run.method.feedback is not None and norm > self._run.train.clip:
+            self._model.gradient.mul_(self._run.train.clip / norm)
         self._step_done(loss, norm, rate, len(positions), began)
         return self._model.gradient.cpu(), self._work([loss], len(positions), began)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, assert_never
 import msgspec
 
 from weft.codec import LOSSY, Bf16Config, CodecConfig, Int8Config, TopKConfig
+from weft.codec.config import MAX_BLOCK
 from weft.config import Config
 from weft.errors import ConfigError
 
@@ -33,6 +34,12 @@ class AdamWConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="adam
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
 
 
+class SignSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sign_sgd"):
+    """Each parameter by the learning rate of the run's schedule, against the sign of what was merged."""
+
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
+
+
 class InnerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sgd"):
     """The learning rate comes from the run's schedule, step by step."""
 
@@ -52,7 +59,7 @@ class MuonConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="muon"
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
 
 
-OuterConfig = SgdConfig | NesterovConfig | AdamWConfig | InnerSgdConfig
+OuterConfig = SgdConfig | NesterovConfig | SignSgdConfig | AdamWConfig | InnerSgdConfig
 OptimizerConfig = AdamWConfig | MuonConfig | InnerSgdConfig
 
 
@@ -65,8 +72,12 @@ class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inne
     """Apply what was merged with the run's inner optimizer, whose moments are then replicated."""
 
 
-ApplyConfig = SgdConfig | NesterovConfig | InnerConfig
+ApplyConfig = SgdConfig | NesterovConfig | SignSgdConfig | InnerConfig
 
+BasisName = Literal["flat", "tiles", "dct"]
+_Basis = Annotated[
+    BasisName, msgspec.Meta(description="of 64 x 64 tiles of matrices, in cosines or as they are; or of the vector")
+]
 Rule = Literal["peers_mean", "senders_mean"]
 _Rule = Annotated[Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")]
 _Decay = Annotated[
@@ -98,6 +109,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
     apply: ApplyConfig
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None  # of the merged parts; None: the same as `codec`
+    basis: _Basis = "flat"
     feedback: _Decay | None = None
     reply_feedback: _ReplyDecay | None = None
     merge: _Rule = "peers_mean"
@@ -172,12 +184,25 @@ class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag=
     lr: _Lr = 1.0
     codec: CodecConfig = TopKConfig()
     reply_codec: CodecConfig | None = None
+    basis: _Basis = "tiles"
     feedback: _Decay = 0.95
     reply_feedback: _ReplyDecay | None = 1.0
     merge: _Rule = "senders_mean"
 
 
-MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | SparseLoCoConfig | Choices
+class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"):
+    """Every step, the largest frequencies of the members' momenta, which then lack them; by the sign of their mean."""
+
+    codec: CodecConfig = TopKConfig(kept=32, values="bf16")
+    reply_codec: CodecConfig | None = None  # None: top-k with room for all that was sent
+    basis: _Basis = "dct"
+    momentum: _Decay = 0.999
+    reply_feedback: _ReplyDecay | None = 1.0
+    merge: _Rule = "senders_mean"
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
+
+
+MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | SparseLoCoConfig | DeMoConfig | Choices
 
 
 def check(choices: Choices, optimizer: OptimizerConfig) -> None:
@@ -228,11 +253,33 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
                 apply=SgdConfig(lr=config.lr),
                 codec=config.codec,
                 reply_codec=config.reply_codec,
+                basis=config.basis,
                 feedback=config.feedback,
                 reply_feedback=config.reply_feedback,
                 merge=config.merge,
             )
+        case DeMoConfig():
+            return Choices(
+                every=1,
+                send="gradient",
+                apply=SignSgdConfig(weight_decay=config.weight_decay),
+                codec=config.codec,
+                reply_codec=config.reply_codec or _with_room(config.codec, num_peers),
+                basis=config.basis,
+                feedback=config.momentum,
+                reply_feedback=config.reply_feedback,
+                merge=config.merge,
+            )
     assert_never(config)
+
+
+def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:
+    """Return a codec in which all that so many peers send by `codec` has room."""
+    return (
+        TopKConfig(kept=min(codec.kept * num_peers, MAX_BLOCK), values=codec.values)
+        if isinstance(codec, TopKConfig)
+        else codec
+    )
 
 
 def diloco_defaults(num_peers: int) -> tuple[float, float]:

@@ -4,7 +4,10 @@
     ddp      1      gradient  bf16   all    inner optimizer   outer, AdamW moments           -
     fedavg   H      delta     bf16   all *  SGD, rate 1       outer                          inner optimizer
     diloco   H      delta     int8   all    SGD-Nesterov      outer, momentum                inner optimizer
-
+    sparse-  H      delta     top-k  all    SGD               outer                          inner optimizer, error
+      loco
+    demo     1      gradient  top-k  all    sign SGD          outer                          error: the momentum
+                              of DCT
     * or a sample, drawn anew for each round
 
 A run file names a row or spells the choices out (`type = "custom"`). Before a run starts, `spell_out` turns either into
@@ -22,7 +25,9 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec import bounds
+from weft.sync import basis as bases
 from weft.sync import outer as optimizers
+from weft.sync.basis import Shapes
 from weft.sync.choices import Choices, InnerConfig, MuonConfig, OptimizerConfig, check
 from weft.sync.outer import State, StepContext
 
@@ -31,11 +36,17 @@ OUTER = "outer"  # the name of the parameters among the replicated vectors
 
 @final
 class Method:
-    """The five choices as operations on flat vectors. It holds no state of a run."""
+    """The five choices as operations on flat vectors. It holds no state of a run.
 
-    def __init__(self, choices: Choices, inner: OptimizerConfig) -> None:
+    Args:
+        inner: the run's inner optimizer.
+        shapes: of the tensors that lie in a vector, in order.
+    """
+
+    def __init__(self, choices: Choices, inner: OptimizerConfig, shapes: Shapes = ()) -> None:
         check(choices, inner)
         self.choices = choices
+        self._basis = bases.build(choices.basis, shapes)
         apply = inner if isinstance(choices.apply, InnerConfig) else choices.apply
         assert not isinstance(apply, InnerConfig | MuonConfig)
         self._optimizer = optimizers.build(apply)
@@ -49,10 +60,10 @@ class Method:
         """Return the outer optimizer's state before the first round: replicated."""
         return self._optimizer.init(num)
 
-    def contribution(
+    def delta(
         self, outer: Float32[Tensor, " num"], local_or_gradient: Float32[Tensor, " num"]
     ) -> Float32[Tensor, " num"]:
-        """Return what this peer brings to a round, on the device it is given.
+        """Return what this peer's training comes to, on the device it is given.
 
         Args:
             outer: the parameters after the last commit this peer applied.
@@ -68,6 +79,12 @@ class Method:
             return torch.sub(outer, local_or_gradient, out=bounds.empty(outer.numel()))
         return outer.sub(local_or_gradient)
 
+    def contribution(
+        self, outer: Float32[Tensor, " num"], local_or_gradient: Float32[Tensor, " num"]
+    ) -> Float32[Tensor, " num"]:
+        """Return what this peer brings to a round: its `delta`, in the basis in which it is encoded and merged."""
+        return self._basis.forward(self.delta(outer, local_or_gradient))
+
     def apply(
         self,
         outer: Float32[Tensor, " num"],
@@ -76,7 +93,7 @@ class Method:
         context: StepContext,
     ) -> None:
         """Make the outer step on `outer` and `state`, in place; `merged` is the decoded result of a round."""
-        self._optimizer.apply(outer, state, merged, context)
+        self._optimizer.apply(outer, state, self._basis.inverse(merged), context)
 
     def rebase(
         self, local: Float32[Tensor, " num"], outer: Float32[Tensor, " num"], carry: Float32[Tensor, " num"] | None

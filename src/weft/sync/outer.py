@@ -1,6 +1,7 @@
 """Exact optimizers on flat fp32 vectors: the step every member makes on the same bytes, to the same bytes.
 
     sgd        x -= lr g;  inside, with momentum: m = mu m + g;  x -= lr m
+    sign_sgd   x -= lr wd x (decayed range only);  x -= lr sign(g)
     nesterov   m = mu m + g;  x -= lr (g + mu m)                       as torch.optim.SGD(nesterov=True)
     adamw      x -= lr wd x (decayed range only);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g g;
                x -= lr / (1-b1^t) * m / (sqrt(v) / sqrt(1-b2^t) + eps)  as torch.optim.AdamW (1711.05101)
@@ -26,7 +27,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.sync.choices import AdamWConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig
+from weft.sync.choices import AdamWConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig, SignSgdConfig
 
 State = dict[str, Float32[Tensor, " num"]]
 
@@ -61,6 +62,8 @@ def build(config: OuterConfig) -> Outer:
     match config:
         case SgdConfig():
             return Sgd(config)
+        case SignSgdConfig():
+            return SignSgd(config)
         case NesterovConfig():
             return Nesterov(config)
         case AdamWConfig():
@@ -82,6 +85,24 @@ class Sgd:
         clip = clip_factor(merged, context.max_norm)
         for x, g, scratch, _ in _chunks(outer, merged, state, clip):
             torch.mul(g, lr, out=scratch)
+            x.sub_(scratch)
+
+
+class SignSgd:
+    """DeMo's step (Peng et al., 2411.19870, algorithm 1)."""
+
+    def __init__(self, config: SignSgdConfig) -> None:
+        self._config = config
+
+    def init(self, num: int) -> State:  # noqa: ARG002  # the protocol's signature
+        return {}
+
+    def apply(self, outer: Tensor, state: State, merged: Tensor, context: StepContext) -> None:
+        lr = fp32(context.lr)
+        _decay(outer[: context.num_decayed], fp32(context.lr * self._config.weight_decay))
+        for x, g, scratch, _ in _chunks(outer, merged, state, clip=1.0):  # a sign has no length
+            torch.sign(g, out=scratch)
+            scratch.mul_(lr)
             x.sub_(scratch)
 
 

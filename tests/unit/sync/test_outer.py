@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.sync import outer as optimizers
-from weft.sync.choices import AdamWConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig
+from weft.sync.choices import AdamWConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig, SignSgdConfig
 from weft.sync.outer import CHUNK, StepContext, build, clip_factor, fp32, norm, power
 
 NUM = CHUNK + 1000  # more than one chunk
@@ -31,6 +31,9 @@ def reference(config: OuterConfig, x: np.ndarray, gradients: list[np.ndarray]) -
         match config:
             case SgdConfig(lr=lr):
                 x = x - lr * g
+            case SignSgdConfig(weight_decay=wd):
+                x[:NUM_DECAYED] *= 1 - rates(t) * wd
+                x = x - rates(t) * np.sign(g)
             case InnerSgdConfig(momentum=mu):
                 m = mu * m + g
                 x = x - rates(t) * m
@@ -50,6 +53,8 @@ CONFIGS: list[OuterConfig] = [
     SgdConfig(lr=0.1),
     NesterovConfig(lr=0.7, momentum=0.9),
     NesterovConfig(lr=0.3, momentum=0.0),
+    SignSgdConfig(),
+    SignSgdConfig(weight_decay=0.5),
     InnerSgdConfig(),
     InnerSgdConfig(momentum=0.9),
     AdamWConfig(),

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft.codec import Fp32Config
+from weft.codec import Fp32Config, TopKConfig
 from weft.ids import Round
 from weft.sync import feedback
-from weft.sync.choices import AdamWConfig, Choices, SparseLoCoConfig, spell_out
+from weft.sync.basis import Shapes
+from weft.sync.choices import AdamWConfig, Choices, DeMoConfig, SparseLoCoConfig, spell_out
 from weft.sync.coding import codec_in, coding_in, reply_codec_in
 from weft.sync.method import Method
 from weft.sync.outer import StepContext
@@ -16,6 +17,8 @@ from weft.sync.reduce import Merger, cut, decode_parts
 from weft.sync.replies import Replies
 
 NUM, PEERS, ROUNDS = 2 * 4096 + 300, 3, 8
+RATE = 0.01  # of the schedule
+MATRIX = (64, 128)  # the first numbers: two tiles
 Train = Callable[[Tensor, int, int], Tensor]  # outer parameters, round, peer: local parameters
 
 
@@ -26,9 +29,9 @@ def trained(outer: Tensor, number: int, peer: int) -> Tensor:
     return outer + 0.1 * (own - outer) + 0.03 * luck
 
 
-def row(choices: Choices, train: Train) -> Tensor:
+def row(choices: Choices, train: Train, shapes: Shapes = ()) -> Tensor:
     """Return the outer parameters after some rounds, by the pieces that peers compute with."""
-    method, outer = Method(choices, AdamWConfig()), torch.zeros(NUM)
+    method, outer = Method(choices, AdamWConfig(), shapes), torch.zeros(NUM)
     state, parts = method.init(NUM), cut(NUM, [1] * PEERS)
     errors: dict[int, Tensor] = {}
     replies = [Replies(NUM) for _ in range(PEERS)]
@@ -47,7 +50,7 @@ def row(choices: Choices, train: Train) -> Tensor:
             reply.settle(Round(number), [result.digest])
             results.append(result.encoded)
         merged = decode_parts(reply_codec_in(choices, number), results, parts)
-        method.apply(outer, state, merged, StepContext(number=number))
+        method.apply(outer, state, merged, StepContext(number=number, lr=RATE))
     return outer
 
 
@@ -85,3 +88,83 @@ def test_sparseloco_with_sparse_replies_moves_where_it_would_with_dense_ones() -
     sparse = row(spell_out(SparseLoCoConfig(), PEERS), trained)
     cosine = torch.nn.functional.cosine_similarity(dense, sparse, dim=0)
     assert 0.5 < float(cosine) < 0.999  # not all has been sent yet
+
+
+def sparseloco_of_tiles(train: Train) -> Tensor:
+    """The same on a matrix whose two tiles lie beside each other: its chunks are read by rows of tiles."""
+
+    def by_tiles(x: Tensor) -> Tensor:
+        left, right = x[: 64 * 128].view(64, 128).split(64, dim=1)
+        return torch.cat([left.flatten(), right.flatten(), x[64 * 128 :]])
+
+    def by_rows(x: Tensor) -> Tensor:
+        left, right = x[: 64 * 128].view(2, 64, 64)
+        return torch.cat([torch.cat([left, right], dim=1).flatten(), x[64 * 128 :]])
+
+    return by_rows(sparseloco(lambda x, t, r: by_tiles(train(by_rows(x), t, r)), 64, 0.95, 0.7))
+
+
+def test_sparseloco_chooses_in_each_tile_of_a_matrix() -> None:
+    config = SparseLoCoConfig(feedback=0.95, lr=0.7, reply_codec=Fp32Config(), reply_feedback=None)
+    found = row(spell_out(config, PEERS), trained, (MATRIX,))
+    torch.testing.assert_close(found, sparseloco_of_tiles(trained), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found, row(spell_out(config, PEERS), trained))
+
+
+def demo(gradient: Train, kept: int, beta: float) -> Tensor:
+    """DeMo, algorithm 1, by its notation: a matrix of two tiles, and numbers in runs of 64, the last one short."""
+    places = torch.arange(64, dtype=torch.float64)
+    d = torch.cos(torch.pi / 64 * torch.outer(places, places + 0.5)) * (2 / 64) ** 0.5
+    d[0] /= 2**0.5
+
+    def encoded(x: Tensor) -> list[Tensor]:
+        tiles, rest = x[: 64 * 128].view(64, 2, 64).transpose(0, 1), x[64 * 128 :]
+        whole = len(rest) // 64 * 64
+        return [
+            *((d @ tile @ d.T).flatten() for tile in tiles),
+            torch.cat([(rest[:whole].view(-1, 64) @ d.T).flatten(), rest[whole:]]),
+        ]
+
+    def decoded(chunks: list[Tensor]) -> Tensor:
+        left, right = (d.T @ chunk.view(64, 64) @ d for chunk in chunks[:2])
+        whole = len(chunks[2]) // 64 * 64
+        rest = torch.cat([(chunks[2][:whole].view(-1, 64) @ d).flatten(), chunks[2][whole:]])
+        return torch.cat([torch.cat([left, right], dim=1).flatten(), rest])
+
+    theta, m = torch.zeros(NUM, dtype=torch.float64), [torch.zeros(NUM, dtype=torch.float64) for _ in range(PEERS)]
+    for t in range(1, ROUNDS + 1):
+        sent = []
+        for r in range(PEERS):
+            m[r] = beta * m[r] + gradient(theta.float(), t, r)
+            q = []
+            for chunk in encoded(m[r]):
+                k = -(-kept * len(chunk) // 4096)
+                largest = chunk.abs().topk(k).indices
+                q.append(torch.zeros_like(chunk).index_copy(0, largest, chunk[largest]))
+            m[r] = m[r] - decoded(q)
+            sent.append(q)
+        mean = []
+        for chunks in zip(*sent, strict=True):
+            stacked = torch.stack(chunks)
+            mean.append(stacked.sum(0) / (stacked != 0).sum(0).clamp(min=1))
+        theta = theta - RATE * decoded(mean).sign()
+    return theta.float()
+
+
+def smooth_gradient(outer: Tensor, number: int, peer: int) -> Tensor:
+    return outer - trained(outer, number, peer)
+
+
+def test_demo_is_its_paper() -> None:
+    codec = TopKConfig(kept=32, values="fp32")
+    config = DeMoConfig(codec=codec, momentum=0.9, reply_codec=Fp32Config(), reply_feedback=None)
+    found, wanted = row(spell_out(config, PEERS), smooth_gradient, (MATRIX,)), demo(smooth_gradient, 32, 0.9)
+    # A sign is of something: where the mean is about zero, fp32 and float64 may take either side.
+    assert float((found - wanted).abs().gt(1e-6).float().mean()) < 0.01
+    assert float(wanted.abs().max()) > 3 * RATE
+
+
+def test_demos_replies_have_room_for_all_that_is_sent() -> None:
+    dense = row(spell_out(DeMoConfig(reply_codec=Fp32Config(), reply_feedback=None), PEERS), smooth_gradient, (MATRIX,))
+    sparse = row(spell_out(DeMoConfig(), PEERS), smooth_gradient, (MATRIX,))
+    assert float((dense - sparse).abs().gt(1e-6).float().mean()) < 0.05
