@@ -172,7 +172,8 @@ class Dialler:
                     try:
                         if isinstance(opened, DialError):
                             raise opened
-                        return await self._greet(opened, address, tuple(_failure(*each) for each in tried), worse)
+                        failures = tuple(_failure(*each) for each in [*tried, *race.unanswered()])
+                        return await self._greet(opened, address, failures, worse)
                     except DialError as error:
                         tried.append((address, error))
         finally:

@@ -11,12 +11,17 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.errors import DialError
 from weft.net.transport import Stream
 
 HEAD_START_S = 1.0  # five round trips of 200 ms: what the handshake over TLS takes between continents
+
+
+class _Dial(NamedTuple):
+    address: str
+    began: float  # the loop's time
 
 
 class Race:
@@ -37,7 +42,7 @@ class Race:
         self._waiting = deque(addresses)
         self._dial = dial
         self._stop = stop
-        self._running: dict[asyncio.Task[Stream], str] = {}
+        self._running: dict[asyncio.Task[Stream], _Dial] = {}
 
     async def __aenter__(self) -> "Race":
         return self
@@ -59,14 +64,21 @@ class Race:
                 return None
             if self._waiting:
                 address = self._waiting.popleft()
-                self._running[asyncio.ensure_future(self._dial(address))] = address
+                began = asyncio.get_running_loop().time()
+                self._running[asyncio.ensure_future(self._dial(address))] = _Dial(address, began)
             awaited = [*self._running, *([] if self._stop is None else [self._stop])]
             head_start_s = HEAD_START_S if self._waiting else None
             await asyncio.wait(awaited, timeout=head_start_s, return_when=asyncio.FIRST_COMPLETED)
             ended = next((task for task in self._running if task.done()), None)
             if ended is not None:
-                return self._running.pop(ended), _outcome(ended)
+                return self._running.pop(ended).address, _outcome(ended)
         return None
+
+    def unanswered(self) -> list[tuple[str, DialError]]:
+        """Return the addresses that had their turn and have neither opened nor failed: they may swallow packets."""
+        now = asyncio.get_running_loop().time()
+        waited = [(dial.address, now - dial.began) for dial in self._running.values()]
+        return [(address, DialError(f"no answer in {s:.1f} s")) for address, s in waited if s >= HEAD_START_S]
 
 
 def _outcome(task: "asyncio.Task[Stream]") -> Stream | DialError:

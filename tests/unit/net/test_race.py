@@ -106,3 +106,17 @@ def test_a_fault_of_this_software_is_not_taken_for_a_dead_address():
 
     with pytest.raises(ZeroDivisionError):
         play(scenario)
+
+
+def test_those_that_had_their_turn_and_said_nothing_are_named():
+    async def scenario():
+        async with Race(["+8", "-0.1", "+9", "+0.2"], Town().dial) as race:
+            assert race.unanswered() == []
+            while isinstance((await race.next())[1], DialError):
+                pass
+            return race.unanswered()
+
+    assert [(address, str(error)) for address, error in play(scenario)] == [
+        ("+8", "no answer in 2.3 s"),
+        ("+9", "no answer in 1.2 s"),
+    ]
