@@ -29,6 +29,7 @@ from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
 from weft.sync.choices import (
     AdamWConfig,
+    AsyncDiLoCoConfig,
     Choices,
     DdpConfig,
     DeMoConfig,
@@ -127,6 +128,7 @@ def main() -> None:
         "gradient, sgd": rounds(custom, device),
         "sparseloco": rounds(SparseLoCoConfig(), device),
         "demo": rounds(DeMoConfig(), device),
+        "async-diloco": rounds(AsyncDiLoCoConfig(delay=2), device),
     }
     sys.stdout.write(json.dumps(stages))
 

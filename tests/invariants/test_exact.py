@@ -250,6 +250,7 @@ GOLDEN = {
     "gradient, sgd": "6ad488649930e9e2",
     "sparseloco": "19b8e6bd494bee1c",
     "demo": "910ec25770fe33ce",
+    "async-diloco": "080556f77b53b121",
 }
 
 

@@ -26,6 +26,7 @@ from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_p
 from weft.plan.timing import Line
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.choices import (
+    AsyncDiLoCoConfig,
     Choices,
     DdpConfig,
     DeMoConfig,
@@ -52,6 +53,7 @@ _METHODS: dict[str, MethodConfig] = {
     "ddp": DdpConfig(),
     "fedavg": FedAvgConfig(),
     "diloco": DiLoCoConfig(),
+    "async-diloco": AsyncDiLoCoConfig(),
     "sparseloco": SparseLoCoConfig(),
     "demo": DeMoConfig(),
 }

@@ -21,6 +21,7 @@ Fate = Literal["late", "travelling", "lost"]
 
 PAUSED = "it is paused"
 RESTING = "it was not drawn for this round"
+AT_WORK = "it was still at its inner steps"
 LIED = "it signed two notes that contradict each other"
 
 
@@ -80,4 +81,4 @@ def _why(base: Base, peer: PeerId, state: State | None, statuses: Mapping[PeerId
         return "it was ready when others were planned already, or its payload could not be had"
     if state is not None and peer in state.passing:
         return PAUSED
-    return "it was not ready in time"
+    return "it was not ready in time" if base.charter.settings.method.wait == "all" else AT_WORK

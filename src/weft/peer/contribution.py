@@ -86,7 +86,12 @@ class Carry:
         """Whether what is carried should be handed in before anything is added: who is slower than the others' rounds
         is ready in time only where it makes no inner steps first, and other bytes would begin to travel anew."""
         is_travelling = 0 < self._num_travelling <= MAX_TRAVELLING
-        return not self.sends_gradient and (self._num_missed >= OVERDUE_ROUNDS or is_travelling)
+        return not (self.sends_gradient or self._keeps_lease) and (self._num_missed >= OVERDUE_ROUNDS or is_travelling)
+
+    @property
+    def _keeps_lease(self) -> bool:
+        """Whether rounds that do not count this peer leave it at work on the lease that it has."""
+        return self._replica.method.choices.wait == "ready"
 
     @property
     def due(self) -> Tokens:
@@ -169,7 +174,7 @@ class Carry:
         elif is_counted and self._encoded is not None:
             self._error = self._encoded.left
         self.offered = None
-        self.num_done = 0
+        self.num_done = self.num_done if self._keeps_lease and not is_counted else 0
         self._num_missed += self.due > 0 and (self.sends_gradient or fate != "lost")
         if self.sends_gradient:
             apply()

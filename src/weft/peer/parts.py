@@ -145,7 +145,9 @@ class Parts:
             here: the elements of the part.
         """
         num, choices = len(here), self._choices(round)
-        awaited = awaited_weight(self._chain.charter_in(round), plan.awaited, self._chain.head.leases)
+        awaited = awaited_weight(
+            self._chain.charter_in(round), plan.awaited, self._chain.head.leases, self._chain.base.uncounted
+        )
         self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
         fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
         if not any(each.tokens for each in plan.contributions):  # no mean; no honest leader plans this

@@ -11,11 +11,13 @@ It does not know who may be in a group.
 """
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.assign import Lease
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, short
@@ -68,17 +70,19 @@ class Records:
         """
         me, claims = self._node.peer, claims_in(manifest)
         if me in manifest.members and me not in claims:
-            return _lease_of(manifest, me)
+            new = lease_of(manifest.leases, me)
+            is_at_work = not len(new) and charter.settings.method.wait == "ready"
+            return lease_of(manifest.uncounted, me) if is_at_work else new
         if me in claims and claims[me].record not in self._kept:
             settings = charter.settings
-            return _lease_of(manifest, me)[: settings.quota if charter.has_even_leases else settings.unit]
+            return lease_of(manifest.leases, me)[: settings.quota if charter.has_even_leases else settings.unit]
         for sponsor, claim in claims.items():
             record = self._kept.get(claim.record)
-            whole = _lease_of(manifest, sponsor)
+            whole = lease_of(manifest.leases, sponsor)
             mine = None if record is None else slices(len(whole), record, charter).get(me)
             if mine is not None:
                 return whole[mine.start : mine.stop]
-        return _lease_of(manifest, None)
+        return lease_of(manifest.leases, None)
 
     async def counts(self, manifest: Manifest) -> bool:
         """Return whether `manifest` counts what this peer offered, by itself or through a sponsor; in doubt it does.
@@ -119,6 +123,7 @@ class Records:
         return None if record is None else encode(record)
 
 
-def _lease_of(manifest: Manifest, peer: PeerId | None) -> NDArray[np.int64]:
-    found = [lease.positions() for lease in manifest.leases if lease.peer == peer]
+def lease_of(leases: Iterable[Lease], peer: PeerId | None) -> NDArray[np.int64]:
+    """Return the positions that `peer` is to train on by `leases`, in order."""
+    found = [lease.positions() for lease in leases if lease.peer == peer]
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

@@ -9,7 +9,7 @@ from weft.events import LegacyCounted, RoundCommitted, RoundMissed
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
-from weft.peer.absence import PAUSED, RESTING, Decided
+from weft.peer.absence import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.acts import REMOVALS, told, why_removed
 from weft.peer.config import RunConfig
 from weft.peer.contribution import OUTDATED, Carry, dropped
@@ -84,7 +84,7 @@ class Report:
         self._traffic_before = (sent, received)
         self._tell_legacies(manifest)
         reason = decided.left_out.get(self._place.node.peer)
-        if reason not in (None, PAUSED, RESTING):
+        if reason not in (None, PAUSED, RESTING, AT_WORK):
             missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._place.emit(missed)
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.ids import PeerId
+from weft.peer.records import lease_of
 from weft.peer.rounds import Rounds
 from weft.sync.messages import Base, Manifest
 
@@ -37,8 +38,7 @@ def leased_instead(rounds: Rounds, me: PeerId, head: Manifest) -> NDArray[np.int
     """Return the positions of whoever is away that this peer is to train on: mostly none."""
     base = rounds.chain.base
     other = in_place_of(base, me, rounds.standing.present()) if rounds.chain.head == head else None
-    found = [lease.positions() for lease in head.leases if lease.peer == other]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    return lease_of(head.leases if other else (), other)
 
 
 async def needed(rounds: Rounds, me: PeerId) -> None:

@@ -229,7 +229,10 @@ class Rounds:
         The round is decided without it, or a quorum is ready and half of the time is over that is left for the others.
         Where all are leased the same, they wait for each other's whole leases.
         """
-        if self.chain.charter.has_even_leases:
+        charter = self.chain.charter
+        if charter.settings.method.wait == "ready":  # what was decided is taken up between two steps
+            return not self.decided.empty()
+        if charter.has_even_leases:
             return False
         return not self.decided.empty() or self._timers.is_grace_half_over
 

@@ -61,7 +61,8 @@ class Training:
         if not len(leased):
             return
         pace = sum(lease.num_windows for lease in head.leases) / len(leased)
-        piece = len(leased) if config.has_even_leases or self._carry.sends_gradient else size
+        is_whole = config.has_even_leases and config.method.wait == "all"
+        piece = len(leased) if is_whole or self._carry.sends_gradient else size
         if not self._carry.num_done:
             self.work = None
         self._carry.cover(len(leased) // size - self._carry.num_done, config.tokens_per_step)

@@ -40,6 +40,22 @@ class SignSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="si
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
 
 
+class DelayedNesterovConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="delayed_nesterov"):
+    """Nesterov whose momentum takes up what was merged every `delay` steps; in between it acts by a share alone."""
+
+    lr: _Rate = 0.6
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
+    delay: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="outer steps: as many as there are peers")] = 4
+    activation: Annotated[float, msgspec.Meta(ge=0, le=1, description="share of the momentum in every step")] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.activation * self.delay > 1:
+            raise ConfigError(
+                f"apply: activation: {self.activation:g} in each of {self.delay} steps is more than the momentum; "
+                f"set it to {1 / self.delay:g} at most."
+            )
+
+
 class InnerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sgd"):
     """The learning rate comes from the run's schedule, step by step."""
 
@@ -59,7 +75,7 @@ class MuonConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="muon"
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
 
 
-OuterConfig = SgdConfig | NesterovConfig | SignSgdConfig | AdamWConfig | InnerSgdConfig
+OuterConfig = SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig | AdamWConfig | InnerSgdConfig
 OptimizerConfig = AdamWConfig | MuonConfig | InnerSgdConfig
 
 
@@ -72,7 +88,7 @@ class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inne
     """Apply what was merged with the run's inner optimizer, whose moments are then replicated."""
 
 
-ApplyConfig = SgdConfig | NesterovConfig | SignSgdConfig | InnerConfig
+ApplyConfig = SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig | InnerConfig
 
 BasisName = Literal["flat", "tiles", "dct"]
 _Basis = Annotated[
@@ -94,6 +110,10 @@ class SampleConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sam
     share: Annotated[float, msgspec.Meta(gt=0, le=1, description="of the members, rounded up: one at least")]
 
 
+_Wait = Annotated[
+    Literal["all", "ready"],
+    msgspec.Meta(description="a round waits for all members, until its deadline; or for one, and others train on"),
+]
 AmongConfig = Literal["all"] | SampleConfig
 
 _Proximal = Annotated[
@@ -115,7 +135,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
     merge: _Rule = "peers_mean"
     among: AmongConfig = "all"
     proximal: _Proximal = 0.0
-    wait: Literal["all"] = "all"  # for all members, until the deadline
+    wait: _Wait = "all"
 
     @property
     def num_errors(self) -> int:
@@ -127,6 +147,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
             raise ConfigError(
                 f"method: every: {self.every} inner steps leave no single gradient to send; "
                 'set every = 1, or send = "delta".'
+            )
+        if self.wait == "ready" and (self.send == "gradient" or self.among != "all"):
+            raise ConfigError(
+                'method: wait: "ready" lets each member bring its delta when that is done; set wait = "all", or '
+                'send = "delta" and among = "all".'
             )
         if self.send == "delta" and isinstance(self.apply, InnerConfig):
             raise ConfigError(
@@ -177,6 +202,17 @@ class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dil
     reply_codec: CodecConfig | None = None
 
 
+class AsyncDiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="async-diloco"):
+    """Each member brings its delta when it has made its own inner steps, and waits for nobody; delayed Nesterov."""
+
+    every: _Every = 30
+    lr: _Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: _Momentum | None = None
+    delay: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None  # None: as many steps as there are peers
+    codec: CodecConfig = Int8Config()
+    reply_codec: CodecConfig | None = None
+
+
 class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sparseloco"):
     """Every H steps, the largest elements of the members' deltas, with feedback; averaged over who sends an element."""
 
@@ -202,7 +238,7 @@ class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
 
 
-MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | SparseLoCoConfig | DeMoConfig | Choices
+MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | AsyncDiLoCoConfig | SparseLoCoConfig | DeMoConfig | Choices
 
 
 def check(choices: Choices, optimizer: OptimizerConfig) -> None:
@@ -245,6 +281,21 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
             )
             return Choices(
                 every=config.every, send="delta", apply=apply, codec=config.codec, reply_codec=config.reply_codec
+            )
+        case AsyncDiLoCoConfig():
+            lr, momentum = diloco_defaults(num_peers)
+            delayed = DelayedNesterovConfig(
+                lr=lr if config.lr is None else config.lr,
+                momentum=momentum if config.momentum is None else config.momentum,
+                delay=max(1, num_peers) if config.delay is None else config.delay,
+            )
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=delayed,
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                wait="ready",
             )
         case SparseLoCoConfig():
             return Choices(

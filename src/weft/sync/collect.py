@@ -31,7 +31,7 @@ from weft.sync.machine import (
 )
 from weft.sync.messages import Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
-from weft.sync.shares import drawn, lease, shares
+from weft.sync.shares import lease, shares, without_lease
 from weft.sync.stuck import judged
 from weft.sync.uplinks import uplinks
 from weft.wire import digest_of
@@ -59,7 +59,7 @@ def make_plan(state: State) -> Result:
     Nobody waits for a newcomer: it may still be fetching what was decided before it was counted in. What it announces
     in time counts like anybody's, and what comes later stays in its carry. The same holds for who was leased nothing,
     for who is paused, and for whose payload is lost; the last two have been heard of, so grace begins with them as with
-    who is ready.
+    who is ready. Where the method waits for who is ready, nobody else is waited for.
     """
     if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
         return state, ()
@@ -70,6 +70,8 @@ def make_plan(state: State) -> Result:
         return state, ()
     waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
     waiting_for -= state.passing | set(state.base.resting)
+    if state.base.charter.settings.method.wait == "ready":
+        waiting_for = set()
     if waiting_for and not state.is_grace_over:
         is_grace_due = is_under_way(state.base, usable | state.unusable | state.passing, state.farewells)
         return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
@@ -229,7 +231,7 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
     newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
     joined = tuple(sorted(newcomers)[: max(room, 0)])
     members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
-    trained = drawn(base, after.charter, members)
+    trained = without_lease(base, after.charter, members, plan.contributions)
     wanted = shares(after.charter, trained, state.speeds, claims_in(plan))
     leased = lease(base, after.charter, plan.contributions, {**dict.fromkeys(members, 0), **wanted})
     return Manifest(

@@ -317,6 +317,7 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
     """
     groups = {each.peer for each in manifest.contributions if each.group is not None and each.group.num_leased > 1}
     leased = {lease.peer for lease in manifest.leases}
+    at_work = charter.settings.method.wait == "ready"  # who is leased nothing has its last lease still
     return Base(
         run=manifest.run,
         branch=manifest.branch,
@@ -324,7 +325,7 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         previous=digest_of(manifest),
         electorate=manifest.members,
         newcomers=manifest.joined,
-        resting=tuple(peer for peer in manifest.members if peer not in leased),
+        resting=() if at_work else tuple(peer for peer in manifest.members if peer not in leased),
         keeper=manifest.leader,
         uplinks=manifest.uplinks,
         cursor=manifest.cursor,

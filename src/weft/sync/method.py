@@ -1,21 +1,24 @@
 """A method is five choices: how often to synchronise, what to send, in which bytes, among whom, and how to apply it.
 
-    row      every  send      codec  among  apply             replicated                     private
-    ddp      1      gradient  bf16   all    inner optimizer   outer, AdamW moments           -
-    fedavg   H      delta     bf16   all *  SGD, rate 1       outer                          inner optimizer
-    diloco   H      delta     int8   all    SGD-Nesterov      outer, momentum                inner optimizer
-    sparse-  H      delta     top-k  all    SGD               outer                          inner optimizer, error
-      loco
-    demo     1      gradient  top-k  all    sign SGD          outer                          error: the momentum
-                              of DCT
+    row           every  send      codec         among  apply             replicated          private
+    ddp           1      gradient  bf16          all    inner optimizer   outer, moments      -
+    fedavg        H      delta     bf16          all *  SGD, rate 1       outer               inner optimizer
+    diloco        H      delta     int8          all    SGD-Nesterov      outer, momentum     inner optimizer
+    async-diloco  H      delta     int8          all +  delayed Nesterov  outer, momentum     inner optimizer
+    sparseloco    H      delta     top-k         all    SGD               outer               inner optimizer, error
+    demo          1      gradient  top-k of DCT  all    sign SGD          outer               error: the momentum
+
     * or a sample, drawn anew for each round
+    + whoever is ready: a round waits for nobody
 
 A run file names a row or spells the choices out (`type = "custom"`). Before a run starts, `spell_out` turns either into
 `Choices`, which RunConfig holds (all in `choices`): what depends on the number of peers is decided once, for all.
 
 `Method` is what a peer computes between rounds: tensors in, tensors out. It does not know rounds, peers or bytes sent.
 
-FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.08105, algorithm 1.
+FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.08105, algorithm 1; asynchronous: Liu et
+al., 2401.09135, algorithm 3. SparseLoCo: Sarfi et al., 2508.15706, algorithm 1. DeMo: Peng et al., 2411.19870,
+algorithm 1.
 """
 
 from typing import final

@@ -3,6 +3,8 @@
     sgd        x -= lr g;  inside, with momentum: m = mu m + g;  x -= lr m
     sign_sgd   x -= lr wd x (decayed range only);  x -= lr sign(g)
     nesterov   m = mu m + g;  x -= lr (g + mu m)                       as torch.optim.SGD(nesterov=True)
+    delayed    b += g;  every N-th step m = mu m + b, b = 0, then x -= lr ((1 - c N + c) mu m + g)
+               in other steps x -= lr (c mu m + g)     Liu et al., 2401.09135, algorithm 3, with g = delta / N
     adamw      x -= lr wd x (decayed range only);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g g;
                x -= lr / (1-b1^t) * m / (sqrt(v) / sqrt(1-b2^t) + eps)  as torch.optim.AdamW (1711.05101)
 
@@ -27,7 +29,15 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.sync.choices import AdamWConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig, SignSgdConfig
+from weft.sync.choices import (
+    AdamWConfig,
+    DelayedNesterovConfig,
+    InnerSgdConfig,
+    NesterovConfig,
+    OuterConfig,
+    SgdConfig,
+    SignSgdConfig,
+)
 
 State = dict[str, Float32[Tensor, " num"]]
 
@@ -66,6 +76,8 @@ def build(config: OuterConfig) -> Outer:
             return SignSgd(config)
         case NesterovConfig():
             return Nesterov(config)
+        case DelayedNesterovConfig():
+            return DelayedNesterov(config)
         case AdamWConfig():
             return AdamW(config)
         case InnerSgdConfig():
@@ -146,6 +158,36 @@ class Nesterov:
             m.add_(g)
             # x -= lr (g + mu m)
             torch.mul(m, mu, out=scratch)
+            scratch.add_(g)
+            scratch.mul_(lr)
+            x.sub_(scratch)
+
+
+class DelayedNesterov:
+    """For what each member brings by itself: were the momentum to act in each step, it would act N times."""
+
+    def __init__(self, config: DelayedNesterovConfig) -> None:
+        self._config = config
+
+    def init(self, num: int) -> State:
+        return {"momentum": torch.zeros(num), "delayed": torch.zeros(num)}
+
+    def apply(self, outer: Tensor, state: State, merged: Tensor, context: StepContext) -> None:
+        config = self._config
+        lr, mu, is_due = fp32(config.lr), fp32(config.momentum), context.number % config.delay == 0
+        at_once = config.activation * config.momentum
+        share = fp32(at_once + is_due * (1 - config.activation * config.delay) * config.momentum)
+        clip = clip_factor(merged, context.max_norm)
+        for x, g, scratch, part in _chunks(outer, merged, state, clip):
+            m, b = part("momentum"), part("delayed")
+            b.add_(g)
+            if is_due:
+                # m = mu m + b
+                m.mul_(mu)
+                m.add_(b)
+                b.zero_()
+            # x -= lr (share m + g)
+            torch.mul(m, share, out=scratch)
             scratch.add_(g)
             scratch.mul_(lr)
             x.sub_(scratch)

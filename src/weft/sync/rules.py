@@ -55,7 +55,9 @@ def is_quorum(base: Base, voters: Iterable[PeerId], left: Iterable[PeerId] = ())
 
 def is_under_way(base: Base, heard: Iterable[PeerId], left: Iterable[PeerId] = ()) -> bool:
     """Return whether so many have said what they bring that others are waited for only so long: a quorum, of which who
-    rests is a part, and half of those that do not."""
+    rests is a part, and half of those that do not. One, where nobody is waited for."""
+    if base.charter.settings.method.wait == "ready":
+        return bool(set(heard) & set(base.electorate))
     heard, to_train = set(heard), set(base.electorate) - set(base.resting) - set(left)
     return is_quorum(base, heard.union(base.resting), left) and 2 * len(heard & to_train) >= len(to_train)
 

@@ -51,6 +51,30 @@ def drawn(base: Base, charter: Charter, members: Iterable[PeerId]) -> set[PeerId
     return set(lots[: num_drawn(among, len(lots))])
 
 
+def without_lease(
+    base: Base, charter: Charter, members: Iterable[PeerId], contributions: Iterable[Brought]
+) -> set[PeerId]:
+    """Return who of `members` is to be leased samples for the next round.
+
+    Args:
+        charter: that holds in it.
+        contributions: what this round counts. Where a round waits for nobody, who is not counted is still at work.
+    """
+    members = set(members)
+    if charter.settings.method.wait == "all":
+        return drawn(base, charter, members)
+    return members - {each.peer for each in _open(base, charter, contributions)}
+
+
+def _open(base: Base, charter: Charter, contributions: Iterable[Brought]) -> list[Lease]:
+    """Return the leases that are not counted yet. Where samples or inner steps have another length, all are void."""
+    now, before = charter.settings, base.charter.settings
+    if (now.seq_len, now.unit) != (before.seq_len, before.unit):
+        return []
+    done = {each.peer for each in contributions if each.legacy is None}
+    return [each for each in base.uncounted if each.peer not in done]
+
+
 def num_drawn(among: AmongConfig, num: int) -> int:
     """Return how many of `num` members train in a round."""
     return num if among == "all" else math.ceil(among.share * num)
@@ -108,19 +132,17 @@ def lease(base: Base, charter: Charter, counted: Iterable[Brought], wanted: Mapp
         counted: what this round counts. A legacy is not what its bringer was leased.
         wanted: samples of each member of the next round; 0: it rests.
     """
-    now, before = charter.settings, base.charter.settings
-    done = {each.peer for each in counted if each.legacy is None}
-    is_alike = (now.seq_len, now.unit) == (before.seq_len, before.unit)
-    open_ones = [each for each in base.uncounted if each.peer not in done] if is_alike else []
+    open_ones = _open(base, charter, counted)
     kept = [each for each in open_ones if each.peer in wanted]
     again, waiting, left = release([each for each in open_ones if each.peer not in wanted], wanted)
     fresh, cursor = leases(base.cursor, left)
     num_again = sum(each.num_windows for each in again)
+    seq_len = charter.settings.seq_len
     return Leased(
         leases=tuple(sorted((*again, *fresh), key=lambda each: (each.peer, each.start))),
         cursor=cursor,
         uncounted=tuple(sorted((*kept, *waiting), key=lambda each: each.start))[-MAX_UNCOUNTED:],
-        leased_again=Tokens(base.leased_again + num_again * now.seq_len),
+        leased_again=Tokens(base.leased_again + num_again * seq_len),
     )
 
 
@@ -137,7 +159,9 @@ def are_fair(base: Base, charter: Charter, manifest: Manifest) -> bool:
     for each in manifest.leases:
         wanted[each.peer] = wanted.get(each.peer, 0) + each.num_windows
     to_train = {peer for peer, num in wanted.items() if num}
-    if len(wanted) != len(manifest.members) or to_train != drawn(base, charter, manifest.members):
+    if len(wanted) != len(manifest.members) or to_train != without_lease(
+        base, charter, manifest.members, manifest.contributions
+    ):
         return False
     told = Leased(manifest.leases, manifest.cursor, manifest.uncounted, manifest.leased_again)
     if told != lease(base, charter, manifest.contributions, wanted):

@@ -36,13 +36,18 @@ def weight_of(charter: Charter, contribution: Brought) -> int:
     return min(claim.weight, tokens, (claim.num_counted + 1) * weight(charter, tokens))
 
 
-def awaited_weight(charter: Charter, awaited: Container[PeerId], leases: Iterable[Lease]) -> int:
+def awaited_weight(
+    charter: Charter, awaited: Container[PeerId], leases: Iterable[Lease], uncounted: Iterable[Lease]
+) -> int:
     """Return what the late weigh.
 
     Args:
         leases: of the round.
+        uncounted: all leases that no manifest has counted: what members are at work on where rounds wait for nobody.
+            So each brings its share of the step whenever it comes, and all together make one of a whole step's length.
     """
     settings = charter.settings
     if settings.method.send == "gradient":
         return 0
-    return settings.seq_len * sum(lease.num_windows for lease in leases if lease.peer in awaited)
+    due = leases if settings.method.wait == "all" else uncounted
+    return settings.seq_len * sum(lease.num_windows for lease in due if lease.peer in awaited)

@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from weft.errors import ConfigError
 from weft.sync import outer as optimizers
-from weft.sync.choices import AdamWConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig, SignSgdConfig
+from weft.sync.choices import (
+    AdamWConfig,
+    DelayedNesterovConfig,
+    InnerSgdConfig,
+    NesterovConfig,
+    OuterConfig,
+    SgdConfig,
+    SignSgdConfig,
+)
 from weft.sync.outer import CHUNK, StepContext, build, clip_factor, fp32, norm, power
 
 NUM = CHUNK + 1000  # more than one chunk
@@ -34,6 +43,13 @@ def reference(config: OuterConfig, x: np.ndarray, gradients: list[np.ndarray]) -
             case SignSgdConfig(weight_decay=wd):
                 x[:NUM_DECAYED] *= 1 - rates(t) * wd
                 x = x - rates(t) * np.sign(g)
+            case DelayedNesterovConfig(lr=lr, momentum=mu, delay=delay, activation=c):
+                v = v + g  # the buffer
+                if t % delay == 0:
+                    m, v = mu * m + v, 0 * v
+                    x = x - lr * ((1 - c * delay + c) * mu * m + g)
+                else:
+                    x = x - lr * (c * mu * m + g)
             case InnerSgdConfig(momentum=mu):
                 m = mu * m + g
                 x = x - rates(t) * m
@@ -53,6 +69,8 @@ CONFIGS: list[OuterConfig] = [
     SgdConfig(lr=0.1),
     NesterovConfig(lr=0.7, momentum=0.9),
     NesterovConfig(lr=0.3, momentum=0.0),
+    DelayedNesterovConfig(lr=0.5, delay=3),
+    DelayedNesterovConfig(lr=0.5, momentum=0.6, delay=4, activation=0.1),
     SignSgdConfig(),
     SignSgdConfig(weight_decay=0.5),
     InnerSgdConfig(),
@@ -172,3 +190,16 @@ def test_power_multiplies_and_never_asks_the_c_library() -> None:
 
 def test_fp32_rounds_once() -> None:
     assert fp32(0.1) == float(np.float32(0.1)) != 0.1
+
+
+def test_a_momentum_without_delay_is_nesterovs() -> None:
+    x, gradients = vectors(6)
+    other = x.clone()
+    run(DelayedNesterovConfig(lr=0.7, momentum=0.9, delay=1), x, gradients)
+    run(NesterovConfig(lr=0.7, momentum=0.9), other, gradients)
+    torch.testing.assert_close(x, other, rtol=1e-6, atol=1e-6)
+
+
+def test_more_than_the_whole_momentum_is_refused() -> None:
+    with pytest.raises(ConfigError, match="activation"):
+        DelayedNesterovConfig(delay=4, activation=0.3)

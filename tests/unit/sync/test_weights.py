@@ -12,7 +12,7 @@ from model.world import contribution, first_base
 from weft.data.assign import leases
 from weft.ids import Attempt, PeerId, Tokens
 from weft.sync import round
-from weft.sync.choices import DdpConfig, spell_out
+from weft.sync.choices import AsyncDiLoCoConfig, DdpConfig, spell_out
 from weft.sync.collect import new_manifest
 from weft.sync.machine import Received, TimedOut, Trained
 from weft.sync.messages import Contribution, GroupClaim, Manifest, Pass, Ready
@@ -50,9 +50,14 @@ def test_a_group_weighs_what_its_peers_do_and_claims_no_more() -> None:
 
 def test_who_is_late_weighs_what_it_was_leased_where_deltas_are_sent() -> None:
     leased, _ = leases(0, {PEERS[0]: 8, PEERS[1]: 24})
-    assert awaited_weight(RULES, (PEERS[1], PEERS[2]), leased) == 24 * RULES.settings.seq_len
-    assert awaited_weight(RULES, (), leased) == 0
-    assert awaited_weight(GRADIENTS, (PEERS[1],), leased) == 0
+    before, _ = leases(1000, {PEERS[1]: 5, PEERS[2]: 16})
+    late = (PEERS[1], PEERS[2])
+    assert awaited_weight(RULES, late, leased, (*before, *leased)) == 24 * RULES.settings.seq_len
+    assert awaited_weight(RULES, (), leased, ()) == 0
+    assert awaited_weight(GRADIENTS, (PEERS[1],), leased, leased) == 0
+    settings = msgspec.structs.replace(RULES.settings, method=spell_out(AsyncDiLoCoConfig(), 4))
+    at_work = msgspec.structs.replace(RULES, settings=settings)
+    assert awaited_weight(at_work, late, leased, (*before, *leased)) == (24 + 5 + 16) * RULES.settings.seq_len
 
 
 @given(st.lists(st.sets(st.sampled_from(PEERS), min_size=1), max_size=12))
@@ -66,7 +71,7 @@ def test_every_inner_step_moves_as_far_as_if_nobody_were_ever_late(counted_in: l
             carried[peer] += LEASE
         late = [peer for peer in PEERS if peer not in counted]
         weights = {peer: weight(RULES, carried[peer]) for peer in counted}
-        divisor = sum(weights.values()) + awaited_weight(RULES, late, leased)
+        divisor = sum(weights.values()) + awaited_weight(RULES, late, leased, ())
         for peer in counted:
             moved[peer] += weights[peer] / divisor * (carried.pop(peer) / LEASE) * len(PEERS)
     assert moved == {peer: pytest.approx(len(counted_in) + 1) for peer in PEERS}

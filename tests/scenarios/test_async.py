@@ -1,0 +1,88 @@
+"""Rounds that wait for nobody: each member brings its delta when its own inner steps are done."""
+
+import pytest
+
+from scenarios import rules
+from scenarios.swarm import EVERY, Life, Member, Swarm
+from scenarios.test_faults import MakeSwarm, one_replica
+from weft.codec import Fp32Config
+from weft.events import RoundCommitted, RoundMissed, StateJoined
+from weft.peer.absence import AT_WORK
+from weft.sync.choices import AsyncDiLoCoConfig
+from weft.sync.messages import Ready
+
+METHOD = AsyncDiLoCoConfig(every=EVERY, codec=Fp32Config())
+
+
+def num_counted(swarm: Swarm, member: Member) -> int:
+    return sum(member.id in {each.peer for each in manifest.contributions} for manifest in swarm.chains.values())
+
+
+@pytest.mark.parametrize("has_even_leases", [True, False], ids=["even", "by speed"])
+def test_who_is_slow_delays_nobody_and_is_counted_when_it_is_done(make_swarm: MakeSwarm, has_even_leases: bool) -> None:
+    swarm = make_swarm(num_rounds=30, num_peers=4, method=METHOD, has_even_leases=has_even_leases)
+    fast: list[Member] = []
+    slow: list[Member] = []
+
+    async def scenario() -> None:
+        fast.extend(await swarm.start("abc", train_s=2.0))
+        slow.extend([swarm.member("s")])
+        swarm.launch(slow[0], train_s=20.0)
+        one_replica(await swarm.done(*fast, *slow))
+
+    swarm.run(scenario)
+    swarm.check()
+    (s,) = slow
+    counts = [num_counted(swarm, member) for member in fast]
+    assert 1 <= num_counted(swarm, s) < min(counts)
+    assert not any(event.reason == AT_WORK for life in swarm.lives for event in life.seen(RoundMissed))
+    reasons = {why for life in swarm.lives for event in life.committed for why in event.left_out.values()}
+    assert AT_WORK in reasons
+    for member in fast:
+        rules.no_long_wait(member.life.times(RoundCommitted), 8.0)
+    # No lease is left behind: what was trained is counted or carried, and a member has one lease at a time.
+    for manifest in swarm.chains.values():
+        holders = [each.peer for each in (*manifest.leases, *manifest.uncounted)]
+        assert len(holders) == len(set(holders))
+
+
+def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=METHOD, num_rounds=9)
+
+    async def scenario() -> None:
+        a, b, *_ = members = await swarm.start("abcd")
+        e = swarm.member("e")
+
+        def kill_once_it_has_announced(life: Life, _to: object, message: object) -> bool:
+            if life.member is b and isinstance(message, Ready) and len(life.committed) >= 2 and not e.lives:
+                swarm.kill(b)
+                swarm.launch(e)
+            return True
+
+        swarm.watchers.append(kill_once_it_has_announced)
+        one_replica(await swarm.done(*(each for each in members if each is not b)))
+        await swarm.done(e)
+        assert e.life.seen(StateJoined)
+        assert any(e.id in event.contributors for event in a.life.committed)
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_who_is_killed_and_comes_back_goes_on_with_its_lease(make_swarm: MakeSwarm, seed: int) -> None:
+    swarm = make_swarm(num_rounds=14, num_peers=4, method=METHOD, seed=seed, has_even_leases=seed % 2 == 0)
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd", train_s=1.0 + seed)
+        stays = members[(seed + 1) % 4]
+        await swarm.round(stays, 2)
+        for victim in (members[seed % 4], members[(seed + 2) % 4]):
+            swarm.kill(victim)
+            await swarm.round(stays, stays.peer._replica.head.round + 2)  # type: ignore[union-attr]
+            swarm.launch(victim, train_s=1.0 + seed)
+        await swarm.done(*(member for member in members if member.life.is_running))
+
+    swarm.run(scenario)
+    swarm.check()
