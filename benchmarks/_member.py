@@ -47,6 +47,7 @@ from weft.sync.messages import Manifest
 from weft.sync.method import Method
 from weft.sync.reduce import decode_parts, encode_parts, named
 from weft.sync.schedule import ConstantConfig
+from weft.sync.scope import Scope
 
 RUN = RunId("be" * 32)
 SEQ_LEN = 8
@@ -116,7 +117,7 @@ class Member:
         charter = Charter(stewards=(), serials=(), settings=settings, max_seq_len=SEQ_LEN)
         base = genesis(RUN, members[0], charter)
         chain = Chain(open_branch(base, members, members[0], base.branch), charter)
-        self._rounds = Rounds(self._place, chain, self._num, self._fail)  # type: ignore[arg-type]
+        self._rounds = Rounds(self._place, chain, Scope(self._num), self._fail)  # type: ignore[arg-type]
         for peer, addresses in others.items():
             self.node.remember(peer, addresses)
         await self._membership.start()

@@ -34,6 +34,7 @@ from weft.sync.outer import State, StepContext
 from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
 from weft.sync.replies import Replies
 from weft.sync.schedule import lr
+from weft.sync.scope import Scope
 
 SETTINGS = PeerConfig(device="cpu", precision="fp32", threads=1)
 
@@ -112,7 +113,7 @@ class _Swarm:
         self._cursor = 0
         self._merged = torch.empty_like(outer)
         self._errors: dict[Trainer, Tensor] = {}
-        self._replies = [Replies(outer.numel()) for _ in range(num_peers)]
+        self._replies = [Replies(Scope(outer.numel())) for _ in range(num_peers)]
 
     def round(self, number: int, tokens: int) -> tuple[int, float]:
         """Train, average and step; return the tokens trained on and their mean loss."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from scenarios.rules import Place, stakes
 from weft.events import Notice
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, Round
 from weft.peer.absence import Fate
 from weft.peer.contribution import OUTDATED, Carry
 from weft.peer.trainer import Work
@@ -113,8 +113,10 @@ class WatchedCarry(Carry):
         self.book.offer(encoded, self.due)
         return encoded
 
-    def settle(self, apply: Callable[[], None], is_counted: bool, fate: Fate = "late") -> None:
-        super().settle(apply, is_counted, fate)
+    def settle(
+        self, apply: Callable[[], None], is_counted: bool, fate: Fate = "late", round: Round | None = None
+    ) -> None:
+        super().settle(apply, is_counted, fate, round)
         self.book.keep(self.tokens)
 
     def counters(self) -> dict[str, int]:

@@ -76,13 +76,14 @@ def test_a_minority_trains_on_for_four_rounds_steps_and_its_later_leases_are_cov
 
 
 def test_of_two_the_one_without_the_keeper_trains_on_and_its_branch_counts_that_first(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=12, num_peers=2)
+    swarm = make_swarm(num_rounds=24, num_peers=2)
 
     async def scenario() -> None:
         a, b = await swarm.start("ab")
         while True:  # until b is not the keeper
             event = await swarm.when(b, RoundCommitted)
-            if a.peer._rounds.chain.base.keeper == a.id and event.round >= 2:  # type: ignore[union-attr]
+            bases = [each.peer._rounds.chain.base for each in (a, b)]  # type: ignore[union-attr]
+            if bases[0] == bases[1] and bases[0].keeper == a.id and event.round >= 2:
                 break
         swarm.kill(a)
         at = swarm.clock.now()
@@ -155,7 +156,10 @@ def test_who_is_stopped_ahead_of_its_leases_comes_back_as_far_ahead_and_goes_no_
         assert goes.peer._carry.ahead == 0
         trained = sum(life.trained_tokens for life in goes.lives)
         counted = rules.counted(swarm.chains.values(), swarm.records)[goes.id]
-        assert trained == counted + goes.peer.carried_tokens
+        # Where it came back by another's state, it cannot tell which of what it had saved is counted in there.
+        told = sum(book.told(is_sure=False) for book in swarm.ledger.books if book.life.member is goes)
+        lost = trained - counted - goes.peer.carried_tokens
+        assert 0 <= lost <= told <= (1 + made) * BATCH * SEQ_LEN * EVERY
         nothing_was_cut(swarm)
 
     swarm.run(scenario)

@@ -22,6 +22,7 @@ from weft.peer.legacies import Brought
 from weft.sync.choices import DdpConfig
 from weft.sync.messages import Counted, Manifest, Propose, Ready
 from weft.sync.reduce import encode_parts, named
+from weft.sync.scope import Scope
 from weft.sync.uplinks import parts_of
 from weft.wire import digest, digest_of
 
@@ -64,7 +65,7 @@ class Recorder:
         weights = {each.peer: _weight(each) for each in manifest.contributions}
         late = sum(lease.num_windows for lease in before.leases if lease.peer in manifest.awaited)
         mean, total = np.empty_like(outer), sum(weights.values()) + late * SEQ_LEN
-        for part in filter(len, parts_of(manifest, len(outer))):
+        for part in filter(len, parts_of(manifest, Scope(len(outer)))):
             here, summed, lengths = slice(part.start, part.stop), 0.0, []
             own = [each for each in manifest.contributions if each.legacy is None]
             for each in own:

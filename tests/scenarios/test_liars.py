@@ -23,6 +23,7 @@ from weft.peer.rounds import MAX_GIVEN_UP
 from weft.sync.messages import (
     MAX_COUNT,
     Accept,
+    Base,
     Certificate,
     Goodbye,
     Manifest,
@@ -35,6 +36,7 @@ from weft.sync.messages import (
     Vote,
 )
 from weft.sync.rules import leader
+from weft.sync.uplinks import parts_of
 from weft.wire import digest, digest_of, encode, seal
 
 MakeSwarm = Callable[..., Swarm]
@@ -53,7 +55,7 @@ def with_other_results(liar: Member, manifest: Manifest, *, is_served: bool) -> 
     rounds = liar.peer._rounds
     assert rounds is not None
     parts = []
-    for here, part in zip(rounds.parts.cut([part.uplink for part in manifest.parts]), manifest.parts, strict=True):
+    for here, part in zip(parts_of(manifest, rounds.parts._scope), manifest.parts, strict=True):
         data = np.full(len(here), np.nan, "<f4").tobytes()
         if is_served:
             rounds.chain.keep(rounds.chain.base.round, digest(data), data)
@@ -185,15 +187,24 @@ def test_one_refusal_moves_nobody_to_another_attempt(make_swarm: MakeSwarm, prom
 
 def test_who_claims_to_be_far_ahead_is_followed_some_attempts_at_once(make_swarm: MakeSwarm) -> None:
     """A pair's keeper is a majority by itself: without a bound the other would write to its disk for ever."""
-    # By the seed the honest one leads the attempt it is led to. Where the other does, the pair waits for as long as
-    # late attempts may take: of two, one that lies can stop both.
-    swarm = make_swarm(num_rounds=5, num_peers=2, seed=2)
+    swarm = make_swarm(num_rounds=40, num_peers=2)
+
+    def led(member: Member) -> Base | None:
+        """Return the round of `member` in which it is not the keeper, and would lead the attempt that it is led to.
+
+        Where the other does, the pair waits for as long as late attempts may take: of two, one that lies can stop both.
+        """
+        base = member.peer._rounds.chain.base  # type: ignore[union-attr]
+        is_it = base.keeper != member.id and leader(base, Attempt(MAX_GIVEN_UP)) == member.id
+        return base if is_it else None
 
     async def scenario() -> None:
         members = await swarm.start("ab")
         for member in members:
             await swarm.round(member, 2)
-        honest = next(each for each in members if each.peer._rounds.chain.base.keeper != each.id)  # type: ignore[union-attr]
+        while not (found := [each for each in members if led(each) is not None]):
+            await swarm.when(None, RoundCommitted)
+        honest = found[0]
         (liar,) = (member for member in members if member is not honest)
         rounds = honest.peer._rounds
         assert rounds is not None

@@ -17,6 +17,7 @@ from weft.peer.config import RunFile
 from weft.sim.play import Machine, Played
 from weft.sim.scenario import Scenario
 from weft.sync.messages import Manifest
+from weft.sync.scope import Scope
 from weft.sync.uplinks import parts_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -81,7 +82,7 @@ def test_who_computes_ten_times_slower_makes_no_round_much_longer_and_trains_a_t
 def test_who_sends_ten_times_slower_makes_no_round_much_longer_and_owns_nothing(tmp_path: Path) -> None:
     one, odd, manifests = with_the_odd("slow_uplink", tmp_path)
     for manifest in manifests:
-        owned = parts_of(manifest, NUM)[manifest.members.index(odd.peer)]
+        owned = parts_of(manifest, Scope(NUM))[manifest.members.index(odd.peer)]
         assert len(owned) == 0, f"round {manifest.round}: {len(owned)} elements, which it sends to all"
     assert all(one.peer in contributors(manifest) for manifest in manifests)
     is_in = [odd.peer in contributors(manifest) for manifest in manifests]

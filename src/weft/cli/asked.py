@@ -34,6 +34,7 @@ from weft.sync.choices import (
     FedAvgConfig,
     MethodConfig,
     SparseLoCoConfig,
+    StreamingConfig,
     spell_out,
 )
 
@@ -53,6 +54,7 @@ _METHODS: dict[str, MethodConfig] = {
     "ddp": DdpConfig(),
     "fedavg": FedAvgConfig(),
     "diloco": DiLoCoConfig(),
+    "streaming": StreamingConfig(),
     "async-diloco": AsyncDiLoCoConfig(),
     "sparseloco": SparseLoCoConfig(),
     "demo": DeMoConfig(),

@@ -1,10 +1,11 @@
-"""Trains on ahead of the leases where no round can be decided: for so many inner steps at most, and it says so.
+"""Trains on ahead of the leases where no round can be decided: for so many inner steps at most, and it says so. And
+while a round is decided, where the method says so.
 
     lease done, announced ── majority lost ── TrainsOn ──► one step at a time ──► `MOST_ROUNDS` H steps ahead: waits
 
 What is made so is neither claimed nor announced. It covers the leases that come (`Carry.cover`): in a branch, once it
 opens, or where the majority is, once it is back. The samples lie where nobody is ever leased any. Electors and wards do
-this alike; while a majority is in sight nobody does.
+this alike; while a majority is in sight nobody makes more than the method's overlap.
 
 Who sends gradients waits: one at parameters that do not move is one of a larger batch, of which a round counts no more
 than the lease, and it is carried through one round only.
@@ -28,18 +29,21 @@ from weft.wire import digest_of
 MOST_ROUNDS = 4  # of inner steps: what is made further and further from the others is worth less and less
 
 
-def num_more(every: int, num_ahead: int, *, is_lost: bool, has_offered: bool, sends_gradient: bool) -> int:
+def num_more(
+    every: int, num_ahead: int, *, is_lost: bool, has_offered: bool, sends_gradient: bool, overlap: int = 0
+) -> int:
     """Return how many inner steps may be made now beyond the lease.
 
     Args:
         every: inner steps of a round.
+        overlap: of those that follow, which the method makes while a round is decided.
         num_ahead: that were made so already, and that no lease has covered yet.
         is_lost: no majority is in sight.
         has_offered: the lease is done, and what came of it is announced.
     """
-    if not is_lost or not has_offered or sends_gradient:
+    if not has_offered or sends_gradient:
         return 0
-    return max(0, MOST_ROUNDS * every - num_ahead)
+    return max(0, (MOST_ROUNDS * every if is_lost else overlap) - num_ahead)
 
 
 class Ahead:
@@ -70,11 +74,13 @@ class Ahead:
             is_lost=self._lost.is_set(),
             has_offered=self._carry.offered is not None,
             sends_gradient=self._carry.sends_gradient,
+            overlap=config.method.overlap,
         )
 
     async def wanted(self, config: RunConfig) -> None:
         """Return when a step may be made. Where that depends on more than the majority, ask again."""
-        await self._lost.wait()
+        if not self.num_more(config):
+            await self._lost.wait()
         if not self.num_more(config):
             await asyncio.Event().wait()
 
@@ -83,7 +89,7 @@ class Ahead:
         num_more = self.num_more(config)
         if not num_more:
             return
-        if head != self._told:
+        if head != self._told and self._lost.is_set():
             self._told = head
             self._place.emit(TrainsOn(branch=head.branch, round=Round(head.round + 1), steps=num_more))
         size = config.train.batch_size

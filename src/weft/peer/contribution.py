@@ -25,12 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float32
-from torch import Tensor
+from torch import Tensor, zeros
 
 from weft.codec import RandomKConfig
 from weft.errors import CheckpointError
 from weft.events import Notice
-from weft.ids import Digest, PeerId, Tokens
+from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.absence import Fate
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer, Work
@@ -54,7 +54,8 @@ class _Encoded:
     """A payload, and what its codec leaves once it is counted; None: nothing is kept of that."""
 
     parts: tuple[range, ...]
-    drawn_in: int
+    round: int
+    variant: int  # of what depends on the round
     payload: tuple[EncodedPart, ...]
     left: Float32[Tensor, " num"] | None
 
@@ -148,31 +149,41 @@ class Carry:
         Raises:
             NotFinite: what was trained holds NaN or infinity.
         """
-        method, choices = self._replica.method, self._replica.method.choices
-        drawn_in = round if isinstance(choices.codec, RandomKConfig) else 0  # other bytes in another round
-        if self._encoded is None or (self._encoded.parts, self._encoded.drawn_in) != (parts, drawn_in):
+        method, choices, scope = self._replica.method, self._replica.method.choices, self._replica.scope
+        # Other bytes in another round.
+        variant = round if isinstance(choices.codec, RandomKConfig) else scope.fragment(round)
+        if self._encoded is None or (self._encoded.parts, self._encoded.variant) != (parts, variant):
             trained = self._leased() if self._gradient is None else self._gradient
-            vector, codec, left = method.contribution(self._replica.outer, trained), codec_in(choices, round), None
+            codec, left = codec_in(choices, round), None
+            vector = scope.take(method.contribution(self._replica.outer, trained), round)
             if choices.feedback is None:
                 encoded = encode_parts(codec, vector, parts)
             else:
-                encoded, left = feedback.encode(codec, vector, parts, self._error, choices.feedback)
-            self._encoded = _Encoded(parts, drawn_in, tuple(map(named, encoded)), left)
+                kept = None if self._error is None else scope.take(self._error, round)
+                encoded, left = feedback.encode(codec, vector, parts, kept, choices.feedback)
+            self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
         return self._encoded.payload
 
-    def settle(self, apply: Callable[[], None], is_counted: bool, fate: Fate = "late") -> None:
+    def settle(
+        self, apply: Callable[[], None], is_counted: bool, fate: Fate = "late", round: Round | None = None
+    ) -> None:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
 
         Args:
+            round: whose step `apply` makes; None: it takes over another state.
             is_counted: the commit holds what was offered, or that is to be dropped. Where this process has offered
-                nothing, one before it did: what it offered may hold all that is carried, which is dropped.
+                nothing, one before it did: what that one offered is trained on the same lease, and may hold all of what
+                was restored, which is dropped. Or the commit is heard of a second time.
             fate: of what was offered, where it is not counted.
         """
         self._num_travelling = self._num_travelling + 1 if fate == "travelling" else 0
         if is_counted and self.offered is None:
-            self.ahead, self._mark, self._error = Tokens(0), None, None
+            if self.is_restored:
+                self.ahead, self._mark = Tokens(0), None
+            if self.due:
+                self._error = None
         elif is_counted and self._encoded is not None:
-            self._error = self._encoded.left
+            self._keep_error(self._encoded)
         self.offered = None
         self.num_done = self.num_done if self._keeps_lease and not is_counted else 0
         self._num_missed += self.due > 0 and (self.sends_gradient or fate != "lost")
@@ -181,6 +192,9 @@ class Carry:
             if is_counted or self._num_missed > 1:
                 self._drop()
             self._trainer.set_local(self._replica.outer)
+            return
+        if self._replica.method.choices.is_streaming:
+            self._stream(apply, is_counted, round)
             return
         ahead = None if self._mark is None else self._mark - self._trainer.local()
         due = None
@@ -196,6 +210,38 @@ class Carry:
             self._mark, local = local, local - ahead
         self._trainer.set_local(local)
         self._trainer.set_anchor(self._replica.outer)
+
+    def _stream(self, apply: Callable[[], None], is_counted: bool, round: Round | None) -> None:
+        """The same where a round is of a fragment: the rest of the local parameters stays where it is.
+
+        counted        local = mix local + (1 - mix) outer      Douillard et al., 2501.18512, equation 4
+        not counted    local follows outer, and keeps its distance
+        """
+        outer, mix, scope = self._replica.outer, self._replica.method.choices.mix, self._replica.scope
+        mine = [self._trainer.local()] + ([] if self._mark is None else [self._mark])
+        before = outer.clone() if round is None else scope.take(outer, round).clone()
+        apply()
+        if round is None:
+            for vector in mine:
+                vector.add_(outer - before)
+        else:
+            after = scope.take(outer, round)
+            for vector in mine:
+                held = scope.take(vector, round)
+                scope.put(vector, round, mix * held + (1 - mix) * after if is_counted else held + (after - before))
+        if is_counted or not self.tokens:
+            self._drop()
+        self._trainer.set_local(mine[0])
+        self._trainer.set_anchor(outer)
+
+    def _keep_error(self, encoded: _Encoded) -> None:
+        """Keep what a codec left of a payload that is counted."""
+        if encoded.left is None or self._replica.scope.fragments == 1:
+            self._error = encoded.left
+            return
+        if self._error is None:
+            self._error = zeros(self._replica.scope.num)
+        self._replica.scope.put(self._error, encoded.round, encoded.left)
 
     def _leased(self) -> Float32[Tensor, " num"]:
         """Return the local parameters where the leased work ends."""

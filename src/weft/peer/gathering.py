@@ -180,7 +180,7 @@ class Gathering:
         if me not in base.electorate or base.num_parts != len(base.electorate):
             return
         part = base.electorate.index(me)
-        wanted, num = brought.parts[part], len(self._parts.cut(base.uplinks)[part])
+        wanted, num = brought.parts[part], len(self._parts.cut(base)[part])
         if not num:
             return
         self._wanted_in[wanted] = self._round
@@ -254,5 +254,5 @@ class Gathering:
         state, base = self._state(), self._chain.base
         assert state is not None
         away = state.suspected | state.gone | state.farewells.keys()
-        cut = self._parts.cut(base.uplinks)
+        cut = self._parts.cut(base)
         return [owner for owner, part in zip(base.electorate, cut, strict=True) if len(part) and owner not in away]

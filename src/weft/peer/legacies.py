@@ -11,7 +11,8 @@ Failure:
 - who brings it dies, or cannot: after `TURN_ROUNDS` the next key brings it as well; a round counts one.
 - this process ends: fork and legacy are on disk. Before a checkpoint of the branch that goes on, the next process is in
   the one that was left: it has the fork still, and brings no legacy of what it stands on.
-- nobody has the fork any more, or gradients are sent, which are no sums over rounds: `BranchLeft` says what is lost.
+- nobody has the fork any more, or gradients are sent, which are no sums over rounds, or fragments, of which a round has
+  one: `BranchLeft` says what is lost.
 - somebody brought a shorter piece of it: `LegacyDropped` says how much was not counted, and `BranchLeft` where this
   peer comes over later.
 
@@ -117,7 +118,7 @@ class Legacies:
     async def keep_fork(self) -> None:
         """Keep the outer parameters: the head is the last manifest before a branch of this peer's own."""
         head, charter = self._replica.head, self._replica.charter
-        if head is None or self._replica.config.method.send == "gradient":
+        if head is None or self._why_none():
             return
         base = next_base(head, charter)
 
@@ -167,8 +168,8 @@ class Legacies:
         """Write the legacy to disk; return why there is none."""
         mine, charter = self._replica.head, self._replica.charter
         assert mine is not None
-        if self._replica.config.method.send == "gradient":
-            return "gradients are no sums over rounds"
+        if reason := self._why_none():
+            return reason
         try:
             fork = await self._fork(found)
             proof = LegacyProof(
@@ -187,6 +188,13 @@ class Legacies:
         except (DiskFull, DataError, CheckpointError, PeerError, NetError, Refused) as error:
             return str(error)
         return ""
+
+    def _why_none(self) -> str:
+        """Return why no legacy can be brought by this method; empty: it can."""
+        method = self._replica.config.method
+        if method.send == "gradient":
+            return "gradients are no sums over rounds"
+        return "" if method.fragments == 1 else "a round takes in a fragment, and a branch has counted all of them"
 
     async def _fork(self, found: Parting) -> Float32[Tensor, " num"]:
         vector = await self._place.compute.serve(lambda: self._vector_of_fork(found.fork.manifest))

@@ -37,6 +37,7 @@ from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
 from weft.sync.replies import Replies
+from weft.sync.scope import Scope
 from weft.sync.uplinks import parts_of
 from weft.sync.weights import awaited_weight, weight_of
 from weft.wire import Buffer
@@ -66,33 +67,33 @@ class Parts:
     """Payload and results of one peer; results go into `chain`.
 
     Args:
-        num: elements of the vector that is synchronised.
+        scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, place: Place, chain: Chain, num: int) -> None:
+    def __init__(self, place: Place, chain: Chain, scope: Scope) -> None:
         self._node = place.node
         self._clock = place.clock
         self._compute = place.compute
         self._emit = place.emit
         self._chain = chain
         self._journal = place.journal
-        self._num = num
+        self._scope = scope
         self.rates = Rates()
         self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
         self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
         self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
-        self._replies = Replies(num)
-        self._pool = Pool(POOL_VECTORS * 4 * num)
+        self._replies = Replies(scope)
+        self._pool = Pool(POOL_VECTORS * 4 * scope.most_sent)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
         self._node.serve_blobs(self._lookup)
         self._node.serve_blobs(lambda _peer, wanted: chain.result(wanted), is_patient=True)
 
-    def cut(self, uplinks: Sequence[int]) -> tuple[range, ...]:
-        """Return where the parts of the vector lie whose owners have such uplinks."""
-        return cut(self._num, uplinks)
+    def cut(self, base: Base) -> tuple[range, ...]:
+        """Return where the parts lie of what a round synchronises."""
+        return cut(self._scope.num_sent(base.round), base.uplinks)
 
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
@@ -122,13 +123,13 @@ class Parts:
             PayloadError: it is of another length.
         """
         base = self._chain.base
-        codec, parts = self._codec(base.round), self.cut(base.uplinks)
+        codec, parts = self._codec(base.round), self.cut(base)
         data = await self._fetch(peer, wanted, payload_nbytes(codec, parts), self._limit_s(codec))
         return split(codec, data, parts)
 
     def group_mean(self, base: Base) -> GroupMean:
         """Return an empty mean of payloads of a round."""
-        return GroupMean(self._codec(base.round), self.cut(base.uplinks), self._choices(base.round).merge)
+        return GroupMean(self._codec(base.round), self.cut(base), self._choices(base.round).merge)
 
     def group_codec(self, base: Base, num_merged: int) -> Codec:
         """Return how the mean of `num_merged` payloads of a round is encoded."""
@@ -192,7 +193,7 @@ class Parts:
 
     def has_results(self, manifest: Manifest) -> bool:
         """Return whether all results that a manifest names are here: what is here can be applied."""
-        parts = parts_of(manifest, self._num)
+        parts = parts_of(manifest, self._scope)
         codec = self._reply_codec(manifest.round)
         return all(
             self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
@@ -207,7 +208,7 @@ class Parts:
             PeerError: nobody that can be reached has one of them.
             PayloadError: one of them is no part of a vector.
         """
-        parts = parts_of(manifest, self._num)
+        parts = parts_of(manifest, self._scope)
         others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
         return tuple(
             await asyncio.gather(
@@ -338,7 +339,7 @@ class Parts:
         return False
 
     def _limit_s(self, codec: Codec) -> float:
-        return FETCH_FLOOR_S + 8 * codec.nbytes(self._num) / MIN_UPLINK_BPS
+        return FETCH_FLOOR_S + 8 * codec.nbytes(self._scope.most_sent) / MIN_UPLINK_BPS
 
     def _lookup(self, peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is

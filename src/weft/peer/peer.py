@@ -22,6 +22,7 @@ It does not know transports, nor how anything is shown.
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from weft import __version__
@@ -209,7 +210,7 @@ class Peer:
         await self._warming.renew()  # before anything asks to be counted in, or for a sponsor
         chain = Chain(head, self._replica.charter)
         self._saver.hand_on(chain)
-        rounds = Rounds(self.place, chain, self._replica.outer.numel(), self.fail)
+        rounds = Rounds(self.place, chain, self._replica.scope, self.fail)
         rounds.recall()
         groups = Groups(
             self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks
@@ -329,11 +330,8 @@ class Peer:
             is_doubtful = self._groups.is_in_doubt(manifest)
             await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
-        await self.place.compute.serve(
-            lambda: self._carry.settle(
-                lambda: self._replica.apply(manifest, results), is_counted or is_doubtful, decided.fate
-            )
-        )
+        step, is_in_there = partial(self._replica.apply, manifest, results), is_counted or is_doubtful
+        await self.place.compute.serve(lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round))
         self._groups.tell(manifest, is_counted, tokens)
         if not is_counted:
             self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)

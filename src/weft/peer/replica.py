@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.errors import CheckpointError
+from weft.ids import Round
 from weft.model.flat import layout
 from weft.peer.amended import amended, first_charter
 from weft.peer.config import RunConfig
@@ -23,6 +24,7 @@ from weft.sync.outer import State as OuterState
 from weft.sync.outer import StepContext
 from weft.sync.reduce import decode_parts
 from weft.sync.schedule import lr
+from weft.sync.scope import Scope
 from weft.sync.uplinks import parts_of
 from weft.wire import Buffer
 
@@ -39,9 +41,10 @@ class Replica:
         self._run = run
         spans = layout(run.model)
         self._num_decayed, self._shapes = spans.num_decayed, tuple(span.shape for span in spans)
+        self.scope = Scope(outer.numel(), run.method.fragments)
         self._set_charter(first_charter(run))
         self.state: OuterState = self.method.init(outer.numel())
-        self._merged = torch.empty_like(outer)
+        self._merged = torch.empty(self.scope.most_sent)
 
     def apply(self, manifest: Manifest, results: tuple[Buffer, ...]) -> None:
         """Make the outer step of a committed round, in place.
@@ -50,19 +53,29 @@ class Replica:
             PayloadError: a result is not finite or of another size; nothing has changed.
         """
         if manifest.contributions:
-            parts = parts_of(manifest, self.outer.numel())
-            decode_parts(reply_codec_in(self.method.choices, manifest.round), results, parts, self._merged)
-            self.method.apply(self.outer, self.state, self._merged, self._context(manifest))
+            round, parts = manifest.round, parts_of(manifest, self.scope)
+            merged = self._merged[: self.scope.num_sent(round)]
+            decode_parts(reply_codec_in(self.method.choices, round), results, parts, merged)
+            self.make_step(round, merged, manifest.committed_tokens)
         if self.head is not None:
             after = charter_after(next_base(self.head, self.charter), manifest)
             if after != self.charter:
                 self._set_charter(after)
         self.head = manifest
 
+    def make_step(self, round: Round, merged: Float32[Tensor, " num_sent"], committed_tokens: int) -> None:
+        """Make the outer step on what `round` synchronises, in place."""
+        outer = self.scope.take(self.outer, round)
+        state = {name: self.scope.take(vector, round) for name, vector in self.state.items()}
+        self.method.apply(outer, state, merged, self._context(round, committed_tokens))
+        self.scope.put(self.outer, round, outer)
+        for name, vector in state.items():
+            self.scope.put(self.state[name], round, vector)
+
     @property
     def result_nbytes(self) -> int:
         """Return what all results of one round take: what a newcomer fetches for each that it replays."""
-        return reply_codec_in(self.method.choices, 0).nbytes(self.outer.numel())
+        return reply_codec_in(self.method.choices, 0).nbytes(self.scope.most_sent)
 
     def vectors(self) -> dict[str, Tensor]:
         """Return every replicated vector by name; views, not copies."""
@@ -90,11 +103,11 @@ class Replica:
         self.config = amended(self._run, charter)  # to train by
         self.method = Method(self.config.method, self.config.train.optimizer, self._shapes)
 
-    def _context(self, manifest: Manifest) -> StepContext:
+    def _context(self, round: Round, committed_tokens: int) -> StepContext:
         train = self.config.train
         return StepContext(
-            number=max(manifest.round, 1),
-            lr=lr(train.schedule, manifest.committed_tokens),
+            number=max(round // self.scope.fragments, 1),  # of this fragment
+            lr=lr(train.schedule, committed_tokens),
             num_decayed=self._num_decayed,
             max_norm=train.clip if self.config.method.send == "gradient" else None,
         )

@@ -84,6 +84,7 @@ from weft.sync.messages import (
 )
 from weft.sync.reduce import EncodedPart
 from weft.sync.rules import Durable, leader
+from weft.sync.scope import Scope
 
 MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
 
@@ -93,13 +94,14 @@ class Rounds:
 
     Args:
         chain: its head is what the first round follows on.
+        scope: tells which numbers a round synchronises.
         on_failure: told of an error that this peer cannot go on with.
     """
 
-    def __init__(self, place: Place, chain: Chain, num: int, on_failure: Callable[[Exception], None]) -> None:
+    def __init__(self, place: Place, chain: Chain, scope: Scope, on_failure: Callable[[Exception], None]) -> None:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
-        self.parts = Parts(place, chain, num)
+        self.parts = Parts(place, chain, scope)
         self._node = place.node
         self._emit = place.emit
         self._on_failure = on_failure
@@ -128,7 +130,7 @@ class Rounds:
     @property
     def ranges(self) -> tuple[range, ...]:
         """Return how the vector is cut in the present round."""
-        return self.parts.cut(self.chain.base.uplinks)
+        return self.parts.cut(self.chain.base)
 
     def recall(self) -> Durable | None:
         """Read what this peer promised before it was started, which binds it, and what waited then; return the former.

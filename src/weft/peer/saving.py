@@ -103,7 +103,11 @@ class Saver:
                 ):
                     break
                 mine, carried = own_work(manifest, self._place.node.peer), self._carry.tokens
-                self._carry.settle(lambda: self._replica.apply(manifest, results), mine is not None)  # noqa: B023
+                self._carry.settle(
+                    lambda: self._replica.apply(manifest, results),  # noqa: B023
+                    mine is not None,
+                    round=manifest.round,
+                )
                 chain.append(certificate)
                 if (lost := carried - self._carry.tokens - (0 if mine is None else mine.tokens)) > 0:
                     self._told.append(dropped(Tokens(lost), OUTDATED if mine is None else FORGOTTEN).text)
@@ -127,7 +131,7 @@ class Saver:
     def _results(self, manifest: Manifest) -> tuple[bytes, ...] | None:
         """Return the results that a manifest names; None: they are not all here."""
         found: list[bytes] = []
-        for here, part in zip(parts_of(manifest, self._replica.outer.numel()), manifest.parts, strict=True):
+        for here, part in zip(parts_of(manifest, self._replica.scope), manifest.parts, strict=True):
             data = self._journal.result(manifest.round, part.result) if len(here) else b""
             if data is None:
                 return None

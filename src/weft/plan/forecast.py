@@ -193,7 +193,8 @@ def load_of(question: Question) -> Load:
     """Return what a round of the electorate moves."""
     payload, reply = _encodings(question)
     every = question.train.evaluate_every
-    return Load.of(question.num_parameters, question.num_electors, payload, reply, every)
+    num_sent = -(-question.num_parameters // question.choices.fragments)
+    return Load.of(num_sent, question.num_electors, payload, reply, every)
 
 
 def leased_tokens(question: Question) -> dict[str, int]:

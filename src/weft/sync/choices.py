@@ -7,7 +7,7 @@ from typing import Annotated, Literal, assert_never
 
 import msgspec
 
-from weft.codec import LOSSY, Bf16Config, CodecConfig, Int8Config, TopKConfig
+from weft.codec import LOSSY, Bf16Config, CodecConfig, E3m0Config, Int8Config, TopKConfig
 from weft.codec.config import MAX_BLOCK
 from weft.config import Config
 from weft.errors import ConfigError
@@ -121,6 +121,15 @@ _Proximal = Annotated[
 ]
 
 
+_Fragments = Annotated[
+    int, msgspec.Meta(ge=1, le=1024, description="pieces of the model, of which each round synchronises the next one")
+]
+_Overlap = Annotated[int, msgspec.Meta(ge=0, le=100_000, description="inner steps made while a round is decided: tau")]
+_Mix = Annotated[
+    float, msgspec.Meta(ge=0, lt=1, description="share of its own parameters that a member keeps after a round: alpha")
+]
+
+
 class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom"):
     """The five choices spelled out, and who is waited for."""
 
@@ -135,7 +144,15 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
     merge: _Rule = "peers_mean"
     among: AmongConfig = "all"
     proximal: _Proximal = 0.0
+    fragments: _Fragments = 1
+    overlap: _Overlap = 0
+    mix: _Mix = 0.0
     wait: _Wait = "all"
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether rounds are of fragments, or inner steps go on while they are decided."""
+        return self.fragments > 1 or self.overlap > 0 or self.mix > 0
 
     @property
     def num_errors(self) -> int:
@@ -157,6 +174,16 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
             raise ConfigError(
                 'method: apply: "inner" steps along gradients, a delta already holds inner steps; '
                 'set apply to "sgd" or "nesterov", or send = "gradient".'
+            )
+        if self.is_streaming and (self.send == "gradient" or self.basis != "flat"):
+            raise ConfigError(
+                "method: fragments, overlap, mix: they are of the parameters themselves; leave them out, or "
+                'set send = "delta" and basis = "flat".'
+            )
+        if self.overlap > self.every:
+            raise ConfigError(
+                f"method: overlap: {self.overlap} inner steps are more than the {self.every} of a round; what is made "
+                "meanwhile is part of the next."
             )
         if self.send == "gradient" and self.proximal:
             raise ConfigError(
@@ -202,6 +229,26 @@ class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dil
     reply_codec: CodecConfig | None = None
 
 
+class StreamingConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="streaming"):
+    """Every H / fragments inner steps, the next fragment's mean delta, while inner steps go on; Nesterov, mixed in."""
+
+    every: _Every = 100  # inner steps between two rounds of one fragment
+    fragments: _Fragments = 4
+    overlap: _Overlap = 5
+    mix: _Mix = 0.5
+    lr: _Lr = 0.4
+    momentum: _Momentum = 0.9
+    codec: CodecConfig = E3m0Config()
+    reply_codec: CodecConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.every % self.fragments:
+            raise ConfigError(
+                f"method: every: {self.every} inner steps are not cut into {self.fragments} equal pieces; set a "
+                f"multiple of {self.fragments}."
+            )
+
+
 class AsyncDiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="async-diloco"):
     """Each member brings its delta when it has made its own inner steps, and waits for nobody; delayed Nesterov."""
 
@@ -238,7 +285,16 @@ class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
 
 
-MethodConfig = DdpConfig | FedAvgConfig | DiLoCoConfig | AsyncDiLoCoConfig | SparseLoCoConfig | DeMoConfig | Choices
+MethodConfig = (
+    DdpConfig
+    | FedAvgConfig
+    | DiLoCoConfig
+    | StreamingConfig
+    | AsyncDiLoCoConfig
+    | SparseLoCoConfig
+    | DeMoConfig
+    | Choices
+)
 
 
 def check(choices: Choices, optimizer: OptimizerConfig) -> None:
@@ -281,6 +337,17 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
             )
             return Choices(
                 every=config.every, send="delta", apply=apply, codec=config.codec, reply_codec=config.reply_codec
+            )
+        case StreamingConfig():
+            return Choices(
+                every=config.every // config.fragments,
+                send="delta",
+                apply=NesterovConfig(lr=config.lr, momentum=config.momentum),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                fragments=config.fragments,
+                overlap=config.overlap,
+                mix=config.mix,
             )
         case AsyncDiLoCoConfig():
             lr, momentum = diloco_defaults(num_peers)

@@ -2,13 +2,15 @@
 
     row           every  send      codec         among  apply             replicated          private
     ddp           1      gradient  bf16          all    inner optimizer   outer, moments      -
-    fedavg        H      delta     bf16          all *  SGD, rate 1       outer               inner optimizer
+    fedavg        H      delta     bf16          all o  SGD, rate 1       outer               inner optimizer
     diloco        H      delta     int8          all    SGD-Nesterov      outer, momentum     inner optimizer
+    streaming     H *    delta     e3m0          all    SGD-Nesterov      outer, momentum     inner optimizer
     async-diloco  H      delta     int8          all +  delayed Nesterov  outer, momentum     inner optimizer
     sparseloco    H      delta     top-k         all    SGD               outer               inner optimizer, error
     demo          1      gradient  top-k of DCT  all    sign SGD          outer               error: the momentum
 
-    * or a sample, drawn anew for each round
+    * of each fragment, one after the other; inner steps go on meanwhile, and a share of the local parameters stays
+    o or a sample, drawn anew for each round
     + whoever is ready: a round waits for nobody
 
 A run file names a row or spells the choices out (`type = "custom"`). Before a run starts, `spell_out` turns either into
@@ -16,9 +18,9 @@ A run file names a row or spells the choices out (`type = "custom"`). Before a r
 
 `Method` is what a peer computes between rounds: tensors in, tensors out. It does not know rounds, peers or bytes sent.
 
-FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.08105, algorithm 1; asynchronous: Liu et
-al., 2401.09135, algorithm 3. SparseLoCo: Sarfi et al., 2508.15706, algorithm 1. DeMo: Peng et al., 2411.19870,
-algorithm 1.
+FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.08105, algorithm 1; streaming: Douillard
+et al., 2501.18512, algorithm 2; asynchronous: Liu et al., 2401.09135, algorithm 3. SparseLoCo: Sarfi et al.,
+2508.15706, algorithm 1. DeMo: Peng et al., 2411.19870, algorithm 1.
 """
 
 from typing import final

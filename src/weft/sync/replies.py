@@ -23,18 +23,19 @@ from weft.sync import feedback
 from weft.sync.choices import Choices
 from weft.sync.coding import reply_codec_in
 from weft.sync.reduce import EncodedPart, named
+from weft.sync.scope import Scope
 
 
 class Replies:
     """Of one peer.
 
     Args:
-        num: elements of the vector that is synchronised.
+        scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, num: int) -> None:
-        self._num = num
-        self._kept: Float32[Tensor, " num"] | None = None
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._kept: dict[int, Float32[Tensor, " num"]] = {}  # by fragment
         self._left: dict[Digest, tuple[Round, range, Tensor]] = {}  # by result, until its round is decided
 
     def encode(self, mean: Float32[Tensor, " part"], here: range, round: Round, choices: Choices) -> EncodedPart:
@@ -42,7 +43,8 @@ class Replies:
         codec, decay = reply_codec_in(choices, round), choices.reply_feedback
         if decay is None:
             return named(codec.encode(mean))
-        kept = None if self._kept is None else self._kept[here.start : here.stop]
+        known = self._kept.get(self._scope.fragment(round))
+        kept = None if known is None else known[here.start : here.stop]
         (encoded,), left = feedback.encode(codec, mean, [range(len(here))], kept, decay)
         part = named(encoded)
         self._left = {result: found for result, found in self._left.items() if found[0] == round}
@@ -54,6 +56,7 @@ class Replies:
         for result in results:
             encoded_in, here, left = self._left.pop(result, (None, range(0), bounds.empty(0)))
             if encoded_in == round:
-                if self._kept is None:
-                    self._kept = zeros(self._num)
-                self._kept[here.start : here.stop] = left
+                fragment = self._scope.fragment(round)
+                if fragment not in self._kept:
+                    self._kept[fragment] = zeros(self._scope.num_sent(round))
+                self._kept[fragment][here.start : here.stop] = left

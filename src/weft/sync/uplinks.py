@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Set
 from weft.ids import PeerId
 from weft.sync.messages import MAX_UPLINK, Base, Manifest
 from weft.sync.reduce import cut
+from weft.sync.scope import Scope
 
 LEAST = 4
 STAYS = 4  # a level this many times higher or lower is a change of the line, not of who measured it
@@ -39,9 +40,9 @@ def uplinks(base: Base, members: Iterable[PeerId], idle: Set[PeerId], rates: Map
     return tuple(0 if peer in idle else _next(before.get(peer), levels.get(peer)) for peer in members)
 
 
-def parts_of(manifest: Manifest, num: int) -> tuple[range, ...]:
-    """Return where the parts lie whose results a manifest names, of a vector of `num` elements."""
-    return cut(num, [part.uplink for part in manifest.parts])
+def parts_of(manifest: Manifest, scope: Scope) -> tuple[range, ...]:
+    """Return where the parts lie whose results a manifest names, of what its round has synchronised."""
+    return cut(scope.num_sent(manifest.round), [part.uplink for part in manifest.parts])
 
 
 def _level(ratio: float) -> int:

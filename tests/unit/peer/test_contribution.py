@@ -199,3 +199,33 @@ def test_a_checkpoint_without_a_carry_is_refused(tmp_path: Path) -> None:
     carry, _, _ = carry_of(tiny.run_config(), tmp_path)
     with pytest.raises(CheckpointError, match="uncounted_tokens"):
         carry.load({}, {"num_steps": 3})
+
+
+def test_a_commit_that_is_heard_of_twice_takes_nothing_that_was_made_ahead(tmp_path: Path) -> None:
+    carry, replica, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    offered(carry, replica)
+    ahead_of(carry, trainer, 3)
+    for _ in range(2):
+        carry.settle(lambda: halve(replica), is_counted=True)
+        assert (carry.tokens, carry.ahead) == (3 * STEP, 3 * STEP)
+    carry.cover(3, STEP)
+    assert carry.due == 3 * STEP
+
+
+def test_a_lease_that_a_process_before_brought_is_dropped_and_what_is_ahead_stays(tmp_path: Path) -> None:
+    carry, replica, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    ahead_of(carry, trainer, 2)
+    carry.settle(lambda: halve(replica), is_counted=True)
+    assert (carry.tokens, carry.due) == (2 * STEP, 0)
+
+
+def test_of_what_was_restored_nothing_stays_once_a_commit_counts_what_a_process_before_offered(tmp_path: Path) -> None:
+    carry, _, trainer = carry_of(tiny.run_config(), tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    ahead_of(carry, trainer, 2)
+    again, replica, _ = carry_of(tiny.run_config(), tmp_path)
+    again.load({name: vector.clone() for name, vector in carry.vectors().items()}, carry.counters())
+    again.settle(lambda: halve(replica), is_counted=True)
+    assert again.tokens == 0

@@ -19,7 +19,7 @@ from weft.peer.messages import Gathered
 from weft.peer.reach import Reach
 from weft.sync import round as machine
 from weft.sync.machine import Input, Lost, State
-from weft.sync.messages import Contribution, Ready
+from weft.sync.messages import Base, Contribution, Ready
 from weft.sync.rules import leader
 
 RUN = RunId("cc" * 32)
@@ -40,8 +40,8 @@ class FakeParts:
     async def at_once(self, _wanted: Digest) -> None:
         pass
 
-    def cut(self, uplinks: tuple[int, ...]) -> tuple[range, ...]:
-        return tuple(range(4096 * part, 4096 * (part + bool(uplink))) for part, uplink in enumerate(uplinks))
+    def cut(self, base: Base) -> tuple[range, ...]:
+        return tuple(range(4096 * part, 4096 * (part + bool(uplink))) for part, uplink in enumerate(base.uplinks))
 
     def is_here(self, wanted: Digest) -> bool:
         return wanted in self.here

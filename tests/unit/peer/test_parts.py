@@ -17,6 +17,7 @@ from weft.peer.compute import Inline
 from weft.peer.journal import Journal
 from weft.peer.parts import Parts
 from weft.sync.messages import Certificate, PartResult
+from weft.sync.scope import Scope
 from weft.wire import digest
 
 NUM = 5000
@@ -58,7 +59,7 @@ def parts_and_manifest(node):
     )
     journal = Journal(Path("nowhere"), is_on=False)
     place = SimpleNamespace(node=node, clock=VirtualClock(), compute=Inline(), emit=node.events.append, journal=journal)
-    return Parts(place, Chain(opening, charter()), NUM), manifest
+    return Parts(place, Chain(opening, charter()), Scope(NUM)), manifest
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from weft.sync.method import Method
 from weft.sync.outer import StepContext
 from weft.sync.reduce import Merger, cut, decode_parts
 from weft.sync.replies import Replies
+from weft.sync.scope import Scope
 
 NUM, PEERS, ROUNDS = 2 * 4096 + 300, 3, 8
 RATE = 0.01  # of the schedule
@@ -34,7 +35,7 @@ def row(choices: Choices, train: Train, shapes: Shapes = ()) -> Tensor:
     method, outer = Method(choices, AdamWConfig(), shapes), torch.zeros(NUM)
     state, parts = method.init(NUM), cut(NUM, [1] * PEERS)
     errors: dict[int, Tensor] = {}
-    replies = [Replies(NUM) for _ in range(PEERS)]
+    replies = [Replies(Scope(NUM)) for _ in range(PEERS)]
     for number in range(1, ROUNDS + 1):
         mergers = [Merger(len(part), coding_in(choices, number)) for part in parts]
         for peer in range(PEERS):
