@@ -36,6 +36,7 @@ from weft.sync.choices import (
     DiLoCoConfig,
     FedAvgConfig,
     MethodConfig,
+    PowerSgdConfig,
     SgdConfig,
     SparseLoCoConfig,
     spell_out,
@@ -92,13 +93,15 @@ def rounds(config: MethodConfig, device: str) -> str:
     outer = numbers("outer").to(device)
     state = method.init(NUM)
     state = {name: tensor.to(device) for name, tensor in state.items()}
-    parts = cut(NUM, [3, 1, 2])
+    parts = cut(method.num_sent(NUM), [3, 1, 2])
     schedule = CosineConfig(lr=1e-2, warmup_tokens=2000, total_tokens=7000)
     for t in range(1, 4):
         payloads = []
         for peer in range(3):
             local = (numbers("local", t, peer) * 2.0**-10).to(device)
-            payloads.append(encode_parts(codec_in(method.choices, t), method.contribution(outer, local).cpu(), parts))
+            payloads.append(
+                encode_parts(codec_in(method.choices, t), method.contribution(outer, local, state, t).cpu(), parts)
+            )
         results = []
         for i, part in enumerate(parts):
             merger = Merger(len(part), coding_in(method.choices, t))
@@ -107,7 +110,7 @@ def rounds(config: MethodConfig, device: str) -> str:
             results.append(merger.result().encoded)
         merged = decode_parts(reply_codec_in(method.choices, t), results, parts).to(device)
         rate = lr(schedule, t * sum(TOKENS))
-        method.apply(outer, state, merged, StepContext(number=t, lr=rate, num_decayed=NUM // 2, max_norm=1e6))
+        method.apply(outer, state, merged, StepContext(number=t, lr=rate, num_decayed=NUM // 2, max_norm=1e6, round=t))
     return of(torch.cat([outer, *state.values()]))
 
 
@@ -128,6 +131,7 @@ def main() -> None:
         "gradient, sgd": rounds(custom, device),
         "sparseloco": rounds(SparseLoCoConfig(), device),
         "demo": rounds(DeMoConfig(), device),
+        "powersgd": rounds(PowerSgdConfig(), device),
         "async-diloco": rounds(AsyncDiLoCoConfig(delay=2), device),
     }
     sys.stdout.write(json.dumps(stages))

@@ -34,6 +34,7 @@ SHARED_PATH = (
     "sync/basis.py",
     "sync/coding.py",
     "sync/feedback.py",
+    "sync/low_rank.py",
     "sync/mean.py",
     "sync/outer.py",
     "sync/reduce.py",
@@ -52,7 +53,7 @@ ALLOWED_FUNCTIONS = {
     # exact where they are given integers, as they are here: places, keys and counts
     *("np.add.reduce", "np.cumsum", "np.partition", "np.sort", "np.argsort"),
     # memory, and conversions that round once
-    *("torch.empty", "torch.empty_like", "torch.zeros", "torch.tensor", "torch.from_numpy"),
+    *("torch.empty", "torch.empty_like", "torch.zeros", "torch.zeros_like", "torch.tensor", "torch.from_numpy"),
     *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.float64", "np.int32", "np.uint32", "np.uint64"),
     *("np.array", "np.zeros", "np.ones", "np.arange", "np.concatenate", "np.broadcast_to", "np.dtype"),
     *("np.take", "np.take_along_axis", "np.put_along_axis"),
@@ -77,19 +78,25 @@ ALLOWED_METHODS = {
     ),
     # memory, shapes, and conversions that round once
     *("copy_", "zero_", "astype", "numpy", "view", "unsqueeze", "detach", "new_empty", "numel", "dim"),
-    *("double", "float", "long", "expand", "transpose", "clone"),
+    *("double", "float", "long", "expand", "transpose", "clone", "contiguous"),
     *("is_contiguous", "cast", "reshape", "copy", "bit_length", "to_bytes"),
     # no numbers
     *("append", "values", "endswith", "fromhex", "join", "format"),
     # our own: their arithmetic is in the files read here
     *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
-    *("forward", "inverse", "_moved", "_pairs", "_transformed"),
+    *("forward", "inverse", "_moved", "_pairs", "_transformed", "_factor", "_left", "_right", "num_sent"),
+    *("_num_after",),
 }
 ALLOWED_MODULES = {"bounds", "mean", "rank", "msgspec"}  # whose functions may be called: read here, or no arithmetic
 # Builtins whose floats depend on the version (sum compensates from 3.12 on) or on the C library.
 FORBIDDEN_BUILTINS = {"sum", "pow", "divmod", "round"}
-ALLOWED_SUMS = {"sum(shares)", "sum((_TILE * math.prod(_tiles(shape)) for shape in self._shapes))"}  # integers
+ALLOWED_SUMS = {  # integers
+    "sum(shares)",
+    "sum((_TILE * math.prod(_tiles(shape)) for shape in self._shapes))",
+    "sum((len(here) for here in self._pieces(num)))",
+    "sum(map(len, self._whole))",
+}
 ALLOWED_PRODUCTS = {"left @ right"}  # of integers, with sums that float64 holds (codec/exact.py)
 
 
@@ -250,6 +257,7 @@ GOLDEN = {
     "gradient, sgd": "6ad488649930e9e2",
     "sparseloco": "19b8e6bd494bee1c",
     "demo": "910ec25770fe33ce",
+    "powersgd": "e65e9aff6250833f",
     "async-diloco": "080556f77b53b121",
 }
 

@@ -13,7 +13,15 @@ from scenarios.test_return import stop
 from weft.codec import CodecConfig, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected, StateJoined
 from weft.ids import PeerId
-from weft.sync.choices import Choices, DeMoConfig, MethodConfig, SgdConfig, SparseLoCoConfig
+from weft.sync.choices import (
+    Choices,
+    DeMoConfig,
+    LowRankConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    SgdConfig,
+    SparseLoCoConfig,
+)
 from weft.sync.messages import Ready
 
 MakeSwarm = Callable[..., Swarm]
@@ -31,13 +39,24 @@ def custom(codec: CodecConfig, reply_codec: CodecConfig) -> Choices:
     )
 
 
+LOW_RANK = Choices(
+    every=EVERY,
+    send="delta",
+    apply=SgdConfig(lr=0.5),
+    codec=Int8Config(),
+    basis=LowRankConfig(rank=4),
+    feedback=1.0,
+)
 METHODS: dict[str, MethodConfig] = {
     "sparseloco": SparseLoCoConfig(every=EVERY),
     "demo": DeMoConfig(),
+    "powersgd": PowerSgdConfig(rank=2),
+    "low rank": LOW_RANK,
     "random_k": custom(RandomKConfig(kept=410, largest=82, values="int4"), RandomKConfig(kept=410, values="int8")),
     "sign": custom(SignConfig(), Int8Config()),
     "top_k int8": custom(TopKConfig(kept=200, values="int8"), TopKConfig(kept=400, values="bf16")),
 }
+BRINGING = ("sparseloco", "random_k", "sign", "top_k int8")  # what a branch has counted to another
 by_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 
 
@@ -102,7 +121,7 @@ def test_what_is_kept_for_later_outlives_the_process(make_swarm: MakeSwarm, meth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [each for name, each in METHODS.items() if name != "demo"])  # gradients: nothing
+@pytest.mark.parametrize("method", [each for name, each in METHODS.items() if name in BRINGING])
 def test_what_a_lesser_branch_counted_is_handed_in_whole(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=24, num_peers=8)
 

@@ -33,6 +33,7 @@ from weft.sync.choices import (
     DiLoCoConfig,
     FedAvgConfig,
     MethodConfig,
+    PowerSgdConfig,
     SparseLoCoConfig,
     StreamingConfig,
     spell_out,
@@ -52,6 +53,7 @@ _CODECS: dict[str, CodecConfig] = {
 }
 _METHODS: dict[str, MethodConfig] = {
     "ddp": DdpConfig(),
+    "powersgd": PowerSgdConfig(),
     "fedavg": FedAvgConfig(),
     "diloco": DiLoCoConfig(),
     "streaming": StreamingConfig(),

@@ -34,9 +34,8 @@ from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.absence import Fate
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer, Work
-from weft.sync import feedback
-from weft.sync.coding import codec_in
-from weft.sync.reduce import EncodedPart, encode_parts, named
+from weft.sync import payload
+from weft.sync.reduce import EncodedPart, named
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 FORGOTTEN = "a round that is forgotten may have counted them"  # why work is dropped that nobody can tell of
@@ -149,18 +148,14 @@ class Carry:
         Raises:
             NotFinite: what was trained holds NaN or infinity.
         """
-        method, choices, scope = self._replica.method, self._replica.method.choices, self._replica.scope
+        method, scope = self._replica.method, self._replica.scope
         # Other bytes in another round.
-        variant = round if isinstance(choices.codec, RandomKConfig) else scope.fragment(round)
+        is_new = isinstance(method.choices.codec, RandomKConfig) or not method.basis.is_orthonormal
+        variant = round if is_new else scope.fragment(round)
         if self._encoded is None or (self._encoded.parts, self._encoded.variant) != (parts, variant):
             trained = self._leased() if self._gradient is None else self._gradient
-            codec, left = codec_in(choices, round), None
-            vector = scope.take(method.contribution(self._replica.outer, trained), round)
-            if choices.feedback is None:
-                encoded = encode_parts(codec, vector, parts)
-            else:
-                kept = None if self._error is None else scope.take(self._error, round)
-                encoded, left = feedback.encode(codec, vector, parts, kept, choices.feedback)
+            delta = method.delta(self._replica.outer, trained)
+            encoded, left = payload.encode(method, scope, self._replica.state, delta, self._error, parts, round)
             self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
         return self._encoded.payload
 

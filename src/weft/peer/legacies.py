@@ -42,6 +42,7 @@ from weft.peer.index import StateIndex
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.sync.charter import Charter
+from weft.sync.choices import LowRankConfig
 from weft.sync.coding import legacy_codec_in
 from weft.sync.legacy import history
 from weft.sync.lineage import Legacy, Parting, lacking, parting
@@ -194,7 +195,9 @@ class Legacies:
         method = self._replica.config.method
         if method.send == "gradient":
             return "gradients are no sums over rounds"
-        return "" if method.fragments == 1 else "a round takes in a fragment, and a branch has counted all of them"
+        if method.fragments > 1:
+            return "a round takes in a fragment, and a branch has counted all of them"
+        return "a few directions do not hold it" if isinstance(method.basis, LowRankConfig) else ""
 
     async def _fork(self, found: Parting) -> Float32[Tensor, " num"]:
         vector = await self._place.compute.serve(lambda: self._vector_of_fork(found.fork.manifest))

@@ -41,8 +41,8 @@ class Replica:
         self._run = run
         spans = layout(run.model)
         self._num_decayed, self._shapes = spans.num_decayed, tuple(span.shape for span in spans)
-        self.scope = Scope(outer.numel(), run.method.fragments)
         self._set_charter(first_charter(run))
+        self.scope = Scope(self.method.num_sent(outer.numel()), run.method.fragments)
         self.state: OuterState = self.method.init(outer.numel())
         self._merged = torch.empty(self.scope.most_sent)
 
@@ -65,9 +65,13 @@ class Replica:
 
     def make_step(self, round: Round, merged: Float32[Tensor, " num_sent"], committed_tokens: int) -> None:
         """Make the outer step on what `round` synchronises, in place."""
+        context = self._context(round, committed_tokens)
+        if self.scope.fragments == 1:
+            self.method.apply(self.outer, self.state, merged, context)
+            return
         outer = self.scope.take(self.outer, round)
         state = {name: self.scope.take(vector, round) for name, vector in self.state.items()}
-        self.method.apply(outer, state, merged, self._context(round, committed_tokens))
+        self.method.apply(outer, state, merged, context)
         self.scope.put(self.outer, round, outer)
         for name, vector in state.items():
             self.scope.put(self.state[name], round, vector)
@@ -107,6 +111,7 @@ class Replica:
         train = self.config.train
         return StepContext(
             number=max(round // self.scope.fragments, 1),  # of this fragment
+            round=round,
             lr=lr(train.schedule, committed_tokens),
             num_decayed=self._num_decayed,
             max_norm=train.clip if self.config.method.send == "gradient" else None,

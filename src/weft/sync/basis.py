@@ -3,8 +3,9 @@
     flat    as the model lays it out
     tiles   the 64 x 64 tiles of all matrices, one after the other; then what is left over, as it was
     dct     the same, and each tile X in cosines: D X D^T; of the rest, runs of 64 numbers: D x
+    low rank  of each matrix a few directions (`low_rank`)
 
-A codec that keeps some of each 4096 values then chooses among a tile of one matrix, or among its frequencies. Both
+A codec that keeps some of each 4096 values then chooses among a tile of one matrix, or among its frequencies. These two
 are orthonormal maps, so means, error feedback and norms are the same on either side. What all members undo alike, they
 undo to the same bits (`codec.exact`).
 
@@ -24,7 +25,9 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec.exact import matmul
-from weft.sync.choices import BasisName
+from weft.sync.choices import BasisName, LowRankConfig
+from weft.sync.low_rank import LowRank
+from weft.sync.outer import State
 from weft.sync.schedule import cos_pi
 
 SIDE = 64
@@ -35,37 +38,63 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 class Basis(Protocol):
-    def forward(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
-        """Return what is to be encoded; `vector` is only read, and may be returned."""
+    is_orthonormal: bool  # else a projection: what it leaves out is an error, as what a codec leaves is
+
+    def num_sent(self, num: int) -> int:
+        """Return how many numbers are encoded of a vector of `num`."""
         ...
 
-    def inverse(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
-        """Return what `forward` was given, to the same bits on every machine."""
+    def init(self) -> State:
+        """Return what it needs before the first round: replicated."""
+        ...
+
+    def forward(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num_sent"]:
+        """Return what is to be encoded in a round; `vector` is only read, and may be returned."""
+        ...
+
+    def inverse(self, vector: Float32[Tensor, " num_sent"], state: State, round: int) -> Float32[Tensor, " num"]:
+        """Return what `forward` was given, or as much of it as that let through; to the same bits on every machine."""
+        ...
+
+    def advance(self, vector: Float32[Tensor, " num_sent"], state: State, round: int) -> None:
+        """Change `state` for the next round by what this one's mean is, to the same bits."""
         ...
 
 
-def build(name: BasisName, shapes: Shapes) -> Basis:
-    """Return the basis of that name for a vector in which tensors of these shapes lie one after the other."""
-    match name:
+def build(config: BasisName | LowRankConfig, shapes: Shapes) -> Basis:
+    """Return the basis that is asked for, of a vector in which tensors of these shapes lie one after the other."""
+    match config:
+        case LowRankConfig():
+            return LowRank(config, shapes)
         case "flat":
             return Flat()
         case "tiles":
             return Tiles(shapes)
         case "dct":
             return Dct(shapes)
-    assert_never(name)
+    assert_never(config)
 
 
-@final
 class Flat:
-    def forward(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
+    is_orthonormal = True
+
+    def num_sent(self, num: int) -> int:
+        return num
+
+    def init(self) -> State:
+        return {}
+
+    def forward(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num"]:  # noqa: ARG002  # the protocol's signature
         return vector
 
-    def inverse(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
+    def inverse(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num"]:  # noqa: ARG002  # the same
         return vector
 
+    def advance(self, vector: Float32[Tensor, " num"], state: State, round: int) -> None:
+        pass
 
-class Tiles:
+
+class Tiles(Flat):
     """A permutation.
 
     Args:
@@ -76,10 +105,10 @@ class Tiles:
         self._shapes = tuple(shapes)
         self.num_tiled = sum(_TILE * math.prod(_tiles(shape)) for shape in self._shapes)
 
-    def forward(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
+    def forward(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num"]:  # noqa: ARG002  # the same
         return self._moved(vector, lambda here, there, out: there(out).copy_(here(vector)))
 
-    def inverse(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
+    def inverse(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num"]:  # noqa: ARG002  # the same
         return self._moved(vector, lambda here, there, out: here(out).copy_(there(vector)))
 
     def _moved(self, vector: Tensor, copy: Callable[["_View", "_View", Tensor], object]) -> Tensor:
@@ -115,11 +144,11 @@ class Tiles:
 class Dct(Tiles):
     """Tiles, and then type-II cosine transforms, orthonormal."""
 
-    def forward(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
-        return self._transformed(super().forward(vector), cosines(vector.device))
+    def forward(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num"]:
+        return self._transformed(super().forward(vector, state, round), cosines(vector.device))
 
-    def inverse(self, vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
-        return super().inverse(self._transformed(vector.clone(), cosines(vector.device).T))
+    def inverse(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num"]:
+        return super().inverse(self._transformed(vector.clone(), cosines(vector.device).T), state, round)
 
     def _transformed(self, vector: Tensor, matrix: Tensor) -> Tensor:
         """Transform `vector` in place: tiles from both sides, runs from one."""

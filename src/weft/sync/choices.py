@@ -91,8 +91,17 @@ class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inne
 ApplyConfig = SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig | InnerConfig
 
 BasisName = Literal["flat", "tiles", "dct"]
+
+
+class LowRankConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="low_rank"):
+    """Of each matrix a few directions, which follow the largest ones of what is sent; the rest is kept as feedback."""
+
+    rank: Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")] = 4
+
+
 _Basis = Annotated[
-    BasisName, msgspec.Meta(description="of 64 x 64 tiles of matrices, in cosines or as they are; or of the vector")
+    BasisName | LowRankConfig,
+    msgspec.Meta(description="of 64 x 64 tiles of matrices, in cosines or as they are; or of the vector"),
 ]
 Rule = Literal["peers_mean", "senders_mean"]
 _Rule = Annotated[Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")]
@@ -190,6 +199,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom")
                 "method: proximal: a gradient is taken at the outer parameters, where nothing pulls; "
                 'set proximal = 0, or send = "delta".'
             )
+        if isinstance(self.basis, LowRankConfig) and self.feedback is None:
+            raise ConfigError(
+                "method: feedback: a few directions leave most of a matrix out, and without feedback it is lost; set "
+                "feedback = 1.0."
+            )
         for name, codec, decay in (
             ("feedback", self.codec, self.feedback),
             ("reply_feedback", self.reply_codec or self.codec, self.reply_feedback),
@@ -273,6 +287,15 @@ class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag=
     merge: _Rule = "senders_mean"
 
 
+class PowerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="powersgd"):
+    """Every step, a few directions of the mean gradient's matrices, applied by the inner optimizer on every member."""
+
+    rank: Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")] = 4
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+    feedback: _Decay = 1.0
+
+
 class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"):
     """Every step, the largest frequencies of the members' momenta, which then lack them; by the sign of their mean."""
 
@@ -287,6 +310,7 @@ class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"
 
 MethodConfig = (
     DdpConfig
+    | PowerSgdConfig
     | FedAvgConfig
     | DiLoCoConfig
     | StreamingConfig
@@ -318,6 +342,16 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
         case DdpConfig():
             return Choices(
                 every=1, send="gradient", apply=InnerConfig(), codec=config.codec, reply_codec=config.reply_codec
+            )
+        case PowerSgdConfig():
+            return Choices(
+                every=1,
+                send="gradient",
+                apply=InnerConfig(),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                basis=LowRankConfig(rank=config.rank),
+                feedback=config.feedback,
             )
         case FedAvgConfig():
             return Choices(

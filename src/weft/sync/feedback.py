@@ -11,7 +11,7 @@ SparseLoCo (Sarfi et al., 2508.15706, algorithm 1).
 It does not know who counts what.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float32
@@ -22,6 +22,12 @@ from weft.codec.codec import Codec
 from weft.sync.reduce import decode_parts, encode_parts
 from weft.wire import Buffer
 
+Map = Callable[[Tensor], Tensor]
+
+
+def _same(vector: Tensor) -> Tensor:
+    return vector
+
 
 def encode(
     codec: Codec,
@@ -29,10 +35,13 @@ def encode(
     parts: Sequence[range],
     kept: Float32[Tensor, " num"] | None,
     decay: float,
+    forward: Map = _same,
+    inverse: Map = _same,
 ) -> tuple[tuple[Buffer, ...], Float32[Tensor, " num"]]:
     """Return a payload, part by part, and what it leaves.
 
     Args:
+        forward: what of the vector is encoded, where that is not all of it; inverse: back again.
         vector: on the CPU; only read.
         kept: e; None: zero.
         decay: beta.
@@ -44,6 +53,6 @@ def encode(
     if kept is not None and decay:
         total = torch.mul(kept, decay, out=bounds.empty(vector.numel()))
         total.add_(vector)
-    encoded = encode_parts(codec, total, parts)
-    left = decode_parts(codec, encoded, parts)
+    encoded = encode_parts(codec, forward(total), parts)
+    left = inverse(decode_parts(codec, encoded, parts))
     return encoded, torch.sub(total, left, out=left)

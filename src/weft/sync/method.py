@@ -2,6 +2,7 @@
 
     row           every  send      codec         among  apply             replicated          private
     ddp           1      gradient  bf16          all    inner optimizer   outer, moments      -
+    powersgd      1      gradient  low rank      all    inner optimizer   outer, moments, L R error
     fedavg        H      delta     bf16          all o  SGD, rate 1       outer               inner optimizer
     diloco        H      delta     int8          all    SGD-Nesterov      outer, momentum     inner optimizer
     streaming     H *    delta     e3m0          all    SGD-Nesterov      outer, momentum     inner optimizer
@@ -37,6 +38,7 @@ from weft.sync.choices import Choices, InnerConfig, MuonConfig, OptimizerConfig,
 from weft.sync.outer import State, StepContext
 
 OUTER = "outer"  # the name of the parameters among the replicated vectors
+_NOTHING: State = {}
 
 
 @final
@@ -51,7 +53,8 @@ class Method:
     def __init__(self, choices: Choices, inner: OptimizerConfig, shapes: Shapes = ()) -> None:
         check(choices, inner)
         self.choices = choices
-        self._basis = bases.build(choices.basis, shapes)
+        self.basis = bases.build(choices.basis, shapes)
+        self._of_basis = frozenset(self.basis.init())
         apply = inner if isinstance(choices.apply, InnerConfig) else choices.apply
         assert not isinstance(apply, InnerConfig | MuonConfig)
         self._optimizer = optimizers.build(apply)
@@ -62,8 +65,8 @@ class Method:
         return (OUTER, *self.init(0))
 
     def init(self, num: int) -> State:
-        """Return the outer optimizer's state before the first round: replicated."""
-        return self._optimizer.init(num)
+        """Return the state of the outer optimizer and of the basis before the first round: replicated."""
+        return {**self._optimizer.init(num), **self.basis.init()}
 
     def delta(
         self, outer: Float32[Tensor, " num"], local_or_gradient: Float32[Tensor, " num"]
@@ -84,21 +87,35 @@ class Method:
             return torch.sub(outer, local_or_gradient, out=bounds.empty(outer.numel()))
         return outer.sub(local_or_gradient)
 
+    def num_sent(self, num: int) -> int:
+        """Return how many numbers are encoded of a vector of `num`."""
+        return self.basis.num_sent(num)
+
     def contribution(
-        self, outer: Float32[Tensor, " num"], local_or_gradient: Float32[Tensor, " num"]
-    ) -> Float32[Tensor, " num"]:
-        """Return what this peer brings to a round: its `delta`, in the basis in which it is encoded and merged."""
-        return self._basis.forward(self.delta(outer, local_or_gradient))
+        self,
+        outer: Float32[Tensor, " num"],
+        local_or_gradient: Float32[Tensor, " num"],
+        state: State = _NOTHING,
+        round: int = 0,
+    ) -> Float32[Tensor, " num_sent"]:
+        """Return what this peer brings to a round: its `delta`, in the basis in which it is encoded and merged.
+
+        Args:
+            state: replicated, of that basis.
+        """
+        return self.basis.forward(self.delta(outer, local_or_gradient), state, round)
 
     def apply(
         self,
         outer: Float32[Tensor, " num"],
         state: State,
-        merged: Float32[Tensor, " num"],
+        merged: Float32[Tensor, " num_sent"],
         context: StepContext,
     ) -> None:
         """Make the outer step on `outer` and `state`, in place; `merged` is the decoded result of a round."""
-        self._optimizer.apply(outer, state, self._basis.inverse(merged), context)
+        own = {name: vector for name, vector in state.items() if name not in self._of_basis}
+        self._optimizer.apply(outer, own, self.basis.inverse(merged, state, context.round), context)
+        self.basis.advance(merged, state, context.round)
 
     def rebase(
         self, local: Float32[Tensor, " num"], outer: Float32[Tensor, " num"], carry: Float32[Tensor, " num"] | None

@@ -39,7 +39,7 @@ from weft.sync.choices import (
     SignSgdConfig,
 )
 
-State = dict[str, Float32[Tensor, " num"]]
+State = dict[str, Float32[Tensor, " _"]]  # of any sizes
 
 CHUNK = 1 << 16  # elements: three operands of 256 KiB fit a core's second-level cache
 
@@ -49,6 +49,7 @@ class StepContext:
     """What a step needs beside the vectors; equal on all members."""
 
     number: int  # counts outer steps, from 1
+    round: int = 0
     lr: float = 0.0  # of the schedule; sgd and nesterov have their own
     num_decayed: int = 0  # elements [0, num_decayed) decay: the layout puts matrices first
     max_norm: float | None = None  # clip the merged vector to this Euclidean norm

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from weft.codec import Fp32Config, TopKConfig
 from weft.ids import Round
-from weft.sync import feedback
 from weft.sync.basis import Shapes
-from weft.sync.choices import AdamWConfig, Choices, DeMoConfig, SparseLoCoConfig, spell_out
-from weft.sync.coding import codec_in, coding_in, reply_codec_in
+from weft.sync.choices import AdamWConfig, Choices, DeMoConfig, LowRankConfig, SgdConfig, SparseLoCoConfig, spell_out
+from weft.sync.coding import coding_in, reply_codec_in
 from weft.sync.method import Method
-from weft.sync.outer import StepContext
+from weft.sync.outer import State, StepContext
+from weft.sync.payload import encode
 from weft.sync.reduce import Merger, cut, decode_parts
 from weft.sync.replies import Replies
 from weft.sync.scope import Scope
@@ -33,16 +33,15 @@ def trained(outer: Tensor, number: int, peer: int) -> Tensor:
 def row(choices: Choices, train: Train, shapes: Shapes = ()) -> Tensor:
     """Return the outer parameters after some rounds, by the pieces that peers compute with."""
     method, outer = Method(choices, AdamWConfig(), shapes), torch.zeros(NUM)
-    state, parts = method.init(NUM), cut(NUM, [1] * PEERS)
-    errors: dict[int, Tensor] = {}
-    replies = [Replies(Scope(NUM)) for _ in range(PEERS)]
+    scope = Scope(method.num_sent(NUM))
+    state, parts = method.init(NUM), cut(scope.num, [1] * PEERS)
+    errors: dict[int, Tensor | None] = {}
+    replies = [Replies(scope) for _ in range(PEERS)]
     for number in range(1, ROUNDS + 1):
         mergers = [Merger(len(part), coding_in(choices, number)) for part in parts]
         for peer in range(PEERS):
-            vector = method.contribution(outer, train(outer, number, peer))
-            assert choices.feedback is not None
-            codec = codec_in(choices, number)
-            payload, errors[peer] = feedback.encode(codec, vector, parts, errors.get(peer), choices.feedback)
+            delta = method.delta(outer, train(outer, number, peer))
+            payload, errors[peer] = encode(method, scope, state, delta, errors.get(peer), parts, number)
             for merger, encoded in zip(mergers, payload, strict=True):
                 merger.add(100, encoded)
         results = []
@@ -51,7 +50,7 @@ def row(choices: Choices, train: Train, shapes: Shapes = ()) -> Tensor:
             reply.settle(Round(number), [result.digest])
             results.append(result.encoded)
         merged = decode_parts(reply_codec_in(choices, number), results, parts)
-        method.apply(outer, state, merged, StepContext(number=number, lr=RATE))
+        method.apply(outer, state, merged, StepContext(number=number, lr=RATE, round=number))
     return outer
 
 
@@ -169,3 +168,56 @@ def test_demos_replies_have_room_for_all_that_is_sent() -> None:
     dense = row(spell_out(DeMoConfig(reply_codec=Fp32Config(), reply_feedback=None), PEERS), smooth_gradient, (MATRIX,))
     sparse = row(spell_out(DeMoConfig(), PEERS), smooth_gradient, (MATRIX,))
     assert float((dense - sparse).abs().gt(1e-6).float().mean()) < 0.05
+
+
+def acp_sgd(gradient: Train, shapes: Shapes, rank: int, start: State) -> Tensor:
+    """ACP-SGD, algorithm 1, by its notation, beside SGD: matrices by turns, the rest as it is."""
+    theta, r = torch.zeros(NUM, dtype=torch.float64), rank
+    places, at = [], [0, 0, 0]
+    for shape in shapes:
+        n, m = shape[0], shape[-1]
+        places.append((slice(at[0], at[0] + n * m), n, m))
+        at = [at[0] + n * m, at[1] + n * r, at[2] + m * r]
+    p = list(start["left"].double().split([n * r for _, n, _ in places]))
+    q = list(start["right"].double().split([m * r for _, _, m in places]))
+    p = [x.view(-1, r) for x in p]
+    q = [x.view(-1, r) for x in q]
+    e = [torch.zeros(NUM, dtype=torch.float64) for _ in range(PEERS)]
+    for t in range(1, ROUNDS + 1):
+        whole = [e[i] + gradient(theta.float(), t, i) for i in range(PEERS)]
+        mean = sum(whole) / PEERS  # of what has no factors
+        for i in range(PEERS):
+            e[i] = torch.zeros(NUM, dtype=torch.float64)
+        for number, (here, n, m) in enumerate(places):
+            matrices = [each[here].view(n, m) for each in whole]
+            if t % 2:
+                factors = [x @ q[number] for x in matrices]
+                approx = [f @ q[number].T for f in factors]
+                hat = sum(factors) / PEERS @ q[number].T
+                p[number] = torch.linalg.qr(sum(factors) / PEERS)[0]
+            else:
+                factors = [x.T @ p[number] for x in matrices]
+                approx = [p[number] @ f.T for f in factors]
+                hat = p[number] @ (sum(factors) / PEERS).T
+                q[number] = torch.linalg.qr(sum(factors) / PEERS)[0]
+            for i in range(PEERS):
+                e[i][here] = (matrices[i] - approx[i]).reshape(-1)
+            mean[here] = hat.reshape(-1)
+        theta = theta - 0.3 * mean
+    return theta.float()
+
+
+def test_powersgd_by_turns_is_its_paper() -> None:
+    choices = Choices(
+        every=1,
+        send="gradient",
+        apply=SgdConfig(lr=0.3),
+        codec=Fp32Config(),
+        basis=LowRankConfig(rank=3),
+        feedback=1.0,
+    )
+    shapes = ((64, 96), (40, 30))
+    start = Method(choices, AdamWConfig(), shapes).init(NUM)
+    found, wanted = row(choices, smooth_gradient, shapes), acp_sgd(smooth_gradient, shapes, 3, start)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    assert float(wanted.abs().max()) > 0.1

@@ -1,0 +1,180 @@
+"""Each matrix by a few of its directions: P = M Q in one round, Q = M^T P in the next, of which peers take the mean.
+
+    odd rounds     send M R          mean is taken as (mean M R) R^T        L = orthonormal basis of that mean
+    even rounds    send M^T L        mean is taken as L (mean M^T L)^T      R = orthonormal basis of that mean
+
+L (height x rank) and R (width x rank) are replicated. Each round is one half of a step of subspace iteration, so over
+rounds they turn towards the largest directions of what is sent. What a round leaves of M is kept as feedback.
+
+PowerSGD (Vogels et al., 1905.13727, algorithm 1) takes both halves in each step, which are two rounds one after the
+other. Taking them by turns halves the bytes and the waits: ACP-SGD (Zhang et al., ICDCS 2023, algorithm 1).
+
+Vectors and small matrices are sent whole. What all compute alike is computed by `codec.exact`.
+
+It does not know codecs, feedback nor steps.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.codec.exact import matmul
+from weft.rng import integers64, stream
+from weft.sync.choices import LowRankConfig
+from weft.sync.outer import State, norm
+
+_ROWS = 4096  # of a matrix that are multiplied at a time
+_LEAST = 1e-6  # length of what is left of a column, relative to it, below which it is in the others' span
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    place: slice  # in the vector
+    height: int
+    width: int
+    sent: slice  # in what is sent
+    left: slice  # in the state, flat: height x rank
+    right: slice
+
+
+@final
+class LowRank:
+    """
+    Args:
+        shapes: of the tensors, in the order of the vector; what comes after them is sent whole.
+    """
+
+    is_orthonormal = False  # more goes in than comes out
+
+    def __init__(self, config: LowRankConfig, shapes: Sequence[tuple[int, ...]]) -> None:
+        self._rank = config.rank
+        self._matrices: list[_Matrix] = []
+        self._whole: list[range] = []  # in the vector
+        start = sent = left = right = 0
+        for shape in shapes:
+            stop = start + math.prod(shape)
+            if len(shape) == 2 and 2 * self._rank * max(shape) <= math.prod(shape):  # a matrix
+                height, width = shape
+                ends = sent + self._rank * max(shape), left + self._rank * height, right + self._rank * width
+                here = (slice(sent, ends[0]), slice(left, ends[1]), slice(right, ends[2]))
+                self._matrices.append(_Matrix(slice(start, stop), height, width, *here))
+                sent, left, right = ends
+            else:
+                self._whole.append(range(start, stop))
+            start = stop
+        self._num_shaped, self._num_factors, self._sizes = start, sent, (left, right)
+
+    def num_sent(self, num: int) -> int:
+        """Return how many numbers are sent of a vector of `num`."""
+        return self._num_factors + sum(len(here) for here in self._pieces(num))
+
+    def init(self) -> State:
+        """Return the bases before the first round: by chance, and the same for all."""
+        state = {"left": torch.zeros(self._sizes[0]), "right": torch.zeros(self._sizes[1])}
+        for number, matrix in enumerate(self._matrices):
+            for name, here, height in (("left", matrix.left, matrix.height), ("right", matrix.right, matrix.width)):
+                state[name][here] = orthonormal(_drawn(height, self._rank, name, number)).view(-1)
+        return state
+
+    def forward(self, vector: Float32[Tensor, " num"], state: State, round: int) -> Float32[Tensor, " num_sent"]:
+        sent = torch.zeros(self.num_sent(vector.numel()))
+        for matrix in self._matrices:
+            m = vector[matrix.place].view(matrix.height, matrix.width)
+            factor = _product(m, self._right(state, matrix)) if round % 2 else _product(m.T, self._left(state, matrix))
+            sent[matrix.sent][: factor.numel()] = factor.view(-1)
+        start = self._num_factors
+        for here in self._pieces(vector.numel()):
+            sent[start : start + len(here)] = vector[here.start : here.stop]
+            start += len(here)
+        return sent
+
+    def inverse(self, vector: Float32[Tensor, " num_sent"], state: State, round: int) -> Float32[Tensor, " num"]:
+        found = torch.empty(self._num_shaped + self._num_after(vector.numel()))
+        for matrix in self._matrices:
+            factor, other = self._factor(vector, matrix, round), self._right(state, matrix)
+            if not round % 2:
+                factor, other = self._left(state, matrix), factor
+            found[matrix.place] = _product(factor, other.T).view(-1)
+        start = self._num_factors
+        for here in self._pieces(found.numel()):
+            found[here.start : here.stop] = vector[start : start + len(here)]
+            start += len(here)
+        return found
+
+    def advance(self, vector: Float32[Tensor, " num_sent"], state: State, round: int) -> None:
+        """Take up in `state` in which directions the mean of what was sent lies."""
+        for matrix in self._matrices:
+            basis = orthonormal(self._factor(vector, matrix, round))
+            name, here = ("left", matrix.left) if round % 2 else ("right", matrix.right)
+            state[name][here] = basis.view(-1)
+
+    def _factor(self, vector: Tensor, matrix: _Matrix, round: int) -> Tensor:
+        height = matrix.height if round % 2 else matrix.width
+        return vector[matrix.sent][: height * self._rank].view(height, self._rank)
+
+    def _left(self, state: State, matrix: _Matrix) -> Tensor:
+        return state["left"][matrix.left].view(matrix.height, self._rank)
+
+    def _right(self, state: State, matrix: _Matrix) -> Tensor:
+        return state["right"][matrix.right].view(matrix.width, self._rank)
+
+    def _pieces(self, num: int) -> Iterator[range]:
+        """Yield what is sent whole."""
+        yield from self._whole
+        yield range(self._num_shaped, num)
+
+    def _num_after(self, num_sent: int) -> int:
+        """Return how many numbers come after those that have a shape."""
+        return num_sent - self._num_factors - sum(map(len, self._whole))
+
+
+def orthonormal(columns: Float32[Tensor, "height rank"]) -> Float32[Tensor, "height rank"]:
+    """Return an orthonormal basis of the columns' span, by Gram and Schmidt, each column twice; for those that lie in
+    the others' span, directions by chance. The same bits everywhere."""
+    basis = torch.zeros_like(columns)
+    height, rank = columns.shape
+    for number in range(min(height, rank)):
+        column = _apart(columns[:, number : number + 1], basis[:, :number])
+        for attempt in range(height + 1):
+            if column is not None:
+                break
+            column = _apart(_drawn(height, 1, "instead", attempt), basis[:, :number])
+        basis[:, number : number + 1] = basis[:, number : number + 1] if column is None else column
+    return basis
+
+
+def _apart(column: Tensor, basis: Tensor) -> Tensor | None:
+    """Return what a column has beyond the span of `basis`, of length 1; None: nothing."""
+    length = norm(column.contiguous().view(-1))
+    if not length:
+        return None
+    found = torch.div(column, torch.tensor(length))
+    for _ in range(2):
+        if basis.shape[1]:
+            found = found - matmul(basis, matmul(basis.T, found))
+        length = norm(found.contiguous().view(-1))
+        if length < _LEAST:
+            return None
+        found = torch.div(found, torch.tensor(length))
+    return found
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b, some rows at a time."""
+    if len(a) <= _ROWS:
+        return matmul(a, b)
+    found = torch.empty(len(a), b.shape[1])
+    for start in range(0, len(a), _ROWS):
+        found[start : start + _ROWS] = matmul(a[start : start + _ROWS], b)
+    return found
+
+
+def _drawn(height: int, width: int, *name: str | int) -> Float32[Tensor, "height width"]:
+    """Return numbers of (-1, 1) by chance, the same on every machine."""
+    drawn = integers64(stream(0, "low rank", *name), height * width)
+    return torch.from_numpy((drawn >> 40).astype("f4")).mul_(1 / (1 << 23)).sub_(1.0).view(height, width)
