@@ -9,9 +9,10 @@ import pytest
 from scenarios.swarm import Life, Member
 from scenarios.test_faults import MakeSwarm, leading, one_replica
 from weft.events import AttemptStarted, BranchOpened, MajorityLost, Notice, RoundCommitted, StateJoined
-from weft.ids import BranchId, Round
-from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S
+from weft.ids import BranchId, PeerId, Round
+from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S, Branches
 from weft.peer.entrance import JOINING_EXPIRES_S
+from weft.peer.messages import BranchConsent, BranchProposal
 from weft.peer.promises import Promises
 from weft.sync.messages import Certificate
 from weft.sync.rules import Durable
@@ -43,12 +44,26 @@ def reopened(members: tuple[Member, ...]) -> set[tuple[str, ...]]:
     return {event.members for member in members for event in member.life.seen(BranchOpened)}
 
 
-@pytest.mark.parametrize("is_strict", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    ("is_strict", "num_refusals"), [pytest.param(False, 0, marks=pytest.mark.slow), (True, 0), (True, 1), (False, 1)]
+)
 def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
-    make_swarm: MakeSwarm, is_strict: bool
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, is_strict: bool, num_refusals: int
 ) -> None:
-    """Two of three accept a manifest, lose its results in a power cut, and come back; the third never had them."""
+    """Two of three accept a manifest, lose its results in a power cut, and come back; the third never had them.
+
+    The last that is asked may not consent at first, when others have.
+    """
     swarm = make_swarm(num_rounds=40, num_peers=3, is_strict=is_strict)
+    consider, refused = Branches._consider, list[PeerId]()
+
+    async def reluctant(self: Branches, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
+        if len(refused) < num_refusals and self._node.peer == max(proposal.opening.members):
+            refused.append(self._node.peer)
+            return BranchConsent(is_given=False, reason="not now")
+        return await consider(self, peer, proposal)
+
+    monkeypatch.setattr(Branches, "_consider", reluctant)
 
     async def scenario() -> None:
         a, b, c = members = tuple(await swarm.start("abc"))
@@ -72,6 +87,7 @@ def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
         one_replica(await swarm.done(*members))
 
     swarm.run(scenario)
+    assert len(refused) == num_refusals
 
 
 @pytest.mark.parametrize("is_strict", [False, True])

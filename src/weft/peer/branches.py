@@ -7,7 +7,8 @@ consenting leaves the old branch for good. Alone, a peer consents to itself. A r
 waits for its majority.
 
 Failure:
-- one of those named does not answer or disagrees: nothing is opened; it is tried again with who is alive then.
+- one of those named does not answer or disagrees: nothing is opened; it is tried again with who is alive then, those
+  among them that had consented and left their round.
 - enough are alive, but some have no vote, because they came back from states older than their promises: they say so,
   and the majority is lost until those return that hold what was decided.
 - the opener's word comes when the round was decided after all: it is not followed.
@@ -95,7 +96,7 @@ class Branches:
         """Return how long to wait; None: for ever. All together may leave even a strict run's branch: nobody is left
         who could go on with it."""
         electorate = self._rounds.chain.base.electorate
-        if self._run.is_strict and self._rounds.standing.present() != electorate:
+        if self._run.is_strict and self._rounds.standing.here() != electorate:
             return None
         return patience_s(self._run, electorate)
 
@@ -139,7 +140,7 @@ class Branches:
 
     async def _open(self) -> None:
         me, reason = self._node.peer, self._rounds.standing.why_undecidable()
-        members = self._rounds.standing.present() or (me,)  # nobody is left but who was about to be counted in
+        members = self._rounds.standing.here() or (me,)  # nobody is left but who was about to be counted in
         if members[0] != me:
             return  # the lowest key proposes
         base = self._rounds.chain.base

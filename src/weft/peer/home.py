@@ -161,6 +161,10 @@ class PeerFolder:
         return self.root / "durable.bin"
 
     @property
+    def measured(self) -> Path:
+        return self.root / "measured.json"
+
+    @property
     def awaiting(self) -> Path:
         return self.root / "awaiting.bin"
 

@@ -38,6 +38,7 @@ from weft.peer.gathering import Gathering
 from weft.peer.hearing import Hearing
 from weft.peer.legacies import KeptLegacy
 from weft.peer.lies import Lies
+from weft.peer.measured import Memory
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts, Wanted
 from weft.peer.place import Place
@@ -111,6 +112,7 @@ class Rounds:
         self.on_decided: Callable[[Certificate], None] = lambda _certificate: None
         self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
         self._timers = Timers(place.clock, self._expire)
+        self._memory = Memory(place.folder.measured, place.clock.now, is_on=place.settings.checkpoint_every_s > 0)
         self._tasks = Tasks(on_failure)
         self._prefetching = asyncio.Lock()
         awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
@@ -133,12 +135,14 @@ class Rounds:
         return self.parts.cut(self.chain.base)
 
     def recall(self) -> Durable | None:
-        """Read what this peer promised before it was started, which binds it, and what waited then; return the former.
+        """Read what this peer promised before it was started, which binds it, what waited then, and how long rounds
+        took; return the first.
 
         Raises:
             CheckpointError: the file is damaged.
         """
         self.acts.recall()
+        self._timers.recall(self._memory.read())
         return self._promises.read()
 
     def begin(self) -> None:
@@ -393,6 +397,7 @@ class Rounds:
         if counted_of(manifest, self._node.peer) is None and self._timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         self._timers.note_decided()
+        self._memory.keep(self._timers.measured)
         absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)

@@ -86,6 +86,10 @@ class Standing:
         electorate = self._chain.base.electorate  # statuses has everybody: hundreds
         return tuple(peer for peer in electorate if self.statuses.get(peer) != "gone" and peer not in left)
 
+    def here(self) -> tuple[PeerId, ...]:
+        """Return the electorate less those that are gone, ascending: who left the round to open a branch is here."""
+        return tuple(peer for peer in self._chain.base.electorate if self.statuses.get(peer) != "gone")
+
     @property
     def has_left(self) -> bool:
         """Whether this peer has said its last word in the round."""

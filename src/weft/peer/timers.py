@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from weft.clock import Clock
 from weft.ids import Attempt
+from weft.peer.measured import Measured
 from weft.sync.deadline import NUM_REMEMBERED, deadline_s
 from weft.sync.machine import Timer
 
@@ -36,6 +37,14 @@ class Timers:
         self._gathering_s = 0.0  # leader: how long a quorum's payloads took to arrive
         self._graces_s: list[float] = []
         self._latencies_s: list[float] = []
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(graces_s=tuple(self._graces_s), latencies_s=tuple(self._latencies_s))
+
+    def recall(self, measured: Measured) -> None:
+        """Go on from what a process before this one measured."""
+        self._graces_s, self._latencies_s = list(measured.graces_s), list(measured.latencies_s)
 
     def begin(self) -> None:
         """A round begins."""

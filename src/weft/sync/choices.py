@@ -139,8 +139,11 @@ _Mix = Annotated[
 ]
 
 
-class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom"):
-    """The five choices spelled out, and who is waited for."""
+class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom", omit_defaults=True):
+    """The five choices spelled out, and who is waited for.
+
+    What has its default is left out of a run's bytes: a choice that a later version adds changes no run's name.
+    """
 
     every: _Every
     send: Literal["gradient", "delta"]
