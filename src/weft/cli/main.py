@@ -25,6 +25,7 @@ from weft.cli import (
     inspect,
     join,
     keys,
+    methods,
     pause,
     plan,
     simulate,
@@ -99,6 +100,7 @@ def make_app(place: Place) -> typer.Typer:
         inspect.inspect,
         doctor.doctor,
         plan.plan,
+        methods.methods,
         simulate.simulate,
     ):
         app.command(verb.__name__, epilog=train.EXAMPLE if verb is train.train else None)(verb)

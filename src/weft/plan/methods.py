@@ -14,7 +14,16 @@ from weft.codec import Bf16Config, CodecConfig, RandomKConfig, TopKConfig
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.loss import MIN_ROUNDS
 from weft.plan.question import Question
-from weft.sync.choices import Choices, DdpConfig, DiLoCoConfig, FedAvgConfig, NesterovConfig, spell_out
+from weft.sync.choices import (
+    Choices,
+    DdpConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    LowRankConfig,
+    NesterovConfig,
+    SignSgdConfig,
+    spell_out,
+)
 
 EVERY = (10, 30, 100, 300)
 CLOSE = 1.02  # within so much of the best, the row with the fewest inner steps between outer ones is chosen
@@ -46,16 +55,31 @@ def choose(table: list[Row]) -> Row:
     return min(close, key=lambda row: (row.choices.every, not row.is_asked, row.pace.same_loss_s))
 
 
+def _kind(choices: Choices) -> str:
+    match choices:
+        case Choices(apply=SignSgdConfig()):
+            return "demo"
+        case Choices(send="gradient", basis=LowRankConfig()):
+            return "powersgd"
+        case Choices(send="gradient"):
+            return "ddp"
+        case Choices(wait="ready"):
+            return "async-diloco"
+        case Choices(is_streaming=True):
+            return "streaming"
+        case Choices(merge="senders_mean"):
+            return "sparseloco"
+        case Choices(apply=NesterovConfig()):
+            return "diloco"
+        case _:
+            return "fedavg"
+
+
 def name_of(choices: Choices) -> str:
     """Return what a method is called in a table."""
-    if choices.send == "gradient":
-        kind = "ddp"
-    elif choices.merge == "senders_mean":
-        kind = f"sparseloco H={choices.every}"
-    elif isinstance(choices.apply, NesterovConfig):
-        kind = f"diloco H={choices.every}"
-    else:
-        kind = f"fedavg H={choices.every}"
+    kind = _kind(choices)
+    if choices.send == "delta":
+        kind += f" H={choices.every * choices.fragments}"
     reply = choices.reply_codec
     return f"{kind} {codec_name(choices.codec)}" + ("" if reply in (None, choices.codec) else f"/{codec_name(reply)}")
 

@@ -22,6 +22,7 @@ from weft.model import read_folder
 from weft.net.ticket import read
 from weft.peer.checkpoint import load
 from weft.peer.home import Home
+from weft.plan.catalogue import CATALOGUE
 
 # --- text from a checkpoint ---
 
@@ -330,3 +331,15 @@ RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_a_run_file(path: Path) -> None:
     assert settings.run_file(path, []).train.tokens > 0
+
+
+def test_methods_are_shown_side_by_side_and_one_by_one(weft: Weft) -> None:
+    found = weft("methods")
+    assert found.code == 0
+    assert [line.split()[0] for line in found.out.splitlines()[1:9]] == [each.name for each in CATALOGUE]
+    one = weft("methods", "sparseloco")
+    assert "2508.15706" in one.out
+    assert "bits" in one.out
+    unknown = weft("methods", "adam")
+    assert unknown.code == 2
+    assert "sparseloco" in unknown.err

@@ -1,0 +1,164 @@
+"""The methods that a run file can name, side by side: their choices, what they send, and when to pick one.
+
+Bytes follow from the codecs and `cost.py`: of one peer among `PEERS`, of a model of the size `MODEL`, both ways alike.
+
+It does not know how good a model they train: `plan.loss` has what was published of that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft import cost
+from weft.codec.build import build
+from weft.model.config import named
+from weft.model.flat import layout
+from weft.sync.choices import (
+    AdamWConfig,
+    AsyncDiLoCoConfig,
+    DdpConfig,
+    DeMoConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    SparseLoCoConfig,
+    StreamingConfig,
+    spell_out,
+)
+from weft.sync.method import Method
+from weft.sync.scope import Scope
+
+PEERS = 4
+MODEL = "nano"
+VOCABULARY = 4096
+RING_BITS = 2 * 16  # a parameter and step, of bf16 data-parallel training in a large ring
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """
+    Args:
+        apply: the outer step, in a few words.
+        tolerates: of links and peers.
+        pick: when this is the one to take.
+        source: paper and algorithm.
+    """
+
+    config: MethodConfig
+    codec: str
+    apply: str
+    tolerates: str
+    pick: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        return str(self.config.__struct_config__.tag)
+
+    @property
+    def every(self) -> str:
+        return str(getattr(self.config, "every", 1))
+
+    @property
+    def send(self) -> str:
+        return spell_out(self.config, PEERS).send
+
+    @property
+    def among(self) -> str:
+        return "whoever is ready" if spell_out(self.config, PEERS).wait == "ready" else "all"
+
+    @property
+    def bits(self) -> float:
+        """Bits that a peer sends for each parameter and inner step; it receives as many."""
+        choices, spans = spell_out(self.config, PEERS), layout(named(MODEL, VOCABULARY, 1024))
+        method = Method(choices, AdamWConfig(), tuple(span.shape for span in spans))
+        num = Scope(method.num_sent(spans.num_parameters), choices.fragments).most_sent
+        payload, reply = build(choices.codec), build(choices.reply_codec or choices.codec)
+        traffic = cost.reduce_traffic(num, cost.part_size(num, PEERS), PEERS, payload, reply)
+        return 8 * traffic.sent_nbytes / (spans.num_parameters * choices.every)
+
+
+CATALOGUE = (
+    Entry(
+        config=DdpConfig(),
+        codec="bf16",
+        apply="the inner optimizer, on all alike",
+        tolerates="fast links only; who dies costs one step",
+        pick="peers share a data centre, or the loss must be that of plain training",
+        source="Li et al., 2006.15704",
+    ),
+    Entry(
+        config=PowerSgdConfig(),
+        codec="4 directions of each matrix, bf16, feedback",
+        apply="the inner optimizer, on all alike",
+        tolerates="thin links without much delay: one round each step",
+        pick="every step must be synchronised and the line is too thin for ddp",
+        source="Vogels et al., 1905.13727, by turns as in Zhang et al., ICDCS 2023, algorithm 1",
+    ),
+    Entry(
+        config=DeMoConfig(),
+        codec="32 of 4096 frequencies of the momentum, bf16, feedback",
+        apply="sign SGD",
+        tolerates="thin links without much delay: one round each step",
+        pick="as for powersgd, where matrices have no few directions; learning rates are to be found anew",
+        source="Peng et al., 2411.19870, algorithm 1",
+    ),
+    Entry(
+        config=FedAvgConfig(),
+        codec="bf16",
+        apply="SGD, rate 1",
+        tolerates="links that bear a model every few minutes; members may be drawn, data may differ (proximal)",
+        pick="peers keep their own data, or a baseline is wanted",
+        source="McMahan et al., 1602.05629, algorithm 1; proximal: Li et al., 1812.06127",
+    ),
+    Entry(
+        config=DiLoCoConfig(),
+        codec="int8",
+        apply="SGD-Nesterov",
+        tolerates="links that bear a quarter of that; who dies costs its inner steps since the last round",
+        pick="nothing speaks for another: the default",
+        source="Douillard et al., 2311.08105, algorithm 1",
+    ),
+    Entry(
+        config=StreamingConfig(),
+        codec="e3m0",
+        apply="SGD-Nesterov of one fragment, half mixed in",
+        tolerates="thin links and delay: inner steps go on meanwhile; a lesser branch is lost when two meet",
+        pick="rounds of diloco keep machines waiting",
+        source="Douillard et al., 2501.18512, algorithm 2",
+    ),
+    Entry(
+        config=AsyncDiLoCoConfig(),
+        codec="int8",
+        apply="delayed Nesterov",
+        tolerates="peers of any speed: nobody waits",
+        pick="peers differ so much that leases by speed leave them waiting",
+        source="Liu et al., 2401.09135, algorithm 3",
+    ),
+    Entry(
+        config=SparseLoCoConfig(),
+        codec="64 of 4096, signs, feedback, averaged over who sends them",
+        apply="SGD",
+        tolerates="the thinnest links; who dies takes what it had kept back",
+        pick="the line is what limits the run",
+        source="Sarfi et al., 2508.15706, algorithm 1",
+    ),
+)
+
+
+def table() -> Iterator[tuple[str, ...]]:
+    """Yield the heading and the rows."""
+    yield "method", "every", "sends", "codec", "among", "outer step", "bits", "tolerates", "pick it where", "source"
+    for each in CATALOGUE:
+        yield (
+            each.name,
+            each.every,
+            each.send,
+            each.codec,
+            each.among,
+            each.apply,
+            f"{each.bits:.3g}",
+            each.tolerates,
+            each.pick,
+            each.source,
+        )
