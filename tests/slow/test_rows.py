@@ -1,0 +1,53 @@
+"""Each method over real sockets: four processes, one killed in the middle of a round, another one joining."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from slow.shell import RUN
+from weft.events import MemberGone, RoundCommitted, StateJoined
+from weft.plan.catalogue import CATALOGUE
+from weft.sim.faults import Kill
+from weft.sim.real import RealStage
+from weft.sim.scenario import Kind, Scenario
+
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 45.0
+EVERY = {"streaming": 20}  # of each fragment; others: 5
+WITHOUT_EVERY = ("ddp", "powersgd", "demo")
+
+
+@pytest.mark.parametrize("name", [each.name for each in CATALOGUE])
+def test_a_method_outlives_a_kill_and_counts_who_joins(tmp_path: Path, run_file: Path, name: str) -> None:
+    text = RUN.replace("peers = 2", "peers = 4").replace('type = "diloco"\nevery = 20\n', f'type = "{name}"\n')
+    run_file.write_text(text + ("" if name in WITHOUT_EVERY else f"every = {EVERY.get(name, 5)}\n"))
+    scenario = Scenario(
+        run="",
+        kind=(Kind(name="lab", count=4), Kind(name="late", joins_at_s=15.0)),
+        fault=(Kill(peer="lab-2", at_round=6),),
+        limit_s=LIMIT_S,
+    )
+    stage = RealStage(scenario, run_file, tmp_path)
+    asyncio.run(stage.play())
+    assert stage.broken == []
+    assert stage.living == []
+
+    stays, killed, late = stage.machines["lab-1"], stage.machines["lab-2"], stage.machines["late"]
+    assert [life.process.returncode for life in killed.lives] == [-9]
+    dead, newcomer = killed.entries[0].peer, late.entries[0].peer
+    commits = [entry for entry in stays.entries if isinstance(entry.event, RoundCommitted)]
+    gone_at = next(
+        entry.at for entry in stays.entries if isinstance(entry.event, MemberGone) and entry.event.member == dead
+    )
+    after = [entry.event for entry in commits if entry.at > gone_at]
+    assert len(after) >= 5
+    assert not any(dead in event.contributors for event in after)
+    assert any(isinstance(entry.event, StateJoined) for entry in late.entries)
+    assert any(newcomer in event.contributors for event in after)
+    # All that made a round's step hold the same state after it.
+    known = {(event.branch, event.round): event.manifest for event in (entry.event for entry in commits)}
+    theirs = [entry.event for entry in late.entries if isinstance(entry.event, RoundCommitted)]
+    assert theirs
+    assert all(known.get((event.branch, event.round), event.manifest) == event.manifest for event in theirs)
