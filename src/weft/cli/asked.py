@@ -28,6 +28,7 @@ from weft.sim.scenario import Kind, Scenario
 from weft.sync.choices import (
     AsyncDiLoCoConfig,
     Choices,
+    CocktailConfig,
     DdpConfig,
     DeMoConfig,
     DiLoCoConfig,
@@ -60,6 +61,7 @@ _METHODS: dict[str, MethodConfig] = {
     "async-diloco": AsyncDiLoCoConfig(),
     "sparseloco": SparseLoCoConfig(),
     "demo": DeMoConfig(),
+    "cocktail": CocktailConfig(),
 }
 
 

@@ -56,7 +56,7 @@ class _Encoded:
     round: int
     variant: int  # of what depends on the round
     payload: tuple[EncodedPart, ...]
-    left: Float32[Tensor, " num"] | None
+    left: Float32[Tensor, " num"] | None  # where what is left stays in the local parameters: what is sent
 
 
 class Carry:
@@ -69,6 +69,7 @@ class Carry:
         self._num_travelling = 0  # rounds in which the payload was on its way
         self._encoded: _Encoded | None = None  # of what is carried
         self._error: Float32[Tensor, " num"] | None = None  # what codecs left of all that was counted
+        self._sent: Float32[Tensor, " num"] | None = None  # of the round that is being settled
         self.tokens = Tokens(0)  # trained and not counted
         self.ahead = Tokens(0)  # of those, beyond all leases
         self._mark: Float32[Tensor, " num"] | None = None  # where the leased work ends; None: nothing is beyond it
@@ -156,6 +157,8 @@ class Carry:
             trained = self._leased() if self._gradient is None else self._gradient
             delta = method.delta(self._replica.outer, trained)
             encoded, left = payload.encode(method, scope, self._replica.state, delta, self._error, parts, round)
+            if left is not None and method.choices.error == "local":
+                left = delta - left
             self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
         return self._encoded.payload
 
@@ -211,6 +214,7 @@ class Carry:
 
         counted        local = mix local + (1 - mix) outer      Douillard et al., 2501.18512, equation 4
         not counted    local follows outer, and keeps its distance
+        counted, and what was not sent stays in local: it keeps its distance but for what was sent
         """
         outer, mix, scope = self._replica.outer, self._replica.method.choices.mix, self._replica.scope
         mine = [self._trainer.local()] + ([] if self._mark is None else [self._mark])
@@ -221,9 +225,17 @@ class Carry:
                 vector.add_(outer - before)
         else:
             after = scope.take(outer, round)
+            sent = self._sent if is_counted else None
             for vector in mine:
                 held = scope.take(vector, round)
-                scope.put(vector, round, mix * held + (1 - mix) * after if is_counted else held + (after - before))
+                if sent is not None:
+                    held = held + (after - before) + sent
+                elif is_counted:
+                    held = mix * held + (1 - mix) * after
+                else:
+                    held = held + (after - before)
+                scope.put(vector, round, held)
+        self._sent = None
         if is_counted or not self.tokens:
             self._drop()
         self._trainer.set_local(mine[0])
@@ -231,6 +243,9 @@ class Carry:
 
     def _keep_error(self, encoded: _Encoded) -> None:
         """Keep what a codec left of a payload that is counted."""
+        if self._replica.method.choices.error == "local":
+            self._sent = encoded.left
+            return
         if encoded.left is None or self._replica.scope.fragments == 1:
             self._error = encoded.left
             return

@@ -15,6 +15,7 @@ from weft.model.flat import layout
 from weft.sync.choices import (
     AdamWConfig,
     AsyncDiLoCoConfig,
+    CocktailConfig,
     DdpConfig,
     DeMoConfig,
     DiLoCoConfig,
@@ -134,6 +135,14 @@ CATALOGUE = (
         tolerates="peers of any speed: nobody waits",
         pick="peers differ so much that leases by speed leave them waiting",
         source="Liu et al., 2401.09135, algorithm 3",
+    ),
+    Entry(
+        config=CocktailConfig(),
+        codec="82 of 410 of 4096 drawn alike, int4, feedback both ways",
+        apply="SGD, one step late; what was not sent stays in the local parameters",
+        tolerates="thin links, and a step's delay",
+        pick="a model is fine-tuned, each step synchronised",
+        source="Wang et al., ICML 2023, algorithm 1",
     ),
     Entry(
         config=SparseLoCoConfig(),

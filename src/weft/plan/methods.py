@@ -65,6 +65,8 @@ def _kind(choices: Choices) -> str:
             return "ddp"
         case Choices(wait="ready"):
             return "async-diloco"
+        case Choices(error="local"):
+            return "cocktail"
         case Choices(is_streaming=True):
             return "streaming"
         case Choices(merge="senders_mean"):

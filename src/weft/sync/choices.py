@@ -7,7 +7,7 @@ from typing import Annotated, Literal, assert_never
 
 import msgspec
 
-from weft.codec import LOSSY, Bf16Config, CodecConfig, E3m0Config, Int8Config, TopKConfig
+from weft.codec import LOSSY, Bf16Config, CodecConfig, E3m0Config, Int8Config, RandomKConfig, TopKConfig
 from weft.codec.config import MAX_BLOCK
 from weft.config import Config
 from weft.errors import ConfigError
@@ -108,6 +108,10 @@ _Rule = Annotated[Rule, msgspec.Meta(description="the mean over all contributors
 _Decay = Annotated[
     float, msgspec.Meta(ge=0, le=1, description="what of a payload's error is added to the next; left out: nothing")
 ]
+_Error = Annotated[
+    Literal["apart", "local"],
+    msgspec.Meta(description="what a codec leaves is kept beside the parameters, or stays in the local ones"),
+]
 _ReplyDecay = Annotated[
     float, msgspec.Meta(ge=0, le=1, description="the same of a merged part, by its owner; left out: nothing")
 ]
@@ -153,6 +157,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     basis: _Basis = "flat"
     feedback: _Decay | None = None
     reply_feedback: _ReplyDecay | None = None
+    error: _Error = "apart"
     merge: _Rule = "peers_mean"
     among: AmongConfig = "all"
     proximal: _Proximal = 0.0
@@ -164,7 +169,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     @property
     def is_streaming(self) -> bool:
         """Whether rounds are of fragments, or inner steps go on while they are decided."""
-        return self.fragments > 1 or self.overlap > 0 or self.mix > 0
+        return self.fragments > 1 or self.overlap > 0 or self.mix > 0 or self.error == "local"
 
     @property
     def num_errors(self) -> int:
@@ -201,6 +206,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             raise ConfigError(
                 "method: proximal: a gradient is taken at the outer parameters, where nothing pulls; "
                 'set proximal = 0, or send = "delta".'
+            )
+        if self.error == "local" and (self.send == "gradient" or self.feedback != 1.0 or self.fragments > 1):
+            raise ConfigError(
+                'method: error: what stays in the local parameters stays whole; set send = "delta", feedback = 1.0 and '
+                'fragments = 1, or error = "apart".'
             )
         if isinstance(self.basis, LowRankConfig) and self.feedback is None:
             raise ConfigError(
@@ -299,6 +309,17 @@ class PowerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="p
     feedback: _Decay = 1.0
 
 
+class CocktailConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="cocktail"):
+    """Every step, of elements drawn alike by all the largest, in four bits; what was not sent stays where it is."""
+
+    every: _Every = 1
+    lr: _Lr = 1.0
+    codec: CodecConfig = RandomKConfig(kept=410, largest=82, values="int4")
+    reply_codec: CodecConfig | None = None
+    overlap: _Overlap = 1
+    reply_feedback: _ReplyDecay | None = 1.0
+
+
 class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"):
     """Every step, the largest frequencies of the members' momenta, which then lack them; by the sign of their mean."""
 
@@ -320,6 +341,7 @@ MethodConfig = (
     | AsyncDiLoCoConfig
     | SparseLoCoConfig
     | DeMoConfig
+    | CocktailConfig
     | Choices
 )
 
@@ -412,6 +434,18 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
                 feedback=config.feedback,
                 reply_feedback=config.reply_feedback,
                 merge=config.merge,
+            )
+        case CocktailConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=config.lr),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                overlap=config.overlap,
+                feedback=1.0,
+                reply_feedback=config.reply_feedback,
+                error="local",
             )
         case DeMoConfig():
             return Choices(

@@ -7,10 +7,13 @@
     diloco        H      delta     int8          all    SGD-Nesterov      outer, momentum     inner optimizer
     streaming     H *    delta     e3m0          all    SGD-Nesterov      outer, momentum     inner optimizer
     async-diloco  H      delta     int8          all +  delayed Nesterov  outer, momentum     inner optimizer
+    cocktail      1 *    delta     random-k of   all    SGD               outer               inner optimizer
+                                   top-k, int4
     sparseloco    H      delta     top-k         all    SGD               outer               inner optimizer, error
     demo          1      gradient  top-k of DCT  all    sign SGD          outer               error: the momentum
 
-    * of each fragment, one after the other; inner steps go on meanwhile, and a share of the local parameters stays
+    * inner steps go on while a round is decided; streaming: of each fragment, one after the other, and a share of the
+      local parameters stays; cocktail: what was not sent stays in them
     o or a sample, drawn anew for each round
     + whoever is ready: a round waits for nobody
 
@@ -21,7 +24,8 @@ A run file names a row or spells the choices out (`type = "custom"`). Before a r
 
 FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.08105, algorithm 1; streaming: Douillard
 et al., 2501.18512, algorithm 2; asynchronous: Liu et al., 2401.09135, algorithm 3. SparseLoCo: Sarfi et al.,
-2508.15706, algorithm 1. DeMo: Peng et al., 2411.19870, algorithm 1.
+2508.15706, algorithm 1. DeMo: Peng et al., 2411.19870, algorithm 1. CocktailSGD: Wang
+et al., ICML 2023, algorithm 1.
 """
 
 from typing import final

@@ -18,8 +18,11 @@ from weft.codec.build import build
 from weft.ids import Digest, Round
 from weft.model import initial_vector
 from weft.peer.config import RunConfig
-from weft.sync.choices import DiLoCoConfig, InnerSgdConfig, MethodConfig, StreamingConfig
+from weft.sync.choices import CocktailConfig, DiLoCoConfig, InnerSgdConfig, MethodConfig, StreamingConfig
+from weft.sync.coding import coding_in, reply_codec_in
 from weft.sync.mean import merge
+from weft.sync.reduce import Merger
+from weft.sync.replies import Replies
 from weft.sync.scope import Scope
 
 PEERS, ROUNDS, WEIGHT = 2, 8, 100
@@ -137,3 +140,54 @@ def test_what_a_round_did_not_count_of_a_fragment_is_brought_the_next_time(tmp_p
     # Another state is taken over: all of it moves, and what was trained stays on top.
     carry.settle(lambda: replica.outer.mul_(0.5), is_counted=False)
     torch.testing.assert_close(replica.outer - trainer.local(), before, rtol=0, atol=1e-5)
+
+
+def cocktail(run: RunConfig, folder: Path) -> Tensor:
+    """CocktailSGD, algorithm 1: what was not sent stays in each worker's parameters, and in the server's error."""
+    _, _, plain = carry_of(run, folder)
+    theta = initial_vector(run.model, run.seed)
+    num = theta.numel()
+    local, server = [theta.clone() for _ in range(PEERS)], torch.zeros(num)
+
+    def compressed(x: Tensor, number: int) -> Tensor:
+        codec = build(run.method.codec, number)
+        return codec.decode(codec.encode(x.contiguous()), num)
+
+    for number in range(1, ROUNDS + 1):
+        for peer, x in enumerate(local):
+            plain.set_local(x)
+            plain.train(samples(run, peer, number - 1), 0, 1)
+            x.copy_(plain.local())
+        sent = [compressed(theta - x, number) for x in local]
+        y = sum(sent) / PEERS + server
+        z = compressed(y, number)
+        server = y - z
+        for x, c in zip(local, sent, strict=True):
+            x.add_(c).sub_(z)
+        theta = theta - z
+    return theta
+
+
+def test_cocktail_is_its_paper(tmp_path: Path) -> None:
+    """Without delay: the payloads of a round are merged and sent back before the next step."""
+    run = of(CocktailConfig(overlap=0))
+    peers = [carry_of(run, tmp_path) for _ in range(PEERS)]
+    num = peers[0][1].outer.numel()
+    replies = Replies(Scope(num))
+    for number in range(1, ROUNDS + 1):
+        merger = Merger(num, coding_in(run.method, number))
+        for peer, (carry, _, trainer) in enumerate(peers):
+            carry.add_steps(trainer.train(samples(run, peer, number - 1), 0, 1))
+            (payload,) = carry.encode((range(num),), number)
+            carry.offered = (Digest(payload.digest),)
+            merger.add(WEIGHT, payload.encoded)
+        result = replies.encode(merger.merged(), range(num), Round(number), run.method)
+        replies.settle(Round(number), [result.digest])
+        merged = reply_codec_in(run.method, number).decode(result.encoded, num)
+        for carry, replica, _ in peers:
+            carry.settle(partial(replica.make_step, Round(number), merged, 0), True, round=Round(number))
+    assert torch.equal(peers[0][1].outer, peers[1][1].outer)
+    wanted = cocktail(run, tmp_path)
+    start = initial_vector(run.model, run.seed)
+    assert float((peers[0][1].outer - wanted).norm()) < 1e-3 * float((wanted - start).norm())
+    assert not torch.equal(peers[0][2].local(), peers[0][1].outer)  # what was not sent
