@@ -13,7 +13,6 @@ from weft.codec.build import build
 from weft.model.config import named
 from weft.model.flat import layout
 from weft.sync.choices import (
-    AdamWConfig,
     AsyncDiLoCoConfig,
     CocktailConfig,
     DdpConfig,
@@ -26,8 +25,7 @@ from weft.sync.choices import (
     StreamingConfig,
     spell_out,
 )
-from weft.sync.method import Method
-from weft.sync.scope import Scope
+from weft.sync.method import most_sent
 
 PEERS = 4
 MODEL = "nano"
@@ -72,8 +70,7 @@ class Entry:
     def bits(self) -> float:
         """Bits that a peer sends for each parameter and inner step; it receives as many."""
         choices, spans = spell_out(self.config, PEERS), layout(named(MODEL, VOCABULARY, 1024))
-        method = Method(choices, AdamWConfig(), tuple(span.shape for span in spans))
-        num = Scope(method.num_sent(spans.num_parameters), choices.fragments).most_sent
+        num = most_sent(choices, tuple(span.shape for span in spans), spans.num_parameters)
         payload, reply = build(choices.codec), build(choices.reply_codec or choices.codec)
         traffic = cost.reduce_traffic(num, cost.part_size(num, PEERS), PEERS, payload, reply)
         return 8 * traffic.sent_nbytes / (spans.num_parameters * choices.every)

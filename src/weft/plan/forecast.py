@@ -15,6 +15,7 @@ from statistics import median
 from weft import cost
 from weft.codec import LOSSY
 from weft.codec.build import build as build_codec
+from weft.model.flat import layout
 from weft.peer.device import decoder
 from weft.peer.sponsor import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
@@ -23,6 +24,7 @@ from weft.plan.question import Cluster, Machines, Question
 from weft.plan.serving import sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.sync.choices import NesterovConfig
+from weft.sync.method import most_sent
 from weft.sync.shares import num_drawn
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
@@ -193,7 +195,8 @@ def load_of(question: Question) -> Load:
     """Return what a round of the electorate moves."""
     payload, reply = _encodings(question)
     every = question.train.evaluate_every
-    num_sent = -(-question.num_parameters // question.choices.fragments)
+    shapes = tuple(span.shape for span in layout(question.model))
+    num_sent = most_sent(question.choices, shapes, question.num_parameters)
     return Load.of(num_sent, question.num_electors, payload, reply, every)
 
 

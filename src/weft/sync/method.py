@@ -40,6 +40,7 @@ from weft.sync import outer as optimizers
 from weft.sync.basis import Shapes
 from weft.sync.choices import Choices, InnerConfig, MuonConfig, OptimizerConfig, check
 from weft.sync.outer import State, StepContext
+from weft.sync.scope import Scope
 
 OUTER = "outer"  # the name of the parameters among the replicated vectors
 _NOTHING: State = {}
@@ -135,3 +136,8 @@ class Method:
             if self.choices.send == "gradient":
                 raise ValueError("a carried gradient does not move the parameters; add it to the next gradient")
             local.sub_(carry)
+
+
+def most_sent(choices: Choices, shapes: Shapes, num: int) -> int:
+    """Return how many numbers a round encodes at most of a vector of `num`, in which tensors of these shapes lie."""
+    return Scope(bases.build(choices.basis, shapes).num_sent(num), choices.fragments).most_sent

@@ -8,16 +8,24 @@ import torch
 from unit.peer.tiny import run_config
 from unit.plan.asked import HOME, MODEL, machines, question, train
 from weft import cost
-from weft.codec import Bf16Config
+from weft.codec import Bf16Config, Int8Config
 from weft.model.config import num_parameters
 from weft.peer.device import Device, decoder, needed_nbytes
 from weft.peer.machine import PeerConfig
-from weft.plan.forecast import forecast, leased_tokens, pace_of
+from weft.plan.forecast import forecast, leased_tokens, load_of, pace_of
 from weft.plan.methods import choose, rows
 from weft.plan.profiles import device
 from weft.plan.question import OPTIMIZER_NBYTES, tokens_per_s
 from weft.plan.timing import Line
-from weft.sync.choices import DdpConfig, DiLoCoConfig, FedAvgConfig, SampleConfig
+from weft.sync.choices import (
+    DdpConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    SampleConfig,
+    StreamingConfig,
+)
 
 FREE = Line()
 
@@ -148,3 +156,15 @@ def test_where_everything_is_objected_to_the_runs_own_stays() -> None:
     asked = question(machines(line=HOME), method=FedAvgConfig(every=1000), train=train(tokens=1))
     table = [row for row in rows(asked) if row.objection]
     assert choose(table).is_asked
+
+
+@pytest.mark.parametrize(
+    ("less", "more", "times"),
+    [
+        (PowerSgdConfig(), DdpConfig(), 0.1),
+        (StreamingConfig(codec=Int8Config(), every=40), DiLoCoConfig(every=10), 0.26),
+    ],
+)
+def test_what_a_round_does_not_encode_is_not_sent(less: MethodConfig, more: MethodConfig, times: float) -> None:
+    fewer, all_of_it = load_of(question(method=less)), load_of(question(method=more))
+    assert fewer.payload_nbytes < times * all_of_it.payload_nbytes
