@@ -150,7 +150,8 @@ class TlsStream:
 
     async def close(self) -> None:
         if self._end():
-            self._tasks.spawn(self._say_farewell())
+            farewell = self._tasks.spawn(self._say_farewell())
+            farewell.add_done_callback(lambda _: self._tls.close())  # also where it was cancelled before it began
 
     def abort(self) -> None:
         """End the connection without a farewell. Only while no bulk job can be running."""

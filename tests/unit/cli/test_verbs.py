@@ -336,7 +336,9 @@ def test_every_recipe_is_a_run_file(path: Path) -> None:
 def test_methods_are_shown_side_by_side_and_one_by_one(weft: Weft) -> None:
     found = weft("methods")
     assert found.code == 0
-    assert [line.split()[0] for line in found.out.splitlines()[1 : 1 + len(CATALOGUE)]] == [each.name for each in CATALOGUE]
+    assert [line.split()[0] for line in found.out.splitlines()[1 : 1 + len(CATALOGUE)]] == [
+        each.name for each in CATALOGUE
+    ]
     one = weft("methods", "sparseloco")
     assert "2508.15706" in one.out
     assert "bits" in one.out

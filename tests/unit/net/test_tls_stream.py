@@ -1,12 +1,15 @@
 """Jobs in threads: what a cancelled call may leave behind."""
 
 import asyncio
+import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
-from weft.net.tls_stream import InThreads
+from weft.net.tasks import Tasks
+from weft.net.tls_stream import InLoop, InThreads, TlsStream
 
 
 @pytest.fixture
@@ -58,3 +61,20 @@ async def test_a_cancelled_call_takes_its_waiting_job_along(threads: InThreads) 
     await blocking
     assert await threads.run(lambda _: 7, memoryview(b"")) == 7
     assert ran == []
+
+
+async def test_a_farewell_that_is_cancelled_before_it_begins_leaves_no_socket_open() -> None:
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    tls = context.wrap_socket(here, do_handshake_on_connect=False)
+    tasks = Tasks()
+    stream = TlsStream(tls, InLoop(), tasks, lambda _stream: None)
+    await stream.close()
+    for farewell in tasks.cancel():  # as when the event loop ends just now
+        with pytest.raises(asyncio.CancelledError):
+            await farewell
+    await asyncio.sleep(0)
+    assert tls.fileno() == -1
+    there.close()
