@@ -389,13 +389,13 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
                 proximal=config.proximal,
             )
         case DiLoCoConfig():
-            lr, momentum = diloco_defaults(num_peers)
-            apply = NesterovConfig(
-                lr=lr if config.lr is None else config.lr,
-                momentum=momentum if config.momentum is None else config.momentum,
-            )
+            lr, momentum = _rates(config, num_peers)
             return Choices(
-                every=config.every, send="delta", apply=apply, codec=config.codec, reply_codec=config.reply_codec
+                every=config.every,
+                send="delta",
+                apply=NesterovConfig(lr=lr, momentum=momentum),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
             )
         case StreamingConfig():
             return Choices(
@@ -409,16 +409,12 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
                 mix=config.mix,
             )
         case AsyncDiLoCoConfig():
-            lr, momentum = diloco_defaults(num_peers)
-            delayed = DelayedNesterovConfig(
-                lr=lr if config.lr is None else config.lr,
-                momentum=momentum if config.momentum is None else config.momentum,
-                delay=max(1, num_peers) if config.delay is None else config.delay,
-            )
+            lr, momentum = _rates(config, num_peers)
+            delay = max(1, num_peers) if config.delay is None else config.delay
             return Choices(
                 every=config.every,
                 send="delta",
-                apply=delayed,
+                apply=DelayedNesterovConfig(lr=lr, momentum=momentum, delay=delay),
                 codec=config.codec,
                 reply_codec=config.reply_codec,
                 wait="ready",
@@ -468,6 +464,15 @@ def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:
         TopKConfig(kept=min(codec.kept * num_peers, MAX_BLOCK), values=codec.values)
         if isinstance(codec, TopKConfig)
         else codec
+    )
+
+
+def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig, num_peers: int) -> tuple[float, float]:
+    """Return the outer learning rate and momentum that `config` asks for, or else the defaults."""
+    lr, momentum = diloco_defaults(num_peers)
+    return (
+        lr if config.lr is None else config.lr,
+        momentum if config.momentum is None else config.momentum,
     )
 
 
