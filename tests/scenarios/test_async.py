@@ -3,13 +3,13 @@
 import pytest
 
 from scenarios import rules
-from scenarios.swarm import EVERY, Life, Member, Swarm
+from scenarios.comings import assert_it_came, kill_two_in_turn, replace_in_mid_round
+from scenarios.swarm import EVERY, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
-from weft.events import RoundCommitted, RoundMissed, StateJoined
+from weft.events import RoundCommitted, RoundMissed
 from weft.peer.absence import AT_WORK
 from weft.sync.choices import AsyncDiLoCoConfig
-from weft.sync.messages import Ready
 
 METHOD = AsyncDiLoCoConfig(every=EVERY, codec=Fp32Config())
 
@@ -52,18 +52,10 @@ def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwa
     async def scenario() -> None:
         a, b, *_ = members = await swarm.start("abcd")
         e = swarm.member("e")
-
-        def kill_once_it_has_announced(life: Life, _to: object, message: object) -> bool:
-            if life.member is b and isinstance(message, Ready) and len(life.committed) >= 2 and not e.lives:
-                swarm.kill(b)
-                swarm.launch(e)
-            return True
-
-        swarm.watchers.append(kill_once_it_has_announced)
+        replace_in_mid_round(swarm, b, e)
         one_replica(await swarm.done(*(each for each in members if each is not b)))
         await swarm.done(e)
-        assert e.life.seen(StateJoined)
-        assert any(e.id in event.contributors for event in a.life.committed)
+        assert_it_came(e, a)
 
     swarm.run(scenario)
     swarm.check()
@@ -76,13 +68,7 @@ def test_who_is_killed_and_comes_back_goes_on_with_its_lease(make_swarm: MakeSwa
 
     async def scenario() -> None:
         members = await swarm.start("abcd", train_s=1.0 + seed)
-        stays = members[(seed + 1) % 4]
-        await swarm.round(stays, 2)
-        for victim in (members[seed % 4], members[(seed + 2) % 4]):
-            swarm.kill(victim)
-            await swarm.round(stays, stays.peer._replica.head.round + 2)  # type: ignore[union-attr]
-            swarm.launch(victim, train_s=1.0 + seed)
-        await swarm.done(*(member for member in members if member.life.is_running))
+        await kill_two_in_turn(swarm, members, seed, train_s=1.0 + seed)
 
     swarm.run(scenario)
     swarm.check()

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from scenarios import rules
+from scenarios.comings import kill_two_in_turn
 from scenarios.swarm import Member, Swarm
 from scenarios.test_faults import MakeSwarm
 from weft.codec import Fp32Config
@@ -80,13 +81,7 @@ def test_a_run_with_a_sample_outlives_who_dies_and_comes_back(make_swarm: MakeSw
 
     async def scenario() -> None:
         members = await swarm.start("abcde")
-        stays = members[(seed + 1) % 5]
-        await swarm.round(stays, 2)
-        for victim in (members[seed % 5], members[(seed + 2) % 5]):
-            swarm.kill(victim)
-            await swarm.round(stays, stays.peer._replica.head.round + 2)  # type: ignore[union-attr]
-            swarm.launch(victim)
-        await swarm.done(*(member for member in members if member.life.is_running))
+        await kill_two_in_turn(swarm, members, seed)
 
     swarm.run(scenario)
     swarm.check()

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from scenarios.swarm import EVERY, Life, Member, Swarm
+from scenarios.comings import assert_it_came, replace_in_mid_round
+from scenarios.swarm import EVERY, Member, Swarm
 from scenarios.test_branches import TRAIN_S, halves
 from scenarios.test_faults import one_replica
 from scenarios.test_groups import NAMES, NUM
 from scenarios.test_return import stop
 from weft.codec import CodecConfig, Int8Config, RandomKConfig, SignConfig, TopKConfig
-from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected, StateJoined
-from weft.ids import PeerId
+from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected
 from weft.sync.choices import (
     Choices,
     CocktailConfig,
@@ -24,7 +24,6 @@ from weft.sync.choices import (
     SgdConfig,
     SparseLoCoConfig,
 )
-from weft.sync.messages import Ready
 
 MakeSwarm = Callable[..., Swarm]
 
@@ -70,19 +69,11 @@ def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwa
     async def scenario() -> None:
         a, b, *_ = members = await swarm.start("abcd")
         e = swarm.member("e")
-
-        def kill_once_it_has_announced(life: Life, _to: PeerId, message: object) -> bool:
-            if life.member is b and isinstance(message, Ready) and len(life.committed) == 2 and not e.lives:
-                swarm.kill(b)
-                swarm.launch(e)
-            return True
-
-        swarm.watchers.append(kill_once_it_has_announced)
+        replace_in_mid_round(swarm, b, e)
         await swarm.round(a, 4)
         outcomes = await swarm.done(*(each for each in members if each is not b), e)
         one_replica(outcomes)
-        assert e.life.seen(StateJoined)
-        assert any(e.id in event.contributors for event in a.life.committed)
+        assert_it_came(e, a)
         assert not any(each.life.seen(PayloadRejected) for each in (*members, e))
 
     swarm.run(scenario)
