@@ -9,6 +9,7 @@ Python's TLS cannot accept a client's certificate without an authority, so only 
 the dialling side proves its key in `tls_handshake`.
 """
 
+import errno
 import ssl
 import tempfile
 from pathlib import Path
@@ -61,8 +62,7 @@ def certified_peer(certificate: bytes | None) -> PeerId:
 
 def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
     """Return the settings of the listening side, which shows `certificate` (DER)."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
     # No session tickets: we never resume, and bytes that the client has not read when it closes would reset the link.
     context.num_tickets = 0
     # Python loads a key only from a file. The file holds it encrypted under a passphrase that never leaves memory.
@@ -81,8 +81,27 @@ def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
 
 def client_context() -> ssl.SSLContext:
     """Return the settings of the dialling side, which checks the server's key itself."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.sslsocket_class = _Socket
+    return context
+
+
+class _Socket(ssl.SSLSocket):
+    """A TLS socket that `wrap_socket` does not leave open where the connection was reset before."""
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        # Only `wrap_socket` asks, to see that nothing came before TLS. It goes on after these two errors alone.
+        try:
+            return super().recv(buflen, flags)
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.EINVAL):
+                self.close()
+            raise

@@ -6,6 +6,7 @@ import datetime
 import os
 import socket
 import ssl
+import struct
 import tempfile
 import threading
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from weft.errors import ConfigError, DialError, NetError
 from weft.keys import Identity, verify
 from weft.net import tcp, tls_certificate
 from weft.net.tls import TlsConfig, TlsTransport
-from weft.net.tls_certificate import certified_peer, make_certificate, server_context
+from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
 from weft.net.tls_stream import SMALL_NBYTES
 from weft.net.transport import Lane, Stream
 
@@ -164,6 +165,20 @@ async def test_every_address_of_the_machine_leads_here(caller: TlsTransport) -> 
         for address in listener.addresses[1:]:
             stream = await caller.dial(listener.identity.peer, address, "control")
             await stream.close()
+
+
+def test_a_connection_that_was_reset_before_tls_leaves_no_socket() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()
+    descriptor = near.fileno()
+    near.setblocking(False)
+    with pytest.raises(ConnectionResetError):
+        client_context().wrap_socket(near, do_handshake_on_connect=False)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 async def test_all_of_ipv4_offers_no_ipv6() -> None:
