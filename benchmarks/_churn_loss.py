@@ -21,7 +21,7 @@ from weft.rng import stream
 from weft.sim.faults import Fault, Kill
 from weft.sim.play import play
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.choices import DdpConfig, DiLoCoConfig
+from weft.sync.rows import DdpConfig, DiLoCoConfig
 
 NUM_PEERS, FEWER = 8, 6
 START_S = 5 * ROUND_S  # from a kill to the newcomer's first request

@@ -35,7 +35,8 @@ from weft.peer.home import Home
 from weft.peer.launch import found
 from weft.peer.machine import PeerConfig
 from weft.peer.peer import Peer
-from weft.sync.choices import DdpConfig, DiLoCoConfig, MethodConfig, NesterovConfig
+from weft.sync.choices import NesterovConfig
+from weft.sync.rows import DdpConfig, DiLoCoConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig
 
 MODEL = ShapedModel(num_layers=10, num_heads=14, width=896, ffn_width=2432)

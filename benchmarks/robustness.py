@@ -28,7 +28,7 @@ from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.sim.faults import Drop, Fault, Stop
 from weft.sim.play import Played, play
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.choices import DiLoCoConfig
+from weft.sync.rows import DiLoCoConfig
 from weft.sync.schedule import CosineConfig
 
 NUM_PEERS = 8  # as the paper has

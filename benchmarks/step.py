@@ -36,7 +36,8 @@ from weft.peer.config import RunConfig, TrainConfig
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import TicketAdmission
 from weft.peer.trainer import Trainer
-from weft.sync.choices import AdamWConfig, DiLoCoConfig, spell_out
+from weft.sync.choices import AdamWConfig
+from weft.sync.rows import DiLoCoConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
 LR, CLIP = 1e-3, 1.0

@@ -54,7 +54,7 @@ from weft.peer.seal import seal
 from weft.sim.cost import CostTrainer
 from weft.sim.memo import shared
 from weft.sim.world import Life, Member, Paced, World
-from weft.sync.choices import FedAvgConfig
+from weft.sync.rows import FedAvgConfig
 from weft.sync.schedule import ConstantConfig
 from weft.wire import Buffer, encode
 

@@ -8,7 +8,8 @@ import msgspec
 from weft.codec import CodecConfig, Fp32Config
 from weft.ids import PeerId
 from weft.sync.charter import Charter, Settings
-from weft.sync.choices import Choices, FedAvgConfig, spell_out
+from weft.sync.choices import Choices
+from weft.sync.rows import FedAvgConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
 

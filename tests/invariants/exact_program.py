@@ -27,25 +27,23 @@ from weft.codec.build import build
 from weft.model.config import named
 from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
-from weft.sync.choices import (
-    AdamWConfig,
+from weft.sync.choices import AdamWConfig, Choices, SgdConfig
+from weft.sync.coding import codec_in, coding_in, reply_codec_in
+from weft.sync.mean import merge
+from weft.sync.method import Method
+from weft.sync.outer import StepContext, norm
+from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
+from weft.sync.rows import (
     AsyncDiLoCoConfig,
-    Choices,
     DdpConfig,
     DeMoConfig,
     DiLoCoConfig,
     FedAvgConfig,
     MethodConfig,
     PowerSgdConfig,
-    SgdConfig,
     SparseLoCoConfig,
     spell_out,
 )
-from weft.sync.coding import codec_in, coding_in, reply_codec_in
-from weft.sync.mean import merge
-from weft.sync.method import Method
-from weft.sync.outer import StepContext, norm
-from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
 from weft.sync.schedule import CosineConfig, WsdConfig, lr
 from weft.wire import digest
 

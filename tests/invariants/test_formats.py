@@ -28,7 +28,7 @@ from weft.peer.outline import TicketAdmission
 from weft.peer.seal import read_run
 from weft.peer.state import chunk_digests, raw, replica_digest, state_index
 from weft.rng import integers64, order_key, stream
-from weft.sync.choices import FedAvgConfig, spell_out
+from weft.sync.rows import FedAvgConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from weft.plan.catalogue import CATALOGUE, table
-from weft.sync.choices import Choices, MethodConfig
+from weft.sync.choices import Choices
+from weft.sync.rows import MethodConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 

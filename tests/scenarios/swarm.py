@@ -46,10 +46,10 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.seal import seal
 from weft.peer.state import replica_digest
 from weft.sim.world import Life, Member, World
-from weft.sync.choices import FedAvgConfig, MethodConfig
 from weft.sync.legacy import history
 from weft.sync.lineage import History, Stretch
 from weft.sync.messages import GroupRecord, Manifest, RoundNote
+from weft.sync.rows import FedAvgConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig
 from weft.wire import decode, digest_of, unseal
 

@@ -24,7 +24,7 @@ from weft.peer.errand import act_of, ask_charter, ballot_of, hand_in
 from weft.peer.messages import HandInAnswer
 from weft.sim.world import SECRET
 from weft.sync.acts import Act, Amend, AnyDeed, Ban, Pardon, Remove, Succeed
-from weft.sync.choices import DdpConfig, DiLoCoConfig
+from weft.sync.rows import DdpConfig, DiLoCoConfig
 from weft.sync.schedule import ConstantConfig
 from weft.wire import Signed, seal
 

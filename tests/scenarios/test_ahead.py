@@ -13,7 +13,7 @@ from weft.data.assign import _BEYOND
 from weft.events import BranchOpened, MajorityLost, Notice, RoundCommitted, TrainsOn
 from weft.peer.ahead import MOST_ROUNDS
 from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
-from weft.sync.choices import DdpConfig
+from weft.sync.rows import DdpConfig
 
 MakeSwarm = Callable[..., Swarm]
 MOST_STEPS = MOST_ROUNDS * EVERY

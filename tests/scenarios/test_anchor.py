@@ -32,8 +32,8 @@ from weft.peer.index import CHUNK_NBYTES
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import public, read_outline
 from weft.sim.world import SECRET, Member
-from weft.sync.choices import DiLoCoConfig
 from weft.sync.messages import Manifest
+from weft.sync.rows import DiLoCoConfig
 from weft.wire import digest_of
 
 Make = Callable[..., Swarm]

@@ -9,7 +9,7 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
 from weft.events import RoundCommitted, RoundMissed
 from weft.peer.absence import AT_WORK
-from weft.sync.choices import AsyncDiLoCoConfig
+from weft.sync.rows import AsyncDiLoCoConfig
 
 METHOD = AsyncDiLoCoConfig(every=EVERY, codec=Fp32Config())
 

@@ -19,9 +19,9 @@ from weft.peer.ahead import MOST_ROUNDS
 from weft.peer.compute import Inline
 from weft.peer.contribution import FORGOTTEN
 from weft.peer.legacies import Brought
-from weft.sync.choices import DdpConfig
 from weft.sync.messages import Counted, Manifest, Propose, Ready
 from weft.sync.reduce import encode_parts, named
+from weft.sync.rows import DdpConfig
 from weft.sync.scope import Scope
 from weft.sync.uplinks import parts_of
 from weft.wire import digest, digest_of

@@ -17,9 +17,9 @@ from weft.events import CountedThrough, RoundCommitted, Sponsored, StateJoined
 from weft.ids import Digest, PeerId
 from weft.peer.contribution import Carry
 from weft.peer.parts import Parts
-from weft.sync.choices import FedAvgConfig
 from weft.sync.groups import claims_in
 from weft.sync.messages import Manifest, Ready
+from weft.sync.rows import FedAvgConfig
 from weft.wire import digest_of
 
 NAMES = "abcdefghi"

@@ -20,8 +20,8 @@ from weft.peer.config import ShapedModel
 from weft.peer.index import CHUNK_NBYTES
 from weft.peer.pull import SILENT_S
 from weft.peer.shares import Blob
-from weft.sync.choices import DiLoCoConfig
 from weft.sync.messages import Accept, Collect, Holding, Merged, Propose, Ready
+from weft.sync.rows import DiLoCoConfig
 
 T = TypeVar("T")
 

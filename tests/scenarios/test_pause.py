@@ -12,7 +12,7 @@ from scenarios.test_faults import Uneven
 from weft.codec import Fp32Config
 from weft.events import MemberProgress, Paused, PeerStarted, Resumed, RoundMissed, StepDone
 from weft.peer.absence import PAUSED
-from weft.sync.choices import DdpConfig, DiLoCoConfig
+from weft.sync.rows import DdpConfig, DiLoCoConfig
 
 Make = Callable[..., Swarm]
 DILOCO = DiLoCoConfig(every=EVERY, codec=Fp32Config())

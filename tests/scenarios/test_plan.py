@@ -19,7 +19,7 @@ from weft.plan.forecast import Pace, pace_of
 from weft.plan.question import Question, cluster_of
 from weft.sim.play import play
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.choices import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out
+from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
 TINY = ShapedModel(num_layers=1, num_heads=2, width=32, ffn_width=48)  # 17,024 parameters

@@ -14,16 +14,8 @@ from scenarios.test_groups import NAMES, NUM
 from scenarios.test_return import stop
 from weft.codec import CodecConfig, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected
-from weft.sync.choices import (
-    Choices,
-    CocktailConfig,
-    DeMoConfig,
-    LowRankConfig,
-    MethodConfig,
-    PowerSgdConfig,
-    SgdConfig,
-    SparseLoCoConfig,
-)
+from weft.sync.choices import Choices, LowRankConfig, SgdConfig
+from weft.sync.rows import CocktailConfig, DeMoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
 
 MakeSwarm = Callable[..., Swarm]
 

@@ -14,17 +14,10 @@ from weft.peer.machine import PeerConfig
 from weft.peer.seal import initial
 from weft.peer.state import replica_digest
 from weft.peer.trainer import Trainer
-from weft.sync.choices import (
-    Choices,
-    DdpConfig,
-    DiLoCoConfig,
-    FedAvgConfig,
-    MethodConfig,
-    SgdConfig,
-    SparseLoCoConfig,
-)
+from weft.sync.choices import Choices, SgdConfig
 from weft.sync.mean import merge
 from weft.sync.reduce import cut
+from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SparseLoCoConfig
 from weft.sync.schedule import CosineConfig
 
 MakeSwarm = Callable[..., Swarm]

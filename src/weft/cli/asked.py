@@ -25,9 +25,9 @@ from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.choices import (
+from weft.sync.choices import Choices
+from weft.sync.rows import (
     AsyncDiLoCoConfig,
-    Choices,
     CocktailConfig,
     DdpConfig,
     DeMoConfig,

@@ -21,8 +21,9 @@ from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.outline import AdmissionConfig, TicketAdmission
 from weft.sync.charter import MAX_STEWARDS, Electors
-from weft.sync.choices import AdamWConfig, Choices, DiLoCoConfig, MethodConfig, OptimizerConfig, check, spell_out
+from weft.sync.choices import AdamWConfig, Choices, OptimizerConfig, check
 from weft.sync.messages import MAX_GROUP
+from weft.sync.rows import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.schedule import ScheduleConfig
 from weft.wire import digest_of
 

@@ -40,7 +40,7 @@ from weft.peer.outline import data_ready
 from weft.peer.state import raw
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
-from weft.sync.choices import spell_out
+from weft.sync.rows import spell_out
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
 MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES

@@ -12,7 +12,8 @@ from weft import cost
 from weft.codec.build import build
 from weft.model.config import named
 from weft.model.flat import layout
-from weft.sync.choices import (
+from weft.sync.method import most_sent
+from weft.sync.rows import (
     AsyncDiLoCoConfig,
     CocktailConfig,
     DdpConfig,
@@ -25,7 +26,6 @@ from weft.sync.choices import (
     StreamingConfig,
     spell_out,
 )
-from weft.sync.method import most_sent
 
 PEERS = 4
 MODEL = "nano"

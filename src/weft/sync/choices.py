@@ -3,12 +3,11 @@
 They are settings alone: `method` and `outer` compute by them. It needs no torch: an anchor reads charters.
 """
 
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Literal
 
 import msgspec
 
-from weft.codec import LOSSY, Bf16Config, CodecConfig, E3m0Config, Int8Config, RandomKConfig, TopKConfig
-from weft.codec.config import MAX_BLOCK
+from weft.codec import LOSSY, Bf16Config, CodecConfig
 from weft.config import Config
 from weft.errors import ConfigError
 
@@ -79,9 +78,9 @@ OuterConfig = SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig
 OptimizerConfig = AdamWConfig | MuonConfig | InnerSgdConfig
 
 
-_Every = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="inner steps between synchronisations")]
-_Lr = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate")]
-_Momentum = Annotated[float, msgspec.Meta(ge=0, lt=1, description="outer momentum")]
+Every = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="inner steps between synchronisations")]
+Lr = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate")]
+Momentum = Annotated[float, msgspec.Meta(ge=0, lt=1, description="outer momentum")]
 
 
 class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inner"):
@@ -99,20 +98,22 @@ class LowRankConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="lo
     rank: Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")] = 4
 
 
-_Basis = Annotated[
+Basis = Annotated[
     BasisName | LowRankConfig,
     msgspec.Meta(description="of 64 x 64 tiles of matrices, in cosines or as they are; or of the vector"),
 ]
 Rule = Literal["peers_mean", "senders_mean"]
-_Rule = Annotated[Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")]
-_Decay = Annotated[
+MergeRule = Annotated[
+    Rule, msgspec.Meta(description="the mean over all contributors, or over those that sent an element")
+]
+Decay = Annotated[
     float, msgspec.Meta(ge=0, le=1, description="what of a payload's error is added to the next; left out: nothing")
 ]
-_Error = Annotated[
+Error = Annotated[
     Literal["apart", "local"],
     msgspec.Meta(description="what a codec leaves is kept beside the parameters, or stays in the local ones"),
 ]
-_ReplyDecay = Annotated[
+ReplyDecay = Annotated[
     float, msgspec.Meta(ge=0, le=1, description="the same of a merged part, by its owner; left out: nothing")
 ]
 
@@ -123,22 +124,22 @@ class SampleConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sam
     share: Annotated[float, msgspec.Meta(gt=0, le=1, description="of the members, rounded up: one at least")]
 
 
-_Wait = Annotated[
+Wait = Annotated[
     Literal["all", "ready"],
     msgspec.Meta(description="a round waits for all members, until its deadline; or for one, and others train on"),
 ]
 AmongConfig = Literal["all"] | SampleConfig
 
-_Proximal = Annotated[
+Proximal = Annotated[
     float, msgspec.Meta(ge=0, le=100, description="pull of inner steps towards the outer parameters; 0: none")
 ]
 
 
-_Fragments = Annotated[
+Fragments = Annotated[
     int, msgspec.Meta(ge=1, le=1024, description="pieces of the model, of which each round synchronises the next one")
 ]
-_Overlap = Annotated[int, msgspec.Meta(ge=0, le=100_000, description="inner steps made while a round is decided: tau")]
-_Mix = Annotated[
+Overlap = Annotated[int, msgspec.Meta(ge=0, le=100_000, description="inner steps made while a round is decided: tau")]
+Mix = Annotated[
     float, msgspec.Meta(ge=0, lt=1, description="share of its own parameters that a member keeps after a round: alpha")
 ]
 
@@ -149,22 +150,22 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     What has its default is left out of a run's bytes: a choice that a later version adds changes no run's name.
     """
 
-    every: _Every
+    every: Every
     send: Literal["gradient", "delta"]
     apply: ApplyConfig
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None  # of the merged parts; None: the same as `codec`
-    basis: _Basis = "flat"
-    feedback: _Decay | None = None
-    reply_feedback: _ReplyDecay | None = None
-    error: _Error = "apart"
-    merge: _Rule = "peers_mean"
+    basis: Basis = "flat"
+    feedback: Decay | None = None
+    reply_feedback: ReplyDecay | None = None
+    error: Error = "apart"
+    merge: MergeRule = "peers_mean"
     among: AmongConfig = "all"
-    proximal: _Proximal = 0.0
-    fragments: _Fragments = 1
-    overlap: _Overlap = 0
-    mix: _Mix = 0.0
-    wait: _Wait = "all"
+    proximal: Proximal = 0.0
+    fragments: Fragments = 1
+    overlap: Overlap = 0
+    mix: Mix = 0.0
+    wait: Wait = "all"
 
     @property
     def is_streaming(self) -> bool:
@@ -177,6 +178,12 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         return 2 * (self.feedback is not None) + (self.reply_feedback is not None)
 
     def __post_init__(self) -> None:
+        self._check()
+        for field in msgspec.structs.fields(self):  # a number that equals its default and is another would be written
+            if isinstance(field.default, float | int) and getattr(self, field.name) == field.default:
+                msgspec.structs.force_setattr(self, field.name, field.default)
+
+    def _check(self) -> None:
         if self.send == "gradient" and self.every != 1:
             raise ConfigError(
                 f"method: every: {self.every} inner steps leave no single gradient to send; "
@@ -229,123 +236,6 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 )
 
 
-class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
-    """Every step, the mean gradient, applied by the inner optimizer on every member alike."""
-
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None
-
-
-class FedAvgConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="fedavg"):
-    """Every H steps, the mean of the members' weights."""
-
-    every: _Every = 30
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None
-    among: AmongConfig = "all"
-    proximal: _Proximal = 0.0
-
-
-class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="diloco"):
-    """Every H steps, the mean delta, applied with Nesterov momentum."""
-
-    every: _Every = 30
-    lr: _Lr | None = None  # None: by number of peers, `diloco_defaults`
-    momentum: _Momentum | None = None
-    codec: CodecConfig = Int8Config()
-    reply_codec: CodecConfig | None = None
-
-
-class StreamingConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="streaming"):
-    """Every H / fragments inner steps, the next fragment's mean delta, while inner steps go on; Nesterov, mixed in."""
-
-    every: _Every = 100  # inner steps between two rounds of one fragment
-    fragments: _Fragments = 4
-    overlap: _Overlap = 5
-    mix: _Mix = 0.5
-    lr: _Lr = 0.4
-    momentum: _Momentum = 0.9
-    codec: CodecConfig = E3m0Config()
-    reply_codec: CodecConfig | None = None
-
-    def __post_init__(self) -> None:
-        if self.every % self.fragments:
-            raise ConfigError(
-                f"method: every: {self.every} inner steps are not cut into {self.fragments} equal pieces; set a "
-                f"multiple of {self.fragments}."
-            )
-
-
-class AsyncDiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="async-diloco"):
-    """Each member brings its delta when it has made its own inner steps, and waits for nobody; delayed Nesterov."""
-
-    every: _Every = 30
-    lr: _Lr | None = None  # None: by number of peers, `diloco_defaults`
-    momentum: _Momentum | None = None
-    delay: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None  # None: as many steps as there are peers
-    codec: CodecConfig = Int8Config()
-    reply_codec: CodecConfig | None = None
-
-
-class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sparseloco"):
-    """Every H steps, the largest elements of the members' deltas, with feedback; averaged over who sends an element."""
-
-    every: _Every = 30
-    lr: _Lr = 1.0
-    codec: CodecConfig = TopKConfig()
-    reply_codec: CodecConfig | None = None
-    basis: _Basis = "tiles"
-    feedback: _Decay = 0.95
-    reply_feedback: _ReplyDecay | None = 1.0
-    merge: _Rule = "senders_mean"
-
-
-class PowerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="powersgd"):
-    """Every step, a few directions of the mean gradient's matrices, applied by the inner optimizer on every member."""
-
-    rank: Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")] = 4
-    codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None
-    feedback: _Decay = 1.0
-
-
-class CocktailConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="cocktail"):
-    """Every step, of elements drawn alike by all the largest, in four bits; what was not sent stays where it is."""
-
-    every: _Every = 1
-    lr: _Lr = 1.0
-    codec: CodecConfig = RandomKConfig(kept=410, largest=82, values="int4")
-    reply_codec: CodecConfig | None = None
-    overlap: _Overlap = 1
-    reply_feedback: _ReplyDecay | None = 1.0
-
-
-class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"):
-    """Every step, the largest frequencies of the members' momenta, which then lack them; by the sign of their mean."""
-
-    codec: CodecConfig = TopKConfig(kept=32, values="bf16")
-    reply_codec: CodecConfig | None = None  # None: top-k with room for all that was sent
-    basis: _Basis = "dct"
-    momentum: _Decay = 0.999
-    reply_feedback: _ReplyDecay | None = 1.0
-    merge: _Rule = "senders_mean"
-    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
-
-
-MethodConfig = (
-    DdpConfig
-    | PowerSgdConfig
-    | FedAvgConfig
-    | DiLoCoConfig
-    | StreamingConfig
-    | AsyncDiLoCoConfig
-    | SparseLoCoConfig
-    | DeMoConfig
-    | CocktailConfig
-    | Choices
-)
-
-
 def check(choices: Choices, optimizer: OptimizerConfig) -> None:
     """Refuse what cannot be computed to the same bits by all.
 
@@ -357,134 +247,3 @@ def check(choices: Choices, optimizer: OptimizerConfig) -> None:
             'train.optimizer: "muon" multiplies matrices, and machines round that differently, but a method that sends '
             'gradients steps on every member alike; set type = "adamw" or "sgd", or choose a method that sends deltas.'
         )
-
-
-def spell_out(config: MethodConfig, num_peers: int) -> Choices:
-    """Return the five choices that `config` names in a run of about `num_peers` (>= 1) peers."""
-    match config:
-        case Choices():
-            return config
-        case DdpConfig():
-            return Choices(
-                every=1, send="gradient", apply=InnerConfig(), codec=config.codec, reply_codec=config.reply_codec
-            )
-        case PowerSgdConfig():
-            return Choices(
-                every=1,
-                send="gradient",
-                apply=InnerConfig(),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                basis=LowRankConfig(rank=config.rank),
-                feedback=config.feedback,
-            )
-        case FedAvgConfig():
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=SgdConfig(lr=1.0),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                among=config.among,
-                proximal=config.proximal,
-            )
-        case DiLoCoConfig():
-            lr, momentum = _rates(config, num_peers)
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=NesterovConfig(lr=lr, momentum=momentum),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-            )
-        case StreamingConfig():
-            return Choices(
-                every=config.every // config.fragments,
-                send="delta",
-                apply=NesterovConfig(lr=config.lr, momentum=config.momentum),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                fragments=config.fragments,
-                overlap=config.overlap,
-                mix=config.mix,
-            )
-        case AsyncDiLoCoConfig():
-            lr, momentum = _rates(config, num_peers)
-            delay = max(1, num_peers) if config.delay is None else config.delay
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=DelayedNesterovConfig(lr=lr, momentum=momentum, delay=delay),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                wait="ready",
-            )
-        case SparseLoCoConfig():
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=SgdConfig(lr=config.lr),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                basis=config.basis,
-                feedback=config.feedback,
-                reply_feedback=config.reply_feedback,
-                merge=config.merge,
-            )
-        case CocktailConfig():
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=SgdConfig(lr=config.lr),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                overlap=config.overlap,
-                feedback=1.0,
-                reply_feedback=config.reply_feedback,
-                error="local",
-            )
-        case DeMoConfig():
-            return Choices(
-                every=1,
-                send="gradient",
-                apply=SignSgdConfig(weight_decay=config.weight_decay),
-                codec=config.codec,
-                reply_codec=config.reply_codec or _with_room(config.codec, num_peers),
-                basis=config.basis,
-                feedback=config.momentum,
-                reply_feedback=config.reply_feedback,
-                merge=config.merge,
-            )
-    assert_never(config)
-
-
-def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:
-    """Return a codec in which all that so many peers send by `codec` has room."""
-    return (
-        TopKConfig(kept=min(codec.kept * num_peers, MAX_BLOCK), values=codec.values)
-        if isinstance(codec, TopKConfig)
-        else codec
-    )
-
-
-def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig, num_peers: int) -> tuple[float, float]:
-    """Return the outer learning rate and momentum that `config` asks for, or else the defaults."""
-    lr, momentum = diloco_defaults(num_peers)
-    return (
-        lr if config.lr is None else config.lr,
-        momentum if config.momentum is None else config.momentum,
-    )
-
-
-def diloco_defaults(num_peers: int) -> tuple[float, float]:
-    """Return the outer learning rate and momentum for `num_peers` replicas.
-
-    Best constant rates of "Scaling Laws for DiLoCo" (2503.09799; H = 30, momentum 0.9, 35M to 10B parameters): one
-    replica 0.4, two and four 0.6, eight 0.8 to 1.0; they depend on the replicas, hardly on the model's size. They rise
-    with H by an amount the paper plots but does not print, so H is not an argument. All are tuned on runs of thousands
-    of rounds: where a run has only tens, momentum 0.9 has no time to settle and less is better. Of more than eight
-    replicas it prints nothing; they get what eight do.
-    """
-    if num_peers <= 1:
-        return 0.4, 0.9
-    return (0.6 if num_peers < 6 else 0.8), 0.9  # 6 is nearer to 8 than to 4, by ratio

@@ -26,7 +26,7 @@ from weft.peer.home import Home
 from weft.peer.launch import found, join
 from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer
-from weft.sync.choices import FedAvgConfig, MethodConfig
+from weft.sync.rows import FedAvgConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig
 
 E = TypeVar("E", bound=Event)

@@ -25,8 +25,8 @@ from weft.peer.amended import first_charter
 from weft.peer.checkpoint import Snapshot, load, save
 from weft.peer.config import RunConfig, TrainConfig
 from weft.peer.outline import TicketAdmission
-from weft.sync.choices import DiLoCoConfig, spell_out
 from weft.sync.messages import Counted, Manifest, PartResult
+from weft.sync.rows import DiLoCoConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 from weft.wire import digest_of
 

@@ -17,7 +17,7 @@ from weft.peer.contribution import OVERDUE_ROUNDS, Carry
 from weft.peer.machine import PeerConfig
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
-from weft.sync.choices import DdpConfig
+from weft.sync.rows import DdpConfig
 
 LEASE = np.arange(8)
 DDP = DdpConfig(codec=Fp32Config())

@@ -26,7 +26,7 @@ from weft.peer.device import (
     needed_nbytes,
 )
 from weft.peer.machine import PeerConfig
-from weft.sync.choices import DdpConfig, DiLoCoConfig
+from weft.sync.rows import DdpConfig, DiLoCoConfig
 
 CPU = Device(torch.device("cpu"), "fp32", "cpu")
 GPU = Device(torch.device("cuda", 0), "bf16", "a GPU")

@@ -14,18 +14,11 @@ from weft.model import initial_vector
 from weft.peer.config import RunConfig
 from weft.peer.machine import PeerConfig
 from weft.peer.trainer import Trainer
-from weft.sync.choices import (
-    Choices,
-    DdpConfig,
-    FedAvgConfig,
-    InnerSgdConfig,
-    MethodConfig,
-    OptimizerConfig,
-    SgdConfig,
-)
+from weft.sync.choices import Choices, InnerSgdConfig, OptimizerConfig, SgdConfig
 from weft.sync.mean import merge
 from weft.sync.method import Method
 from weft.sync.outer import StepContext
+from weft.sync.rows import DdpConfig, FedAvgConfig, MethodConfig
 
 STEPS = 20
 RATE = 1e-2  # of `run_config`, constant

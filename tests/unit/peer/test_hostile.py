@@ -20,9 +20,9 @@ from weft.keys import Identity
 from weft.peer.amended import first_charter
 from weft.peer.messages import Decision, Letter
 from weft.peer.peer import Peer
-from weft.sync.choices import FedAvgConfig
 from weft.sync.messages import Accept, Certificate, Goodbye, Ready, RoundNote, next_base
 from weft.sync.reduce import EncodedPart, named
+from weft.sync.rows import FedAvgConfig
 from weft.wire import Buffer, Signed, digest_of, seal
 
 NUM_ROUNDS = 3

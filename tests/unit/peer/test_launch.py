@@ -21,7 +21,7 @@ from weft.peer.checkpoint import Snapshot, load
 from weft.peer.home import Home
 from weft.peer.outline import KeysAdmission
 from weft.peer.peer import Peer
-from weft.sync.choices import FedAvgConfig
+from weft.sync.rows import FedAvgConfig
 from weft.sync.schedule import ConstantConfig
 
 # --- data ---

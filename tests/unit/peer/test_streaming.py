@@ -18,11 +18,12 @@ from weft.codec.build import build
 from weft.ids import Digest, Round
 from weft.model import initial_vector
 from weft.peer.config import RunConfig
-from weft.sync.choices import CocktailConfig, DiLoCoConfig, InnerSgdConfig, MethodConfig, StreamingConfig
+from weft.sync.choices import InnerSgdConfig
 from weft.sync.coding import coding_in, reply_codec_in
 from weft.sync.mean import merge
 from weft.sync.reduce import Merger
 from weft.sync.replies import Replies
+from weft.sync.rows import CocktailConfig, DiLoCoConfig, MethodConfig, StreamingConfig
 from weft.sync.scope import Scope
 
 PEERS, ROUNDS, WEIGHT = 2, 8, 100

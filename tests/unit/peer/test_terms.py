@@ -19,7 +19,7 @@ from weft.peer.company import NOBODY, Pace
 from weft.peer.device import choose, needed_nbytes
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
-from weft.sync.choices import DdpConfig, DiLoCoConfig
+from weft.sync.rows import DdpConfig, DiLoCoConfig
 
 HERE = PeerConfig(device="cpu", threads=1)
 TICKET = Ticket(

@@ -26,9 +26,10 @@ from weft.peer import trainer as trainer_module
 from weft.peer.config import RunConfig
 from weft.peer.machine import PeerConfig
 from weft.peer.trainer import Trainer
-from weft.sync.choices import AdamWConfig, DdpConfig, MethodConfig
+from weft.sync.choices import AdamWConfig
 from weft.sync.method import Method
 from weft.sync.outer import StepContext
+from weft.sync.rows import DdpConfig, MethodConfig
 from weft.sync.schedule import ConstantConfig, WsdConfig
 
 Stage = Callable[..., tuple[Trainer, list[Event]]]
@@ -644,7 +645,7 @@ from weft.clock import SystemClock
 from weft.model import initial_vector
 from weft.peer.machine import PeerConfig
 from weft.peer.trainer import Trainer
-from weft.sync.choices import DdpConfig
+from weft.sync.rows import DdpConfig
 
 found, run = [], run_config(DdpConfig())
 for settings in ({}, {"is_compiled": True, "micro_batch": 3}):  # three and one: shapes change

@@ -12,7 +12,7 @@ from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.model import ModelConfig
 from weft.peer.config import RunConfig, TrainConfig
 from weft.peer.outline import TicketAdmission
-from weft.sync.choices import FedAvgConfig, MethodConfig, spell_out
+from weft.sync.rows import FedAvgConfig, MethodConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
 SEQ_LEN = 16

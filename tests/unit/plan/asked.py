@@ -7,7 +7,7 @@ from weft.peer.config import TrainConfig
 from weft.plan.profiles import device
 from weft.plan.question import Machines, Question, cluster_of
 from weft.plan.timing import Line
-from weft.sync.choices import DiLoCoConfig, MethodConfig, spell_out
+from weft.sync.rows import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.schedule import ConstantConfig
 
 MODEL = named("35m", 32_000, 1024)

@@ -17,15 +17,8 @@ from weft.plan.methods import choose, rows
 from weft.plan.profiles import device
 from weft.plan.question import OPTIMIZER_NBYTES, tokens_per_s
 from weft.plan.timing import Line
-from weft.sync.choices import (
-    DdpConfig,
-    DiLoCoConfig,
-    FedAvgConfig,
-    MethodConfig,
-    PowerSgdConfig,
-    SampleConfig,
-    StreamingConfig,
-)
+from weft.sync.choices import SampleConfig
+from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, PowerSgdConfig, StreamingConfig
 
 FREE = Line()
 

@@ -5,25 +5,12 @@ import torch
 from weft.codec import Bf16Config, Fp32Config, Int8Config
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
-from weft.sync.choices import (
-    AdamWConfig,
-    Choices,
-    DdpConfig,
-    DiLoCoConfig,
-    FedAvgConfig,
-    InnerConfig,
-    InnerSgdConfig,
-    MethodConfig,
-    MuonConfig,
-    NesterovConfig,
-    SgdConfig,
-    diloco_defaults,
-    spell_out,
-)
+from weft.sync.choices import AdamWConfig, Choices, InnerConfig, InnerSgdConfig, MuonConfig, NesterovConfig, SgdConfig
 from weft.sync.coding import coding_in
 from weft.sync.mean import merge
 from weft.sync.method import Method
 from weft.sync.outer import StepContext, build
+from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, diloco_defaults, spell_out
 
 
 class Holder(Config, frozen=True, kw_only=True):

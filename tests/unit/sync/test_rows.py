@@ -8,13 +8,14 @@ from torch import Tensor
 from weft.codec import Fp32Config, TopKConfig
 from weft.ids import Round
 from weft.sync.basis import Shapes
-from weft.sync.choices import AdamWConfig, Choices, DeMoConfig, LowRankConfig, SgdConfig, SparseLoCoConfig, spell_out
+from weft.sync.choices import AdamWConfig, Choices, LowRankConfig, SgdConfig
 from weft.sync.coding import coding_in, reply_codec_in
 from weft.sync.method import Method
 from weft.sync.outer import State, StepContext
 from weft.sync.payload import encode
 from weft.sync.reduce import Merger, cut, decode_parts
 from weft.sync.replies import Replies
+from weft.sync.rows import DeMoConfig, SparseLoCoConfig, spell_out
 from weft.sync.scope import Scope
 
 NUM, PEERS, ROUNDS = 2 * 4096 + 300, 3, 8

@@ -12,10 +12,10 @@ from model.world import contribution, first_base
 from weft.data.assign import leases
 from weft.ids import Attempt, PeerId, Tokens
 from weft.sync import round
-from weft.sync.choices import AsyncDiLoCoConfig, DdpConfig, spell_out
 from weft.sync.collect import new_manifest
 from weft.sync.machine import Received, TimedOut, Trained
 from weft.sync.messages import Contribution, GroupClaim, Manifest, Pass, Ready
+from weft.sync.rows import AsyncDiLoCoConfig, DdpConfig, spell_out
 from weft.sync.rules import is_sound, is_successor, leader
 from weft.sync.weights import awaited_weight, weight, weight_of
 from weft.wire import digest

@@ -1,0 +1,282 @@
+"""The rows: methods by name, each a few settings, and the choices that they come to.
+
+It knows no more of a method than `choices` does. What depends on the number of peers is decided here, once for all.
+"""
+
+from typing import Annotated, assert_never
+
+import msgspec
+
+from weft.codec import Bf16Config, CodecConfig, E3m0Config, Int8Config, RandomKConfig, TopKConfig
+from weft.codec.config import MAX_BLOCK
+from weft.config import Config
+from weft.errors import ConfigError
+from weft.sync.choices import (
+    AmongConfig,
+    Basis,
+    Choices,
+    Decay,
+    DelayedNesterovConfig,
+    Every,
+    Fragments,
+    InnerConfig,
+    LowRankConfig,
+    Lr,
+    MergeRule,
+    Mix,
+    Momentum,
+    NesterovConfig,
+    Overlap,
+    Proximal,
+    ReplyDecay,
+    SgdConfig,
+    SignSgdConfig,
+)
+
+
+class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
+    """Every step, the mean gradient, applied by the inner optimizer on every member alike."""
+
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+
+
+class FedAvgConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="fedavg"):
+    """Every H steps, the mean of the members' weights."""
+
+    every: Every = 30
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+    among: AmongConfig = "all"
+    proximal: Proximal = 0.0
+
+
+class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="diloco"):
+    """Every H steps, the mean delta, applied with Nesterov momentum."""
+
+    every: Every = 30
+    lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: Momentum | None = None
+    codec: CodecConfig = Int8Config()
+    reply_codec: CodecConfig | None = None
+
+
+class StreamingConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="streaming"):
+    """Every H / fragments inner steps, the next fragment's mean delta, while inner steps go on; Nesterov, mixed in."""
+
+    every: Every = 100  # inner steps between two rounds of one fragment
+    fragments: Fragments = 4
+    overlap: Overlap = 5
+    mix: Mix = 0.5
+    lr: Lr = 0.4
+    momentum: Momentum = 0.9
+    codec: CodecConfig = E3m0Config()
+    reply_codec: CodecConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.every % self.fragments:
+            raise ConfigError(
+                f"method: every: {self.every} inner steps are not cut into {self.fragments} equal pieces; set a "
+                f"multiple of {self.fragments}."
+            )
+
+
+class AsyncDiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="async-diloco"):
+    """Each member brings its delta when it has made its own inner steps, and waits for nobody; delayed Nesterov."""
+
+    every: Every = 30
+    lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: Momentum | None = None
+    delay: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None  # None: as many steps as there are peers
+    codec: CodecConfig = Int8Config()
+    reply_codec: CodecConfig | None = None
+
+
+class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sparseloco"):
+    """Every H steps, the largest elements of the members' deltas, with feedback; averaged over who sends an element."""
+
+    every: Every = 30
+    lr: Lr = 1.0
+    codec: CodecConfig = TopKConfig()
+    reply_codec: CodecConfig | None = None
+    basis: Basis = "tiles"
+    feedback: Decay = 0.95
+    reply_feedback: ReplyDecay | None = 1.0
+    merge: MergeRule = "senders_mean"
+
+
+class PowerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="powersgd"):
+    """Every step, a few directions of the mean gradient's matrices, applied by the inner optimizer on every member."""
+
+    rank: Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")] = 4
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+    feedback: Decay = 1.0
+
+
+class CocktailConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="cocktail"):
+    """Every step, of elements drawn alike by all the largest, in four bits; what was not sent stays where it is."""
+
+    every: Every = 1
+    lr: Lr = 1.0
+    codec: CodecConfig = RandomKConfig(kept=410, largest=82, values="int4")
+    reply_codec: CodecConfig | None = None
+    overlap: Overlap = 1
+    reply_feedback: ReplyDecay | None = 1.0
+
+
+class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"):
+    """Every step, the largest frequencies of the members' momenta, which then lack them; by the sign of their mean."""
+
+    codec: CodecConfig = TopKConfig(kept=32, values="bf16")
+    reply_codec: CodecConfig | None = None  # None: top-k with room for all that was sent
+    basis: Basis = "dct"
+    momentum: Decay = 0.999
+    reply_feedback: ReplyDecay | None = 1.0
+    merge: MergeRule = "senders_mean"
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
+
+
+MethodConfig = (
+    DdpConfig
+    | PowerSgdConfig
+    | FedAvgConfig
+    | DiLoCoConfig
+    | StreamingConfig
+    | AsyncDiLoCoConfig
+    | SparseLoCoConfig
+    | DeMoConfig
+    | CocktailConfig
+    | Choices
+)
+
+
+def spell_out(config: MethodConfig, num_peers: int) -> Choices:
+    """Return the five choices that `config` names in a run of about `num_peers` (>= 1) peers."""
+    match config:
+        case Choices():
+            return config
+        case DdpConfig():
+            return Choices(
+                every=1, send="gradient", apply=InnerConfig(), codec=config.codec, reply_codec=config.reply_codec
+            )
+        case PowerSgdConfig():
+            return Choices(
+                every=1,
+                send="gradient",
+                apply=InnerConfig(),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                basis=LowRankConfig(rank=config.rank),
+                feedback=config.feedback,
+            )
+        case FedAvgConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=1.0),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                among=config.among,
+                proximal=config.proximal,
+            )
+        case DiLoCoConfig():
+            lr, momentum = _rates(config, num_peers)
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=NesterovConfig(lr=lr, momentum=momentum),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+            )
+        case StreamingConfig():
+            return Choices(
+                every=config.every // config.fragments,
+                send="delta",
+                apply=NesterovConfig(lr=config.lr, momentum=config.momentum),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                fragments=config.fragments,
+                overlap=config.overlap,
+                mix=config.mix,
+            )
+        case AsyncDiLoCoConfig():
+            lr, momentum = _rates(config, num_peers)
+            delay = max(1, num_peers) if config.delay is None else config.delay
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=DelayedNesterovConfig(lr=lr, momentum=momentum, delay=delay),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                wait="ready",
+            )
+        case SparseLoCoConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=config.lr),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                basis=config.basis,
+                feedback=config.feedback,
+                reply_feedback=config.reply_feedback,
+                merge=config.merge,
+            )
+        case CocktailConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=config.lr),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                overlap=config.overlap,
+                feedback=1.0,
+                reply_feedback=config.reply_feedback,
+                error="local",
+            )
+        case DeMoConfig():
+            return Choices(
+                every=1,
+                send="gradient",
+                apply=SignSgdConfig(weight_decay=config.weight_decay),
+                codec=config.codec,
+                reply_codec=config.reply_codec or _with_room(config.codec, num_peers),
+                basis=config.basis,
+                feedback=config.momentum,
+                reply_feedback=config.reply_feedback,
+                merge=config.merge,
+            )
+    assert_never(config)
+
+
+def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:
+    """Return a codec in which all that so many peers send by `codec` has room."""
+    return (
+        TopKConfig(kept=min(codec.kept * num_peers, MAX_BLOCK), values=codec.values)
+        if isinstance(codec, TopKConfig)
+        else codec
+    )
+
+
+def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig, num_peers: int) -> tuple[float, float]:
+    """Return the outer learning rate and momentum that `config` asks for, or else the defaults."""
+    lr, momentum = diloco_defaults(num_peers)
+    return (
+        lr if config.lr is None else config.lr,
+        momentum if config.momentum is None else config.momentum,
+    )
+
+
+def diloco_defaults(num_peers: int) -> tuple[float, float]:
+    """Return the outer learning rate and momentum for `num_peers` replicas.
+
+    Best constant rates of "Scaling Laws for DiLoCo" (2503.09799; H = 30, momentum 0.9, 35M to 10B parameters): one
+    replica 0.4, two and four 0.6, eight 0.8 to 1.0; they depend on the replicas, hardly on the model's size. They rise
+    with H by an amount the paper plots but does not print, so H is not an argument. All are tuned on runs of thousands
+    of rounds: where a run has only tens, momentum 0.9 has no time to settle and less is better. Of more than eight
+    replicas it prints nothing; they get what eight do.
+    """
+    if num_peers <= 1:
+        return 0.4, 0.9
+    return (0.6 if num_peers < 6 else 0.8), 0.9  # 6 is nearer to 8 than to 4, by ratio
