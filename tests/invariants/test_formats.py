@@ -23,7 +23,7 @@ from weft.model import ModelConfig, initial_vector
 from weft.net import ticket
 from weft.peer import checkpoint
 from weft.peer.chain import Chain
-from weft.peer.config import RunConfig, TrainConfig
+from weft.peer.config import FrozenConfig, LoopConfig, RunConfig, TensorConfig, TrainConfig
 from weft.peer.outline import TicketAdmission
 from weft.peer.seal import read_run
 from weft.peer.state import chunk_digests, raw, replica_digest, state_index
@@ -140,6 +140,26 @@ def run_config() -> dict[str, str]:
     return {"bytes": wire.encode(run()).hex(), "digest": run().run}
 
 
+def loop_config() -> dict[str, str]:
+    config = LoopConfig(
+        name="example",
+        seed=7,
+        initial=Digest(initial()["digest"]),
+        method=spell_out(FedAvgConfig(every=5), 2),
+        admission=TicketAdmission(),
+        orphan_after_s=None,
+        is_strict=False,
+        tensors=(
+            TensorConfig(name="0.weight", dtype="float32", shape=(2, 3)),
+            TensorConfig(name="0.bias", dtype="bfloat16", shape=(2,)),
+        ),
+        frozen=(FrozenConfig(name="scale", dtype="int64", shape=(), digest=wire.digest(bytes(8))),),
+        samples=1000,
+        batch_size=4,
+    )
+    return {"bytes": wire.encode(config).hex(), "digest": config.run}
+
+
 OUTER, MOMENTUM = torch.arange(262_145, dtype=torch.float32), torch.tensor([0.5, -0.0])
 
 
@@ -180,6 +200,7 @@ VECTORS: dict[str, Callable[[], dict[str, str]]] = {
     "random-stream": random_stream,
     "initial-vector": initial,
     "run-config": run_config,
+    "loop-config": loop_config,
     "state": state,
     "checkpoint": checkpoint_file,
     **vectors.VECTORS,

@@ -58,9 +58,8 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
 
     def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:
         stopper.peer = anchor
-        train = outline.train
         screen.start(
-            Facts(run=outline.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
+            Facts(run=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
         )
         typer.echo(f"anchor of {outline.name}; others join with what `weft ticket` prints here", err=True)
 

@@ -110,6 +110,7 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
         yield from _model_folder(folder)
         return
     from weft.peer.checkpoint import load, read_contents
+    from weft.peer.config import RunConfig
     from weft.peer.state import replica_digest
     from weft.sync.method import OUTER
 
@@ -120,8 +121,11 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
     yield f"written by  weft {contents.software}"
     yield f"run         {run.name}  {run.run}"
     yield f"round       {'none yet' if head is None else head.round}"
-    yield f"model       {_described(run.model)}"
-    yield f"tokenizer   {run.data.vocab_size} ids  {contents.tokenizer}"
+    if isinstance(run, RunConfig):
+        yield f"model       {_described(run.model)}"
+        yield f"tokenizer   {run.data.vocab_size} ids  {contents.tokenizer}"
+    else:
+        yield f"trains      {figures.amount(run.num_parameters)} numbers in {len(run.tensors)} tensors"
     outer = snapshot.replicated[OUTER]
     rest = {name: vector for name, vector in snapshot.replicated.items() if name != OUTER}
     yield f"replica     {replica_digest(outer, rest)}"

@@ -21,7 +21,7 @@ from weft.cli.until import Contributed, Until
 from weft.cli.view import Facts
 from weft.data import write_atomically
 from weft.errors import ConfigError
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.peer.footing import Options
 from weft.peer.peer import Outcome, Peer
 
@@ -85,9 +85,12 @@ def run(start: Start, options: Options, manner: Manner) -> None:
             write_atomically(manner.report, [msgspec.json.encode(report_of(outcome))])
 
 
-def facts_of(run: RunConfig, wait_for: int) -> Facts:
+def facts_of(run: Genesis, wait_for: int) -> Facts:
     """Return what the view needs to know of a run."""
-    return Facts(run=run.name, total_tokens=run.train.tokens, tokens_per_step=run.tokens_per_step, wait_for=wait_for)
+    settings = run.settings
+    return Facts(
+        run=run.name, total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step, wait_for=wait_for
+    )
 
 
 def _check_report(report: Path) -> None:

@@ -51,7 +51,9 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
 
         lines.append(where(outcome.run.run, outcome.successor))
     if outcome.sample:
-        lines += ["", excerpt(outcome.run.train.sample_prompt + outcome.sample.rstrip()), ""]
+        from weft.peer.seal import on_corpus
+
+        lines += ["", excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()), ""]
     lines.append(try_next(command, short(outcome.run.run)))
     return "\n".join(lines)
 

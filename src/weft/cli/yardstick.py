@@ -18,7 +18,7 @@ from weft.ids import RunId
 from weft.peer.config import RunConfig
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
-from weft.peer.seal import MAX_RUN_NBYTES, read_run
+from weft.peer.seal import MAX_RUN_NBYTES, on_corpus, read_run
 
 ORDER = 3  # bytes of context
 
@@ -51,7 +51,7 @@ def load_run(home: Home, run: RunId) -> RunConfig:
     data = home.blobs.read(Digest(run), MAX_RUN_NBYTES)
     if data is None:
         raise KeyError(run)
-    return read_run(data, PeerConfig().max_parameters)
+    return on_corpus(read_run(data, PeerConfig().max_parameters))
 
 
 def nats_per_byte(home: Home, run: RunConfig) -> float:

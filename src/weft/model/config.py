@@ -177,7 +177,11 @@ def check_bounds(config: ModelConfig, max_parameters: int) -> None:
     Raises:
         TooLarge: it has more than `max_parameters` parameters.
     """
-    found = num_parameters(config)
+    check_size(num_parameters(config), max_parameters)
+
+
+def check_size(found: int, max_parameters: int) -> None:
+    """The same of a model of `found` parameters."""
     if found > max_parameters:
         raise TooLarge(
             f"the model has {found:,} parameters; this machine takes at most {max_parameters:,}. "

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from weft.data.assign import beyond
 from weft.events import TrainsOn
 from weft.ids import Round
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.peer.contribution import Carry
 from weft.peer.place import Place
 from weft.peer.training import Training
@@ -64,7 +64,7 @@ class Ahead:
         self._is_over = is_over
         self._told: Manifest | None = None  # after which it has said so
 
-    def num_more(self, config: RunConfig) -> int:
+    def num_more(self, config: Genesis) -> int:
         """Return how many inner steps this peer may make now."""
         if self._is_over():
             return 0
@@ -77,14 +77,14 @@ class Ahead:
             overlap=config.method.overlap,
         )
 
-    async def wanted(self, config: RunConfig) -> None:
+    async def wanted(self, config: Genesis) -> None:
         """Return when a step may be made. Where that depends on more than the majority, ask again."""
         if not self.num_more(config):
             await self._lost.wait()
         if not self.num_more(config):
             await asyncio.Event().wait()
 
-    async def make(self, head: Manifest, config: RunConfig) -> None:
+    async def make(self, head: Manifest, config: Genesis) -> None:
         """Make one inner step beyond what is leased after `head`, if one may be made."""
         num_more = self.num_more(config)
         if not num_more:
@@ -92,10 +92,10 @@ class Ahead:
         if head != self._told and self._lost.is_set():
             self._told = head
             self._place.emit(TrainsOn(branch=head.branch, round=Round(head.round + 1), steps=num_more))
-        size = config.train.batch_size
+        size = config.settings.batch_size
         place = self._num_ahead(config) * size
         samples = beyond(config.seed, digest_of(head), self._place.node.peer, place + size)[place:]
         await self._training.make_ahead(samples, head, config)
 
-    def _num_ahead(self, config: RunConfig) -> int:
-        return -(-self._carry.ahead // config.tokens_per_step)
+    def _num_ahead(self, config: Genesis) -> int:
+        return -(-self._carry.ahead // config.settings.tokens_per_step)

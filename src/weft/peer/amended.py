@@ -17,46 +17,29 @@ import msgspec
 from weft.codec import CodecConfig
 from weft.config import Config, from_tree, replace_field
 from weft.errors import ConfigError
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.sync.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
 from weft.sync.charter import Charter, Settings
 from weft.sync.choices import ApplyConfig, InnerConfig
 from weft.sync.schedule import ScheduleConfig
 
 
-def first_charter(run: RunConfig) -> Charter:
+def first_charter(run: Genesis) -> Charter:
     """Return the charter that a run begins with."""
-    train, longest = run.train, run.model.max_seq_len
-    if run.is_private:
-        longest = train.seq_len  # what others' own files hold is not known
-    else:
-        longest = min(longest, run.data.num_tokens("train") - 1, run.data.num_tokens("heldout") - 1)
-    settings = Settings(
-        tokens=train.tokens,
-        seq_len=train.seq_len,
-        batch_size=train.batch_size,
-        schedule=train.schedule,
-        method=run.method,
-    )
     return Charter(
         stewards=run.stewards,
         serials=(0,) * len(run.stewards),
-        settings=settings,
-        max_seq_len=longest,
+        settings=run.settings,
+        max_seq_len=run.longest,
         has_even_leases=run.has_even_leases,
         electors=run.electors,
     )
 
 
 @lru_cache(maxsize=64)
-def amended(run: RunConfig, charter: Charter) -> RunConfig:
+def amended(run: Genesis, charter: Charter) -> Genesis:
     """Return the config to train by where `charter` holds; `run` itself where nothing was amended."""
-    now = charter.settings
-    train = msgspec.structs.replace(
-        run.train, tokens=now.tokens, seq_len=now.seq_len, batch_size=now.batch_size, schedule=now.schedule
-    )
-    config = msgspec.structs.replace(run, train=train, method=now.method)
-    return run if config == run else config
+    return run if run.settings == charter.settings else run.with_settings(charter.settings)
 
 
 # --- as a person writes it ---

@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from weft.clock import Clock
+from weft.data import DataIndex
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused, WireError
-from weft.events import Emit, Notice, PeerStopped, StateJoined
+from weft.events import DataReady, Emit, Notice, PeerStopped, StateJoined
 from weft.ids import BranchId, Digest, PeerId, Round, short
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
@@ -308,6 +309,17 @@ class Anchor:
     async def _fetch_files(self) -> None:
         """Fetch what is missing of the run's shards, tokenizer and first weights."""
         index, home, peers = self._outline.data, self._home, self._asking.furthest_first()
+        ready = None if index is None else await self._fetch_data(index, home, peers)
+        if not self._outline.is_seeded and home.blobs.open(self._outline.initial) is None:
+            if not self._kept.state_nbytes:
+                return  # how large they may be is not known before there is a state
+            first = await small_from(self._node, peers, self._outline.initial, self._kept.state_nbytes)
+            await self._compute.serve(lambda: home.blobs.put(first))
+        self._has_files = True
+        if ready is not None:
+            self._emit(ready)
+
+    async def _fetch_data(self, index: DataIndex, home: Home, peers: list[PeerId]) -> DataReady:
         if home.blobs.open(index.tokenizer) is None:
             tokenizer = await small_from(self._node, peers, index.tokenizer, MAX_TOKENIZER_NBYTES)
             await self._compute.serve(lambda: home.blobs.put(tokenizer))
@@ -318,13 +330,7 @@ class Anchor:
 
         shards = [Blob(digest=info.digest, nbytes=info.nbytes) for info in missing]
         await pull(self._node, shards, peers, keep, self._clock)
-        if not self._outline.is_seeded and home.blobs.open(self._outline.initial) is None:
-            if not self._kept.state_nbytes:
-                return  # how large they may be is not known before there is a state
-            first = await small_from(self._node, peers, self._outline.initial, self._kept.state_nbytes)
-            await self._compute.serve(lambda: home.blobs.put(first))
-        self._has_files = True
-        self._emit(data_ready(index, fetched_nbytes=sum(info.nbytes for info in missing)))
+        return data_ready(index, fetched_nbytes=sum(info.nbytes for info in missing))
 
     # --- serving ---
 

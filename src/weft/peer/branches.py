@@ -28,7 +28,7 @@ from weft.ids import PeerId
 from weft.net.membership import GONE_S
 from weft.net.node import Node
 from weft.peer.chain import branch_name, open_branch
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal, StandingNote
 from weft.peer.rounds import Rounds
 from weft.sync.messages import Manifest
@@ -40,7 +40,7 @@ CONSENT_S = 5.0
 UNREACHED_S = 30.0  # a member that this process never reached: a first link may take so long, through relays
 
 
-def patience_s(run: RunConfig, electorate: Sequence[PeerId]) -> float:
+def patience_s(run: Genesis, electorate: Sequence[PeerId]) -> float:
     """Return how long a minority of the electorate waits before it opens a branch, where the run is not strict."""
     default = ORPHAN_AFTER_PAIR_S if len(electorate) <= 2 else ORPHAN_AFTER_S
     return default if run.orphan_after_s is None else run.orphan_after_s
@@ -49,7 +49,7 @@ def patience_s(run: RunConfig, electorate: Sequence[PeerId]) -> float:
 class Branches:
     """Watches the majority of `rounds`."""
 
-    def __init__(self, run: RunConfig, node: Node, rounds: Rounds, clock: Clock, emit: Emit) -> None:
+    def __init__(self, run: Genesis, node: Node, rounds: Rounds, clock: Clock, emit: Emit) -> None:
         self._run = run
         self._node = node
         self._rounds = rounds

@@ -33,13 +33,12 @@ from weft import wire
 from weft.data import READ_ONLY, write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull
 from weft.ids import Digest, short
-from weft.model import num_parameters
 from weft.net.messages import HexDigest, HexRun
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis, RunConfig
 from weft.peer.home import CHECKPOINT_FILE
 from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName
 from weft.peer.machine import PeerConfig
-from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
+from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
 from weft.peer.state import chunks
 from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
@@ -81,8 +80,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Snapshot:
     """A peer's state at one moment. Nobody may change the vectors while it is saved."""
 
-    config: RunConfig
-    tokenizer: bytes  # its blob
+    config: Genesis
+    tokenizer: bytes  # its blob; empty where the run has none
     head: Manifest | None
     charter: Charter | None = None  # None: what the run began with
     replicated: Mapping[str, Tensor]  # "outer" and the outer optimizer's, flat fp32 on the CPU
@@ -157,7 +156,7 @@ def load_model(folder: Path, *, max_parameters: int | None = None) -> tuple[RunC
     def read(contents: Contents) -> tuple[RunConfig, bytes, Tensor]:
         config, tokenizer = _read_blobs(folder, contents, max_parameters)
         path = folder / _vectors_name("replicated", contents.serial)
-        return config, tokenizer, dict(read_vectors(path, contents.replicated, only=OUTER))[OUTER]
+        return on_corpus(config), tokenizer, dict(read_vectors(path, contents.replicated, only=OUTER))[OUTER]
 
     return _again_if_replaced(folder, read)
 
@@ -290,16 +289,16 @@ def _again_if_replaced(folder: Path, read: Callable[[Contents], R]) -> R:
     return read(read_contents(folder))
 
 
-def _read_blobs(folder: Path, contents: Contents, max_parameters: int | None) -> tuple[RunConfig, bytes]:
+def _read_blobs(folder: Path, contents: Contents, max_parameters: int | None) -> tuple[Genesis, bytes]:
     """Return the run's config and its tokenizer's blob, and check that the vectors are those of its model."""
     run = _read_blob(folder / _blob_name("run", Digest(contents.run)), Digest(contents.run), MAX_RUN_NBYTES)
     name = _blob_name("tokenizer", contents.tokenizer)
     tokenizer = _read_blob(folder / name, contents.tokenizer, MAX_TOKENIZER_NBYTES)
     config = read_run(run, PeerConfig().max_parameters if max_parameters is None else max_parameters)
     found = {vector.name: vector.num for vector in contents.replicated.vectors}
-    if found.get(OUTER) != num_parameters(config.model):
+    if found.get(OUTER) != config.num_parameters:
         raise CheckpointError(
-            f"{folder / NAME}: the run's model has {num_parameters(config.model):,} parameters, the vector {OUTER!r} "
+            f"{folder / NAME}: the run's model has {config.num_parameters:,} parameters, the vector {OUTER!r} "
             f"{found.get(OUTER, 0):,}. {_ADVICE}"
         )
     return config, tokenizer

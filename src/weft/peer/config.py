@@ -5,9 +5,14 @@
 A run file is its maker's: it may name paths. A `RunConfig` is what all peers share: it names data, tokenizer and
 initial weights by digest, and no path, URL or command, so a stranger's config can make a peer read or contact nothing.
 A `PeerConfig` never leaves its machine and changes no numerics that others would see.
+
+There are two kinds of run. A `RunConfig` is of a transformer, on a corpus that members lease. A `LoopConfig` is of
+tensors that members train in loops of their own (`weft.Sync`), which a `LoopFile` describes. `Genesis` is either.
 """
 
-from typing import Annotated
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,15 +21,17 @@ from weft.data import CorpusConfig, DataIndex, TokenizerConfig
 from weft.data.packing import BytesConfig
 from weft.errors import ConfigError
 from weft.ids import RunId
-from weft.model.config import ModelConfig, Size
+from weft.model.config import ModelConfig, Size, num_parameters
+from weft.model.flat import layout
 from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.outline import AdmissionConfig, TicketAdmission
-from weft.sync.charter import MAX_STEWARDS, Electors
-from weft.sync.choices import AdamWConfig, Choices, OptimizerConfig, check
+from weft.sync.acts import BatchSize, TotalTokens
+from weft.sync.charter import MAX_STEWARDS, Electors, Settings
+from weft.sync.choices import AdamWConfig, Choices, InnerSgdConfig, OptimizerConfig, check
 from weft.sync.messages import MAX_GROUP
 from weft.sync.rows import DiLoCoConfig, MethodConfig, spell_out
-from weft.sync.schedule import ScheduleConfig
+from weft.sync.schedule import ConstantConfig, ScheduleConfig
 from weft.wire import digest_of
 
 MAX_PEERS = 1024  # as many as have been played together (benchmarks/reports/thousand.md)
@@ -35,6 +42,8 @@ _Stewards = Annotated[
     msgspec.Meta(max_length=MAX_STEWARDS, description="public keys whose holders may remove, ban and amend"),
 ]
 _Predecessor = Annotated[HexRun, msgspec.Meta(description="the run that this one goes on with, 64 hex digits")]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
+_Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Prompt = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
@@ -83,8 +92,8 @@ class ShapedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="shap
 class RunFile(Config, frozen=True, kw_only=True):
     """One TOML file: a run as its maker writes it."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
-    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    name: _Name
+    seed: _Seed = 0
     peers: Annotated[
         int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected: chooses defaults")
     ] = 4
@@ -114,18 +123,22 @@ class RunFile(Config, frozen=True, kw_only=True):
         check(spell_out(self.method, self.peers), self.train.optimizer)
 
 
-class RunConfig(Config, frozen=True, kw_only=True):
-    """What all peers of a run share. Its digest is the run's name."""
+@dataclass(frozen=True)
+class VectorShape:
+    """What the flat vector of a run's parameters holds."""
+
+    num: int  # numbers
+    num_decayed: int  # the first so many take weight decay
+    tensors: tuple[tuple[int, ...], ...]  # their shapes, in order
+
+
+class _Shared(Config, frozen=True, kw_only=True):
+    """What any run has. Its digest is the run's name."""
 
     format: Annotated[int, msgspec.Meta(ge=1)] = FORMAT
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
-    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    model: ModelConfig
+    name: _Name
+    seed: _Seed
     initial: HexDigest  # of the flat fp32 vector the run starts from
-    is_seeded: bool  # the initial vector follows from the seed; else it is fetched
-    data: DataIndex
-    is_private: bool
-    train: TrainConfig
     method: Choices
     admission: AdmissionConfig
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None
@@ -143,6 +156,23 @@ class RunConfig(Config, frozen=True, kw_only=True):
             )
         if self.stewards != tuple(sorted(set(self.stewards))):
             raise ConfigError("stewards: each key is named once, in ascending order.")
+
+    @property
+    def run(self) -> RunId:
+        return RunId(digest_of(self))
+
+
+class RunConfig(_Shared, frozen=True, kw_only=True):
+    """What all peers of a run share, which trains a transformer on data that are leased."""
+
+    model: ModelConfig
+    is_seeded: bool  # the initial vector follows from the seed; else it is fetched
+    data: DataIndex
+    is_private: bool
+    train: TrainConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.data.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.data.vocab_size} tokens, the model {self.model.vocab_size}. "
@@ -155,10 +185,6 @@ class RunConfig(Config, frozen=True, kw_only=True):
         check(self.method, self.train.optimizer)
 
     @property
-    def run(self) -> RunId:
-        return RunId(digest_of(self))
-
-    @property
     def quota(self) -> int:
         """Samples that one member trains on in one round, at most."""
         return self.method.every * self.train.batch_size
@@ -166,3 +192,184 @@ class RunConfig(Config, frozen=True, kw_only=True):
     @property
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.train.seq_len
+
+    @property
+    def num_parameters(self) -> int:
+        return num_parameters(self.model)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return self.train.optimizer
+
+    @property
+    def clip(self) -> float:
+        return self.train.clip
+
+    @property
+    def vector(self) -> VectorShape:
+        """Return what the vector of the parameters holds."""
+        spans = layout(self.model)
+        return VectorShape(spans.num_parameters, spans.num_decayed, tuple(span.shape for span in spans))
+
+    @property
+    def settings(self) -> Settings:
+        """Return what amendments may change."""
+        train = self.train
+        return Settings(
+            tokens=train.tokens,
+            seq_len=train.seq_len,
+            batch_size=train.batch_size,
+            schedule=train.schedule,
+            method=self.method,
+        )
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens that a sample may have at most, whatever is amended."""
+        if self.is_private:
+            return self.train.seq_len  # what others' own files hold is not known
+        data = self.data
+        return min(self.model.max_seq_len, data.num_tokens("train") - 1, data.num_tokens("heldout") - 1)
+
+    def with_settings(self, settings: Settings) -> "RunConfig":
+        """Return the same run with other settings."""
+        train = msgspec.structs.replace(
+            self.train,
+            tokens=settings.tokens,
+            seq_len=settings.seq_len,
+            batch_size=settings.batch_size,
+            schedule=settings.schedule,
+        )
+        return msgspec.structs.replace(self, train=train, method=settings.method)
+
+
+# --- runs of loops of their members' own ---
+
+MAX_TENSORS = 1 << 14  # of one run: their names and shapes fit a record
+MAX_DIMS = 16
+_TensorName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+_Dims = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=MAX_DIMS)]
+
+
+class TensorConfig(Config, frozen=True, kw_only=True, array_like=True):
+    """A tensor that members train. It is exchanged in fp32, whatever it is trained in."""
+
+    name: _TensorName
+    dtype: Literal["float64", "float32", "bfloat16", "float16"]
+    shape: _Dims
+
+    @property
+    def num(self) -> int:
+        return prod(self.shape)
+
+
+class FrozenConfig(Config, frozen=True, kw_only=True, array_like=True):
+    """A tensor that nobody trains, and nobody sends: all must have the same values."""
+
+    name: _TensorName
+    dtype: Annotated[str, msgspec.Meta(max_length=32, pattern=r"^[a-z0-9_]+\Z")]
+    shape: _Dims
+    digest: HexDigest  # of its values, in row-major order
+
+
+class LoopFile(Config, frozen=True, kw_only=True):
+    """A run whose members train in loops of their own, as its maker writes it: `weft.SyncConfig`, or a TOML file."""
+
+    name: _Name = "loop"
+    seed: _Seed = 0
+    peers: Annotated[int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected")] = 2
+    samples: Annotated[TotalTokens, msgspec.Meta(description="committed samples at which the run is complete")]
+    batch_size: Annotated[BatchSize, msgspec.Meta(description="samples of one inner step and peer, at most")] = 1
+    method: MethodConfig = DiLoCoConfig()
+    admission: AdmissionConfig = TicketAdmission()
+    orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    is_strict: bool = False
+    has_even_leases: bool = False
+    electors: Electors = MAX_MEMBERS
+    stewards: _Stewards = ()
+    predecessor: _Predecessor | None = None
+
+    def __post_init__(self) -> None:
+        check_loop(spell_out(self.method, self.peers))
+
+
+class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop"):
+    """What all peers of a run share whose members train in loops of their own. A sample counts as one token."""
+
+    tensors: Annotated[tuple[TensorConfig, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
+    frozen: Annotated[tuple[FrozenConfig, ...], msgspec.Meta(max_length=MAX_TENSORS)] = ()
+    samples: TotalTokens
+    batch_size: BatchSize
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [tensor.name for tensor in self.tensors] + [tensor.name for tensor in self.frozen]
+        if len(set(names)) != len(names):
+            raise ConfigError("tensors: each name is used once.")
+        check_loop(self.method)
+
+    @property
+    def is_seeded(self) -> bool:
+        return False
+
+    @property
+    def data(self) -> None:
+        return None
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.num for tensor in self.tensors)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return InnerSgdConfig()  # nobody's: each loop has its own
+
+    @property
+    def clip(self) -> float:
+        return inf
+
+    @property
+    def vector(self) -> VectorShape:
+        """Return what the vector of the parameters holds."""
+        return VectorShape(self.num_parameters, 0, tuple(tensor.shape for tensor in self.tensors))
+
+    @property
+    def settings(self) -> Settings:
+        """Return what amendments may change. The schedule is nobody's: each loop has its own."""
+        return Settings(
+            tokens=self.samples,
+            seq_len=1,
+            batch_size=self.batch_size,
+            schedule=ConstantConfig(),
+            method=self.method,
+        )
+
+    @property
+    def longest(self) -> int:
+        return 1
+
+    def with_settings(self, settings: Settings) -> "LoopConfig":
+        """Return the same run with other settings."""
+        return msgspec.structs.replace(
+            self, samples=settings.tokens, batch_size=settings.batch_size, method=settings.method
+        )
+
+
+Genesis = RunConfig | LoopConfig
+
+
+def check_loop(choices: Choices) -> None:
+    """Refuse methods that need more of a loop than the parameters it arrives at.
+
+    Raises:
+        ConfigError: says which, and what to choose instead.
+    """
+    if choices.send == "gradient":
+        raise ConfigError(
+            "method: it sends gradients, which one optimizer applies that all members share; a loop of your own has "
+            "its own. Choose one that sends deltas, such as fedavg or diloco: with every = 1, it also meets each step."
+        )
+    if choices.proximal:
+        raise ConfigError(
+            "method: proximal: it pulls the gradients of inner steps, which a loop of your own makes; set proximal = 0."
+        )

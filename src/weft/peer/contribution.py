@@ -32,8 +32,8 @@ from weft.errors import CheckpointError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.absence import Fate
+from weft.peer.learner import Learner, Work
 from weft.peer.replica import Replica
-from weft.peer.trainer import Trainer, Work
 from weft.sync import payload
 from weft.sync.reduce import EncodedPart, named
 
@@ -60,7 +60,7 @@ class _Encoded:
 
 
 class Carry:
-    def __init__(self, trainer: Trainer, replica: Replica) -> None:
+    def __init__(self, trainer: Learner, replica: Replica) -> None:
         self._trainer = trainer
         self._replica = replica
         self._gradient: Float32[Tensor, " num"] | None = None

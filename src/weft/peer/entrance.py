@@ -28,7 +28,7 @@ from weft.peer.arrival import Arrival, Heads
 from weft.peer.asking import Asking
 from weft.peer.branches import patience_s
 from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, open_branch
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.peer.contribution import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.legacies import Legacies
 from weft.peer.lookout import Lookout
@@ -61,7 +61,7 @@ class Entrance:
 
     def __init__(
         self,
-        run: RunConfig,
+        run: Genesis,
         place: Place,
         membership: Membership,
         replica: Replica,

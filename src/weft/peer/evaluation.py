@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from weft.data.batch import Batches
 from weft.events import Evaluated, Sampled
 from weft.ids import PeerId, Round, Tokens
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis, RunConfig
+from weft.peer.learner import Learner
 from weft.peer.messages import Evaluation
 from weft.peer.place import Place
 from weft.peer.replica import Replica
@@ -26,7 +26,24 @@ class _Stopped(Exception):
     """This peer is to end."""
 
 
-class Evaluator:
+class Unmeasured:
+    """Of a run that nobody but its members' own loops can measure: there are no figures."""
+
+    loss: float | None = None  # nats per token
+    nats_per_byte: float | None = None
+    text: str | None = None
+
+    def __init__(self) -> None:
+        self.on_heard: Callable[[Evaluation], object] = lambda _evaluation: None
+
+    async def maybe(self, manifest: Manifest) -> None:
+        """Evaluate and sample where the run asks for it after this round; break off when this peer is to end."""
+
+    async def finish(self) -> None:
+        """Make sure that the final state is evaluated, and sample it."""
+
+
+class Evaluator(Unmeasured):
     """Evaluates and samples for one peer, and keeps the newest figures it made or heard.
 
     Args:
@@ -36,19 +53,18 @@ class Evaluator:
     def __init__(
         self, run: RunConfig, place: Place, trainer: Trainer, replica: Replica, is_stopping: Callable[[], bool]
     ) -> None:
+        super().__init__()
+        assert place.data is not None
         self._run = run
         self._place = place
+        self._data = place.data
         self._trainer = trainer
         self._replica = replica
         self._is_stopping = is_stopping
         # As long as they were at first, whatever was amended since: figures of all rounds can be compared.
-        self._heldout = Batches(place.shards, place.index, "heldout", run.train.seq_len, run.seed)
+        self._heldout = self._data.batches(run, "heldout")
         self._evaluated_at: Round | None = None
         self._news = asyncio.Event()
-        self.on_heard: Callable[[Evaluation], object] = lambda _evaluation: None
-        self.loss: float | None = None
-        self.nats_per_byte: float | None = None
-        self.text: str | None = None
         place.node.on_note(Evaluation, self._on_evaluation)
 
     async def maybe(self, manifest: Manifest) -> None:
@@ -90,7 +106,7 @@ class Evaluator:
         evaluation = Evaluation(
             round=head.round,
             loss=loss,
-            nats_per_byte=self._place.index.nats_per_byte(loss),
+            nats_per_byte=self._data.index.nats_per_byte(loss),
             num_tokens=num_tokens,
             committed_tokens=head.committed_tokens,
         )
@@ -100,7 +116,7 @@ class Evaluator:
 
     async def _sample(self, round: Round) -> None:
         self._between()
-        outer, tokenizer = self._replica.outer, self._place.tokenizer
+        outer, tokenizer = self._replica.outer, self._data.tokenizer
         prompt, seed = self._run.train.sample_prompt, self._run.seed
         self.text = await self._place.compute.train(
             lambda: self._trainer.sample(outer, tokenizer, prompt, SAMPLE_TOKENS, seed, self._between)
@@ -126,3 +142,13 @@ class Evaluator:
                 committed_tokens=Tokens(evaluation.committed_tokens),
             )
         )
+
+
+def make_evaluator(
+    run: Genesis, place: Place, trainer: Learner, replica: Replica, is_stopping: Callable[[], bool]
+) -> Unmeasured:
+    """Return what measures the outer parameters of `run`."""
+    if not isinstance(run, RunConfig):
+        return Unmeasured()
+    assert isinstance(trainer, Trainer)
+    return Evaluator(run, place, trainer, replica, is_stopping)

@@ -20,7 +20,7 @@ from weft.errors import GenesisMismatch, PeerError
 from weft.events import Emit
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis, RunConfig
 from weft.peer.holders import everybody, small_from
 from weft.peer.home import Home
 from weft.peer.outline import data_ready
@@ -30,7 +30,7 @@ from weft.peer.shares import Blob
 from weft.wire import Buffer
 
 
-async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_parameters: int) -> RunConfig:
+async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_parameters: int) -> Genesis:
     """Return the run's config from a member, once its digest is the run's name.
 
     Raises:
@@ -87,7 +87,7 @@ async def _fetch_shards(node: Node, peers: Sequence[PeerId], index: DataIndex, h
     return sum(info.nbytes for info in first)
 
 
-async def fetch_initial(node: Node, peers: Sequence[PeerId], run: RunConfig, num: int, home: Home) -> None:
+async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home: Home) -> None:
     """Fetch the initial vector into the home where it does not follow from the seed and is not there."""
     if not run.is_seeded and home.blobs.open(run.initial) is None:
-        home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * num))
+        home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * run.num_parameters))

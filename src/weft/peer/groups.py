@@ -18,7 +18,7 @@ from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.tasks import Tasks
 from weft.peer.absence import Status
 from weft.peer.contribution import Carry
-from weft.peer.evaluation import Evaluator
+from weft.peer.evaluation import Unmeasured
 from weft.peer.handing import Handing
 from weft.peer.place import Place
 from weft.peer.records import Records
@@ -81,7 +81,7 @@ class Groups:
         """Keep a sponsor as long as this peer needs one. Run until cancelled."""
         return self._ward.watch()
 
-    def hand_on(self, evaluator: Evaluator, is_near: Callable[[], bool]) -> None:
+    def hand_on(self, evaluator: Unmeasured, is_near: Callable[[], bool]) -> None:
         """Let wards hear what this peer hears of evaluations, and let it ask for a sponsor only where it is near."""
         evaluator.on_heard = self._sponsor.pass_evaluation_on
         self._ward.is_near = is_near

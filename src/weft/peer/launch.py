@@ -10,17 +10,15 @@ checkpoint stands. It does not know how anything is shown.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from weft.clock import SystemClock
-from weft.data import CorpusConfig, DataIndex, ShardStore, Tokenizer
+from weft.data import CorpusConfig, DataIndex, Tokenizer
 from weft.errors import ConfigError, Unreachable
 from weft.events import Event, Notice
 from weft.ids import PeerId
-from weft.model.config import num_parameters
 from weft.net.admission import new_secret
 from weft.net.heartbeat import say_goodbye
 from weft.net.node import Node
@@ -29,7 +27,7 @@ from weft.peer.amended import amended
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.company import Company
 from weft.peer.compute import Compute, Threads
-from weft.peer.config import RunConfig, RunFile
+from weft.peer.config import Genesis, RunConfig, RunFile
 from weft.peer.device import check_fits, choose
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.footing import Footing, Options, connect, footing, open_for
@@ -39,9 +37,11 @@ from weft.peer.kept import keep_secret, read_secret
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import admission_of, public
 from weft.peer.peer import Outcome, Peer, Place
-from weft.peer.seal import initial, pack_private, seal
+from weft.peer.place import Data
+from weft.peer.seal import initial, on_corpus, pack_private, seal
 from weft.peer.succession import charter_at, require_going, require_unended
 from weft.peer.terms import Terms, terms
+from weft.peer.trainer import Trainer
 
 
 async def found(
@@ -80,9 +80,9 @@ async def found(
             vector = await asyncio.to_thread(initial, sealed.config, options.home)
             if vector is None:
                 raise ConfigError("the run's initial weights are not on this machine; start it anew.")
-            snapshot = await _snapshot(ground.folder, sealed.config, options.settings)
+            snapshot = await snapshot_of(ground.folder, sealed.config, options.settings)
             data = Data(sealed.tokenizer, sealed.store, sealed.index)
-            peer = Peer(sealed.config, _place(ground, node, data, vector, compute))
+            peer = Peer(sealed.config, _place(ground, node, sealed.config, data, vector, compute))
             with ground.ticket(node, admission, peer.knows_anchor) as ticket:
                 async with ground.guarded(peer):
                     on_started(peer, ticket)
@@ -121,11 +121,11 @@ async def join(
                 if contact.peer != node.peer:
                     node.remember(contact.peer, contact.addresses, contact.name)
             async with Company(node, SystemClock()) as company:
-                members = await _members(node, ticket, ground)
-                run = await fetch_run(node, members, options.home, options.settings.max_parameters)
+                members = await members_of(node, ticket, ground)
+                run = on_corpus(await fetch_run(node, members, options.home, options.settings.max_parameters))
                 charter = await charter_at(node, members[0]) if members else None
                 require_going(ticket.run, charter)
-                now = run if charter is None else amended(run, charter)  # what it costs is by what holds now
+                now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
                 await asyncio.to_thread(check_fits, now, options.settings, choose(options.settings))
                 pace = await company.pace()
             asked = await asyncio.to_thread(terms, now, ticket, options.home, options.settings, SystemClock(), pace)
@@ -137,14 +137,14 @@ async def join(
             node.admit(admission)
             node.passport.predecessor = run.predecessor
             keep_secret(ground.folder, admission)
-            snapshot = await _snapshot(ground.folder, run, options.settings)
-            await fetch_initial(node, members, run, num_parameters(run.model), options.home)
+            snapshot = await snapshot_of(ground.folder, run, options.settings)
+            await fetch_initial(node, members, run, options.home)
             vector = await asyncio.to_thread(initial, run, options.home)
             if vector is None:
                 raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
             data = await _data(node, members, run, ground, own_data)
             node.serve_blobs(public(run, run.run, options.home), is_patient=True)
-            peer = Peer(run, _place(ground, node, data, vector, compute))
+            peer = Peer(run, _place(ground, node, run, data, vector, compute))
             with ground.ticket(node, admission, peer.knows_anchor) as fresh:
                 async with ground.guarded(peer):
                     on_started(peer, fresh)
@@ -154,7 +154,7 @@ async def join(
 # --- pieces ---
 
 
-async def _members(node: Node, ticket: Ticket, ground: Footing) -> list[PeerId]:
+async def members_of(node: Node, ticket: Ticket, ground: Footing) -> list[PeerId]:
     """Return those that let this peer in, or nobody where nobody answers and this machine has kept the run.
 
     Raises:
@@ -170,33 +170,24 @@ async def _members(node: Node, ticket: Ticket, ground: Footing) -> list[PeerId]:
     return [first, *(peer for peer in node.peers if peer != first)]
 
 
-@dataclass(frozen=True)
-class Data:
-    """What a peer trains on."""
-
-    tokenizer: Tokenizer
-    store: ShardStore
-    index: DataIndex
-
-
 def _limit(settings: PeerConfig) -> None:
     if settings.caps.cores is not None:
         limit_cores(settings.caps.cores)
 
 
-def _place(ground: Footing, node: Node, data: Data, vector: Tensor, compute: Compute) -> Place:
+def _place(ground: Footing, node: Node, run: RunConfig, data: Data, vector: Tensor, compute: Compute) -> Place:
+    clock, settings = SystemClock(), ground.options.settings
     return Place(
         node=node,
         identity=ground.identity,
         folder=ground.folder,
-        settings=ground.options.settings,
-        tokenizer=data.tokenizer,
-        shards=data.store,
-        index=data.index,
+        settings=settings,
+        data=data,
         initial=vector,
-        clock=SystemClock(),
+        clock=clock,
         compute=compute,
         emit=ground.emit,
+        make_learner=lambda emit: Trainer(run, settings, data.batches(run, "train"), emit, clock),
     )
 
 
@@ -223,7 +214,8 @@ async def _own(
     return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, options.home)
 
 
-async def _snapshot(folder: PeerFolder, run: RunConfig, settings: PeerConfig) -> Snapshot | None:
+async def snapshot_of(folder: PeerFolder, run: Genesis, settings: PeerConfig) -> Snapshot | None:
+    """Return what this machine has kept of the run."""
     if not folder.has_checkpoint:
         return None
     snapshot = await asyncio.to_thread(load, folder.checkpoint, max_parameters=settings.max_parameters)

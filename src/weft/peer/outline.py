@@ -40,10 +40,13 @@ class OpenAdmission(Config, frozen=True, kw_only=True, tag_field="admit", tag="o
 AdmissionConfig = TicketAdmission | KeysAdmission | OpenAdmission
 
 
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    batch_size: Annotated[int, msgspec.Meta(ge=1)]
-    seq_len: Annotated[int, msgspec.Meta(ge=1)]
-    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    batch_size: _Count
+    seq_len: _Count
+    tokens: _Count
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +54,24 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
     initial: HexDigest
-    is_seeded: bool
-    data: DataIndex
-    is_private: bool
-    train: Training
+    is_seeded: bool = False
+    data: DataIndex | None = None  # None, as of the next two: members train in loops of their own
+    is_private: bool = True
+    train: Training | None = None
+    samples: _Count | None = None  # of those
+    batch_size: _Count | None = None
     admission: AdmissionConfig
     stewards: tuple[HexPeer, ...] = ()
     predecessor: HexRun | None = None
+
+    @property
+    def total_tokens(self) -> int:
+        """Return the committed tokens at which the run is complete; a sample of a loop counts as one."""
+        return self.train.tokens if self.train is not None else self.samples or 1
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.train.seq_len if self.train is not None else self.batch_size or 1
 
 
 class Named(Protocol):
@@ -70,7 +84,7 @@ class Named(Protocol):
     def is_seeded(self) -> bool: ...
 
     @property
-    def data(self) -> DataIndex: ...
+    def data(self) -> DataIndex | None: ...
 
 
 def read_outline(data: wire.Buffer, run: RunId) -> Outline:
@@ -127,10 +141,12 @@ def public(outline: Named, run: RunId, home: Home) -> Lookup:
     A digest that the RunConfig does not name is answered with None, whatever lies in `home`; so are files that are
     missing or found corrupt.
     """
-    blobs = {Digest(run), outline.data.tokenizer}
+    blobs, index = {Digest(run)}, outline.data
+    if index is not None:
+        blobs.add(index.tokenizer)
     if not outline.is_seeded:
         blobs.add(outline.initial)
-    shards = {info.digest for info in (*outline.data.train, *outline.data.heldout)}
+    shards = set() if index is None else {info.digest for info in (*index.train, *index.heldout)}
 
     def lookup(peer: PeerId, digest: Digest) -> wire.Buffer | None:  # noqa: ARG001  # whoever was admitted may have them
         try:

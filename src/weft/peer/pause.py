@@ -17,7 +17,7 @@ from weft.clock import Clock
 from weft.errors import WeftError
 from weft.events import Emit, Paused, Resumed
 from weft.peer.compute import Compute
-from weft.peer.trainer import Trainer
+from weft.peer.learner import Learner
 
 
 class Pause:
@@ -28,7 +28,7 @@ class Pause:
     """
 
     def __init__(
-        self, trainer: Trainer, compute: Compute, clock: Clock, emit: Emit, on_failure: Callable[[Exception], None]
+        self, trainer: Learner, compute: Compute, clock: Clock, emit: Emit, on_failure: Callable[[Exception], None]
     ) -> None:
         self._trainer = trainer
         self._compute = compute

@@ -25,12 +25,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from weft import __version__
-from weft.data.batch import Batches
 from weft.errors import PeerError, Removed
 from weft.events import Event, Notice, PeerStarted, PeerStopped
 from weft.ids import Digest, PeerId, Tokens
-from weft.model.config import num_parameters
 from weft.net.heartbeat import Membership
 from weft.net.membership import Gone, Left, New, Recovered, Suspected
 from weft.net.tasks import Tasks
@@ -41,11 +41,11 @@ from weft.peer.blocking import Blocking
 from weft.peer.branches import Branches
 from weft.peer.chain import Chain
 from weft.peer.checkpoint import Snapshot
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.peer.contribution import FORGOTTEN, OUTDATED, Carry
 from weft.peer.donor import Donor
 from weft.peer.entrance import Entrance
-from weft.peer.evaluation import Evaluator
+from weft.peer.evaluation import make_evaluator
 from weft.peer.groups import Groups, Turn
 from weft.peer.mailbox import Mailbox
 from weft.peer.parting import Parting
@@ -71,13 +71,12 @@ Begin = Callable[[], Coroutine[Any, Any, Manifest]]
 
 
 class Peer:
-    def __init__(self, run: RunConfig, place: Place) -> None:
+    def __init__(self, run: Genesis, place: Place) -> None:
         self.run = run
         self.place = place
         self.peer = place.node.peer
         self._replica = Replica(run, place.initial)
-        batches = Batches(place.shards, place.index, "train", run.train.seq_len, run.seed)
-        self._trainer = place.make_trainer(run, place.settings, batches, self._emit_from_thread, place.clock)
+        self._trainer = place.make_learner(self._emit_from_thread)
         self._carry = Carry(self._trainer, self._replica)
         self._records = Records(place, self._carry)
         self._stopping = asyncio.Event()
@@ -93,7 +92,7 @@ class Peer:
         self._legacies = self._entrance.legacies
         self._blocking = Blocking(place, lambda: self._rounds is not None and self._rounds.is_member)
         self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
-        self._evaluator = Evaluator(run, place, self._trainer, self._replica, self._should_break_off)
+        self._evaluator = make_evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
         self._rounds: Rounds | None = None
         self._groups: Groups = None  # type: ignore[assignment]  # as soon as there are rounds
@@ -107,6 +106,11 @@ class Peer:
     def head(self) -> Manifest | None:
         """Return the manifest of the last outer step that this peer has made; None: it has no state yet."""
         return self._replica.head
+
+    @property
+    def outer(self) -> Tensor:
+        """Return the outer parameters, flat, fp32, on the CPU: not a copy."""
+        return self._replica.outer
 
     @property
     def carried_tokens(self) -> Tokens:
@@ -391,7 +395,7 @@ class Peer:
 
     def _is_complete(self) -> bool:
         head = self._replica.head
-        is_all_trained = head is not None and head.committed_tokens >= self._replica.config.train.tokens
+        is_all_trained = head is not None and head.committed_tokens >= self._replica.config.settings.tokens
         return is_all_trained or self._replica.charter.has_ended
 
     async def _finish(self) -> Outcome:
@@ -420,7 +424,7 @@ class Peer:
                 name=place.node.passport.name,
                 software=f"weft {__version__}",
                 device=place.settings.device,
-                num_parameters=num_parameters(self.run.model),
+                num_parameters=self.run.num_parameters,
             )
         )
         await self._warming.begin(lambda: None if snapshot is None else self._saver.restore(snapshot))

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data import DataIndex, ShardStore, Tokenizer
+from weft.data import DataIndex, ShardStore, Split, Tokenizer
 from weft.data.batch import Batches
 from weft.events import Emit
 from weft.ids import Digest, PeerId, Round, Tokens
@@ -15,14 +15,31 @@ from weft.keys import Identity
 from weft.net.claims import ClaimReader
 from weft.net.node import Node
 from weft.peer.compute import Compute
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis, RunConfig
 from weft.peer.home import PeerFolder
 from weft.peer.journal import Journal
+from weft.peer.learner import Learner
 from weft.peer.machine import PeerConfig
-from weft.peer.trainer import Trainer
 from weft.sync.acts import Succeed
 
-MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Trainer]
+MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Learner]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a peer trains on."""
+
+    tokenizer: Tokenizer
+    store: ShardStore  # where it lies: the run's, or this machine's own in a private run
+    index: DataIndex
+
+    def batches(self, run: RunConfig, split: Split) -> Batches:
+        """Return the windows of `run` as it began.
+
+        Raises:
+            DataError: shards are missing, or there is not one window.
+        """
+        return Batches(self.store, self.index, split, run.train.seq_len, run.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +50,12 @@ class Place:
     identity: Identity
     folder: PeerFolder
     settings: PeerConfig
-    tokenizer: Tokenizer
-    shards: ShardStore  # where the training data lies: the run's, or this machine's own in a private run
-    index: DataIndex  # of that data
+    data: Data | None  # None: members train in loops of their own
     initial: Tensor  # becomes the outer parameters
     clock: Clock
     compute: Compute
     emit: Emit
-    make_trainer: MakeTrainer = Trainer
+    make_learner: Callable[[Emit], Learner]  # told what to tell of steps
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
     journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again
 
@@ -52,7 +67,7 @@ class Place:
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     reason: str  # "complete" or why it stopped
-    run: RunConfig
+    run: Genesis
     peer: PeerId
     round: Round
     committed_tokens: Tokens

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from weft.errors import CheckpointError
 from weft.ids import Round
-from weft.model.flat import layout
 from weft.peer.amended import amended, first_charter
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.sync.charter import Charter
 from weft.sync.coding import reply_codec_in
 from weft.sync.legacy import charter_after
@@ -35,12 +34,11 @@ class Replica:
         run: the genesis.
     """
 
-    def __init__(self, run: RunConfig, outer: Float32[Tensor, " num"]) -> None:
+    def __init__(self, run: Genesis, outer: Float32[Tensor, " num"]) -> None:
         self.outer = outer
         self.head: Manifest | None = None
         self._run = run
-        spans = layout(run.model)
-        self._num_decayed, self._shapes = spans.num_decayed, tuple(span.shape for span in spans)
+        self._num_decayed, self._shapes = run.vector.num_decayed, run.vector.tensors
         self._set_charter(first_charter(run))
         self.scope = Scope(self.method.num_sent(outer.numel()), run.method.fragments)
         self.state: OuterState = self.method.init(outer.numel())
@@ -105,14 +103,13 @@ class Replica:
     def _set_charter(self, charter: Charter) -> None:
         self.charter = charter
         self.config = amended(self._run, charter)  # to train by
-        self.method = Method(self.config.method, self.config.train.optimizer, self._shapes)
+        self.method = Method(self.config.method, self.config.optimizer, self._shapes)
 
     def _context(self, round: Round, committed_tokens: int) -> StepContext:
-        train = self.config.train
         return StepContext(
             number=max(round // self.scope.fragments, 1),  # of this fragment
             round=round,
-            lr=lr(train.schedule, committed_tokens),
+            lr=lr(self.charter.settings.schedule, committed_tokens),
             num_decayed=self._num_decayed,
-            max_norm=train.clip if self.config.method.send == "gradient" else None,
+            max_norm=self.config.clip if self.config.method.send == "gradient" else None,
         )

@@ -11,9 +11,9 @@ from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.absence import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.acts import REMOVALS, told, why_removed
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.peer.contribution import OUTDATED, Carry, dropped
-from weft.peer.evaluation import Evaluator
+from weft.peer.evaluation import Unmeasured
 from weft.peer.place import Outcome, Place
 from weft.peer.replica import Replica
 from weft.peer.state import replica_digest
@@ -24,7 +24,7 @@ from weft.wire import digest_of
 
 
 class Report:
-    def __init__(self, run: RunConfig, place: Place, replica: Replica, carry: Carry, training: Training) -> None:
+    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, training: Training) -> None:
         self._run = run
         self._place = place
         self._replica = replica
@@ -38,7 +38,7 @@ class Report:
         """Return the bytes sent and received so far."""
         return self._place.node.moved
 
-    def outcome(self, reason: str, evaluator: Evaluator) -> Outcome:
+    def outcome(self, reason: str, evaluator: Unmeasured) -> Outcome:
         """Return how this peer ended."""
         head, (sent, received) = self._replica.head, self.traffic()
         return Outcome(

@@ -13,12 +13,12 @@ from weft.ids import BranchId, Round, Tokens
 from weft.peer.amended import first_charter
 from weft.peer.chain import Chain
 from weft.peer.checkpoint import Contents, Snapshot, save
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.peer.contribution import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.journal import FULL_NBYTES
+from weft.peer.learner import Learner
 from weft.peer.place import Place
 from weft.peer.replica import Replica
-from weft.peer.trainer import Trainer
 from weft.sync.messages import Base, Certificate, Manifest, counted_of, own_work
 from weft.sync.uplinks import parts_of
 from weft.wire import digest_of
@@ -27,7 +27,7 @@ NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
 
 
 class Saver:
-    def __init__(self, run: RunConfig, place: Place, replica: Replica, carry: Carry, trainer: Trainer) -> None:
+    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, trainer: Learner) -> None:
         self._run = run
         self._place = place
         self._replica = replica
@@ -152,12 +152,12 @@ class Saver:
     def _save(self) -> Contents | None:
         if self._replica.head is None:
             return None  # a newcomer that holds nothing yet must not overwrite what an earlier process saved
-        private = self._trainer.private_state()
+        data, private = self._place.data, self._trainer.private_state()
         vectors = {name: vector for name, vector in private.items() if vector.is_floating_point()}
         counters = {name: int(vector.item()) for name, vector in private.items() if not vector.is_floating_point()}
         snapshot = Snapshot(
             config=self._run,
-            tokenizer=self._place.tokenizer.to_bytes(),
+            tokenizer=b"" if data is None else data.tokenizer.to_bytes(),
             head=self._replica.head,
             charter=self._replica.charter,
             replicated=self._replica.vectors(),

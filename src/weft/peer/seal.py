@@ -31,8 +31,8 @@ from weft.data.batch import check_windows
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit
 from weft.ids import Digest, short
-from weft.model import ModelConfig, check_bounds, initial_vector, named, num_parameters, read_config, read_folder
-from weft.peer.config import FolderModel, RunConfig, RunFile, ShapedModel, SizedModel
+from weft.model import ModelConfig, check_bounds, check_size, initial_vector, named, read_config, read_folder
+from weft.peer.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.peer.device import check_host
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
@@ -104,8 +104,14 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     return Sealed(config, tokenizer, store, index)
 
 
-def read_run(data: wire.Buffer, max_parameters: int) -> RunConfig:
-    """Return the RunConfig whose canonical bytes are `data`, which anybody may have written.
+class _Kind(msgspec.Struct):
+    """Which of the two the bytes are of; what else is in them is not looked at."""
+
+    type: str = ""
+
+
+def read_run(data: wire.Buffer, max_parameters: int) -> Genesis:
+    """Return the run whose canonical bytes are `data`, which anybody may have written.
 
     Args:
         max_parameters: what this machine is willing to hold.
@@ -116,12 +122,15 @@ def read_run(data: wire.Buffer, max_parameters: int) -> RunConfig:
         TooLarge: more parameters than this machine takes, or a batch out of all proportion.
     """
     try:
-        config: RunConfig = wire.decode(data, RunConfig, max_nbytes=MAX_RUN_NBYTES)
+        config: Genesis = wire.decode(data, _kind(data), max_nbytes=MAX_RUN_NBYTES)
     except WireError as error:
         raise ConfigError(f"this run cannot be read: {error}. Ask its maker for another ticket.") from None
     for place, number in _floats(msgspec.to_builtins(config), ""):
         if not math.isfinite(number) and place != "train.clip":  # an infinite clip does not clip
             raise ConfigError(f"this run has {place} = {number}, which is no number to compute with. Do not join it.")
+    if isinstance(config, LoopConfig):
+        check_size(config.num_parameters, max_parameters)
+        return config
     check_bounds(config.model, max_parameters)
     _check_train(config, max_parameters)
     if config.is_private:
@@ -131,6 +140,28 @@ def read_run(data: wire.Buffer, max_parameters: int) -> RunConfig:
         check_windows(config.data, "train", config.train.seq_len, at_least=1)
         check_windows(config.data, "heldout", config.train.seq_len, at_least=1)
     return config
+
+
+def _kind(data: wire.Buffer) -> type[RunConfig] | type[LoopConfig]:
+    try:
+        return LoopConfig if msgspec.msgpack.decode(data, type=_Kind).type == "loop" else RunConfig
+    except msgspec.DecodeError:
+        return RunConfig  # whoever reads it as one says what is wrong
+
+
+def on_corpus(run: Genesis) -> RunConfig:
+    """Return `run`, which has to be one of a transformer on a corpus.
+
+    Raises:
+        ConfigError: its members train in loops of their own.
+    """
+    if isinstance(run, LoopConfig):
+        raise ConfigError(
+            f"run {run.name!r} trains in loops of its members' own: take part from such a script, with "
+            'weft.Sync(model, ticket="..."). What it trains is no model that weft knows, so weft cannot measure it, '
+            "write with it or export it."
+        )
+    return run
 
 
 def pack_private(config: RunConfig, tokenizer: Tokenizer, corpus: CorpusConfig, base: Path, home: Home) -> DataIndex:
@@ -171,7 +202,7 @@ def load_tokenizer(config: RunConfig, home: Home) -> Tokenizer | None:
     return tokenizer
 
 
-def initial(config: RunConfig, home: Home) -> Float32[Tensor, " num"] | None:
+def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
     """Return the vector the run starts from, or None when its blob, `config.initial`, has yet to be fetched.
 
     Raises:
@@ -179,7 +210,7 @@ def initial(config: RunConfig, home: Home) -> Float32[Tensor, " num"] | None:
         ConfigError: the blob is of another size than the model.
         DataError: the blob is corrupt (removed, so that it can be fetched again).
     """
-    if config.is_seeded:
+    if isinstance(config, RunConfig) and config.is_seeded:
         vector = initial_vector(config.model, config.seed)
         if (found := wire.digest(raw(vector))) != config.initial:
             raise GenesisMismatch(
@@ -190,9 +221,9 @@ def initial(config: RunConfig, home: Home) -> Float32[Tensor, " num"] | None:
     blob = home.blobs.open(config.initial)
     if blob is None:
         return None
-    if len(blob) != 4 * num_parameters(config.model):
+    if len(blob) != 4 * config.num_parameters:
         raise ConfigError(
-            f"the run's initial weights have {len(blob):,} bytes, its model {4 * num_parameters(config.model):,}. "
+            f"the run's initial weights have {len(blob):,} bytes, its model {4 * config.num_parameters:,}. "
             f"The run cannot be trained; tell its maker."
         )
     return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))

@@ -35,25 +35,16 @@ from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
 from weft.peer import inner
 from weft.peer.backward import Backward, LossScale
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis, RunConfig
 from weft.peer.device import allocating, check_fits, choose, limit_memory
 from weft.peer.inner import InnerOptimizer, State
+from weft.peer.learner import Work
 from weft.peer.machine import PeerConfig
 from weft.sync.schedule import lr
 
 
 def nothing() -> None:
     """Do nothing between two steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What a call of the trainer did."""
-
-    num_steps: int
-    num_tokens: int
-    mean_loss: float  # nats per token; NaN where no step was made
-    duration_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +155,16 @@ class Trainer:
             self._backward.scale = parked.scale
             self._parked = None
 
-    def heed(self, run: RunConfig) -> None:
+    def heed(self, run: Genesis) -> None:
         """Train by the settings of `run` from now on: those of the same run, as amended."""
+        assert isinstance(run, RunConfig)
         if run.train.seq_len != self._batches.seq_len:
             self._batches = self._batches.resized(run.train.seq_len)
         self._run = run
+
+    @property
+    def has_ended(self) -> bool:
+        return False
 
     @property
     def is_warm(self) -> bool:

@@ -14,10 +14,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.peer.config import RunConfig
+from weft.peer.config import Genesis
 from weft.peer.contribution import Carry
+from weft.peer.learner import Learner, Work
 from weft.peer.place import Place
-from weft.peer.trainer import Trainer, Work
 from weft.sync.messages import Manifest
 
 NUM_REMEMBERED = 5  # calls of the device whose speed is remembered: their median forgets what disturbed one or two
@@ -30,7 +30,7 @@ class Training:
         is_over: returns whether this peer was told to stop, or to pause.
     """
 
-    def __init__(self, place: Place, trainer: Trainer, carry: Carry, is_over: Callable[[], bool]) -> None:
+    def __init__(self, place: Place, trainer: Learner, carry: Carry, is_over: Callable[[], bool]) -> None:
         self._place = place
         self._trainer = trainer
         self._carry = carry
@@ -47,7 +47,7 @@ class Training:
         self,
         head: Manifest,
         leased: NDArray[np.int64],
-        config: RunConfig,
+        config: Genesis,
         is_hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the inner steps that are left of what is leased after `head`, as far as there is time.
@@ -57,28 +57,29 @@ class Training:
             config: as amended until `head`.
             is_hurried: asked between steps; True: what is done is enough.
         """
-        size = config.train.batch_size
-        if not len(leased):
+        settings = config.settings
+        size = settings.batch_size
+        if not len(leased) or self._trainer.has_ended:
             return
         pace = sum(lease.num_windows for lease in head.leases) / len(leased)
         is_whole = config.has_even_leases and config.method.wait == "all"
         piece = len(leased) if is_whole or self._carry.sends_gradient else size
         if not self._carry.num_done:
             self.work = None
-        self._carry.cover(len(leased) // size - self._carry.num_done, config.tokens_per_step)
+        self._carry.cover(len(leased) // size - self._carry.num_done, settings.tokens_per_step)
         while len(positions := leased[self._carry.num_done * size :][:piece]) and not self._is_over():
-            made = self._carry.num_done * config.tokens_per_step * pace  # before this call, in the same round
-            await self._step(positions, head.committed_tokens + round(made), pace, config.train.seq_len)
-            if self._carry.sends_gradient or is_hurried():
+            made = self._carry.num_done * settings.tokens_per_step * pace  # before this call, in the same round
+            await self._step(positions, head.committed_tokens + round(made), pace, settings.seq_len)
+            if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
                 return
 
-    async def make_ahead(self, samples: NDArray[np.int64], head: Manifest, config: RunConfig) -> None:
+    async def make_ahead(self, samples: NDArray[np.int64], head: Manifest, config: Genesis) -> None:
         """Make an inner step beyond what is leased after `head`, on positions that nobody is leased."""
         await self._place.compute.serve(self._carry.go_ahead)
         leased = sum(lease.num_windows for lease in head.leases)
         pace = max(1.0, leased / (config.method.every * len(samples)))
         made = round(self._carry.tokens * pace)
-        await self._step(samples, head.committed_tokens + made, pace, config.train.seq_len)
+        await self._step(samples, head.committed_tokens + made, pace, config.settings.seq_len)
 
     async def _step(self, positions: NDArray[np.int64], tokens: int, pace: float, seq_len: int) -> None:
         train, trainer, began = self._place.compute.train, self._trainer, self._place.clock.now()

@@ -5,19 +5,19 @@
 
 A peer that is paused has left its device, or is about to.
 
-It does not know what a warm-up is (`Trainer.warm_up`), nor how others learn of this peer.
+It does not know what a warm-up is (`Learner.warm_up`), nor how others learn of this peer.
 """
 
 from collections.abc import Callable
 
+from weft.peer.learner import Learner
 from weft.peer.pause import Pause
 from weft.peer.place import Place
 from weft.peer.replica import Replica
-from weft.peer.trainer import Trainer
 
 
 class Warming:
-    def __init__(self, place: Place, trainer: Trainer, replica: Replica, pausing: Pause) -> None:
+    def __init__(self, place: Place, trainer: Learner, replica: Replica, pausing: Pause) -> None:
         self._compute = place.compute
         self._trainer = trainer
         self._replica = replica

@@ -23,7 +23,8 @@ from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.errors import CheckpointError
 from weft.peer.inner import State
-from weft.peer.trainer import Trainer, Work, nothing
+from weft.peer.learner import Work
+from weft.peer.trainer import Trainer, nothing
 
 RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of rounds
 SPREAD = 1009  # a prime: u has so many values

@@ -32,7 +32,7 @@ from weft.peer.compute import Compute, Inline
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer, Place
-from weft.peer.place import MakeTrainer
+from weft.peer.place import Data, MakeTrainer
 from weft.peer.seal import Sealed, initial
 from weft.peer.trainer import Trainer
 from weft.sim.crooked import CrookedNode
@@ -223,19 +223,18 @@ class World:
         await node.start()
         try:
             assert self._initial is not None
+            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
             place = Place(
                 node=node,
                 identity=member.identity,
                 folder=member.folder,
                 settings=settings,
-                tokenizer=self.sealed.tokenizer,
-                shards=self.sealed.store,
-                index=self.sealed.index,
+                data=data,
                 initial=self._initial.clone(),
                 clock=clock,
                 compute=compute,
                 emit=life.emit,
-                make_trainer=self.make_trainer,
+                make_learner=lambda emit: self.make_trainer(run, settings, data.batches(run, "train"), emit, clock),
                 reader=self.reader,
             )
             life.peer = Peer(run, place)

@@ -31,7 +31,7 @@ MAX_SERIAL = 1 << 53
 MAX_TOKENS = 1 << 62  # as many as fit into a cursor
 
 TotalTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-SeqLen = Annotated[int, Meta(ge=8, le=1 << 20)]
+SeqLen = Annotated[int, Meta(ge=1, le=1 << 20)]
 BatchSize = Annotated[int, Meta(ge=1, le=1 << 16)]
 Every = Annotated[int, Meta(ge=1, le=100_000)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]

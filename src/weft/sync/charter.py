@@ -48,6 +48,10 @@ class Settings(Record, frozen=True, kw_only=True):
     method: Choices
 
     @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.seq_len
+
+    @property
     def quota(self) -> int:
         """Samples that one member trains on in one round, at most."""
         return self.method.every * self.batch_size
@@ -81,7 +85,7 @@ class Charter(Record, frozen=True, kw_only=True):
     stewards: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_STEWARDS)]  # as the genesis names them
     serials: Annotated[tuple[_Count, ...], Meta(max_length=MAX_STEWARDS)]  # how many acts of each have taken effect
     settings: Settings
-    max_seq_len: Annotated[int, Meta(ge=8)]  # longer ones fit neither the model nor the data
+    max_seq_len: Annotated[int, Meta(ge=1)]  # longer ones fit neither the model nor the data
     has_even_leases: bool = False  # all are leased the same; else slower members are leased less
     electors: Electors = MAX_MEMBERS  # members at most; who finds no room contributes through one of them
     banned: _Peers = ()  # ascending
