@@ -47,7 +47,7 @@ ALLOWED_FUNCTIONS = {
     *("torch.mul", "torch.sub", "torch.div", "torch.sqrt", "torch.round", "math.sqrt"),
     # exact: signs, comparisons, maxima, bits
     *("torch.abs", "torch.where", "torch.equal", "torch.aminmax", "torch.bitwise_right_shift", "np.where"),
-    *("torch.sign", "torch.frexp", "torch.bitwise_left_shift"),
+    *("torch.sign", "torch.frexp", "torch.bitwise_left_shift", "torch.bitwise_and"),
     *("np.isfinite", "np.left_shift", "np.abs", "np.minimum", "np.array_equal", "math.prod", "math.comb", "math.ldexp"),
     *("np.packbits", "np.unpackbits", "np.nonzero", "np.flatnonzero", "np.count_nonzero", "np.searchsorted"),
     # exact where they are given integers, as they are here: places, keys and counts
@@ -56,7 +56,7 @@ ALLOWED_FUNCTIONS = {
     *("torch.empty", "torch.empty_like", "torch.zeros", "torch.zeros_like", "torch.tensor", "torch.from_numpy"),
     *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.float64", "np.int32", "np.uint32", "np.uint64"),
     *("np.array", "np.zeros", "np.ones", "np.arange", "np.concatenate", "np.broadcast_to", "np.dtype"),
-    *("np.take", "np.take_along_axis", "np.put_along_axis"),
+    *("np.take", "np.take_along_axis", "np.put_along_axis", "torch.index_select"),
 }
 ALLOWED_METHODS = {
     # one correctly rounded operation per element

@@ -32,9 +32,13 @@ class Scheme(Protocol):
         self,
         values: Float32[Tensor, "blocks width"],
         codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "blocks width"],
+        work: Float32[Tensor, "2 blocks width"],
     ) -> NDArray[np.generic]:
-        """Fill `codes`, whose upper bits are ignored, and return the scales; `work` is overwritten.
+        """Fill `codes` and return the scales; `work` is overwritten.
+
+        Codes of 4 bits have no others; that of 1 bit is any number but 0, or 0.
+
+        As large a tensor that is made anew costs more than all arithmetic on it: its pages are touched first here.
 
         Raises:
             NotFinite: a value is NaN or infinite.
@@ -71,12 +75,12 @@ class Blocks:
         data = np.empty(self.nbytes(num), dtype=np.uint8)
         scales, packed = self._split(data, num)
         size = min(self._run, num)
-        codes, work = bounds.empty(size, torch.int8), bounds.empty(size)
+        codes, work = bounds.empty(size, torch.int8), bounds.empty(2 * size).view(2, size)
         for start in range(0, num, self._run):
             for here in self._pieces(start, num):
                 values = vector[here.vector].view(here.shape)
-                mine = scheme.quantize(values, codes[here.run].view(here.shape), work[here.run].view(here.shape))
-                scales[here.blocks] = mine
+                scratch = work[:, here.run].view(2, *here.shape)
+                scales[here.blocks] = scheme.quantize(values, codes[here.run].view(here.shape), scratch)
             num_codes = min(self._run, num - start)
             _pack(codes[:num_codes].numpy().view(np.uint8), packed[self._bytes_of(start) :], scheme.num_bits)
         return bounds.as_buffer(data)
@@ -148,7 +152,13 @@ def look_up(table: NDArray[np.float32], packed: NDArray[np.uint8], out: NDArray[
     """Fill `out` with what `packed` codes stand for by `table`."""
     per_byte = table.shape[1]
     whole = len(out) // per_byte
-    np.take(table, packed[:whole], axis=0, out=out[: whole * per_byte].reshape(whole, per_byte), mode="clip")
+    if per_byte == 8:
+        np.take(table, packed[:whole], axis=0, out=out[: whole * per_byte].reshape(whole, per_byte), mode="clip")
+    else:  # as integers of as many bits: torch moves those faster, and numpy rows of eight
+        word = {1: np.int32, 2: np.int64}[per_byte]
+        words = torch.from_numpy(table.view(word).reshape(-1))
+        target = torch.from_numpy(out[: whole * per_byte].view(word))
+        torch.index_select(words, 0, torch.from_numpy(packed[:whole].astype(np.int32)), out=target)
     if whole < len(packed):
         out[whole * per_byte :] = table[packed[whole], : len(out) - whole * per_byte]
 
@@ -158,12 +168,12 @@ def _pack(codes: NDArray[np.uint8], packed: NDArray[np.uint8], num_bits: int) ->
     if num_bits == 8:
         packed[: len(codes)] = codes
     elif num_bits == 1:
-        codes &= 1
         packed[: -(-len(codes) // 8)] = np.packbits(codes, bitorder="little")
     else:
-        codes &= 15
         pairs = codes[: len(codes) // 2 * 2].view("<u2")
-        np.copyto(packed[: len(pairs)], pairs | pairs >> 4, casting="unsafe")
+        pairs *= 17  # p + 16 p, at most FFFF, so that its lower byte without 4 bits is the first code, then the second
+        pairs >>= 4
+        np.copyto(packed[: len(pairs)], pairs, casting="unsafe")
         if len(codes) % 2:
             packed[len(pairs)] = codes[-1]
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from weft.errors import NotFinite, PayloadError
 from weft.wire import Buffer
 
-# Elements worked on at a time: 512 KiB of fp32 stay in a core's second-level cache between the passes over them.
+# Elements worked on at a time: 2 MiB of fp32, which the caches that a core shares hold between the passes over them. A
+# quarter of that stays in its own, but then calls take a third of the time (benchmarks/reports/codecs.md).
 # A multiple of every codec's block.
-CHUNK = 1 << 17
+CHUNK = 1 << 19
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int16: np.int16, torch.int8: np.int8}
 

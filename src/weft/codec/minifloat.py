@@ -66,26 +66,30 @@ class Fp8:
         self,
         values: Float32[Tensor, "blocks width"],
         codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "blocks width"],
+        work: Float32[Tensor, "2 blocks width"],
     ) -> NDArray[np.uint8]:
-        torch.abs(values, out=work)
-        top = work.amax(1)
+        y, other = work[0], work[1]
+        torch.abs(values, out=y)
+        top = y.amax(1)
         bounds.require_finite_vector(float(top.amax()))
         exponents = top.view(torch.int32) >> _MANTISSA
         is_kept = exponents >= self._LOWEST
         # y = |x| 2^(135 - b): below 512
         bits = (self._TOP + 127 + 127 - exponents).clamp(1, 254) << _MANTISSA
-        work.mul_(torch.where(is_kept, bits, 0).view(torch.float32).unsqueeze(1))
-        work.clamp_(max=self._MOST)
-        # round(y / u) u with u = 2^(e-3), the step at y: adding 2^20 2^e leaves no finer bits, taking it away is exact
-        magic = (work.view(torch.int32) & _EXPONENT).clamp_(min=_power(-6)).add_(20 << _MANTISSA).view(torch.float32)
-        work.add_(magic).sub_(magic)
-        # A code is the upper bits of its number; below 2^-6, those of the number plus 2^-6.
-        is_small = work < _STEP
-        found = torch.where(is_small, work + _STEP, work).view(torch.int32) >> 20
-        found.sub_(torch.where(is_small, _power(-6) >> 20, _power(-7) >> 20))
-        signs = (values.view(torch.int32) >> 24) & 0x80
-        codes.copy_(torch.where(found > 0, found | signs, 0))
+        y.mul_(torch.where(is_kept, bits, 0).view(torch.float32).unsqueeze(1))
+        y.clamp_(max=self._MOST)
+        # q = round(y / u) with u = 2^(e-3), the step at y: 2^23 u + y has q as its lowest bits
+        found, magic = y.view(torch.int32), other.view(torch.int32)
+        torch.bitwise_and(found, _EXPONENT, out=magic).clamp_(min=_power(-6)).add_(20 << _MANTISSA)
+        y.add_(other)
+        found.sub_(magic)
+        # code = q + 8 (e + 6); q has the leading one but for numbers below 2^-6, and q = 16 is the next power
+        found.add_(magic.bitwise_right_shift_(_MANTISSA - 3)).sub_((20 + 127 - 6) << 3)
+        codes.copy_(found)
+        signs = other.view(torch.int8).view(-1)[: codes.numel()].view(codes.shape)
+        signs.copy_(torch.bitwise_right_shift(values.view(torch.int32), 24, out=found))
+        signs.bitwise_and_(-128).bitwise_and_(codes.add_(127))  # none of a zero
+        codes.sub_(127).bitwise_or_(signs)
         return torch.where(is_kept, exponents, 0).numpy().astype(np.uint8)
 
     def spread(self, packed: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
@@ -108,20 +112,22 @@ class E3m0:
         self,
         values: Float32[Tensor, "blocks width"],
         codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "blocks width"],
+        work: Float32[Tensor, "2 blocks width"],
     ) -> NDArray[np.uint8]:
         # The upper half of a word tells its sign, its power, and whether it is 1.5 times that or more.
-        halves = bounds.empty(values.numel(), torch.int16).view(values.shape)
-        halves.copy_(torch.bitwise_right_shift(values.view(torch.int32), 16, out=work.view(torch.int32)))
-        found = halves & 0x7FFF
-        top = found.amax(1)
-        bounds.require_finite_vector(math.inf if int(top.amax()) >= 0x7F80 else 0.0)
-        tops = ((top + 0x40) >> 7).clamp_(max=254)  # 1.5 times a power is the next
-        below = torch.where(tops >= self._LOWEST, tops - 7, 255).unsqueeze(1)  # the exponent whose code would be 0
-        found.add_(0x40).bitwise_right_shift_(7).sub_(below).clamp_(0, 7)
-        signs = halves.bitwise_right_shift_(12).bitwise_and_(8).mul_(found.clamp(max=1))  # none of a zero
-        codes.copy_(found.bitwise_or_(signs))
-        return torch.where(tops >= self._LOWEST, tops, 0).numpy().astype(np.uint8)
+        words = torch.bitwise_right_shift(values.view(torch.int32), 16, out=work[0].view(torch.int32))
+        halves = work[1].view(torch.int16).view(2, *values.shape)
+        found, signs = halves[0], halves[1]
+        tops = torch.bitwise_and(signs.copy_(words), 0x7FFF, out=found).amax(1).numpy()
+        bounds.require_finite_vector(math.inf if int(tops.max()) >= 0x7F80 else 0.0)
+        tops = np.minimum(tops + 0x40 >> 7, 254)  # 1.5 times a power is the next
+        scales = np.where(tops >= self._LOWEST, tops, 0).astype(np.uint8)
+        # Codes, and 7, so that a fourth bit tells those above 0: the power less that of which the code would be -7.
+        below = np.where(scales > 0, tops - 14, 255).astype(np.int16)
+        found.sub_(torch.from_numpy((below << 7) - 0x40).unsqueeze(1)).bitwise_right_shift_(7).clamp_(7, 14)
+        signs.bitwise_right_shift_(12).bitwise_and_(8).bitwise_and_(found)  # a zero has none
+        codes.copy_(signs.add_(found)).sub_(7)
+        return scales
 
     def spread(self, packed: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         look_up(self._VALUES, packed, out)

@@ -44,7 +44,7 @@ class Int8:
         self,
         values: Float32[Tensor, "blocks width"],
         codes: Int8Array[Tensor, "blocks width"],
-        work: Float32[Tensor, "blocks width"],
+        work: Float32[Tensor, "2 blocks width"],
     ) -> NDArray[np.float32]:
         return _quantize(values, codes, work, 127, self._GRID)
 
@@ -71,9 +71,10 @@ class Int4:
         self,
         values: Float32[Tensor, "blocks width"],
         codes: Int8Array[Tensor, "blocks width"],
-        work: Float32[Tensor, "blocks width"],
+        work: Float32[Tensor, "2 blocks width"],
     ) -> NDArray[np.uint16]:
         scales = _quantize(values, codes, work, 7, self._GRID)
+        codes.bitwise_and_(15)
         return (scales.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
     def spread(self, packed: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
@@ -90,11 +91,12 @@ class Int4:
 def _quantize(
     values: Float32[Tensor, "blocks width"],
     codes: Int8Array[Tensor, "blocks width"],
-    work: Float32[Tensor, "blocks width"],
+    work: Float32[Tensor, "2 blocks width"],
     most: int,
     grid: np.uint32,
 ) -> NDArray[np.float32]:
     """Fill `codes` and return the scales; `work` is overwritten."""
+    work = work[0]
     torch.abs(values, out=work)
     top = work.amax(1)
     bounds.require_finite_vector(float(top.amax()))

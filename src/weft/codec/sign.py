@@ -39,18 +39,22 @@ class Sign:
         self,
         values: Float32[Tensor, "blocks width"],
         codes: Int8[Tensor, "blocks width"],
-        work: Float32[Tensor, "blocks width"],
+        work: Float32[Tensor, "2 blocks width"],
     ) -> NDArray[np.uint16]:
-        torch.abs(values, out=work)
-        top = work.amax(1).numpy()
+        magnitudes, fixed = work[0], work[1].view(torch.int32)
+        codes.copy_(torch.bitwise_right_shift(values.view(torch.int32), 31, out=fixed))  # -1, or 0
+        torch.abs(values, out=magnitudes)
+        top = magnitudes.amax(1).numpy()
         bounds.require_finite_vector(float(top.max()))
-        codes.copy_(values.view(torch.int32) >> 31)  # -1, or 0
-        # 2^(30 - e) and back, in float64, in which both are normal numbers
         exponents = (top.view(np.uint32) >> np.uint32(23)).astype(np.int64) - 127
-        up = (_POINT + 1023 - exponents << 52).view(np.float64)
-        down = (exponents - _POINT + 1023 << 52).view(np.float64)
-        fixed = (work.numpy() * up[:, None]).astype(np.int64)
-        mean = np.add.reduce(fixed, axis=1).astype(np.float64) / np.float64(work.shape[1]) * down
+        # 2^(30 - e), which fp32 holds up to 2^127: what is smaller gets 2^64 of it before
+        lifts = np.where(exponents < _POINT - 127, 64, 0)
+        if lifts.any():
+            magnitudes.mul_(_powers(lifts))
+        fixed.copy_(magnitudes.mul_(_powers(_POINT - exponents - lifts)))
+        down = (exponents - _POINT + 1023 << 52).view(np.float64)  # 2^(e - 30), a normal number in float64
+        sums = np.add.reduce(fixed.numpy(), axis=1, dtype=np.int64)
+        mean = sums.astype(np.float64) / np.float64(fixed.shape[1]) * down
         scales = np.frombuffer(Bf16().encode(torch.from_numpy(mean.astype(np.float32))), self.scale)
         return np.where(scales < _LOWEST_BITS, 0, scales).astype(np.uint16)
 
@@ -62,3 +66,8 @@ class Sign:
         if not ((found == 0) | ((found >= _LOWEST_BITS) & (found <= _HIGHEST_BITS))).all():
             raise PayloadError(NO_ENCODER.format("a scale is not finite, negative or subnormal"))
         return (found << np.uint32(16)).view(np.float32)
+
+
+def _powers(exponents: NDArray[np.int64]) -> Float32[Tensor, "blocks 1"]:
+    """Return 2^e for each, a normal number."""
+    return torch.from_numpy((exponents + 127 << 23).astype(np.int32)).view(torch.float32).unsqueeze(1)
