@@ -25,7 +25,8 @@ import msgspec
 import psutil
 
 from benchmarks import report
-from weft.events import Entry, Event, PeerStarted, RoundCommitted, StateJoined, StepDone, read_jsonl
+from weft.events import Entry, Event, PeerStarted, RoundCommitted, StateJoined, StepDone
+from weft.log_file import read_jsonl
 from weft.sim.namespaces import Lines
 
 SOURCE = Path(__file__).parents[1] / "src"

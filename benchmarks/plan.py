@@ -27,7 +27,8 @@ from benchmarks.report import load, load_line, table, write
 from weft.cli.asked import Method, Named, Own, Prices
 from weft.cli.asked import run as ask
 from weft.cli.here import Timed, measure, num_cores
-from weft.events import RoundCommitted, read_jsonl
+from weft.events import RoundCommitted
+from weft.log_file import read_jsonl
 from weft.plan.forecast import Pace, load_of, pace_of
 from weft.plan.serving import Serving, serving
 from weft.plan.timing import Line

@@ -22,7 +22,8 @@ from statistics import mean, stdev
 
 from benchmarks.report import load, load_line, table, write
 from weft.data import CorpusConfig, TextSource
-from weft.events import RoundCommitted, read_jsonl
+from weft.events import RoundCommitted
+from weft.log_file import read_jsonl
 from weft.peer import evaluation
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.sim.faults import Drop, Fault, Stop

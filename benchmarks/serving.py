@@ -39,7 +39,8 @@ from weft.codec import (
     TopKConfig,
 )
 from weft.codec.build import build
-from weft.events import RoundCommitted, read_jsonl
+from weft.events import RoundCommitted
+from weft.log_file import read_jsonl
 from weft.peer.journal import Journal
 from weft.sync.choices import AdamWConfig, NesterovConfig, SgdConfig
 from weft.sync.outer import AdamW, Nesterov, Outer, Sgd, StepContext

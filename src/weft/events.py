@@ -7,16 +7,13 @@ the simulator's assertions and the tests read the same records. A stored line is
 No event carries a key, a ticket or its secret: no field here could hold one.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from weft.clock import Clock
-from weft.errors import ConfigError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
 VERSION = 1
@@ -500,76 +497,3 @@ def _drop_cut_line(path: Path) -> None:
             end = start
         if end < num_bytes:
             file.truncate(end)
-
-
-def _all_events(base: type[Event] = Event) -> list[type[Event]]:
-    return [kind for child in base.__subclasses__() for kind in (child, *_all_events(child))]
-
-
-def read_jsonl(path: Path) -> list[Entry]:
-    """Return the entries of a log file. Left out: a last line cut short by a crash, and kinds of a later version.
-
-    Raises:
-        ConfigError: a line is no event, named by its number.
-    """
-    return list(read_lines(path.read_bytes().splitlines(keepends=True), str(path)))
-
-
-class LogTail:
-    """A log file that is read while it grows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._num_read = 0  # bytes
-
-    def read(self) -> list[Entry]:
-        """Return the entries written since the last call.
-
-        Raises:
-            ConfigError: as `read_jsonl`.
-        """
-        with self._path.open("rb") as file:
-            if file.seek(0, 2) < self._num_read:  # the log was begun anew
-                self._num_read = 0
-            file.seek(self._num_read)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._num_read += len(whole)
-        return list(read_lines(whole.splitlines(keepends=True), str(self._path)))
-
-
-def read_lines(lines: Iterable[bytes], where: str) -> Iterator[Entry]:
-    """Yield the entries of a log's lines, as `read_jsonl` does; `where` names them in errors."""
-    kinds = {kind.__struct_config__.tag: kind for kind in _all_events()}
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            stored = msgspec.json.decode(line, type=_StoredEntry)
-            kind = kinds.get(msgspec.convert(stored.event["type"], str))
-            if stored.v != VERSION or kind is None:
-                continue
-            event = msgspec.convert(_nan_for_null(stored.event, kind), kind)
-        except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{where}: line {number} is no event of weft ({error}). Remove the line to read the rest."
-            ) from error
-        yield Entry(v=stored.v, at=stored.at, peer=stored.peer, event=event)
-
-
-class _StoredEntry(msgspec.Struct):
-    v: int
-    at: float
-    peer: PeerId
-    event: dict[str, Any]
-
-
-def _nan_for_null(tree: dict[str, Any], kind: type[Event]) -> dict[str, Any]:
-    """Undo what JSON does to a loss that is not finite, in fields that are always a number."""
-    numbers = _numbers(kind)
-    return {name: math.nan if value is None and name in numbers else value for name, value in tree.items()}
-
-
-@cache
-def _numbers(kind: type[Event]) -> frozenset[str]:
-    return frozenset(field.name for field in msgspec.structs.fields(kind) if field.type is float)

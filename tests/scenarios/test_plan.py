@@ -11,7 +11,8 @@ from scenarios.swarm import write_corpus
 from weft.cli.asked import machines_of
 from weft.codec import Fp32Config
 from weft.data import ByteTokenizer, CorpusConfig, TextSource
-from weft.events import RoundCommitted, read_jsonl
+from weft.events import RoundCommitted
+from weft.log_file import read_jsonl
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.seal import resolve
 from weft.plan import profiles

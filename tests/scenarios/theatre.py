@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from scenarios import rules
 from scenarios.swarm import BATCH, EVERY, FEDAVG, LEASE_TOKENS, MODEL, SEQ_LEN, write_corpus
 from weft.data import CorpusConfig, TextSource
-from weft.events import BranchLeft, Event, RoundCommitted, read_jsonl
+from weft.events import BranchLeft, Event, RoundCommitted
+from weft.log_file import read_jsonl
 from weft.peer.config import RunFile, TrainConfig
 from weft.sim.faults import Fault
 from weft.sim.play import Machine, Played, play

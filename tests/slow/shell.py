@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from weft.events import Entry, read_jsonl
+from weft.events import Entry
+from weft.log_file import read_jsonl
 
 RUN = """
 name = "two shells"

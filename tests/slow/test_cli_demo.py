@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from weft.events import RoundCommitted, read_jsonl
+from weft.events import RoundCommitted
+from weft.log_file import read_jsonl
 from weft.model import read_folder
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,8 @@ import pytest
 
 from unit.cli.small import RUN, TEXT
 from weft.cli.running import Report
-from weft.events import DataReady, LinkUp, RoundCommitted, read_jsonl
+from weft.events import DataReady, LinkUp, RoundCommitted
+from weft.log_file import read_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from weft import events
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
-from weft.events import Entry, Event, EventLog, JsonlSink, LogTail, MemorySink, Notice, StepDone, read_jsonl
+from weft.events import Entry, Event, EventLog, JsonlSink, MemorySink, Notice, StepDone
 from weft.ids import PeerId, Step
+from weft.log_file import LogTail, read_jsonl
 
 PEER = PeerId("ab" * 32)
 

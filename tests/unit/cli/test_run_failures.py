@@ -15,9 +15,10 @@ from unit.cli.company import founder
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import LOCAL, refused
 from weft.cli.running import Report
-from weft.events import CheckpointFailed, CheckpointSaved, Event, Notice, RoundCommitted, read_jsonl
+from weft.events import CheckpointFailed, CheckpointSaved, Event, Notice, RoundCommitted
 from weft.ids import RunId
 from weft.keys import Identity
+from weft.log_file import read_jsonl
 from weft.model import Transformer
 from weft.net.ticket import issue, read
 from weft.peer import parting, seal

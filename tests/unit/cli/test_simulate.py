@@ -7,7 +7,8 @@ import pytest
 
 from unit.cli.small import Weft
 from weft.config import from_tree
-from weft.events import RoundCommitted, read_jsonl
+from weft.events import RoundCommitted
+from weft.log_file import read_jsonl
 from weft.sim.scenario import Scenario
 
 SCENARIO = """
