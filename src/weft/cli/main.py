@@ -34,7 +34,8 @@ from weft.cli import (
     train,
 )
 from weft.cli.failure import explain, explain_usage
-from weft.cli.place import Place, default_home
+from weft.cli.place import Place
+from weft.door.home import default_home
 
 _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which lies elsewhere in every typer
 

@@ -1,14 +1,15 @@
 """Where a command works: the home folder that holds identities, data and runs.
 
-The only file that asks the platform for a default. It does not know what lies in a home (`weft.peer.home` does).
+It does not know what lies in a home (`weft.peer.home` does).
 """
 
 import shlex
 from pathlib import Path
 from typing import cast
 
-import platformdirs
 import typer
+
+from weft.door.home import default_home
 
 
 class Place:
@@ -16,11 +17,6 @@ class Place:
 
     def __init__(self) -> None:
         self.home = default_home()
-
-
-def default_home() -> Path:
-    """Return the folder for a program's data on this platform; it need not exist."""
-    return Path(platformdirs.user_data_dir("weft", appauthor=False))
 
 
 def home_of(context: typer.Context) -> Path:

@@ -7,7 +7,7 @@ initial weights by digest, and no path, URL or command, so a stranger's config c
 A `PeerConfig` never leaves its machine and changes no numerics that others would see.
 
 There are two kinds of run. A `RunConfig` is of a transformer, on a corpus that members lease. A `LoopConfig` is of
-tensors that members train in loops of their own (`weft.Sync`), which a `LoopFile` describes. `Genesis` is either.
+tensors that members train in loops of their own (`weft.Sync`), which a `SyncConfig` describes. `Genesis` is either.
 """
 
 from dataclasses import dataclass
@@ -272,7 +272,7 @@ class FrozenConfig(Config, frozen=True, kw_only=True, array_like=True):
     digest: HexDigest  # of its values, in row-major order
 
 
-class LoopFile(Config, frozen=True, kw_only=True):
+class SyncConfig(Config, frozen=True, kw_only=True):
     """A run whose members train in loops of their own, as its maker writes it: `weft.SyncConfig`, or a TOML file."""
 
     name: _Name = "loop"

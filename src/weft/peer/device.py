@@ -24,7 +24,7 @@ from weft.codec.build import build as build_codec
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
 from weft.peer.caps import CapsConfig
-from weft.peer.config import RunConfig
+from weft.peer.config import LoopConfig, RunConfig
 from weft.peer.host import host_free_nbytes, process_nbytes
 from weft.peer.machine import PeerConfig
 from weft.sync.choices import NesterovConfig
@@ -150,6 +150,34 @@ def _within(cap_nbytes: int | None, free: int, taken: Callable[[], int]) -> int:
 
 def _fits(needed: dict[str, int], free: dict[str, int]) -> bool:
     return all(nbytes <= _SPARE * free[place] for place, nbytes in needed.items())
+
+
+def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
+    """Refuse a run of which this machine cannot hold what is kept beside a loop of its own, which holds the model.
+
+    Raises:
+        TooLarge: says the figures.
+    """
+    choices, num = run.method, run.num_parameters
+    memory = cost.peer_memory(
+        num,
+        cost.part_size(num, _ASSUMED_PEERS),
+        _ASSUMED_PEERS,
+        build_codec(choices.codec),
+        build_codec(choices.reply_codec or choices.codec),
+        sends_delta=True,
+        has_momentum=isinstance(choices.apply, NesterovConfig),
+        num_errors=choices.num_errors,
+        num_rounds=-(-run.samples // run.settings.quota),
+        activations=0,
+    )
+    needed = memory.peak_nbytes - memory.gradient - memory.inner_optimizer
+    free = _within(peer.caps.memory_nbytes, host_free_nbytes(), process_nbytes)
+    if needed > _SPARE * free:
+        raise TooLarge(
+            f"the run has {num:,} numbers, for which {_gigabytes(needed)} are needed beside the model, and "
+            f"{_gigabytes(free)} are free. Close other programs, or use a larger machine."
+        )
 
 
 def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:

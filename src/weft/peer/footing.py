@@ -163,7 +163,7 @@ def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
     """
     if options.key is not None:
         return open_identity(options.key, create=True)
-    kept = _who_keep(run, options.home)
+    kept = who_keep(run, options.home)
     for path in kept:
         with suppress(KeyLocked):
             return open_identity(path)
@@ -175,7 +175,7 @@ def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
     return open_free_identity(options.home.keys)
 
 
-def _who_keep(run: RunId, home: Home) -> list[Path]:
+def who_keep(run: RunId, home: Home) -> list[Path]:
     """Return the identities of a home that have a checkpoint of `run`."""
     found = []
     for path in sorted(home.keys.glob("peer-*.pem")):

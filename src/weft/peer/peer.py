@@ -25,8 +25,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from torch import Tensor
-
 from weft import __version__
 from weft.errors import PeerError, Removed
 from weft.events import Event, Notice, PeerStarted, PeerStopped
@@ -108,9 +106,9 @@ class Peer:
         return self._replica.head
 
     @property
-    def outer(self) -> Tensor:
-        """Return the outer parameters, flat, fp32, on the CPU: not a copy."""
-        return self._replica.outer
+    def replica(self) -> Replica:
+        """Return the state that all members share; not a copy."""
+        return self._replica
 
     @property
     def carried_tokens(self) -> Tokens:
@@ -395,7 +393,7 @@ class Peer:
 
     def _is_complete(self) -> bool:
         head = self._replica.head
-        is_all_trained = head is not None and head.committed_tokens >= self._replica.config.settings.tokens
+        is_all_trained = head is not None and head.committed_tokens >= self._replica.charter.settings.tokens
         return is_all_trained or self._replica.charter.has_ended
 
     async def _finish(self) -> Outcome:

@@ -9,7 +9,7 @@ from weft import wire
 from weft.errors import ConfigError, TooLarge
 from weft.ids import Digest, RunId
 from weft.peer.amended import amended, amendment, first_charter
-from weft.peer.config import FrozenConfig, LoopConfig, LoopFile, TensorConfig
+from weft.peer.config import FrozenConfig, LoopConfig, SyncConfig, TensorConfig
 from weft.peer.outline import TicketAdmission, read_outline
 from weft.peer.seal import on_corpus, read_run
 from weft.sync.enact import amended_settings
@@ -41,7 +41,7 @@ def test_a_run_of_loops_is_read_as_what_it_is() -> None:
 @pytest.mark.parametrize("method", [DdpConfig(), PowerSgdConfig(), DeMoConfig(), FedAvgConfig(proximal=0.1)])
 def test_a_method_that_needs_gradients_is_refused(method: MethodConfig) -> None:
     with pytest.raises(ConfigError, match="a loop of your own"):
-        LoopFile(samples=10, method=method)
+        SyncConfig(samples=10, method=method)
 
 
 def test_a_strangers_method_that_needs_gradients_is_refused() -> None:

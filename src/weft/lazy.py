@@ -1,0 +1,22 @@
+"""Names of the package that are looked up where they are first used: `import weft` loads neither torch nor a network.
+
+    weft.Sync, weft.SyncConfig, weft.Machine        docs/library.md
+
+Each stands here with the module that it comes from. It does not know what they are.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_PLACES = {
+    "Machine": ("weft.door.sync", "Machine"),
+    "Sync": ("weft.door.sync", "Sync"),
+    "SyncConfig": ("weft.peer.config", "SyncConfig"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    return getattr(import_module(module), attribute)
