@@ -101,15 +101,15 @@ class Others:
 @final
 class Ranks:
     def __init__(self, num: int, kept: int) -> None:
-        self._num = num
-        self._kept = kept
+        self.num = num
+        self.kept = kept
         self._limit = comb(num, kept)
         self.nbits = (self._limit - 1).bit_length()
         self._num_limbs = max(1, -(-self._limit.bit_length() // 32))
 
     def encode(self, places: Places) -> NDArray[np.uint8]:
         sums = np.zeros((len(places), self._num_limbs + 1), np.uint64)
-        for number, table in enumerate(_tables(self._num, self._kept)):
+        for number, table in enumerate(_tables(self.num, self.kept)):
             sums[:, : table.limbs.shape[1]] += table.limbs[places[:, number]]  # at most 2^44: carried below
         for limb in range(self._num_limbs):
             sums[:, limb + 1] += sums[:, limb] >> _LIMB
@@ -122,9 +122,9 @@ class Ranks:
         rest = np.packbits(whole, axis=1, bitorder="little").view("<u4").astype(np.int64)
         limit = np.broadcast_to(_limbs([self._limit], self._num_limbs).astype(np.int64), rest.shape)
         if not _is_less(rest, limit).all():
-            raise PayloadError(f"payload whose places are none of the {self._kept} of {self._num}; dropped")
-        places = np.empty((num_rows, self._kept), np.int64)
-        for number, table in reversed([*enumerate(_tables(self._num, self._kept))]):
+            raise PayloadError(f"payload whose places are none of the {self.kept} of {self.num}; dropped")
+        places = np.empty((num_rows, self.kept), np.int64)
+        for number, table in reversed([*enumerate(_tables(self.num, self.kept))]):
             width = table.limbs.shape[1]
             found = table.last_up_to(rest[:, :width])
             _subtract(rest[:, :width], table.limbs[found])

@@ -1,29 +1,50 @@
-"""What the peers of one process find out once for all: what bytes say, and whether a signature holds.
+"""What the peers of one process find out once for all: what bytes say, whether a signature holds, which places a rank
+means.
 
     with shared():
         ...
 
-Both follow from their arguments alone, and records are frozen: so no peer could find anything else. In a play of a
-thousand peers each letter is read and checked by dozens of them, and that would be most of the work.
+All follow from their arguments alone, and what is found is frozen: so no peer could find anything else. In a play of a
+thousand peers each letter is read and checked by dozens of them, and that would be most of the work; in one of four
+peers that send the largest of their values at every step, places would be half of it.
 
 It does not know peers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from weft import keys, wire
+from weft.codec.rank import Places, Ranks
 
 NUM_SHARED = 1 << 14  # records, and signatures: of several rounds of a thousand peers
+NUM_RANKS = 64  # parts of payloads and results: of a round of seven peers
 
 
 @contextmanager
 def shared() -> Iterator[None]:
-    read, holds = wire._read, keys._holds
+    read, holds, places = wire._read, keys._holds, Ranks.decode
     wire._read = lru_cache(NUM_SHARED)(read)
     keys._holds = lru_cache(NUM_SHARED)(holds)
+    Ranks.decode = _once(places)  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
         wire._read, keys._holds = read, holds
+        Ranks.decode = places  # type: ignore[method-assign]
+
+
+def _once(
+    decode: Callable[[Ranks, NDArray[np.uint8], int], Places],
+) -> Callable[[Ranks, NDArray[np.uint8], int], Places]:
+    @lru_cache(NUM_RANKS)
+    def found(num: int, kept: int, data: bytes, num_rows: int) -> Places:
+        places = decode(Ranks(num, kept), np.frombuffer(data, np.uint8), num_rows)
+        places.flags.writeable = False
+        return places
+
+    return lambda ranks, data, num_rows: found(ranks.num, ranks.kept, data.tobytes(), num_rows)
