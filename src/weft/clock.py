@@ -34,6 +34,11 @@ class Clock(Protocol):
         ...
 
 
+def cpu_s() -> float:
+    """Return the seconds that this process has computed so far, on all its threads: for reports."""
+    return time.process_time()
+
+
 class SystemClock:
     def now(self) -> float:
         return time.monotonic()

@@ -17,6 +17,7 @@ import weft
 from weft.cli import (
     act,
     anchor,
+    bench,
     demo,
     doctor,
     eval,
@@ -106,6 +107,7 @@ def make_app(place: Place) -> typer.Typer:
     ):
         app.command(verb.__name__, epilog=train.EXAMPLE if verb is train.train else None)(verb)
     app.add_typer(act.make_app(), name="act")
+    app.add_typer(bench.make_app(), name="bench")
     app.add_typer(keys.make_app(), name="keys")
     app.add_typer(tokenizer.make_app(), name="tokenizer")
     return app

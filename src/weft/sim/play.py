@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from weft.clock import SkewedClock
-from weft.errors import WeftError
+from weft.errors import NotFinite, WeftError
 from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.claims import ClaimReader
@@ -29,7 +29,9 @@ from weft.net.membership import MAX_MEMBERS
 from weft.net.memory import MemoryNetwork
 from weft.peer.config import RunFile
 from weft.peer.home import Home
+from weft.peer.place import MakeTrainer
 from weft.peer.seal import seal
+from weft.peer.trainer import Trainer
 from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.memo import shared
@@ -54,6 +56,7 @@ class Machine:
         num_lives: processes that it had.
         end: why its last process ended.
         replica: the digest of its replicated state at the end; None where it had none to tell.
+        has_diverged: that was a loss, a gradient or a delta that is not finite.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Machine:
     num_lives: int
     end: str
     replica: Digest | None
+    has_diverged: bool
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,19 @@ class Played:
     manifests: tuple[Manifest, ...]
 
 
-def play(scenario: Scenario, run_file: RunFile, base: Path, folder: Path, write: Callable[[bytes], object]) -> Played:
+def play(
+    scenario: Scenario,
+    run_file: RunFile,
+    base: Path,
+    folder: Path,
+    write: Callable[[bytes], object],
+    make_trainer: MakeTrainer = Trainer,
+) -> Played:
     """Play `scenario` with `run_file`, whose paths are relative to `base`; machines keep what they keep in `folder`.
 
     Args:
         write: takes each line of the log.
+        make_trainer: of machines that compute.
 
     Raises:
         WeftError: the run cannot be made: its file, its data or its model.
@@ -101,8 +113,7 @@ def play(scenario: Scenario, run_file: RunFile, base: Path, folder: Path, write:
     home = Home(folder)
     sealed = seal(run_file, base, home, lambda _event: None)
     world = World(sealed, home, MemoryNetwork(seed=scenario.seed), scenario.seed)
-    if scenario.compute == "cost":
-        world.make_trainer = CostTrainer
+    world.make_trainer = CostTrainer if scenario.compute == "cost" else make_trainer
     if len(list(scenario.machines())) > MAX_MEMBERS:
         world.reader = ClaimReader(sealed.config.run)
     with shared():
@@ -274,7 +285,7 @@ class _Stage:
     def _fate(self, member: Member, num_counted: Counter[PeerId]) -> Machine:
         lives = member.lives
         last = lives[-1] if lives else None
-        replica = None
+        replica, has_diverged = None, False
         if last is None:
             end = "it never came"
         elif last.is_dead:
@@ -283,6 +294,7 @@ class _Stage:
             end = "still running"
         elif (error := last.task.exception()) is not None:
             end = str(error) if isinstance(error, WeftError) else repr(error)
+            has_diverged = isinstance(error, NotFinite)
         else:
             end, replica = last.outcome.reason, last.outcome.replica
         has_work = last is not None and not last.is_dead and last.peer is not None
@@ -296,6 +308,7 @@ class _Stage:
             num_lives=len(lives),
             end=end,
             replica=replica,
+            has_diverged=has_diverged,
         )
 
     def _summary(self, machines: tuple[Machine, ...], took_s: float, unplayed: tuple[Fault, ...]) -> Played:

@@ -1,0 +1,201 @@
+"""What a bench found, as Markdown: for each length the best point of every row, and all points, the bad ones too.
+
+A row's best point is that of the least held-out loss, mean over seeds; none of which a seed diverged. So the held-out
+text chooses the settings, for all rows alike.
+
+It does not know how points are played or drawn.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+import msgspec
+
+from weft.sim.bench import Bench, Point, Values
+from weft.sim.bench_log import COMPLETE, BenchLine
+
+HEAD = (
+    "row",
+    "settings",
+    "held-out, nats per token",
+    "against the first row",
+    "nats per byte",
+    "training",
+    "sent by a peer, MB",
+    "at most",
+    "received, MB",
+    "at most",
+    "bits per parameter and step",
+    "of them payload",
+    "of ring DDP in bf16",
+    "in fp32",
+    "virtual s",
+    "CPU-s",
+)
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs that differ in their seeds alone.
+
+    Args:
+        lines: of those that were played.
+        num_seeds: that the plan asks for.
+    """
+
+    row: str
+    values: Values
+    steps: int
+    lines: tuple[BenchLine, ...]
+    num_seeds: int
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.lines) and all(line.outcome == COMPLETE for line in self.lines)
+
+    @property
+    def loss(self) -> float:
+        """Held-out, mean over seeds; infinite where one diverged."""
+        losses = [line.heldout_loss for line in self.lines]
+        return mean(loss for loss in losses if loss is not None) if self.is_complete else math.inf
+
+    @property
+    def settings(self) -> str:
+        return ", ".join(f"{name} = {msgspec.json.encode(value).decode()}" for name, value in self.values.items())
+
+
+def groups_of(points: Mapping[str, Point], lines: Mapping[str, BenchLine]) -> list[Group]:
+    """Return the groups of a plan in its order, with what is known of them.
+
+    Args:
+        points: by digest, as are `lines`.
+    """
+    named: dict[tuple[str, int, bytes], list[str]] = {}
+    for name, point in points.items():
+        named.setdefault((point.row, point.steps, msgspec.json.encode(point.values)), []).append(name)
+    return [
+        Group(row, points[names[0]].values, steps, tuple(lines[name] for name in names if name in lines), len(names))
+        for (row, steps, _), names in named.items()
+    ]
+
+
+def best_of(groups: Iterable[Group]) -> dict[str, Group]:
+    """Return the best group of each row of which one was completed."""
+    best: dict[str, Group] = {}
+    for group in groups:
+        if group.is_complete and (group.row not in best or group.loss < best[group.row].loss):
+            best[group.row] = group
+    return best
+
+
+def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[str, BenchLine]) -> str:
+    """Return the report of a plan, of as many points as were played.
+
+    Args:
+        name: of the plan's file.
+    """
+    groups = groups_of(points, lines)
+    known = [line for line in lines.values() if line.digest in points]
+    sections = [
+        f"# {name}",
+        f"`weft bench methods {name}`",
+        f"{len(known)} of {len(points)} runs were played. {'; '.join(sorted({line.software for line in known}))}.",
+        _about(bench, known),
+    ]
+    for steps in dict.fromkeys(group.steps for group in groups):
+        here = [group for group in groups if group.steps == steps]
+        best = best_of(here)
+        yardstick = best.get(bench.row[0].name)
+        sections += [
+            f"## {steps:,} inner steps of each peer",
+            f"![held-out loss against bytes sent]({plot_name(steps)})",
+            _table(HEAD, [_cells(best[row], yardstick) for row in dict.fromkeys(g.row for g in here) if row in best]),
+            "All points, in the order of the plan:",
+            _table((*HEAD, "outcome"), [(*_cells(group, yardstick), _outcome(group)) for group in here]),
+        ]
+    return "\n\n".join(sections) + "\n"
+
+
+def plot_name(steps: int) -> str:
+    """Return the file in which the points of one length are drawn."""
+    return f"loss_against_bytes_{steps}.svg"
+
+
+def _about(bench: Bench, lines: Sequence[BenchLine]) -> str:
+    machines = ", ".join(
+        f"{kind.count} x {kind.name} ({kind.tokens_per_s:g} tokens/s, up {_mbit(kind.up_mbit)}, down "
+        f"{_mbit(kind.down_mbit)}, {kind.delay_ms:g} ms to the middle)"
+        for kind in bench.kind
+    )
+    sizes = sorted({line.parameters for line in lines})
+    models = " or ".join(f"{num:,}" for num in sizes) or "unknown"
+    return (
+        f"Run file {bench.run}, {models} parameters. Machines: {machines}. Seeds: {', '.join(map(str, bench.seeds))}; "
+        "where there are several, the mean and the standard deviation between them. What columns mean: docs/bench.md."
+    )
+
+
+def _mbit(mbit: float | None) -> str:
+    return "any" if mbit is None else f"{mbit:g} Mbit/s"
+
+
+def _cells(group: Group, yardstick: Group | None) -> tuple[str, ...]:
+    def over(name: str) -> list[float]:
+        return [value for line in group.lines if (value := getattr(line, name)) is not None]
+
+    return (
+        group.row,
+        group.settings or "as in the plan",
+        _spread(over("heldout_loss")),
+        _against(group, yardstick),
+        _spread(over("nats_per_byte")),
+        _spread(over("train_loss")),
+        *(_mean(over(name), 1e-6) for name in ("sent_mean", "sent_max", "received_mean", "received_max")),
+        *(_mean(over(name)) for name in ("bits", "payload_bits")),
+        *(_share(over(name)) for name in ("ratio_bf16", "ratio_fp32")),
+        *(_mean(over(name)) for name in ("virtual_s", "cpu_s")),
+    )
+
+
+def _against(group: Group, yardstick: Group | None) -> str:
+    if yardstick is None or not math.isfinite(group.loss):
+        return NOTHING
+    return f"{100 * (group.loss / yardstick.loss - 1):+.2f} %"
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return NOTHING
+    return f"{mean(values):.4f}" + (f" +- {stdev(values):.4f}" if len(values) > 1 else "")
+
+
+def _mean(values: Sequence[float], unit: float = 1.0) -> str:
+    if not values:
+        return NOTHING
+    value = mean(values) * unit
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _share(values: Sequence[float]) -> str:
+    """Return a share as one of so many parts, or as so many times."""
+    if not values or not mean(values):
+        return NOTHING
+    return f"1/{1 / mean(values):,.3g}" if mean(values) < 1 else f"{mean(values):.3g} times"
+
+
+def _outcome(group: Group) -> str:
+    if len(group.lines) < group.num_seeds:
+        return f"{len(group.lines)} of {group.num_seeds} played"
+    return ", ".join(dict.fromkeys(line.outcome for line in group.lines))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(_lines(head, rows))
+
+
+def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    for row in (head, ["---"] * len(head), *rows):
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"

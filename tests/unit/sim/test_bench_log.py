@@ -1,0 +1,96 @@
+"""The lines of a bench: whole, or not there."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from weft.errors import ConfigError
+from weft.sim.bench_log import COLUMNS, BenchLine, BenchLog
+
+LINE = BenchLine(
+    digest="ab" * 8,
+    row="diloco, int8",
+    grid='{"method.every":10,"method.codec":{"type":"int8"}}',
+    seed=0,
+    peers=4,
+    outcome="complete",
+    rounds=50,
+    steps=500.0,
+    committed_tokens=1_024_000,
+    trained_tokens=1_024_000,
+    parameters=1_000_000,
+    train_loss=1.5,
+    heldout_loss=1.75,
+    nats_per_byte=1.75,
+    sent_mean=1e7,
+    sent_max=11_000_000,
+    received_mean=1e7,
+    received_max=11_000_000,
+    bits=0.16,
+    payload_bits=0.15,
+    ratio_bf16=0.0067,
+    ratio_fp32=0.0033,
+    virtual_s=250.5,
+    cpu_s=130.0,
+    software="weft 0",
+)
+
+
+def line(**changes: Any) -> BenchLine:
+    return msgspec.structs.replace(LINE, **changes)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "points.csv"
+    diverged = line(digest="cd" * 8, outcome="diverged", heldout_loss=None, train_loss=None, nats_per_byte=None)
+    log = BenchLog(path)
+    log.append(LINE)
+    log.append(diverged)
+    assert BenchLog(path).lines == log.lines == {LINE.digest: LINE, diverged.digest: diverged}
+    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
+def test_a_half_line_is_dropped_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    log = BenchLog(path)
+    log.append(LINE)
+    with path.open("ab") as file:
+        file.write(b'cd,"half of a li')
+    resumed = BenchLog(path)
+    assert resumed.lines == {LINE.digest: LINE}
+    resumed.append(line(digest="ef" * 8))
+    assert list(BenchLog(path).lines) == [LINE.digest, "ef" * 8]
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_a_head_that_was_cut_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_bytes(b"digest,ro")
+    BenchLog(path).append(LINE)
+    assert BenchLog(path).lines == {LINE.digest: LINE}
+
+
+def test_lines_are_only_added(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    log = BenchLog(path)
+    log.append(LINE)
+    before = path.read_bytes()
+    log.append(line(digest="ef" * 8))
+    assert path.read_bytes().startswith(before)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("digest,row\nab,x\n", "its columns are not those of this version"),
+        (",".join(COLUMNS) + "\nab,x\n", "line 2"),
+        (",".join(COLUMNS) + "\n" + ",".join("x" for _ in COLUMNS) + "\n", "line 2"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        BenchLog(path)

@@ -1,0 +1,90 @@
+"""What a bench says of its lines: the best of each row, and all of them."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from unit.sim.plans import PLAN, read, write
+from unit.sim.test_bench_log import LINE
+from weft.sim import bench_plot
+from weft.sim.bench import Bench, Point
+from weft.sim.bench_log import BenchLine
+from weft.sim.bench_report import best_of, groups_of, plot_name, report
+
+Losses = dict[tuple[str, int, int], float | None]  # by row, rounds' length and seed; None: it diverged
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> tuple[Bench, dict[str, Point]]:
+    plan = PLAN.replace("steps = [4]", "steps = [4]\nseeds = [0, 1]")
+    found, points = read(write(tmp_path, plan))
+    return found, {f"{number:016x}": point for number, point in enumerate(points)}
+
+
+def lines_of(points: dict[str, Point], losses: Losses) -> dict[str, BenchLine]:
+    found = {}
+    for name, point in points.items():
+        key = (point.row, point.values.get("method.every", 1), point.seed)
+        if key in losses:
+            loss = losses[key]
+            outcome = "diverged" if loss is None else "complete"
+            found[name] = msgspec.structs.replace(
+                LINE, digest=name, row=point.row, seed=point.seed, outcome=outcome, heldout_loss=loss
+            )
+    return found
+
+
+ALL: Losses = {
+    ("ddp", 1, 0): 1.0,
+    ("ddp", 1, 1): 2.0,
+    ("diloco", 2, 0): 1.0,
+    ("diloco", 2, 1): None,
+    ("diloco", 4, 0): 1.8,
+    ("diloco", 4, 1): 1.8,
+}
+
+
+def test_the_best_point_is_that_of_the_least_mean_and_none_that_diverged(
+    bench: tuple[Bench, dict[str, Point]],
+) -> None:
+    _, points = bench
+    best = best_of(groups_of(points, lines_of(points, ALL)))
+    assert {row: group.values for row, group in best.items()} == {"ddp": {}, "diloco": {"method.every": 4}}
+    assert best["ddp"].loss == 1.5
+
+
+def test_a_report_has_the_best_and_every_point_the_bad_ones_too(bench: tuple[Bench, dict[str, Point]]) -> None:
+    described, points = bench
+    text = report("plan.toml", described, points, lines_of(points, ALL))
+    best, every = text.split("All points")
+    assert "| ddp | as in the plan | 1.5000 +- 0.7071 | +0.00 % |" in best
+    assert "| diloco | method.every = 4 | 1.8000 +- 0.0000 | +20.00 % |" in best
+    assert "method.every = 2" not in best
+    assert [row for row in every.splitlines() if "method.every = 2" in row and "diverged" in row]
+    assert "| 1/149 | 1/303 |" in best
+    assert "6 of 6 runs were played" in text
+    assert plot_name(4) in text
+
+
+def test_a_report_of_a_part_says_what_is_missing(bench: tuple[Bench, dict[str, Point]]) -> None:
+    described, points = bench
+    lines = lines_of(points, {("diloco", 2, 0): 1.0})
+    lines["of another plan"] = LINE
+    text = report("plan.toml", described, points, lines)
+    assert "1 of 6 runs were played" in text
+    assert "| 1 of 2 played |" in text
+    assert "| 0 of 2 played |" in text
+
+
+def test_equal_figures_are_drawn_to_equal_files(bench: tuple[Bench, dict[str, Point]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
+    _, points = bench
+    groups = groups_of(points, lines_of(points, ALL | {("ddp", 1, 1): 9.0}))
+    drawn = []
+    for name in ("one.svg", "two.svg"):
+        assert bench_plot.draw(groups, tmp_path / name)
+        drawn.append((tmp_path / name).read_bytes())
+    assert drawn[0] == drawn[1]
+    assert not bench_plot.draw(groups_of(points, {}), tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()
