@@ -24,7 +24,7 @@ class Process:
     def __init__(self, folder: Path, name: str, example: str, *arguments: str) -> None:
         self.home = folder / name
         (folder / "machine.toml").write_text(SETTINGS)
-        command = [sys.executable, "-W", "error", str(EXAMPLES / example), "--home", str(self.home)]
+        command = [sys.executable, str(EXAMPLES / example), "--home", str(self.home)]
         command += ["--machine", str(folder / "machine.toml"), *arguments]
         # Several processes on few cores: threads that wait for each other take all of them.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
