@@ -139,6 +139,17 @@ class MemberProgress(Event, frozen=True, kw_only=True):
     link: str
 
 
+class MemberStrays(Event, frozen=True, kw_only=True):
+    """What a member shows is far from what the others show, or is like theirs again. Nothing is decided by it."""
+
+    member: PeerId
+    round: Round
+    what: str  # "loss": as it tells; "update": the length of what it brings, by the root of its tokens, measured here
+    value: float
+    usual: float  # the median of the others
+    is_back: bool = False
+
+
 class LoopStalled(Event, frozen=True, kw_only=True):
     """This process stood still: its machine slept, something stopped it, or something held its event loop."""
 
@@ -179,6 +190,15 @@ class Evaluated(Event, frozen=True, kw_only=True):
     nats_per_byte: float
     num_tokens: int
     committed_tokens: Tokens
+
+
+class NotLearning(Event, frozen=True, kw_only=True):
+    """Rounds count tokens, and the members' loss is no lower than when the run began."""
+
+    round: Round
+    committed_tokens: Tokens
+    first_loss: float  # nats per token: medians over members and some rounds
+    loss: float
 
 
 class Sampled(Event, frozen=True, kw_only=True):

@@ -25,9 +25,11 @@ from weft.events import (
     MemberJoined,
     MemberLeft,
     MemberRecovered,
+    MemberStrays,
     MemberSuspected,
     MicroBatchChanged,
     Notice,
+    NotLearning,
     Paused,
     PayloadRejected,
     Resumed,
@@ -74,6 +76,19 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             return f"{name(member)} is gone"
         case MemberLeft(member=member):
             return f"{name(member)} left with a goodbye"
+        case MemberStrays(member=member, what=what, is_back=True):
+            return f"the {what} of {name(member)} is like the others' again"
+        case MemberStrays(member=member, what="loss", value=value, usual=usual):
+            own = f"the loss of {name(member)} is {value:.2f}"
+            return f"{own} where that of the others is {usual:.2f}: other data or rates?"
+        case MemberStrays(member=member, value=value, usual=usual):
+            times = f"{value / usual:.3g} times" if value > usual else f"1/{usual / value:.3g}"
+            return f"an update of {name(member)} is {times} as long as one of the others: other data or rates?"
+        case NotLearning(first_loss=first, loss=now, committed_tokens=tokens):
+            return (
+                f"after {tokens:,} tokens the members' loss is {now:.2f}, no lower than the {first:.2f} with which the "
+                "run began: rates may be too high, or rounds count what was computed long before"
+            )
         case LoopStalled(stall_s=stall_s) if stall_s >= SLEPT_S:
             return f"{name(entry.peer)} stood still for {stall_s:.0f} s"
         case Sponsored(sponsor=sponsor):

@@ -20,6 +20,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+import torch
+
 from weft.codec.codec import Codec
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.events import Notice, PayloadRejected
@@ -82,6 +84,7 @@ class Parts:
         self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
         self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
+        self.on_added: Callable[[Round, Contribution, float], None] = lambda _round, _contribution, _length: None
         self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._replies = Replies(scope)
@@ -224,7 +227,8 @@ class Parts:
             weight, legacy = weight_of(self._chain.charter_in(round), contribution), contribution.legacy
             codec = self._codec_of(contribution, round)
             if legacy is None:
-                await self._compute.serve(lambda: merger.add(weight, data, codec))
+                length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
+                self.on_added(round, contribution, length)
             else:
                 await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
         except PayloadError as error:
@@ -347,3 +351,9 @@ class Parts:
         if mine is not None or self._chain.result(wanted, since=self._chain.base.round) is not None:
             self.asked_by.add(peer)
         return self._chain.result(wanted, since=Round(self._chain.head.round)) if mine is None else mine
+
+
+def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:
+    """Add a contribution to a part; return how long it is there, to a few digits."""
+    merger.add(weight, data, codec)
+    return float(torch.linalg.vector_norm(merger.decoded))

@@ -213,6 +213,7 @@ class Peer:
         chain = Chain(head, self._replica.charter)
         self._saver.hand_on(chain)
         rounds = Rounds(self.place, chain, self._replica.scope, self.fail)
+        rounds.parts.on_added = self._report.sentinel.merged
         rounds.recall()
         groups = Groups(
             self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks
@@ -367,6 +368,7 @@ class Peer:
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head
+            self._report.sentinel.look(head, self._membership, self._replica.config.settings.tokens)
             is_behind = bool(self._entrance.lookout.ahead(head))
             is_left = behind == head or self._entrance.lookout.is_on_lesser_branch(head)
             if self._entrance.should_settle(head):

@@ -16,6 +16,7 @@ from weft.peer.contribution import OUTDATED, Carry, dropped
 from weft.peer.evaluation import Unmeasured
 from weft.peer.place import Outcome, Place
 from weft.peer.replica import Replica
+from weft.peer.sentinel import Sentinel
 from weft.peer.state import replica_digest
 from weft.peer.training import Training
 from weft.sync.groups import counted_through
@@ -32,6 +33,7 @@ class Report:
         self._training = training
         self._traffic_before = (0, 0)
         self.state = "starting"  # one word for people
+        self.sentinel = Sentinel(place.node.peer, place.emit, self.heartbeat, run.method)
         self._head: tuple[Manifest | None, Digest | None] = (None, None)  # the last that was named, and its digest
 
     def traffic(self) -> tuple[int, int]:
@@ -128,7 +130,7 @@ class Report:
 
     def heartbeat(self) -> Heartbeat:
         """Return what the others are told every two seconds."""
-        head, work = self._replica.head, self._training.work
+        head, loss = self._replica.head, self._training.loss
         if head is not self._head[0]:
             self._head = head, None if head is None else digest_of(head)
         return Heartbeat(
@@ -139,6 +141,6 @@ class Report:
             committed_tokens=0 if head is None else head.committed_tokens,
             state=self.state,
             is_relayed=self._place.node.has_relayed_links,
-            loss=None if work is None or math.isnan(work.mean_loss) else work.mean_loss,
+            loss=None if loss is None or math.isnan(loss) else loss,
             tokens_per_s=self._training.tokens_per_s,
         )

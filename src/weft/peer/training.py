@@ -37,6 +37,7 @@ class Training:
         self._is_over = is_over
         self._speeds: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self.work: Work | None = None  # since the last lease began
+        self.loss: float | None = None  # of the last steps that were made, of this lease or of the one before
 
     @property
     def tokens_per_s(self) -> float:
@@ -94,6 +95,8 @@ class Training:
         if took_s > 0 and work.num_tokens:
             self._speeds.append(work.num_tokens / took_s)
         self.work = work if self.work is None else _sum(self.work, work)
+        if work.num_steps:
+            self.loss = self.work.mean_loss
 
 
 def _sum(one: Work, other: Work) -> Work:

@@ -149,6 +149,11 @@ class Merger:
             self._lengths.append(norm(self._decoded) * weight)
         self._accumulate(weight)
 
+    @property
+    def decoded(self) -> Float32[Tensor, " num"]:
+        """Return what was added last, until the next is."""
+        return self._decoded
+
     def add_legacy(self, weight: int, encoded: Buffer, num_rounds: int, codec: Codec | None = None) -> None:
         """Add what a branch had counted, after all others.
 

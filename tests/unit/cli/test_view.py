@@ -34,8 +34,10 @@ from weft.events import (
     MemberJoined,
     MemberLeft,
     MemberProgress,
+    MemberStrays,
     MemberSuspected,
     Notice,
+    NotLearning,
     PeerStarted,
     PeerStopped,
     RoundCommitted,
@@ -318,6 +320,26 @@ TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_bl
             "falls behind again: it receives 950 kbit/s, and the run adds 2.9",
         ),
         (RoundMissed(round=Round(3), carried_tokens=Tokens(1), reason="late"), "anna missed round 3"),
+        (
+            MemberStrays(member=B, round=Round(3), what="loss", value=5.88, usual=2.4),
+            "the loss of bert is 5.88 where that of the others is 2.40",
+        ),
+        (
+            MemberStrays(member=B, round=Round(3), what="update", value=0.36, usual=0.06),
+            "an update of bert is 6 times as long",
+        ),
+        (
+            MemberStrays(member=B, round=Round(3), what="update", value=0.01, usual=0.2),
+            "an update of bert is 1/20 as long",
+        ),
+        (
+            MemberStrays(member=B, round=Round(3), what="loss", value=2.5, usual=2.4, is_back=True),
+            "the loss of bert is like the others' again",
+        ),
+        (
+            NotLearning(round=Round(9), committed_tokens=Tokens(65536), first_loss=3.69, loss=4.31),
+            "after 65,536 tokens the members' loss is 4.31, no lower than the 3.69",
+        ),
         (ActWaits(by=B, kind="amend", subject=""), "amend: handed in by bert"),
         (ActWaits(by=B, kind="ban", subject=A), "ban anna: handed in by bert"),
         (ConnectionDropped(address="bulk stream", remote=B, reason="gone"), "anna could not fetch from bert: gone"),

@@ -1,0 +1,113 @@
+"""Members that stray from the others are named, and a method that engages and never learns is."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from scenarios.swarm import Life, Swarm
+from scenarios.test_faults import MakeSwarm
+from weft.codec import Fp32Config
+from weft.data.batch import Batch
+from weft.events import Event, MemberStrays, NotLearning, RoundCommitted
+from weft.peer.trainer import Trainer
+from weft.sync.rows import AsyncDiLoCoConfig, FedAvgConfig
+
+EVERY = 4
+FEDAVG = FedAvgConfig(every=EVERY, codec=Fp32Config())
+Spoil = Callable[[Trainer], None]
+
+
+def spoilt(swarm: Swarm, name: str, spoil: Spoil) -> None:
+    """Let the machine of that name do something else than the run says."""
+    made = swarm.on_made
+
+    def on_made(life: Life) -> None:
+        made(life)
+        if life.member.name == name:
+            assert isinstance(life.peer._trainer, Trainer)
+            spoil(life.peer._trainer)
+
+    swarm.on_made = on_made  # type: ignore[method-assign]
+
+
+def times_the_rate(factor: float) -> Spoil:
+    def spoil(trainer: Trainer) -> None:
+        rate = trainer._rate
+        trainer._rate = lambda *about: factor * rate(*about)  # type: ignore[method-assign]
+
+    return spoil
+
+
+def garbage(trainer: Trainer) -> None:
+    """Train on tokens by chance."""
+    read = trainer._batches.at
+
+    def at(positions: object) -> Batch:
+        drawn = torch.Generator().manual_seed(int(positions[0]))  # type: ignore[index]
+        tokens, targets = read(positions)  # type: ignore[arg-type]
+        return tuple(torch.randint(0, 256, part.shape, generator=drawn).to(part.dtype) for part in (tokens, targets))  # type: ignore[return-value]
+
+    trainer._batches.at = at  # type: ignore[method-assign]
+
+
+def play(swarm: Swarm, **train_s: float) -> None:
+    async def scenario() -> None:
+        members = [swarm.member(name) for name in "abcd"]
+        members[0].is_founder = True
+        for member in members:
+            swarm.launch(member, wait_for=4, train_s=train_s.get(member.name, 1.0))
+        await swarm.done(*members)
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+def said(swarm: Swarm, kind: type[Event]) -> dict[str, list[Event]]:
+    """Return what each member has said of that kind."""
+    return {life.member.name: list(life.seen(kind)) for life in swarm.lives}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [(times_the_rate(10), "update"), (times_the_rate(1 / 30), "update"), (garbage, "loss")],
+    ids=["rate too high", "rate too low", "garbage"],
+)
+def test_everybody_names_who_strays_and_nobody_else(make_swarm: MakeSwarm, spoil: Spoil, what: str) -> None:
+    swarm = make_swarm(method=FEDAVG, num_rounds=20)
+    spoilt(swarm, "d", spoil)
+    play(swarm)
+    d = swarm.member("d").id
+    for name, events in said(swarm, MemberStrays).items():
+        assert events, f"{name} noticed nothing"
+        assert {(event.member, event.what, event.is_back) for event in events} == {(d, what, False)}  # type: ignore[attr-defined]
+    assert not any(said(swarm, NotLearning).values())
+
+
+def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(method=FEDAVG, num_rounds=40)
+    play(swarm)
+    assert not any(said(swarm, MemberStrays).values())
+    assert not any(said(swarm, NotLearning).values())
+
+
+@pytest.mark.parametrize(
+    ("method", "does_learn"),
+    [
+        (AsyncDiLoCoConfig(every=EVERY, codec=Fp32Config()), True),
+        # What comes 17 rounds late moves the parameters like all else, and momentum goes on with it in each round.
+        (AsyncDiLoCoConfig(every=EVERY, codec=Fp32Config(), lr=1.0, momentum=0.95, delay=1), False),
+    ],
+    ids=["delayed momentum", "momentum at once"],
+)
+def test_rounds_that_count_what_is_stale_and_never_learn_are_named(
+    make_swarm: MakeSwarm, method: AsyncDiLoCoConfig, does_learn: bool
+) -> None:
+    swarm = make_swarm(method=method, num_rounds=15)
+    play(swarm, a=1.0, b=2.0, c=5.0, d=9.0)
+    for name, events in said(swarm, NotLearning).items():
+        assert len(events) == (0 if does_learn else 1), name
+    # It did engage: everybody was counted, again and again.
+    commits = next(life for life in swarm.lives if life.member.name == "a").seen(RoundCommitted)
+    for member in swarm.members.values():
+        assert sum(member.id in event.contributors for event in commits) >= 3

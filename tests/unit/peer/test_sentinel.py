@@ -1,0 +1,143 @@
+"""What a sentinel measures and hears, and what it leaves out."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from weft.events import Event, MemberStrays
+from weft.ids import BranchId, PeerId, Round, Tokens
+from weft.net.messages import Heartbeat
+from weft.peer.sentinel import Sentinel
+from weft.sync.messages import Contribution
+from weft.sync.rows import AsyncDiLoCoConfig, DdpConfig, FedAvgConfig, MethodConfig, spell_out
+
+PEERS = [PeerId(digit * 64) for digit in "abcd"]
+SELF, ODD = PEERS[0], PEERS[3]
+
+
+class Heard:
+    """Stands for the membership: what each member has told last."""
+
+    def __init__(self) -> None:
+        self.losses: dict[PeerId, float | None] = {}
+        self.round = 0
+
+    def heartbeat_of(self, peer: PeerId) -> Heartbeat | None:
+        if peer not in self.losses:
+            return None
+        return Heartbeat(
+            name="",
+            branch=BranchId("f" * 64),
+            round=Round(self.round),
+            manifest=None,
+            state="training",
+            loss=self.losses[peer],
+            tokens_per_s=1.0,
+        )
+
+
+class Watch:
+    def __init__(self, method: MethodConfig | None = None) -> None:
+        self.heard, self.events = Heard(), list[Event]()
+        choices = spell_out(method or FedAvgConfig(), 4)
+        self.sentinel = Sentinel(SELF, self.events.append, self._own, choices)
+
+    def _own(self) -> Heartbeat:
+        found = self.heard.heartbeat_of(SELF)
+        assert found is not None
+        return found
+
+    def merge(self, lengths: dict[PeerId, float], **more: Any) -> None:
+        """Merge a round's contributions, of which the odd one has more to it."""
+        self.heard.round += 1
+        for peer, length in lengths.items():
+            each = Contribution(peer=peer, tokens=Tokens(100), parts=())
+            each = msgspec.structs.replace(each, **(more if peer == ODD else {}))
+            self.sentinel.merged(Round(self.heard.round), each, length)
+
+    def tell(self, losses: dict[PeerId, float | None], members: list[PeerId] = PEERS) -> None:
+        self.heard.losses, self.heard.round = losses, self.heard.round + 1
+        head: Any = SimpleNamespace(members=tuple(members), round=Round(self.heard.round), committed_tokens=1)
+        self.sentinel.look(head, self.heard, 10**9)  # type: ignore[arg-type]
+
+    @property
+    def strayed(self) -> set[tuple[PeerId, str]]:
+        return {(event.member, event.what) for event in self.events if isinstance(event, MemberStrays)}
+
+
+def alike(odd: float) -> dict[PeerId, float]:
+    return dict.fromkeys(PEERS, 1.0) | {ODD: odd}
+
+
+def test_an_update_that_is_far_longer_or_shorter_is_measured() -> None:
+    for odd in (9.0, 1 / 9):
+        watch = Watch()
+        for _ in range(12):
+            watch.merge(alike(odd))
+        assert watch.strayed == {(ODD, "update")}
+        event = watch.events[0]
+        assert isinstance(event, MemberStrays)
+        assert event.value / event.usual == pytest.approx(odd)
+
+
+@pytest.mark.parametrize(
+    "more", [{"tokens": Tokens(0)}, {"group": True}, {"legacy": True}], ids=["newcomer", "group", "legacy"]
+)
+def test_what_is_no_single_peers_own_work_is_not_measured(more: dict[str, Any]) -> None:
+    watch = Watch()
+    for _ in range(12):
+        watch.merge(alike(9.0), **more)
+    assert not watch.strayed
+
+
+def test_a_delta_of_many_tokens_may_be_long_and_a_gradient_may_not() -> None:
+    deltas, gradients = Watch(), Watch(DdpConfig())
+    for watch in (deltas, gradients):
+        for _ in range(12):
+            watch.merge(alike(5.0), tokens=Tokens(900))
+    assert not deltas.strayed
+    assert gradients.strayed == {(ODD, "update")}
+
+
+def test_where_rounds_wait_for_nobody_lengths_may_differ_more() -> None:
+    for odd, strayed in ((9.0, set()), (30.0, {(ODD, "update")})):
+        watch = Watch(AsyncDiLoCoConfig())
+        for _ in range(12):
+            watch.merge(alike(odd))
+        assert watch.strayed == strayed
+
+
+def test_a_loss_far_from_the_others_is_heard_also_of_oneself() -> None:
+    for odd in (ODD, SELF):
+        watch = Watch()
+        for number in range(12):
+            watch.tell(dict.fromkeys(PEERS, 3.0 - 0.01 * number) | {odd: 6.0 - 0.01 * number})
+        assert watch.strayed == {(odd, "loss")}
+
+
+def test_what_was_told_before_is_no_news() -> None:
+    watch = Watch()
+    for _ in range(5):
+        watch.tell(dict.fromkeys(PEERS, 3.0))
+    for _ in range(30):
+        watch.heard.round = 5  # they tell the same again, as every two seconds
+        watch.tell(dict.fromkeys(PEERS, 3.0) | {ODD: 6.0})
+    assert not watch.strayed
+
+
+@pytest.mark.parametrize("loss", [None, math.nan, math.inf])
+def test_a_loss_that_is_none_judges_nobody(loss: float | None) -> None:
+    watch = Watch()
+    for _ in range(12):
+        watch.tell({SELF: 3.0, PEERS[1]: 9.0, PEERS[2]: loss, ODD: loss})
+    assert not watch.events
+
+
+def test_who_is_no_member_any_more_is_no_longer_judged() -> None:
+    watch = Watch()
+    for number in range(30):
+        watch.tell(dict.fromkeys(PEERS, 3.0 - 0.01 * number) | {ODD: 6.0}, PEERS[:3])
+    assert not watch.strayed
