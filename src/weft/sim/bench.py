@@ -144,12 +144,13 @@ def points_of(bench: Bench, tree: Mapping[str, Any], where: str) -> tuple[Point,
         raise ConfigError(
             f"{where}: a bench compares runs whose weights follow from the seed and whose data all share."
         )
-    found = []
+    found: list[Point] = []
     for row in bench.row:
-        for steps in row.steps or _lengths(bench, base):
-            for seed, values in itertools.product(row.seeds or bench.seeds, row.values()):
-                run_file = _run_file(bench, base, row, values, (seed, steps), tree)
-                found.append(Point(row.name, values, seed, steps, run_file))
+        for steps, seed in itertools.product(row.steps or _lengths(bench, base), row.seeds or bench.seeds):
+            shared = _shared(bench, base, tree, seed, steps)
+            found += [
+                Point(row.name, values, seed, steps, _run_file(row, values, shared, steps)) for values in row.values()
+            ]
     return tuple(found)
 
 
@@ -209,20 +210,25 @@ def _lengths(bench: Bench, base: RunFile) -> tuple[int, ...]:
     return tuple(tokens // together for tokens in bench.tokens or ())
 
 
-def _run_file(
-    bench: Bench, base: RunFile, row: BenchRow, values: Values, what: tuple[int, int], tree: Mapping[str, Any]
-) -> RunFile:
-    (seed, steps), changed, where = what, copy.deepcopy(dict(tree)), f"row {row.name}"
+def _shared(bench: Bench, base: RunFile, tree: Mapping[str, Any], seed: int, steps: int) -> dict[str, Any]:
+    """Return the run file as all rows have it, of one seed and length."""
+    shared = copy.deepcopy(dict(tree))
     tokens = steps * bench.num_peers * base.train.batch_size * base.train.seq_len
-    changed |= {"seed": seed, "peers": bench.num_peers, "has_even_leases": True, "method": copy.deepcopy(row.method)}
-    changed["train"]["tokens"] = tokens
-    schedule = changed["train"]["schedule"]
+    shared |= {"seed": seed, "peers": bench.num_peers, "has_even_leases": True}
+    shared["train"]["tokens"] = tokens
+    schedule = shared["train"]["schedule"]
     schedule["warmup_tokens"] = round(bench.warmup * tokens)
     if schedule["type"] != "constant":
         schedule["total_tokens"] = tokens
+    return shared
+
+
+def _run_file(row: BenchRow, values: Values, shared: Mapping[str, Any], steps: int) -> RunFile:
+    where = f"row {row.name}"
+    tree = copy.deepcopy({**shared, "method": row.method})
     for dotted, value in {**row.set, **values}.items():
-        replace_field(changed, dotted, copy.deepcopy(value))
-    run_file: RunFile = from_tree(changed, RunFile, where=where)
+        replace_field(tree, dotted, copy.deepcopy(value))
+    run_file: RunFile = from_tree(tree, RunFile, where=where)
     every = spell_out(run_file.method, run_file.peers).every
     if steps % every:
         raise ConfigError(

@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
 from weft.sim.bench_report import Group, best_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ROOM = 0.6  # above the worst of the best points, as a share of how far those are apart
 LEAST_ROOM = 0.1  # nats
@@ -46,21 +50,12 @@ def draw(groups: Sequence[Group], path: Path) -> bool:
     with library.rc_context({"svg.hashsalt": "weft", "svg.fonttype": "path"}):
         figure = Figure(figsize=(9, 6), layout="constrained")
         axes = figure.add_subplot()
-        for number, row in enumerate(best):
+        for number, (row, group) in enumerate(best.items()):
             colour = colours(number % colours.N)
-            for group in groups:
-                if group.row == row and group.is_complete:
-                    is_above = group.loss > top
-                    axes.scatter(
-                        _sent(group),
-                        min(group.loss, top),
-                        s=18,
-                        marker="^" if is_above else "o",
-                        color=colour,
-                        alpha=0.5,
-                        clip_on=not is_above,
-                    )
-            axes.scatter(_sent(best[row]), best[row].loss, s=70, color=colour, edgecolor="black", label=row, zorder=3)
+            for each in groups:
+                if each.row == row and each.is_complete:
+                    _dot(axes, each, top, colour)
+            axes.scatter(_sent(group), group.loss, s=70, color=colour, edgecolor="black", label=row, zorder=3)
         for kind, share, style in (("bf16", some.ratio_bf16, "--"), ("fp32", some.ratio_fp32, ":")):
             if share:
                 axes.axvline(some.sent_mean / share, color="grey", linestyle=style, label=f"ring DDP in {kind}")
@@ -73,6 +68,13 @@ def draw(groups: Sequence[Group], path: Path) -> bool:
         axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return True
+
+
+def _dot(axes: "Axes", group: Group, top: float, colour: Any) -> None:
+    is_above = group.loss > top
+    marker, size = ("^", 30) if is_above else ("o", 18)
+    at = _sent(group), min(group.loss, top)
+    axes.scatter(*at, s=size, marker=marker, color=colour, alpha=0.5, clip_on=not is_above)
 
 
 def _sent(group: Group) -> float:
