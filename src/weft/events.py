@@ -234,6 +234,7 @@ class RoundCommitted(Event, frozen=True, kw_only=True):
     received_nbytes: int
     duration_s: float  # from this peer's payload to its outer step
     work_s: float  # inner steps before it
+    distance: float | None = None  # of who exchanges with neighbours, to the mean just made, in lengths of the mean
 
 
 class RoundMissed(Event, frozen=True, kw_only=True):
@@ -242,6 +243,15 @@ class RoundMissed(Event, frozen=True, kw_only=True):
     round: Round
     carried_tokens: Tokens
     reason: str
+
+
+class GraphChosen(Event, frozen=True, kw_only=True):
+    """Who exchanges with whom from a round on. The gap is what a round takes off the distance to the mean."""
+
+    round: Round
+    graph: str
+    num_members: int
+    spectral_gap: float
 
 
 class Sponsored(Event, frozen=True, kw_only=True):

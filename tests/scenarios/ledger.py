@@ -23,9 +23,11 @@ from weft.events import Notice
 from weft.ids import Digest, PeerId, Round
 from weft.peer.absence import Fate
 from weft.peer.contribution import OUTDATED, Carry
+from weft.peer.mixing import Met
 from weft.peer.trainer import Work
 from weft.sim.world import Life
 from weft.sync.messages import GroupRecord, Manifest
+from weft.sync.neighbours import dealt, is_gossip
 from weft.sync.reduce import EncodedPart
 from weft.wire import digest
 
@@ -81,8 +83,10 @@ class Book:
         rounds = self.life.peer._rounds
         assert rounds is not None
         num = next(num for num in range(len(self.carried) + 1) if tokens(self.carried[:num]) >= num_tokens)
-        payload = digest("".join(part.digest for part in parts).encode())
-        base = rounds.chain.base
+        base, digests = rounds.chain.base, [part.digest for part in parts]
+        if is_gossip(base):
+            digests = [*dealt(base, self.life.peer.peer, digests[0])]
+        payload = digest("".join(digests).encode())
         self.offers[base.branch, base.round] = Offer(payload, tuple(self.carried[:num]))
 
     def told(self, *, is_sure: bool) -> int:
@@ -108,15 +112,20 @@ class WatchedCarry(Carry):
         super().add_gradient(gradient, work)
         self.book.add(work.num_tokens)
 
-    def encode(self, parts: tuple[range, ...], round: int) -> tuple[EncodedPart, ...]:
-        encoded = super().encode(parts, round)
+    def encode(self, parts: tuple[range, ...], round: int, *, is_gossip: bool = False) -> tuple[EncodedPart, ...]:
+        encoded = super().encode(parts, round, is_gossip=is_gossip)
         self.book.offer(encoded, self.due)
         return encoded
 
     def settle(
-        self, apply: Callable[[], None], is_counted: bool, fate: Fate = "late", round: Round | None = None
+        self,
+        apply: Callable[[], None],
+        is_counted: bool,
+        fate: Fate = "late",
+        round: Round | None = None,
+        met: Met | None = None,
     ) -> None:
-        super().settle(apply, is_counted, fate, round)
+        super().settle(apply, is_counted, fate, round, met)
         self.book.keep(self.tokens)
 
     def counters(self) -> dict[str, int]:

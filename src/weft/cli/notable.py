@@ -15,6 +15,7 @@ from weft.events import (
     DataReady,
     Entry,
     FellBack,
+    GraphChosen,
     JoinTooSlow,
     LegacyCounted,
     LegacyDropped,
@@ -91,6 +92,8 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             )
         case LoopStalled(stall_s=stall_s) if stall_s >= SLEPT_S:
             return f"{name(entry.peer)} stood still for {stall_s:.0f} s"
+        case GraphChosen(graph=graph, num_members=num, spectral_gap=gap):
+            return f"exchanges with neighbours: {graph} of {num}, spectral gap {gap:.4f}"
         case Sponsored(sponsor=sponsor):
             return f"{name(entry.peer)} contributes through {name(sponsor)}: there is no room among those who vote"
         case MajorityLost(alive=alive, electorate=electorate, opens_branch_in_s=wait_s, reason=reason):

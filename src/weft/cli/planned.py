@@ -184,7 +184,7 @@ def _warnings(plan: Forecast) -> Iterator[str]:
         )
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
-    if pace.penalty is not None and question.choices.send == "delta" and question.num_peers > 1:
+    if pace.penalty is not None and question.choices.send != "gradient" and question.num_peers > 1:
         if pace.num_rounds < FEW_ROUNDS:
             yield (
                 f"{pace.num_rounds} rounds are few, and cost more than is reckoned: four small peers ended 8 % above "

@@ -4,7 +4,7 @@ It does not know what the leader knew, which decided.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from weft.events import AttemptStarted
@@ -13,6 +13,7 @@ from weft.sync.enact import accused
 from weft.sync.machine import State
 from weft.sync.messages import Base, Manifest
 from weft.sync.rules import leader
+from weft.wire import Buffer
 
 Status = Literal["alive", "suspected", "gone", "joining"]  # what membership says of a peer
 Fate = Literal["late", "travelling", "lost"]
@@ -32,11 +33,15 @@ class Decided:
     Args:
         left_out: members of the electorate that it does not count, and why, as far as this peer knows.
         fate: of what this peer brought, where it is not counted.
+        taken: what it counts of this peer's neighbours in a gossip round; None: it is not here.
+        weights: of these neighbours.
     """
 
     manifest: Manifest
     left_out: dict[PeerId, str]
     fate: Fate = "late"
+    taken: Mapping[PeerId, Buffer | None] = field(default_factory=dict)
+    weights: Mapping[PeerId, float] = field(default_factory=dict)
 
 
 def left_out(

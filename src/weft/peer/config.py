@@ -28,7 +28,7 @@ from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.outline import AdmissionConfig, TicketAdmission
 from weft.sync.acts import BatchSize, TotalTokens
 from weft.sync.charter import MAX_STEWARDS, Electors, Settings
-from weft.sync.choices import AdamWConfig, Choices, InnerSgdConfig, OptimizerConfig, check
+from weft.sync.choices import AdamWConfig, Choices, InnerSgdConfig, OptimizerConfig, check, check_graph
 from weft.sync.messages import MAX_GROUP
 from weft.sync.rows import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.schedule import ConstantConfig, ScheduleConfig
@@ -120,7 +120,10 @@ class RunFile(Config, frozen=True, kw_only=True):
                 f"peers is {self.peers}, and {self.electors} electors find room for {room}: {MAX_GROUP} contribute "
                 "through each at most, itself included. Raise electors, or expect fewer peers."
             )
-        check(spell_out(self.method, self.peers), self.train.optimizer)
+        choices = spell_out(self.method, self.peers)
+        check(choices, self.train.optimizer)
+        if choices.graph is not None:
+            check_graph(choices.graph, self.peers, self.electors)
 
 
 @dataclass(frozen=True)

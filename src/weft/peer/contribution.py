@@ -33,6 +33,7 @@ from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.absence import Fate
 from weft.peer.learner import Learner, Work
+from weft.peer.mixing import Met, Mixing
 from weft.peer.replica import Replica
 from weft.sync import payload
 from weft.sync.reduce import EncodedPart, named
@@ -54,7 +55,7 @@ class _Encoded:
 
     parts: tuple[range, ...]
     round: int
-    variant: int  # of what depends on the round
+    variant: tuple[int, bool]  # of what depends on the round, and whether it is for neighbours
     payload: tuple[EncodedPart, ...]
     left: Float32[Tensor, " num"] | None  # where what is left stays in the local parameters: what is sent
 
@@ -68,6 +69,7 @@ class Carry:
         self._num_missed = 0
         self._num_travelling = 0  # rounds in which the payload was on its way
         self._encoded: _Encoded | None = None  # of what is carried
+        self.mixing = Mixing(replica)
         self._error: Float32[Tensor, " num"] | None = None  # what codecs left of all that was counted
         self._sent: Float32[Tensor, " num"] | None = None  # of the round that is being settled
         self.tokens = Tokens(0)  # trained and not counted
@@ -141,20 +143,29 @@ class Carry:
         self.tokens = Tokens(self._gradient_tokens)
         self._encoded = None
 
-    def encode(self, parts: tuple[range, ...], round: int) -> tuple[EncodedPart, ...]:
+    def encode(self, parts: tuple[range, ...], round: int, *, is_gossip: bool = False) -> tuple[EncodedPart, ...]:
         """Return the payload for a round, part by part. Nothing changes: what it holds stays here until it is counted.
 
         It may share the memory of a vector that nobody writes to any more.
+
+        Args:
+            is_gossip: it is for this peer's neighbours, whole.
 
         Raises:
             NotFinite: what was trained holds NaN or infinity.
         """
         method, scope = self._replica.method, self._replica.scope
         # Other bytes in another round.
-        is_new = isinstance(method.choices.codec, RandomKConfig) or not method.basis.is_orthonormal
-        variant = round if is_new else scope.fragment(round)
+        codec = self._replica.config.method.codec
+        is_new = isinstance(codec, RandomKConfig) or not method.basis.is_orthonormal
+        variant = round if is_new else scope.fragment(round), is_gossip
         if self._encoded is None or (self._encoded.parts, self._encoded.variant) != (parts, variant):
             trained = self._leased() if self._gradient is None else self._gradient
+            if is_gossip:
+                self._encoded = _Encoded(parts, round, variant, (self.mixing.payload(trained, round),), None)
+                return self._encoded.payload
+            if self.mixing.is_wanted:
+                trained = self.mixing.alone(trained)
             delta = method.delta(self._replica.outer, trained)
             encoded, left = payload.encode(method, scope, self._replica.state, delta, self._error, parts, round)
             if left is not None and method.choices.error == "local":
@@ -163,7 +174,12 @@ class Carry:
         return self._encoded.payload
 
     def settle(
-        self, apply: Callable[[], None], is_counted: bool, fate: Fate = "late", round: Round | None = None
+        self,
+        apply: Callable[[], None],
+        is_counted: bool,
+        fate: Fate = "late",
+        round: Round | None = None,
+        met: Met | None = None,
     ) -> None:
         """Run `apply`, which moves the outer parameters, and bring the local ones along.
 
@@ -173,6 +189,7 @@ class Carry:
                 nothing, one before it did: what that one offered is trained on the same lease, and may hold all of what
                 was restored, which is dropped. Or the commit is heard of a second time.
             fate: of what was offered, where it is not counted.
+            met: whom this peer meets, where the round is a gossip round.
         """
         self._num_travelling = self._num_travelling + 1 if fate == "travelling" else 0
         if is_counted and self.offered is None:
@@ -191,6 +208,9 @@ class Carry:
                 self._drop()
             self._trainer.set_local(self._replica.outer)
             return
+        if self.mixing.is_wanted:
+            self._mix(apply, is_counted, round, met)
+            return
         if self._replica.method.choices.is_streaming:
             self._stream(apply, is_counted, round)
             return
@@ -208,6 +228,30 @@ class Carry:
             self._mark, local = local, local - ahead
         self._trainer.set_local(local)
         self._trainer.set_anchor(self._replica.outer)
+
+    def _mix(self, apply: Callable[[], None], is_counted: bool, round: Round | None, met: Met | None) -> None:
+        """The same where members exchange with neighbours: what was made ahead keeps its distance."""
+        leased, local, outer = self._leased(), self._trainer.local(), self._replica.outer
+        before, encoded = outer.clone() if round is None else None, self._encoded
+        apply()
+        if before is not None:  # another state
+            position = leased + (outer - before)
+            self.mixing.lose()
+        elif met is not None:
+            sent = encoded.payload[0].encoded if is_counted and encoded is not None else None
+            position = self.mixing.meet(leased, sent, met, Round(round or 0))
+        else:
+            self.mixing.note_distance(leased)
+            is_mine = is_counted and encoded is not None
+            position = outer.clone() if is_mine else leased
+            self.mixing.begin(is_mine)
+        if met is None:
+            self._encoded = None  # it is told by its distance to the outer parameters, which have moved
+        if is_counted or not self.tokens:
+            self._drop()
+        if self._mark is not None:
+            self._mark, position = position, position + (local - leased)
+        self._trainer.set_local(position)
 
     def _stream(self, apply: Callable[[], None], is_counted: bool, round: Round | None) -> None:
         """The same where a round is of a fragment: the rest of the local parameters stays where it is.
@@ -294,5 +338,7 @@ class Carry:
         self._encoded, self._error = None, vectors.pop("error", None)
         self._gradient = vectors.pop("gradient", None)
         self._gradient_tokens = 0 if self._gradient is None else self.tokens
+        if self.mixing.is_wanted:
+            self.mixing.lose()
         self._trainer.set_local(vectors.pop("local", self._replica.outer))
         self._trainer.set_anchor(self._replica.outer)

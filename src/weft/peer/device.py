@@ -183,7 +183,7 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
 def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:
     """Return the bytes a member of `run` needs at its peak, on the host ("cpu") and on its device, by place."""
     choices, num = run.method, num_parameters(run.model)
-    sends_delta = choices.send == "delta"
+    sends_delta = choices.send != "gradient"
     memory = cost.peer_memory(
         num,
         cost.part_size(num, _ASSUMED_PEERS),

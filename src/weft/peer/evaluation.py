@@ -68,12 +68,17 @@ class Evaluator(Unmeasured):
         place.node.on_note(Evaluation, self._on_evaluation)
 
     async def maybe(self, manifest: Manifest) -> None:
-        """Evaluate and sample where the run asks for it after this round; break off when this peer is to end."""
-        train = self._run.train
+        """Evaluate and sample where the run asks for it after this round; break off when this peer is to end.
+
+        Where members exchange with neighbours, whenever they have made the mean.
+        """
+        train, is_at_means = self._run.train, self._run.method.graph is not None
+        if manifest.is_gossip:
+            return  # nobody holds the mean
         with suppress(_Stopped):
-            if train.evaluate_every and manifest.round % train.evaluate_every == 0:
+            if train.evaluate_every and (is_at_means or manifest.round % train.evaluate_every == 0):
                 await self._evaluate(manifest)
-            if train.sample_every and manifest.round % train.sample_every == 0:
+            if train.sample_every and (is_at_means or manifest.round % train.sample_every == 0):
                 await self._sample(manifest.round)
 
     async def finish(self) -> None:

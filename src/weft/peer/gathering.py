@@ -32,6 +32,7 @@ from weft.sync.deadline import TELL_S
 from weft.sync.groups import contribution
 from weft.sync.machine import Lost
 from weft.sync.messages import Contribution, Ready
+from weft.sync.neighbours import is_well_dealt
 from weft.sync.rules import is_under_way, leader
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
@@ -102,6 +103,11 @@ class Gathering:
             self._num_failed.pop(wanted, None)
 
     @property
+    def announced(self) -> Mapping[PeerId, tuple[Digest, ...]]:
+        """Return the parts of all payloads that were announced in the present round."""
+        return self._announced
+
+    @property
     def has_quorum(self) -> bool:
         """Whether a quorum has announced."""
         return self._quorum_at is not None
@@ -147,7 +153,7 @@ class Gathering:
         if peer in self._announced:  # said again: the leader may not have heard either what is here
             self._tell_soon()
             return
-        if len(ready.parts) != base.num_parts:
+        if not is_well_dealt(base, peer, ready.parts):
             return
         self._announced[peer] = ready.parts
         self._timers.note_ready()
@@ -180,7 +186,7 @@ class Gathering:
         if me not in base.electorate or base.num_parts != len(base.electorate):
             return
         part = base.electorate.index(me)
-        wanted, num = brought.parts[part], len(self._parts.cut(base)[part])
+        wanted, num = brought.parts[part], self._parts.nums(base, brought.peer)[part]
         if not num:
             return
         self._wanted_in[wanted] = self._round
@@ -243,16 +249,17 @@ class Gathering:
             self.check()
 
     def _is_gathered(self, peer: PeerId, said: Mapping[PeerId, Gathered]) -> bool:
-        owners = (owner for owner in self._owners() if owner != peer)
+        owners = (owner for owner in self._owners(peer) if owner != peer)
         return all(owner in said and peer in said[owner].peers for owner in owners)
 
     def _is_lost(self, peer: PeerId, said: Mapping[PeerId, Gathered]) -> bool:
-        owners = [owner for owner in self._owners() if owner != peer]
+        owners = [owner for owner in self._owners(peer) if owner != peer]
         return 2 * sum(owner in said and peer in said[owner].missing for owner in owners) > len(owners)
 
-    def _owners(self) -> list[PeerId]:
+    def _owners(self, peer: PeerId) -> list[PeerId]:
+        """Return who wants something of what `peer` brings, and is not away."""
         state, base = self._state(), self._chain.base
         assert state is not None
         away = state.suspected | state.gone | state.farewells.keys()
-        cut = self._parts.cut(base)
-        return [owner for owner, part in zip(base.electorate, cut, strict=True) if len(part) and owner not in away]
+        nums = self._parts.nums(base, peer)
+        return [owner for owner, num in zip(base.electorate, nums, strict=True) if num and owner not in away]

@@ -15,8 +15,8 @@ It does not know the round's decisions.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -34,15 +34,18 @@ from weft.peer.pool import Pool
 from weft.peer.rates import Rates
 from weft.sync.choices import Choices
 from weft.sync.coding import codec_in, coding_in, group_codec_in, payload_codec_in, reply_codec_in
+from weft.sync.gossip import num_sent as num_gossiped
 from weft.sync.group_mean import GroupMean, payload_nbytes, split
+from weft.sync.groups import counted
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
+from weft.sync.neighbours import NOTHING, dealt, is_gossip, receives, taken, takes_from
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
 from weft.sync.replies import Replies
 from weft.sync.scope import Scope
 from weft.sync.uplinks import parts_of
 from weft.sync.weights import awaited_weight, weight_of
-from weft.wire import Buffer
+from weft.wire import Buffer, digest
 
 # Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
 POOL_VECTORS = 3
@@ -87,6 +90,7 @@ class Parts:
         self.on_added: Callable[[Round, Contribution, float], None] = lambda _round, _contribution, _length: None
         self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
+        self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
         self._replies = Replies(scope)
         self._pool = Pool(POOL_VECTORS * 4 * scope.most_sent)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
@@ -95,18 +99,34 @@ class Parts:
         self._node.serve_blobs(lambda _peer, wanted: chain.result(wanted), is_patient=True)
 
     def cut(self, base: Base) -> tuple[range, ...]:
-        """Return where the parts lie of what a round synchronises."""
+        """Return how a payload is cut that is brought to a round: where the parts lie, or whole, for neighbours."""
+        if is_gossip(base):
+            return (range(num_gossiped(base.charter.settings.method, self._scope.num)),)
         return cut(self._scope.num_sent(base.round), base.uplinks)
+
+    def results_in(self, base: Base) -> tuple[range, ...]:
+        """Return where the parts lie that are merged in a round, and given to all."""
+        return (range(0),) * base.num_parts if is_gossip(base) else self.cut(base)
+
+    def nums(self, base: Base, peer: PeerId) -> tuple[int, ...]:
+        """Return how many numbers of what `peer` brings to a round the owner of each part wants."""
+        ranges = self.cut(base)
+        if is_gossip(base):
+            return tuple(len(ranges[0]) if is_taken else 0 for is_taken in receives(base, peer))
+        return tuple(map(len, ranges))
 
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
         self._payload, self.is_asked_for = {part.digest: part.encoded for part in parts}, False
         self.asked_by = set()
+        base, me = self._chain.base, self._node.peer
+        if is_gossip(base) and me in base.electorate:
+            return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
 
     def is_here(self, wanted: Digest) -> bool:
         """Return whether a payload's part is here, to be merged."""
-        return wanted in self._payload or wanted in self._gathered
+        return wanted == NOTHING or wanted in self._payload or wanted in self._gathered
 
     async def gather(self, brought: Brought, wanted: Digest, num: int) -> None:
         """Fetch a part of `num` elements of a payload that is announced. Nobody waits for it.
@@ -145,9 +165,14 @@ class Parts:
     async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
         """Collect the contributions to a part, merge them in ascending peer order, legacies last, and serve the result.
 
+        In a gossip round this peer takes what its neighbours brought, whole, and there is nothing to serve.
+
         Args:
             here: the elements of the part.
         """
+        base = self._chain.base
+        if base.round == round and is_gossip(base):
+            return await self._gossip(plan, part, base)
         num, choices = len(here), self._choices(round)
         awaited = awaited_weight(
             self._chain.charter_in(round), plan.awaited, self._chain.head.leases, self._chain.base.uncounted
@@ -170,6 +195,55 @@ class Parts:
         )
         await self._keep(round, merged.digest, merged.encoded)
         return MergeDone(plan=plan, part=part, result=merged.digest)
+
+    async def _gossip(self, plan: Collect, part: int, base: Base) -> MergeDone | MergeFailed:
+        me, round = self._node.peer, base.round
+        wanted = taken(base, plan, me) if base.electorate[part] == me else ()
+        self._taken = {key: data for key, data in self._taken.items() if key[0] == round}
+        fetched = await asyncio.gather(*(self._whole(each, part, base) for each in wanted))
+        missing = [each.peer for each, data in zip(wanted, fetched, strict=True) if data is None]
+        if missing:
+            return MergeFailed(plan=plan, part=part, missing=tuple(missing))
+        await self._keep(round, NOTHING, b"")
+        return MergeDone(plan=plan, part=part, result=NOTHING)
+
+    async def _whole(self, contribution: Contribution, part: int, base: Base) -> Buffer | None:
+        """Return a neighbour's payload, from it or whoever has it, once it decodes; None: it cannot be had."""
+        num, codec = self.nums(base, contribution.peer)[part], codec_in(self._choices(base.round), base.round)
+        data = await self._contribution(contribution, part, num, base.round)
+        if data is None:
+            others = [each for each in base.electorate if each != contribution.peer and self._node.is_linked(each)]
+            with suppress(PeerError):
+                wanted = contribution.parts[part]
+                data = await self._from_any(others, wanted, codec.nbytes(num), self._limit_s(codec))
+        if data is None:
+            return None
+        try:
+            await self._compute.serve(lambda: self._check(codec, data, num))
+        except PayloadError as error:
+            self._emit(PayloadRejected(round=base.round, member=contribution.peer, reason=str(error)))
+            return None
+        self._taken[base.round, counted(contribution).payload] = data
+        return data
+
+    def taken(
+        self, base: Base, manifest: Manifest, announced: Mapping[PeerId, Sequence[Digest]]
+    ) -> dict[PeerId, Buffer | None]:
+        """Return what a manifest counts of this peer's neighbours in a gossip round; None: it is not here.
+
+        Args:
+            base: of the round that the manifest decides.
+            announced: parts, as far as they were heard of: who is not counted may have fetched them all the same.
+        """
+        neighbours, found = takes_from(base, self._node.peer), dict[PeerId, Buffer | None]()
+        for each in manifest.contributions:
+            if each.peer in neighbours:
+                data = self._taken.get((manifest.round, each.payload))
+                parts = announced.get(each.peer, ())
+                if data is None and digest("".join(parts).encode()) == each.payload:
+                    data = next((self._gathered[part] for part in parts if part in self._gathered), None)
+                found[each.peer] = data
+        return found
 
     async def fetch(
         self, plan: Collect, wanted: "Wanted", is_wanted: Callable[[], bool] = lambda: True
@@ -237,7 +311,8 @@ class Parts:
         return True
 
     def _choices(self, round: Round) -> Choices:
-        return self._chain.charter_in(round).settings.method
+        method, base = self._chain.charter_in(round).settings.method, self._chain.base
+        return method if base.round == round and is_gossip(base) else method.of_mean()
 
     def _codec(self, round: Round) -> Codec:
         return codec_in(self._choices(round), round)
@@ -343,14 +418,17 @@ class Parts:
         return False
 
     def _limit_s(self, codec: Codec) -> float:
-        return FETCH_FLOOR_S + 8 * codec.nbytes(self._scope.most_sent) / MIN_UPLINK_BPS
+        most = max(self._scope.most_sent, num_gossiped(self._chain.charter.settings.method, self._scope.num))
+        return FETCH_FLOOR_S + 8 * codec.nbytes(most) / MIN_UPLINK_BPS
 
     def _lookup(self, peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is
         self.is_asked_for |= mine is not None
         if mine is not None or self._chain.result(wanted, since=self._chain.base.round) is not None:
             self.asked_by.add(peer)
-        return self._chain.result(wanted, since=Round(self._chain.head.round)) if mine is None else mine
+        if mine is None and (mine := self._gathered.get(wanted)) is None:  # a neighbour's: others may want it, too
+            return self._chain.result(wanted, since=Round(self._chain.head.round))
+        return mine
 
 
 def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:

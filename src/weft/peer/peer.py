@@ -46,6 +46,8 @@ from weft.peer.entrance import Entrance
 from weft.peer.evaluation import make_evaluator
 from weft.peer.groups import Groups, Turn
 from weft.peer.mailbox import Mailbox
+from weft.peer.mixing import Met
+from weft.peer.offering import Offering
 from weft.peer.parting import Parting
 from weft.peer.pause import Pause
 from weft.peer.place import Outcome, Place
@@ -210,6 +212,7 @@ class Peer:
 
     async def _take_part(self, head: Manifest) -> None:
         await self._warming.renew()  # before anything asks to be counted in, or for a sponsor
+        self._report.tell_graph(head)
         chain = Chain(head, self._replica.charter)
         self._saver.hand_on(chain)
         rounds = Rounds(self.place, chain, self._replica.scope, self.fail)
@@ -220,6 +223,7 @@ class Peer:
         )
         groups.hand_on(self._evaluator, lambda: self._entrance.plea.is_near)
         self._rounds, self._groups = rounds, groups
+        self._offering = Offering(self.place, self._replica, self._carry, self._legacies, groups)
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
         is_over = lambda: self._stopping.is_set() or self.pausing.is_away  # noqa: E731
         self._ahead = Ahead(self.place, self._training, self._carry, branches.lost, is_over)
@@ -263,7 +267,7 @@ class Peer:
         if not rounds.decided.empty() or self._stopping.is_set():
             return
         if self._carry.offered is None:
-            await self._offer(rounds, turn)
+            await self._offering.offer(rounds, turn)
         self._report.state = "paused" if self.pausing.is_away else "syncing"
         if self.pausing.is_away:
             self._training.work = None
@@ -276,23 +280,6 @@ class Peer:
 
     def _is_needless_to_wait(self, rounds: Rounds) -> bool:
         return rounds.hearing.has_quorum or not rounds.decided.empty() or self.pausing.is_on
-
-    async def _offer(self, rounds: Rounds, turn: Turn) -> None:
-        """Announce the carry, unless its round is decided before it is encoded: it would be counted twice."""
-        head, ranges = rounds.chain.head, turn.ranges
-        brought = await self._legacies.to_bring(rounds.chain.base, ranges) if rounds.is_member else None
-        if brought is None and not self._carry.due:
-            return
-        payload = (
-            brought.payload
-            if brought
-            else await self.place.compute.serve(lambda: self._carry.encode(ranges, head.round + 1))
-        )
-        if rounds.chain.head == head == self._replica.head:
-            if brought is None:
-                self._groups.offer(turn, payload)
-            elif rounds.is_member:
-                self._carry.offered = rounds.announce(brought.tokens, payload, brought.kept)
 
     async def _settle_next(self, rounds: Rounds) -> None:
         """Wait for the next decision and make the outer step; return without one where there is something else to do:
@@ -334,12 +321,14 @@ class Peer:
             await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
         step, is_in_there = partial(self._replica.apply, manifest, results), is_counted or is_doubtful
-        await self.place.compute.serve(lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round))
+        met = Met(decided.taken, decided.weights) if manifest.is_gossip else None
+        await self.place.compute.serve(lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met))
         self._groups.tell(manifest, is_counted, tokens)
         if not is_counted:
             self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)
         if manifest.contributions:
             self._report.tell_commit(decided, began)
+            self._report.tell_mixing(decided)
             if (reason := self._report.tell_acts(manifest)) is not None:
                 self.fail(Removed(reason))
             if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_away:

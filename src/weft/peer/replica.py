@@ -19,6 +19,7 @@ from weft.sync.coding import reply_codec_in
 from weft.sync.legacy import charter_after
 from weft.sync.messages import Manifest, next_base
 from weft.sync.method import OUTER, Method
+from weft.sync.neighbours import has_result
 from weft.sync.outer import State as OuterState
 from weft.sync.outer import StepContext
 from weft.sync.reduce import decode_parts
@@ -50,7 +51,7 @@ class Replica:
         Raises:
             PayloadError: a result is not finite or of another size; nothing has changed.
         """
-        if manifest.contributions:
+        if has_result(manifest):
             round, parts = manifest.round, parts_of(manifest, self.scope)
             merged = self._merged[: self.scope.num_sent(round)]
             decode_parts(reply_codec_in(self.method.choices, round), results, parts, merged)

@@ -5,7 +5,7 @@ It decides nothing.
 
 import math
 
-from weft.events import LegacyCounted, RoundCommitted, RoundMissed
+from weft.events import GraphChosen, LegacyCounted, PayloadRejected, RoundCommitted, RoundMissed
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
@@ -14,14 +14,19 @@ from weft.peer.acts import REMOVALS, told, why_removed
 from weft.peer.config import Genesis
 from weft.peer.contribution import OUTDATED, Carry, dropped
 from weft.peer.evaluation import Unmeasured
+from weft.peer.mixing import Met
 from weft.peer.place import Outcome, Place
 from weft.peer.replica import Replica
 from weft.peer.sentinel import Sentinel
 from weft.peer.state import replica_digest
 from weft.peer.training import Training
+from weft.sync.graph import spectral_gap
 from weft.sync.groups import counted_through
-from weft.sync.messages import Manifest
+from weft.sync.messages import Manifest, own_work
+from weft.sync.neighbours import has_result
 from weft.wire import digest_of
+
+TORN = "it is exchanged with this peer, and is not here: only the other has moved"
 
 
 class Report:
@@ -32,6 +37,7 @@ class Report:
         self._carry = carry
         self._training = training
         self._traffic_before = (0, 0)
+        self._num_in_graph = 0  # members, as was told last
         self.state = "starting"  # one word for people
         self.sentinel = Sentinel(place.node.peer, place.emit, self.heartbeat, run.method)
         self._head: tuple[Manifest | None, Digest | None] = (None, None)  # the last that was named, and its digest
@@ -81,6 +87,7 @@ class Report:
                 received_nbytes=received - self._traffic_before[1],
                 duration_s=0.0 if began is None else self._place.clock.now() - began,
                 work_s=0.0 if work is None else work.duration_s,
+                distance=self._carry.mixing.distance if has_result(manifest) else None,
             )
         )
         self._traffic_before = (sent, received)
@@ -94,6 +101,23 @@ class Report:
         """Tell how much of what was due before a round that did not count it is carried no more."""
         if num := due - self._carry.due:
             self._place.emit(dropped(num, why))
+
+    def tell_mixing(self, decided: Decided) -> None:
+        """Tell who exchanges with whom, where that has changed, and of what was exchanged and is not here."""
+        manifest = decided.manifest
+        if manifest.is_gossip:
+            is_counted = own_work(manifest, self._place.node.peer) is not None
+            for peer in Met(decided.taken).lost if is_counted else ():
+                self._place.emit(PayloadRejected(round=manifest.round, member=peer, reason=TORN))
+        self.tell_graph(manifest)
+
+    def tell_graph(self, head: Manifest) -> None:
+        """Tell who exchanges with whom after `head`, where that is not as it was."""
+        graph, num = self._replica.config.method.graph, len(head.members)
+        if graph is not None and num != self._num_in_graph:
+            self._num_in_graph, gap = num, spectral_gap(graph.graph, num, graph.degree, self._run.run)
+            round = Round(head.round + 1)
+            self._place.emit(GraphChosen(round=round, graph=graph.graph, num_members=num, spectral_gap=gap))
 
     def _tell_legacies(self, manifest: Manifest) -> None:
         for each in manifest.contributions:

@@ -83,6 +83,7 @@ from weft.sync.messages import (
     Ready,
     counted_of,
 )
+from weft.sync.neighbours import takes_from
 from weft.sync.reduce import EncodedPart
 from weft.sync.rules import Durable, leader
 from weft.sync.scope import Scope
@@ -131,7 +132,7 @@ class Rounds:
 
     @property
     def ranges(self) -> tuple[range, ...]:
-        """Return how the vector is cut in the present round."""
+        """Return how a payload is cut for the present round."""
         return self.parts.cut(self.chain.base)
 
     def recall(self) -> Durable | None:
@@ -355,9 +356,9 @@ class Rounds:
                     if not (isinstance(message, Ready) and self._gathering.has_said):
                         self._send(self.chain.base.electorate, message)
                 case Merge(plan=plan, part=part):
-                    self._tasks.spawn(self._merge(plan, part, self.ranges[part]))
+                    self._tasks.spawn(self._merge(plan, part, self.parts.results_in(self.chain.base)[part]))
                 case Fetch(plan=plan, part=part, result=result):
-                    self._tasks.spawn(self._fetch(plan, part, result, self.ranges[part]))
+                    self._tasks.spawn(self._fetch(plan, part, result, self.parts.results_in(self.chain.base)[part]))
                 case SetTimer(timer=timer, attempt=attempt):
                     self._timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
@@ -398,14 +399,18 @@ class Rounds:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         self._timers.note_decided()
         self._memory.keep(self._timers.measured)
-        absent = left_out(self.chain.base, manifest, self._state, self.standing.statuses)
+        base = self.chain.base
+        absent = left_out(base, manifest, self._state, self.standing.statuses)
+        taken = self.parts.taken(base, manifest, self._gathering.announced) if manifest.is_gossip else {}
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
         self.hearing.follow(manifest, self.chain.charter)
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.standing.statuses.pop(peer, None)
-        self.decided.put_nowait(Decided(manifest, absent, fate))
+        self.decided.put_nowait(
+            Decided(manifest, absent, fate, taken, takes_from(base, self._node.peer) if taken else {})
+        )
         self.on_decided(certificate)
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()

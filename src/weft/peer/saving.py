@@ -17,6 +17,7 @@ from weft.peer.config import Genesis
 from weft.peer.contribution import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.journal import FULL_NBYTES
 from weft.peer.learner import Learner
+from weft.peer.mixing import Met
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.sync.messages import Base, Certificate, Manifest, counted_of, own_work
@@ -107,6 +108,7 @@ class Saver:
                     lambda: self._replica.apply(manifest, results),  # noqa: B023
                     mine is not None,
                     round=manifest.round,
+                    met=Met(is_known=False) if manifest.is_gossip else None,
                 )
                 chain.append(certificate)
                 if (lost := carried - self._carry.tokens - (0 if mine is None else mine.tokens)) > 0:

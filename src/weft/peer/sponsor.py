@@ -155,6 +155,8 @@ class Sponsor:
         base = self._rounds.chain.base
         if not self._rounds.is_member or please.branch != base.branch:
             return SponsorAnswer(is_taken=False, reason="no elector of this branch")
+        if self._rounds.chain.charter.settings.method.graph is not None:
+            return SponsorAnswer(is_taken=False, reason="members exchange with neighbours, and have no groups")
         if not self._take(peer):
             return SponsorAnswer(is_taken=False, reason="there is no room")
         return SponsorAnswer(is_taken=True)

@@ -16,9 +16,9 @@ import torch
 
 from weft import cost
 from weft.clock import Clock
-from weft.codec.build import build as build_codec
 from weft.ids import PeerId, RunId
 from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import layout
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
 from weft.peer.company import NOBODY, Pace
@@ -27,6 +27,7 @@ from weft.peer.device import Device, choose, decoder, needed_nbytes
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
 from weft.sync.method import Method
+from weft.sync.traffic import round_traffic
 
 CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
 LEAST_ROUND_S = 0.01  # of two peers on one machine with next to nothing to train: messages, and promises on the disk
@@ -99,9 +100,8 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         ConfigError: the settings name a device that is not there.
     """
     num, choices, device = num_parameters(run.model), run.method, choose(settings)
-    codec, reply = build_codec(choices.codec), build_codec(choices.reply_codec or choices.codec)
     num_peers = max(1, pace.num_members or len(ticket.contacts)) + 1
-    traffic = cost.reduce_traffic(num, cost.part_size(num, num_peers), num_peers, codec, reply)
+    traffic = round_traffic(choices, tuple(span.shape for span in layout(run.model)), num, num_peers)
     flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
     if round_s is None:
         num_threads = (settings.num_threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have

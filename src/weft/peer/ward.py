@@ -158,6 +158,8 @@ class Ward:
             self._outside_since = self._clock.now()
             return
         base, charter = self._rounds.chain.base, self._rounds.chain.charter
+        if charter.settings.method.graph is not None:
+            return  # nobody takes wards: it waits for a place among the members
         has_room = len(base.electorate) < charter.electors
         if has_room and self._clock.now() - self._outside_since < PATIENCE_S:
             return

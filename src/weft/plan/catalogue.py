@@ -8,29 +8,33 @@ It does not know how good a model they train: `plan.loss` has what was published
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft import cost
-from weft.codec.build import build
 from weft.model.config import named
 from weft.model.flat import layout
-from weft.sync.method import most_sent
 from weft.sync.rows import (
     AsyncDiLoCoConfig,
+    ChocoConfig,
     CocktailConfig,
     DdpConfig,
     DeMoConfig,
     DiLoCoConfig,
+    DPsgdConfig,
     FedAvgConfig,
     MethodConfig,
+    NoLoCoConfig,
     PowerSgdConfig,
     SparseLoCoConfig,
     StreamingConfig,
     spell_out,
 )
+from weft.sync.traffic import round_traffic
 
 PEERS = 4
 MODEL = "nano"
 VOCABULARY = 4096
 RING_BITS = 2 * 16  # a parameter and step, of bf16 data-parallel training in a large ring
+
+
+_GRAPHS = {"ring": "two neighbours in a ring", "pairs": "a partner, drawn anew"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +68,17 @@ class Entry:
 
     @property
     def among(self) -> str:
-        return "whoever is ready" if spell_out(self.config, PEERS).wait == "ready" else "all"
+        choices = spell_out(self.config, PEERS)
+        if choices.graph is not None:
+            name = _GRAPHS.get(choices.graph.graph, choices.graph.graph)
+            return f"{name}; all, every {choices.graph.mean_every} rounds"
+        return "whoever is ready" if choices.wait == "ready" else "all"
 
     @property
     def bits(self) -> float:
         """Bits that a peer sends for each parameter and inner step; it receives as many."""
         choices, spans = spell_out(self.config, PEERS), layout(named(MODEL, VOCABULARY, 1024))
-        num = most_sent(choices, tuple(span.shape for span in spans), spans.num_parameters)
-        payload, reply = build(choices.codec), build(choices.reply_codec or choices.codec)
-        traffic = cost.reduce_traffic(num, cost.part_size(num, PEERS), PEERS, payload, reply)
+        traffic = round_traffic(choices, tuple(span.shape for span in spans), spans.num_parameters, PEERS)
         return 8 * traffic.sent_nbytes / (spans.num_parameters * choices.every)
 
 
@@ -148,6 +154,30 @@ CATALOGUE = (
         tolerates="the thinnest links; who dies takes what it had kept back",
         pick="the line is what limits the run",
         source="Sarfi et al., 2508.15706, algorithm 1",
+    ),
+    Entry(
+        config=DPsgdConfig(),
+        codec="bf16",
+        apply="each its own: adapt, then combine",
+        tolerates="many peers, each with a line to a few; no replicas: who dies takes its own parameters",
+        pick="no line bears what all send, and steps must be synchronised all the same",
+        source="Lian et al., 1705.09056, combining after the step",
+    ),
+    Entry(
+        config=ChocoConfig(),
+        codec="64 of 4096, signs; what neighbours lack is kept",
+        apply="each its own: towards what neighbours told, in part",
+        tolerates="thin lines to a few; who misses a gossip round waits for the next mean",
+        pick="as for dpsgd, over thin lines",
+        source="Koloskova et al., 1902.00340, algorithm 2",
+    ),
+    Entry(
+        config=NoLoCoConfig(),
+        codec="bf16, of delta and parameters",
+        apply="Nesterov of each pair, towards its mean",
+        tolerates="lines that bear a model or two every few minutes, to one other, however many there are",
+        pick="among many, a round of all waits for too much",
+        source="Kolehmainen et al., 2506.10911, section 3",
     ),
 )
 

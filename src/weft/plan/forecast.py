@@ -15,6 +15,7 @@ from statistics import median
 from weft import cost
 from weft.codec import LOSSY
 from weft.codec.build import build as build_codec
+from weft.errors import ConfigError
 from weft.model.flat import layout
 from weft.peer.device import decoder
 from weft.peer.sponsor import PARALLEL
@@ -192,7 +193,16 @@ def pace_of(question: Question) -> Pace:
 
 
 def load_of(question: Question) -> Load:
-    """Return what a round of the electorate moves."""
+    """Return what a round of the electorate moves.
+
+    Raises:
+        ConfigError: the method has no replicas.
+    """
+    if question.choices.graph is not None:
+        raise ConfigError(
+            "method: what rounds with neighbours take is not known to this planner. Name a method with replicas, or "
+            "play the run: weft simulate."
+        )
     payload, reply = _encodings(question)
     every = question.train.evaluate_every
     shapes = tuple(span.shape for span in layout(question.model))
@@ -302,7 +312,7 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
         num_electors,
         payload,
         reply,
-        sends_delta=choices.send == "delta",
+        sends_delta=choices.send != "gradient",
         has_momentum=isinstance(choices.apply, NesterovConfig),
         num_errors=choices.num_errors,
         num_rounds=math.ceil(question.train.tokens / (num_peers * choices.every * question.tokens_per_step)),
@@ -313,7 +323,7 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
     grouped = _group_nbytes(question, payload)
     if not machines.is_gpu:
         return 0, memory.peak_nbytes + grouped
-    moments = memory.inner_optimizer if choices.send == "delta" else 0
+    moments = memory.inner_optimizer if choices.send != "gradient" else 0
     on_device = memory.local + memory.gradient + moments + max(memory.activations, cost.vector_nbytes(num))
     return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments + grouped
 

@@ -49,6 +49,12 @@ def choose(table: list[Row]) -> Row:
 
 def _kind(choices: Choices) -> str:
     match choices:
+        case Choices(send="weights"):
+            return "dpsgd"
+        case Choices(send="difference"):
+            return "choco"
+        case Choices(send="delta+weights"):
+            return "noloco"
         case Choices(apply=SignSgdConfig()):
             return "demo"
         case Choices(send="gradient", basis=LowRankConfig()):
@@ -72,7 +78,7 @@ def _kind(choices: Choices) -> str:
 def name_of(choices: Choices) -> str:
     """Return what a method is called in a table."""
     kind = _kind(choices)
-    if choices.send == "delta":
+    if choices.send != "gradient":
         kind += f" H={choices.every * choices.fragments}"
     reply = choices.reply_codec
     return f"{kind} {codec_name(choices.codec)}" + ("" if reply in (None, choices.codec) else f"/{codec_name(reply)}")
@@ -103,7 +109,7 @@ def _row(question: Question, choices: Choices, *, is_asked: bool) -> Row:
 def _objection(choices: Choices, pace: Pace) -> str:
     if pace.penalty is None:
         return "its loss was not published"
-    if choices.send == "delta" and pace.num_rounds < MIN_ROUNDS:
+    if choices.send != "gradient" and pace.num_rounds < MIN_ROUNDS:
         return f"{pace.num_rounds} rounds are too few"
     if pace.penalty.more_tokens is None:
         return "no number of tokens makes up for its loss"

@@ -10,6 +10,7 @@ import msgspec
 from weft.codec import LOSSY, Bf16Config, CodecConfig
 from weft.config import Config
 from weft.errors import ConfigError
+from weft.sync.graph import GraphName, is_static, spectral_gap
 
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate, held constant")]
 _Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
@@ -74,10 +75,35 @@ class MuonConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="muon"
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.1
 
 
+Step = Annotated[float, msgspec.Meta(gt=0, le=1, description="share of the way to the neighbours: gamma")]
+Pull = Annotated[float, msgspec.Meta(gt=0, lt=2, description="towards the mean of a member and its partner: gamma")]
+Degree = Annotated[int, msgspec.Meta(ge=1, le=64, description="neighbours of each in a random graph")]
+MeanEvery = Annotated[
+    int, msgspec.Meta(ge=1, le=100_000, description="rounds from one mean over all members to the next")
+]
+
+
+class MixConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="mix"):
+    """Each member's parameters move towards its neighbours'."""
+
+    step: Step = 1.0
+
+
+class PairNesterovConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="pair_nesterov"):
+    """Momentum along the mean delta of a member and its partner, and towards the mean of their slow parameters."""
+
+    lr: Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate: beta")] = 0.7
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1, description="outer momentum: alpha")] = 0.5
+    pull: Pull = 1.0
+
+
 OuterConfig = SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig | AdamWConfig | InnerSgdConfig
 OptimizerConfig = AdamWConfig | MuonConfig | InnerSgdConfig
 
 
+Send = Literal["gradient", "delta", "weights", "difference", "delta+weights"]
+MIN_GAP = 1e-3  # after a thousand rounds a third of a difference would be left
+GOSSIPED: tuple[Send, ...] = ("weights", "difference", "delta+weights")
 Every = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="inner steps between synchronisations")]
 Lr = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate")]
 Momentum = Annotated[float, msgspec.Meta(ge=0, lt=1, description="outer momentum")]
@@ -87,7 +113,9 @@ class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inne
     """Apply what was merged with the run's inner optimizer, whose moments are then replicated."""
 
 
-ApplyConfig = SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig | InnerConfig
+ApplyConfig = (
+    SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig | InnerConfig | MixConfig | PairNesterovConfig
+)
 
 BasisName = Literal["flat", "tiles", "dct"]
 
@@ -128,7 +156,17 @@ Wait = Annotated[
     Literal["all", "ready"],
     msgspec.Meta(description="a round waits for all members, until its deadline; or for one, and others train on"),
 ]
-AmongConfig = Literal["all"] | SampleConfig
+
+
+class GraphConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="graph"):
+    """Each with its neighbours in a graph; every so many rounds, all with all."""
+
+    graph: GraphName = "ring"
+    degree: Degree = 4
+    mean_every: MeanEvery = 20
+
+
+AmongConfig = Literal["all"] | SampleConfig | GraphConfig
 
 Proximal = Annotated[
     float, msgspec.Meta(ge=0, le=100, description="pull of inner steps towards the outer parameters; 0: none")
@@ -151,7 +189,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     """
 
     every: Every
-    send: Literal["gradient", "delta"]
+    send: Send
     apply: ApplyConfig
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None  # of the merged parts; None: the same as `codec`
@@ -173,6 +211,17 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         return self.fragments > 1 or self.overlap > 0 or self.mix > 0 or self.error == "local"
 
     @property
+    def graph(self) -> GraphConfig | None:
+        """Who exchanges with whom; None: there are replicas."""
+        return self.among if isinstance(self.among, GraphConfig) else None
+
+    def of_mean(self) -> "Choices":
+        """Return the choices by which rounds with replicas are computed: where members exchange, those of the mean."""
+        if self.graph is None:
+            return self
+        return Choices(every=self.every, send="delta", apply=SgdConfig(lr=1.0), codec=self.reply_codec or Bf16Config())
+
+    @property
     def num_errors(self) -> int:
         """Vectors of what codecs leave that a member holds: its own, the one under way, and that of merged parts."""
         return 2 * (self.feedback is not None) + (self.reply_feedback is not None)
@@ -184,6 +233,8 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 msgspec.structs.force_setattr(self, field.name, field.default)
 
     def _check(self) -> None:
+        if self.graph is not None or self.send in GOSSIPED or isinstance(self.apply, MixConfig | PairNesterovConfig):
+            return self._check_gossip(self.graph)
         if self.send == "gradient" and self.every != 1:
             raise ConfigError(
                 f"method: every: {self.every} inner steps leave no single gradient to send; "
@@ -234,6 +285,72 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                     f"method: {name}: codec {kind!r} leaves most of a vector out, and without feedback it is lost; "
                     f"set {name} = 0.95, or choose a dense codec."
                 )
+
+        return None
+
+    def _check_gossip(self, graph: GraphConfig | None) -> None:
+        is_pair = isinstance(self.apply, PairNesterovConfig)
+        is_whole = graph is not None and isinstance(self.apply, MixConfig | PairNesterovConfig)
+        if not is_whole or self.send not in GOSSIPED or is_pair != (self.send == "delta+weights"):
+            raise ConfigError(
+                'method: among, send, apply: who exchanges with neighbours sets among = {type = "graph"} with send = '
+                '"weights" or "difference" and apply = {type = "mix"}, or send = "delta+weights" and apply = '
+                '{type = "pair_nesterov"}.'
+            )
+        assert graph is not None
+        if self.send == "difference" and not is_static(graph.graph):
+            raise ConfigError(
+                f'method: among: a difference is to what neighbours know, and those of graph "{graph.graph}" change '
+                'from round to round; set graph = "ring", "torus", "random", "exponential" or "complete".'
+            )
+        if self.send != "difference" and isinstance(self.codec, LOSSY):
+            raise ConfigError(
+                f"method: codec: {self.codec.__struct_config__.tag!r} leaves most of the parameters out; set send = "
+                '"difference", or choose a dense codec.'
+            )
+        if isinstance(self.reply_codec, LOSSY):
+            raise ConfigError(
+                "method: reply_codec: it is how the mean over all members is told, which newcomers begin with; choose "
+                "a dense codec."
+            )
+        usual = Choices(every=1, send="delta", apply=SgdConfig())
+        for name in _OF_REPLICAS:
+            if getattr(self, name) != getattr(usual, name):
+                raise ConfigError(
+                    f'method: {name}: it is of methods with replicas; leave it out, or set among = "all".'
+                )
+
+
+def check_graph(graph: GraphConfig, num_peers: int, electors: int) -> None:
+    """Refuse a graph in which what one peer learns does not come to the others.
+
+    Raises:
+        ConfigError: there are more peers than members, or their parameters do not mix.
+    """
+    if num_peers > electors:
+        raise ConfigError(
+            f"method: among: of {num_peers} peers only {electors} can be members, and nobody else has neighbours; "
+            "expect fewer peers, or choose a method with replicas."
+        )
+    if (gap := spectral_gap(graph.graph, num_peers, graph.degree)) < MIN_GAP:
+        raise ConfigError(
+            f'method: among: in graph "{graph.graph}" of degree {graph.degree}, {num_peers} peers do not mix: its '
+            f"spectral gap is {gap:.4f}; set degree = 2 or more, or another graph."
+        )
+
+
+_OF_REPLICAS = (
+    "basis",
+    "feedback",
+    "reply_feedback",
+    "error",
+    "merge",
+    "proximal",
+    "fragments",
+    "overlap",
+    "mix",
+    "wait",
+)
 
 
 def check(choices: Choices, optimizer: OptimizerConfig) -> None:

@@ -30,6 +30,7 @@ from weft.sync.machine import (
     without_plan,
 )
 from weft.sync.messages import Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
+from weft.sync.neighbours import is_gossip
 from weft.sync.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
 from weft.sync.shares import lease, shares, without_lease
 from weft.sync.stuck import judged
@@ -110,8 +111,9 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     """
     turn, base = state.attempt + state.revision, state.base
     able = usable - absent - state.lacking.keys()
+    if is_gossip(base):
+        return _gossip(state, able or usable, absent)
     present = sorted(able - state.relayed) or sorted(able) or [state.me]
-    not_awaited = {*base.newcomers, *base.resting}
     owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
     if not turn and base.num_parts == len(base.electorate):
         away = absent | state.relayed | set(base.newcomers)
@@ -121,8 +123,30 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
         revision=state.revision,
         contributions=countable(base, (state.ready[peer] for peer in sorted(usable))),
         owners=tuple(owners),
-        awaited=tuple(sorted(set(base.electorate) - usable - absent - state.passing - not_awaited)),
+        awaited=_awaited(state, usable, absent),
     )
+
+
+def _gossip(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
+    """Return a plan in which all who are counted answer for themselves; for the others, anybody can."""
+    base, others = state.base, sorted(usable)
+    turn = state.attempt + state.revision
+    owners = [
+        peer if peer in usable else others[(part + turn) % len(others)] for part, peer in enumerate(base.electorate)
+    ]
+    return Collect(
+        attempt=state.attempt,
+        revision=state.revision,
+        contributions=countable(base, (state.ready[peer] for peer in others)),
+        owners=tuple(owners),
+        awaited=_awaited(state, usable, absent),
+    )
+
+
+def _awaited(state: State, usable: set[PeerId], absent: Set[PeerId]) -> tuple[PeerId, ...]:
+    base = state.base
+    not_awaited = {*base.newcomers, *base.resting, *state.passing}
+    return tuple(sorted(set(base.electorate) - usable - absent - not_awaited))
 
 
 def replan(state: State, sender: PeerId, stuck: Stuck) -> Result:
@@ -258,4 +282,5 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
         committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
         acts=acts,
         charter=digest_of(after.charter),
+        is_gossip=is_gossip(base),
     )

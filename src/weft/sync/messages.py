@@ -149,6 +149,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     charter: HexDigest  # of what holds for the next round
     uncounted: Annotated[tuple[Lease, ...], Meta(max_length=MAX_UNCOUNTED)] = ()  # of earlier leases, ascending
     leased_again: _Tokens = Tokens(0)  # of leases that were given a second time since the run began
+    is_gossip: bool = False  # neighbours took each other's payloads, and nothing was merged for all
 
 
 class Base(Record, frozen=True, kw_only=True):
@@ -169,6 +170,7 @@ class Base(Record, frozen=True, kw_only=True):
     charter: Charter  # by which the round is computed
     uncounted: tuple[Lease, ...] = ()  # leases of this round and before, of members that no manifest has counted since
     leased_again: Tokens = Tokens(0)
+    has_new_members: bool = False  # others than the round before
 
     @property
     def body(self) -> Body:
@@ -334,6 +336,7 @@ def next_base(manifest: Manifest, charter: Charter) -> Base:
         charter=charter,
         uncounted=(*manifest.uncounted, *(lease for lease in manifest.leases if lease.peer not in groups)),
         leased_again=manifest.leased_again,
+        has_new_members=bool(manifest.joined or manifest.left),
     )
 
 

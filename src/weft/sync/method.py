@@ -38,7 +38,7 @@ from weft.codec import bounds
 from weft.sync import basis as bases
 from weft.sync import outer as optimizers
 from weft.sync.basis import Shapes
-from weft.sync.choices import Choices, InnerConfig, MuonConfig, OptimizerConfig, check
+from weft.sync.choices import Choices, InnerConfig, MixConfig, MuonConfig, OptimizerConfig, PairNesterovConfig, check
 from weft.sync.outer import State, StepContext
 from weft.sync.scope import Scope
 
@@ -51,17 +51,18 @@ class Method:
     """The five choices as operations on flat vectors. It holds no state of a run.
 
     Args:
+        choices: where members exchange, those of the rounds that make the mean count: `gossip` has the others.
         inner: the run's inner optimizer.
         shapes: of the tensors that lie in a vector, in order.
     """
 
     def __init__(self, choices: Choices, inner: OptimizerConfig, shapes: Shapes = ()) -> None:
         check(choices, inner)
-        self.choices = choices
+        self.choices = choices = choices.of_mean()
         self.basis = bases.build(choices.basis, shapes)
         self._of_basis = frozenset(self.basis.init())
         apply = inner if isinstance(choices.apply, InnerConfig) else choices.apply
-        assert not isinstance(apply, InnerConfig | MuonConfig)
+        assert not isinstance(apply, InnerConfig | MuonConfig | MixConfig | PairNesterovConfig)
         self._optimizer = optimizers.build(apply)
 
     @property

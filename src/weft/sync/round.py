@@ -75,6 +75,7 @@ from weft.sync.messages import (
     Stuck,
     Vote,
 )
+from weft.sync.neighbours import is_gossip, is_own, is_well_dealt
 from weft.sync.rules import Durable, is_quorum, is_successor, is_under_way, leader, may_promise, newest, spent_farewells
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
@@ -159,13 +160,14 @@ def _receive(state: State, sender: PeerId, message: AnyRoundMessage) -> Result:
         case Committed():
             return conclude(state, message) if is_successor(state.base, message.manifest) else (state, ())
         case Ready():
-            if len(message.parts) != state.base.num_parts or sender in state.ready:
+            if not is_well_dealt(state.base, sender, message.parts) or sender in state.ready:
+                return state, ()
+            brought = contribution(state.base.charter, sender, message)
+            if is_gossip(state.base) and not is_own(brought):
                 return state, ()
             if message.group is not None and (message.legacy or not is_true(state.base, sender, message.group)):
                 return state, ()
-            return make_plan(
-                replace(state, ready={**state.ready, sender: contribution(state.base.charter, sender, message)})
-            )
+            return make_plan(replace(state, ready={**state.ready, sender: brought}))
         case Pass():
             return make_plan(replace(state, passing=state.passing | {sender}))
         case Collect():

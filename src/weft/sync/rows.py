@@ -16,22 +16,30 @@ from weft.sync.choices import (
     Basis,
     Choices,
     Decay,
+    Degree,
     DelayedNesterovConfig,
     Every,
     Fragments,
+    GraphConfig,
     InnerConfig,
     LowRankConfig,
     Lr,
+    MeanEvery,
     MergeRule,
     Mix,
+    MixConfig,
     Momentum,
     NesterovConfig,
     Overlap,
+    PairNesterovConfig,
     Proximal,
+    Pull,
     ReplyDecay,
     SgdConfig,
     SignSgdConfig,
+    Step,
 )
+from weft.sync.graph import GraphName
 
 
 class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
@@ -137,6 +145,41 @@ class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
 
 
+class DPsgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dpsgd"):
+    """Every so many steps, each member's parameters become a weighted mean of its own and its neighbours'."""
+
+    every: Every = 1
+    graph: GraphName = "ring"
+    degree: Degree = 4
+    mean_every: MeanEvery = 20
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+
+
+class ChocoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="choco"):
+    """The same with few bytes: members tell how they differ from what neighbours know, and keep what that lacks."""
+
+    every: Every = 1
+    graph: GraphName = "ring"
+    degree: Degree = 4
+    mean_every: MeanEvery = 100
+    step: Step = 0.4
+    codec: CodecConfig = TopKConfig()
+    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+
+
+class NoLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="noloco"):
+    """Every H steps, with a partner drawn anew: momentum along both deltas, and towards the mean of both."""
+
+    every: Every = 50
+    mean_every: MeanEvery = 10
+    lr: Lr = 0.7
+    momentum: Momentum = 0.5
+    pull: Pull = 1.0
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+
+
 MethodConfig = (
     DdpConfig
     | PowerSgdConfig
@@ -147,6 +190,9 @@ MethodConfig = (
     | SparseLoCoConfig
     | DeMoConfig
     | CocktailConfig
+    | DPsgdConfig
+    | ChocoConfig
+    | NoLoCoConfig
     | Choices
 )
 
@@ -246,6 +292,33 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
                 feedback=config.momentum,
                 reply_feedback=config.reply_feedback,
                 merge=config.merge,
+            )
+        case DPsgdConfig():
+            return Choices(
+                every=config.every,
+                send="weights",
+                apply=MixConfig(),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                among=GraphConfig(graph=config.graph, degree=config.degree, mean_every=config.mean_every),
+            )
+        case ChocoConfig():
+            return Choices(
+                every=config.every,
+                send="difference",
+                apply=MixConfig(step=config.step),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                among=GraphConfig(graph=config.graph, degree=config.degree, mean_every=config.mean_every),
+            )
+        case NoLoCoConfig():
+            return Choices(
+                every=config.every,
+                send="delta+weights",
+                apply=PairNesterovConfig(lr=config.lr, momentum=config.momentum, pull=config.pull),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                among=GraphConfig(graph="pairs", mean_every=config.mean_every),
             )
     assert_never(config)
 

@@ -12,6 +12,7 @@ from weft.rng import order_key
 from weft.sync.enact import Enacted, Void
 from weft.sync.legacy import countable, enacted
 from weft.sync.messages import Base, Collect, Goodbye, Manifest, Vote
+from weft.sync.neighbours import is_gossip, is_sound_gossip, is_well_dealt, no_results
 from weft.sync.shares import are_fair
 from weft.wire import Record, digest_of
 
@@ -108,6 +109,8 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and set(peers) <= set(base.electorate) - {after.struck}
         and _may_await(base, manifest.awaited, peers)
         and tuple(part.uplink for part in manifest.parts) == base.uplinks
+        and manifest.is_gossip == is_gossip(base)
+        and (not manifest.is_gossip or _is_sound_gossip(base, manifest))
         and len(manifest.uplinks) == len(manifest.members)
         and countable(base, manifest.contributions) == manifest.contributions
         and manifest.charter == digest_of(after.charter)
@@ -115,6 +118,11 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
         and are_fair(base, after.charter, manifest)
         and manifest.committed_tokens == base.committed_tokens + sum(each.tokens for each in manifest.contributions)
     )
+
+
+def _is_sound_gossip(base: Base, manifest: Manifest) -> bool:
+    owners = [part.owner for part in manifest.parts]
+    return is_sound_gossip(base, owners, manifest.contributions) and no_results(manifest.parts)
 
 
 def _has_right_members(base: Base, manifest: Manifest, enacted: Enacted) -> bool:
@@ -130,14 +138,15 @@ def _may_await(base: Base, awaited: tuple[PeerId, ...], contributors: list[PeerI
 
 def is_sound(base: Base, plan: Collect) -> bool:
     peers = [contribution.peer for contribution in plan.contributions]
-    has_all_parts = all(len(contribution.parts) == base.num_parts for contribution in plan.contributions)
+    is_well_cut = all(is_well_dealt(base, each.peer, each.parts) for each in plan.contributions)
     is_known = set(peers) <= set(base.electorate) and set(plan.owners) <= set(base.electorate)
     return (
         bool(peers)
         and peers == sorted(set(peers))
-        and has_all_parts
+        and is_well_cut
         and countable(base, plan.contributions) == plan.contributions
         and _may_await(base, plan.awaited, peers)
         and is_known
         and len(plan.owners) == base.num_parts
+        and (not is_gossip(base) or is_sound_gossip(base, plan.owners, plan.contributions))
     )

@@ -30,7 +30,7 @@ from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.rng import order_key
 from weft.sync.charter import Charter
-from weft.sync.choices import AmongConfig
+from weft.sync.choices import AmongConfig, SampleConfig
 from weft.sync.groups import claims_in
 from weft.sync.messages import MAX_UNCOUNTED, Base, Brought, GroupClaim, Manifest
 
@@ -45,7 +45,7 @@ def drawn(base: Base, charter: Charter, members: Iterable[PeerId]) -> set[PeerId
         charter: that holds in it.
     """
     members, among = set(members), charter.settings.method.among
-    if among == "all":
+    if not isinstance(among, SampleConfig):
         return members
     lots = sorted(members, key=lambda peer: order_key("drawn", base.run, base.branch, base.round, peer))
     return set(lots[: num_drawn(among, len(lots))])
@@ -77,7 +77,7 @@ def _open(base: Base, charter: Charter, contributions: Iterable[Brought]) -> lis
 
 def num_drawn(among: AmongConfig, num: int) -> int:
     """Return how many of `num` members train in a round."""
-    return num if among == "all" else math.ceil(among.share * num)
+    return math.ceil(among.share * num) if isinstance(among, SampleConfig) else num
 
 
 def shares(

@@ -42,6 +42,8 @@ def uplinks(base: Base, members: Iterable[PeerId], idle: Set[PeerId], rates: Map
 
 def parts_of(manifest: Manifest, scope: Scope) -> tuple[range, ...]:
     """Return where the parts lie whose results a manifest names, of what its round has synchronised."""
+    if manifest.is_gossip:
+        return (range(0),) * len(manifest.parts)
     return cut(scope.num_sent(manifest.round), [part.uplink for part in manifest.parts])
 
 

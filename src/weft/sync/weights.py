@@ -11,6 +11,9 @@ been in time: no outer step is longer because others were lost before it. Where 
 A late gradient is averaged with the next before it is sent, and is no sum: it weighs all its tokens, and nobody counts
 in the divisor for it.
 
+Where members exchange with neighbours, all weigh the same in a mean over all, and who is late is not in it: what is
+averaged is parameters, not steps.
+
 It does not know vectors.
 """
 
@@ -25,6 +28,8 @@ from weft.sync.messages import Brought
 def weight(charter: Charter, tokens: int) -> int:
     """Return the weight of what one peer trained on so many tokens."""
     settings = charter.settings
+    if settings.method.graph is not None:
+        return settings.quota_tokens
     return tokens if settings.method.send == "gradient" else min(tokens, settings.quota_tokens)
 
 
@@ -47,7 +52,7 @@ def awaited_weight(
             So each brings its share of the step whenever it comes, and all together make one of a whole step's length.
     """
     settings = charter.settings
-    if settings.method.send == "gradient":
+    if settings.method.send == "gradient" or settings.method.graph is not None:
         return 0
     due = leases if settings.method.wait == "all" else uncounted
     return settings.seq_len * sum(lease.num_windows for lease in due if lease.peer in awaited)

@@ -1,0 +1,45 @@
+"""What this peer brings to the present round: what it has trained, or what a branch of its own had counted.
+
+It does not know what becomes of it.
+"""
+
+from weft.peer.contribution import Carry
+from weft.peer.groups import Groups, Turn
+from weft.peer.legacies import Legacies
+from weft.peer.place import Place
+from weft.peer.replica import Replica
+from weft.peer.rounds import Rounds
+from weft.sync.neighbours import is_gossip
+
+
+class Offering:
+    """Of one peer, round after round."""
+
+    def __init__(self, place: Place, replica: Replica, carry: Carry, legacies: Legacies, groups: Groups) -> None:
+        self._compute = place.compute
+        self._replica = replica
+        self._carry = carry
+        self._legacies = legacies
+        self._groups = groups
+
+    async def offer(self, rounds: Rounds, turn: Turn) -> None:
+        """Announce it, unless the round is decided before it is encoded: it would be counted twice.
+
+        Who lacks what a gossip round builds on says that it brings nothing.
+        """
+        head, base, ranges = rounds.chain.head, rounds.chain.base, turn.ranges
+        is_for_neighbours = is_gossip(base)
+        may_bring_other = rounds.is_member and not is_for_neighbours
+        brought = await self._legacies.to_bring(base, ranges) if may_bring_other else None
+        if brought is None and not self._carry.due:
+            return
+        if is_for_neighbours and not self._carry.mixing.is_in_step:
+            turn.pass_on()
+            return
+        encode = lambda: self._carry.encode(ranges, head.round + 1, is_gossip=is_for_neighbours)  # noqa: E731
+        payload = brought.payload if brought else await self._compute.serve(encode)
+        if rounds.chain.head == head == self._replica.head:
+            if brought is None:
+                self._groups.offer(turn, payload)
+            elif rounds.is_member:
+                self._carry.offered = rounds.announce(brought.tokens, payload, brought.kept)

@@ -1,0 +1,263 @@
+"""Exchanges with neighbours against D-PSGD, CHOCO-SGD and NoLoCo written from their papers, on real models."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from unit.peer import tiny
+from unit.peer.test_contribution import carry_of
+from unit.peer.test_equivalences import assert_same
+from unit.peer.test_streaming import samples
+from weft.codec import CodecConfig, Fp32Config, Int8Config, TopKConfig
+from weft.codec.build import build
+from weft.ids import Digest, PeerId, Round
+from weft.model import initial_vector
+from weft.peer.config import RunConfig
+from weft.peer.mixing import Met
+from weft.sync.choices import Choices, GraphConfig, InnerSgdConfig, MixConfig
+from weft.sync.coding import codec_in
+from weft.sync.graph import mixing
+from weft.sync.mean import merge
+from weft.sync.rows import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig
+
+PEERS, ROUNDS, EVERY = 5, 8, 2
+KEY = "run"
+NAMES = [PeerId(str(peer)) for peer in range(PEERS)]
+ALL = tuple(range(PEERS))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def of(method: MethodConfig) -> RunConfig:
+    return tiny.run_config(method, optimizer=InnerSgdConfig(), clip=float("inf"))
+
+
+def weights_in(run: RunConfig, round: int) -> list[dict[int, float]]:
+    graph = run.method.graph
+    assert graph is not None
+    return list(mixing(graph.graph, PEERS, graph.degree, KEY, round))
+
+
+@dataclass
+class Crew:
+    """Peers as they are, each with its carry; who is counted in which round, a script says."""
+
+    run: RunConfig
+    folder: Path
+    counted: Callable[[int], Sequence[int]] = lambda _: ALL
+    means: tuple[int, ...] = ()
+
+    def train(self) -> list[Tensor]:
+        """Return their parameters after each has had all rounds."""
+        self.peers = [carry_of(self.run, self.folder) for _ in range(PEERS)]
+        num = self.peers[0][1].outer.numel()
+        for number in range(1, ROUNDS + 1):
+            is_mean = number in self.means
+            counted, parts = self.counted(number), {}
+            for peer, (carry, _, trainer) in enumerate(self.peers):
+                for step in range(EVERY):
+                    carry.add_steps(trainer.train(samples(self.run, peer, EVERY * number + step), 0, 1))
+                (parts[peer],) = carry.encode((range(num),), number, is_gossip=not is_mean)
+                carry.offered = (Digest(parts[peer].digest),)
+            before = self.mean()
+            if is_mean:
+                codec = codec_in(self.run.method.of_mean(), number)
+                merged = merge([(1, codec.decode(parts[peer].encoded, num)) for peer in counted])
+                for peer, (carry, replica, _) in enumerate(self.peers):
+                    carry.settle(
+                        partial(replica.make_step, Round(number), merged, 0), peer in counted, "late", Round(number)
+                    )
+            else:
+                rows = weights_in(self.run, number)
+                for peer, (carry, _, _) in enumerate(self.peers):
+                    taken = {NAMES[j]: parts[j].encoded for j in rows[peer] if j in counted}
+                    met = Met(taken, {NAMES[j]: weight for j, weight in rows[peer].items()})
+                    carry.settle(lambda: None, peer in counted, "late", Round(number), met)
+                self.moved = float((self.mean() - before).abs().max())
+        return [trainer.local().clone() for _, _, trainer in self.peers]
+
+    def mean(self) -> Tensor:
+        return torch.stack([trainer.local() for _, _, trainer in self.peers]).double().mean(0)
+
+
+@dataclass
+class Paper:
+    run: RunConfig
+    folder: Path
+
+    def start(self) -> Tensor:
+        _, _, self._plain = carry_of(self.run, self.folder)
+        return initial_vector(self.run.model, self.run.seed)
+
+    def steps(self, x: Tensor, peer: int, number: int) -> Tensor:
+        self._plain.set_local(x)
+        for step in range(EVERY):
+            self._plain.train(samples(self.run, peer, EVERY * number + step), 0, 1)
+        return self._plain.local().clone()
+
+    def matrix(self, number: int) -> Tensor:
+        w = torch.zeros(PEERS, PEERS)
+        for i, row in enumerate(weights_in(self.run, number)):
+            for j, weight in row.items():
+                w[i, j] = weight
+        return w + torch.diag(1 - w.sum(1))
+
+    def dpsgd(self) -> list[Tensor]:
+        """Adapt, then combine: x_i = sum_j w_ij (x_j - eta g_j)."""
+        x = [self.start()] * PEERS
+        for number in range(1, ROUNDS + 1):
+            half = torch.stack([self.steps(x[i], i, number) for i in ALL])
+            x = list(self.matrix(number) @ half)
+        return x
+
+    def choco(self, gamma: float, compress: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Algorithm 2: q = Q(x - xhat); xhat += q; x += gamma sum_j w_ij (xhat_j - xhat_i)."""
+        start = self.start()
+        x, hat = torch.stack([start] * PEERS), torch.stack([start] * PEERS)
+        for number in range(1, ROUNDS + 1):
+            w = self.matrix(number)
+            half = torch.stack([self.steps(x[i], i, number) for i in ALL])
+            hat = hat + torch.stack([compress(half[i] - hat[i]) for i in ALL])
+            x = half + gamma * (w @ hat - hat)
+        return list(x)
+
+    def noloco(self, alpha: float, beta: float, gamma: float) -> list[Tensor]:
+        """Section 3: m = alpha m - beta / n sum Delta - gamma (phi_i - mean phi); phi += m, of groups of n = 2 or 1."""
+        start = self.start()
+        phi, m = torch.stack([start] * PEERS), torch.zeros(PEERS, len(start))
+        for number in range(1, ROUNDS + 1):
+            delta = torch.stack([phi[i] - self.steps(phi[i], i, number) for i in ALL])
+            groups = [[i, *row] for i, row in enumerate(weights_in(self.run, number))]
+            near = torch.stack([delta[group].mean(0) for group in groups])
+            apart = torch.stack([phi[i] - phi[group].mean(0) for i, group in enumerate(groups)])
+            m = alpha * m - beta * near - gamma * apart
+            phi = phi + m
+        return list(phi)
+
+
+def compare(mine: list[Tensor], theirs: list[Tensor]) -> None:
+    for one, other in zip(mine, theirs, strict=True):
+        assert_same(one, other)
+    assert float((mine[0] - mine[2]).abs().max()) > 1e-4  # there are no replicas
+
+
+@pytest.mark.parametrize("graph", ["ring", "exponential", "one_peer", "random", "complete", "pairs"])
+def test_dpsgd_is_its_paper(tmp_path: Path, graph: str) -> None:
+    run = of(DPsgdConfig(every=EVERY, graph=graph, degree=2, codec=Fp32Config()))  # type: ignore[arg-type]
+    mine, theirs = Crew(run, tmp_path).train(), Paper(run, tmp_path).dpsgd()
+    for one, other in zip(mine, theirs, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize(("codec", "step"), [(Fp32Config(), 0.5), (Int8Config(), 0.5), (TopKConfig(kept=512), 0.3)])
+def test_choco_is_its_paper(tmp_path: Path, codec: CodecConfig, step: float) -> None:
+    run, built = of(ChocoConfig(every=EVERY, codec=codec, step=step)), build(codec)
+    paper = Paper(run, tmp_path).choco(step, lambda x: -built.decode(built.encode(-x), x.numel()))
+    mine = Crew(run, tmp_path).train()
+    start = initial_vector(run.model, run.seed)
+    for one, other in zip(mine, paper, strict=True):  # rounding moves a place over the threshold now and then
+        assert float((one - other).norm()) < 1e-2 * float((other - start).norm())
+
+
+def test_noloco_is_its_paper(tmp_path: Path) -> None:
+    run = of(NoLoCoConfig(every=EVERY, lr=0.7, momentum=0.5, pull=0.9, codec=Fp32Config()))
+    compare(Crew(run, tmp_path).train(), Paper(run, tmp_path).noloco(0.5, 0.7, 0.9))
+
+
+def test_choco_with_an_exact_codec_and_a_whole_step_is_dpsgd(tmp_path: Path) -> None:
+    choco = Crew(of(ChocoConfig(every=EVERY, codec=Fp32Config(), step=1.0)), tmp_path).train()
+    dpsgd = Crew(of(DPsgdConfig(every=EVERY, codec=Fp32Config())), tmp_path).train()
+    compare(choco, dpsgd)
+
+
+def some_are_away(number: int) -> Sequence[int]:
+    return ALL if number % 3 else (0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [DPsgdConfig(codec=Int8Config()), DPsgdConfig(graph="one_peer"), ChocoConfig(codec=TopKConfig(kept=64))],
+    ids=["dpsgd", "one-peer", "choco"],
+)
+def test_an_exchange_keeps_the_mean_whatever_its_codec_leaves(tmp_path: Path, method: MethodConfig) -> None:
+    crew = Crew(of(method), tmp_path)
+    crew.train()
+    assert crew.moved < 1e-6
+
+
+def test_all_who_are_counted_go_on_from_the_mean_and_the_others_from_where_they_are(tmp_path: Path) -> None:
+    for method in (DPsgdConfig(), ChocoConfig(), NoLoCoConfig()):
+        method = of(method).method
+        run = tiny.run_config(method, optimizer=InnerSgdConfig(), clip=float("inf"))
+        crew = Crew(run, tmp_path, lambda number: (0, 1, 3) if number == ROUNDS else ALL, means=(4, ROUNDS))
+        last = crew.train()
+        outer = crew.peers[0][1].outer
+        assert all(torch.equal(last[peer], outer) == (peer in (0, 1, 3)) for peer in ALL)
+        assert all(torch.equal(replica.outer, outer) for _, replica, _ in crew.peers)
+        assert all(
+            carry.tokens == (0 if peer in (0, 1, 3) else 2 * run.tokens_per_step)
+            for peer, (carry, _, _) in enumerate(crew.peers)
+        )
+        assert all((carry.mixing.distance or 0) > 1e-4 for carry, _, _ in crew.peers)
+
+
+def test_who_lacks_an_exchange_brings_nothing_to_those_that_build_on_it(tmp_path: Path) -> None:
+    for method, is_lame in ((ChocoConfig(), True), (DPsgdConfig(), False)):
+        carry, replica, trainer = carry_of(of(method), tmp_path)
+        assert carry.mixing.is_in_step
+        carry.add_steps(trainer.train(np.arange(8), 0, 1))
+        before = trainer.local().clone()
+        met = Met({NAMES[1]: None}, {NAMES[1]: 1 / 3})
+        carry.settle(lambda: None, False, "late", Round(1), met)
+        assert met.lost == (NAMES[1],)
+        assert carry.mixing.is_in_step != is_lame
+        assert torch.equal(trainer.local(), before)
+        carry.settle(partial(replica.outer.mul_, 0.9), False, "late", Round(2))
+        assert carry.mixing.is_in_step
+        assert torch.equal(trainer.local(), before)
+
+
+def test_who_takes_over_another_state_keeps_its_distance(tmp_path: Path) -> None:
+    carry, replica, trainer = carry_of(of(NoLoCoConfig()), tmp_path)
+    carry.add_steps(trainer.train(np.arange(8), 0, 1))
+    apart = trainer.local() - replica.outer
+    carry.settle(lambda: replica.outer.mul_(0.5), is_counted=False)
+    torch.testing.assert_close(trainer.local() - replica.outer, apart, rtol=0, atol=1e-6)
+    assert carry.tokens == 8 * tiny.SEQ_LEN
+
+
+def test_what_was_made_ahead_keeps_its_distance(tmp_path: Path) -> None:
+    carry, _, trainer = carry_of(of(DPsgdConfig(codec=Fp32Config())), tmp_path)
+    carry.add_steps(trainer.train(np.arange(8), 0, 1))
+    carry.go_ahead()
+    leased = trainer.local().clone()
+    carry.add_steps(trainer.train(np.arange(8, 16), 0, 1))
+    ahead = trainer.local() - leased
+    (payload,) = carry.encode((range(leased.numel()),), 1, is_gossip=True)
+    carry.offered = (Digest(payload.digest),)
+    zero = build(Fp32Config()).encode(torch.zeros(leased.numel()))
+    carry.settle(lambda: None, True, "late", Round(1), Met({NAMES[1]: zero}, {NAMES[1]: 0.5}))
+    assert carry.tokens == carry.ahead == 8 * tiny.SEQ_LEN
+    wanted = (leased + initial_vector(tiny.run_config().model, tiny.run_config().seed)) / 2 + ahead
+    torch.testing.assert_close(trainer.local(), wanted, rtol=0, atol=1e-6)
+
+
+def test_a_method_of_neighbours_is_refused_where_it_is_no_whole() -> None:
+    for fields in (
+        {"send": "weights", "apply": MixConfig(), "among": "all"},
+        {"send": "difference", "apply": MixConfig(), "among": GraphConfig(graph="pairs")},
+        {"send": "weights", "apply": MixConfig(), "among": GraphConfig(), "codec": TopKConfig()},
+        {"send": "weights", "apply": MixConfig(), "among": GraphConfig(), "proximal": 0.1},
+        {"send": "delta", "apply": MixConfig(), "among": GraphConfig()},
+    ):
+        with pytest.raises(ValueError, match="method: "):
+            Choices(every=1, **fields)  # type: ignore[arg-type]
