@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import weft  # +
+from weft.sync.rows import DiLoCoConfig, MethodConfig
 
 BATCH = 32
+METHOD = DiLoCoConfig(every=30)  # a round after so many steps of each
 
 
 def model() -> nn.Module:
@@ -45,7 +47,7 @@ def pictures(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, label
 
 
-def main() -> None:
+def main(method: MethodConfig = METHOD) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticket", help="of a run to join")
     parser.add_argument("--home", help="folder of identity and checkpoints")
@@ -57,7 +59,7 @@ def main() -> None:
 
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    config = weft.SyncConfig(name="bars", samples=given.samples, batch_size=BATCH)  # +
+    config = weft.SyncConfig(name="bars", samples=given.samples, batch_size=BATCH, method=method)  # +
     machine = weft.Machine(home=given.home, settings=given.machine)  # +
     with weft.Sync(net, config, ticket=given.ticket, wait_for=given.wait_for, machine=machine) as sync:  # +
         for x, label in pictures(given.seed):

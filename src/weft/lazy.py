@@ -1,6 +1,6 @@
 """Names of the package that are looked up where they are first used: `import weft` loads neither torch nor a network.
 
-    weft.Sync, weft.SyncConfig, weft.Machine        docs/library.md
+    weft.Sync, weft.SyncConfig, weft.Machine, weft.extend        docs/library.md
 
 Each stands here with the module that it comes from. It does not know what they are.
 """
@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _PLACES = {
+    "extend": ("weft.door.extension", "extend"),
     "Machine": ("weft.door.sync", "Machine"),
     "Sync": ("weft.door.sync", "Sync"),
     "SyncConfig": ("weft.peer.config", "SyncConfig"),

@@ -6,10 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import weft
+from example import example
 from weft.codec import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
+    ExtensionCodecConfig,
     Fp8Config,
     Fp32Config,
     Int4Config,
@@ -30,6 +33,8 @@ CONFIGS += [TopKConfig(), TopKConfig(kept=100, values="int8"), TopKConfig(kept=4
 CONFIGS += [TopKConfig(kept=1, values="e3m0"), TopKConfig(kept=3000, values="bf16"), TopKConfig(kept=7, values="int4")]
 CONFIGS += [RandomKConfig(), RandomKConfig(kept=410, largest=82, values="int4"), RandomKConfig(kept=9, values="fp8")]
 
+CONFIGS += [weft.extend("example.bits12", example("extension_codec").Bits12).codec()]
+
 # The largest error, as a share of the largest magnitude in sight.
 ERRORS = {
     Fp32Config: 0,
@@ -39,6 +44,7 @@ ERRORS = {
     Int4Config: 1 / 13,
     E3m0Config: 1 / 3,  # 1.5 becomes 2
     SignConfig: 1,
+    ExtensionCodecConfig: 1 / 16,
     TopKConfig: 1,
     RandomKConfig: 1,
 }

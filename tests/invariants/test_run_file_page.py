@@ -82,6 +82,8 @@ def one_allowed(kind: inspect.Type) -> str:
             return " or ".join(map(shown, values))
         case inspect.StructType():
             return "table"
+        case inspect.TupleType(item_types=each):
+            return "pairs of " + " and ".join(map(allowed, each))
         case inspect.CollectionType() as many:
             return f"list of {allowed(many.item_type)}"
     raise AssertionError(f"no words for {kind}")

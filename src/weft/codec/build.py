@@ -9,6 +9,7 @@ from weft.codec.config import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
+    ExtensionCodecConfig,
     Fp8Config,
     Fp32Config,
     Int4Config,
@@ -19,10 +20,12 @@ from weft.codec.config import (
     Values,
 )
 from weft.codec.dense import Bf16, Fp32
+from weft.codec.extension import Extension
 from weft.codec.minifloat import E3m0, Fp8
 from weft.codec.quantize import Int4, Int8
 from weft.codec.sign import Sign
 from weft.codec.sparse import RandomK, TopK
+from weft.extension import make
 
 
 def build(config: CodecConfig, round: int = 0) -> Codec:
@@ -51,6 +54,8 @@ def build(config: CodecConfig, round: int = 0) -> Codec:
         case RandomKConfig(kept=kept, largest=largest):
             values = _values(config.values, largest or kept)
             return RandomK(MAX_BLOCK, kept, round, TopK(kept, largest, values) if largest else values)
+        case ExtensionCodecConfig():
+            return Extension(config.name, make(config))
     assert_never(config)
 
 

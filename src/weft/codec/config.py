@@ -6,6 +6,7 @@ import msgspec
 
 from weft.config import Config
 from weft.errors import ConfigError
+from weft.extension import ExtensionConfig
 
 MAX_BLOCK = 4096  # parts are cut at multiples of it (sync/reduce.py), so a part's blocks are the vector's blocks
 
@@ -77,8 +78,21 @@ class RandomKConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ra
             raise ConfigError(f"codec random_k: largest: {self.largest} is not from 1 to the {self.kept} kept.")
 
 
+class ExtensionCodecConfig(ExtensionConfig, frozen=True, kw_only=True, tag="extension"):
+    """A codec from outside of weft (`weft.extend`), which every member has to have."""
+
+
 LOSSY = (SignConfig, TopKConfig, RandomKConfig)  # what they leave out has to be kept for later
 
 CodecConfig = (
-    Fp32Config | Bf16Config | Fp8Config | Int8Config | Int4Config | E3m0Config | SignConfig | TopKConfig | RandomKConfig
+    Fp32Config
+    | Bf16Config
+    | Fp8Config
+    | Int8Config
+    | Int4Config
+    | E3m0Config
+    | SignConfig
+    | TopKConfig
+    | RandomKConfig
+    | ExtensionCodecConfig
 )

@@ -27,6 +27,7 @@ from weft.peer.outline import data_ready
 from weft.peer.pull import pull
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.shares import Blob
+from weft.sync.coding import require
 from weft.wire import Buffer
 
 
@@ -35,7 +36,7 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
 
     Raises:
         PeerError: nobody delivered it.
-        ConfigError: it is malformed, or of another format.
+        ConfigError: it is malformed, of another format, or computes with what this process does not know.
         TooLarge: its model has more than `max_parameters`.
     """
     data = home.blobs.read(Digest(node.run), MAX_RUN_NBYTES)
@@ -44,6 +45,7 @@ async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_paramet
     run = read_run(data, max_parameters)
     if run.run != node.run:
         raise GenesisMismatch(f"the config is of run {run.run}, the ticket of run {node.run}. Ask for a fresh ticket.")
+    require(run.method)
     home.blobs.put(data)
     return run
 

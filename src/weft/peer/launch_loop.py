@@ -43,6 +43,7 @@ from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import MAX_RUN_NBYTES, initial, read_run
 from weft.peer.state import raw
 from weft.peer.succession import charter_at, require_going, require_unended
+from weft.sync.coding import require
 from weft.sync.rows import spell_out
 
 OnStarted = Callable[[Peer, str], None]
@@ -169,6 +170,7 @@ def _seal(config: SyncConfig, loop: Loop, options: Options) -> tuple[LoopConfig,
     """Return the run, and whether this machine has made it before; all that peers may fetch is in the home then."""
     home, limit = options.home, options.settings.max_parameters
     sealed = _sealed(config, loop.tensors, loop.frozen, wire.digest(raw(loop.vector)))
+    require(sealed.method)
     read_run(wire.encode(sealed), limit)  # what others would refuse is refused here, where it can still be changed
     check_fits_loop(sealed, options.settings)
     kept = _kept(sealed, home, limit)

@@ -40,6 +40,7 @@ from weft.peer.outline import data_ready
 from weft.peer.state import raw
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
+from weft.sync.coding import require
 from weft.sync.rows import spell_out
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
@@ -97,6 +98,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         predecessor=run_file.predecessor,
     )
     data = wire.encode(config)
+    require(config.method)
     read_run(data, limit)  # what others would refuse is refused here, where it can still be changed
     home.blobs.put(tokenizer.to_bytes())
     home.blobs.put(data)

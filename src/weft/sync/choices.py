@@ -10,6 +10,7 @@ import msgspec
 from weft.codec import LOSSY, Bf16Config, CodecConfig
 from weft.config import Config
 from weft.errors import ConfigError
+from weft.extension import ExtensionConfig
 from weft.sync.graph import GraphName, is_static, spectral_gap
 
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=10, description="outer learning rate, held constant")]
@@ -97,7 +98,19 @@ class PairNesterovConfig(Config, frozen=True, kw_only=True, tag_field="type", ta
     pull: Pull = 1.0
 
 
-OuterConfig = SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig | AdamWConfig | InnerSgdConfig
+class ExtensionOuterConfig(ExtensionConfig, frozen=True, kw_only=True, tag="extension"):
+    """An outer step from outside of weft (`weft.extend`), which every member has to have."""
+
+
+OuterConfig = (
+    SgdConfig
+    | NesterovConfig
+    | DelayedNesterovConfig
+    | SignSgdConfig
+    | AdamWConfig
+    | InnerSgdConfig
+    | ExtensionOuterConfig
+)
 OptimizerConfig = AdamWConfig | MuonConfig | InnerSgdConfig
 
 
@@ -114,7 +127,14 @@ class InnerConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="inne
 
 
 ApplyConfig = (
-    SgdConfig | NesterovConfig | DelayedNesterovConfig | SignSgdConfig | InnerConfig | MixConfig | PairNesterovConfig
+    SgdConfig
+    | NesterovConfig
+    | DelayedNesterovConfig
+    | SignSgdConfig
+    | InnerConfig
+    | MixConfig
+    | PairNesterovConfig
+    | ExtensionOuterConfig
 )
 
 BasisName = Literal["flat", "tiles", "dct"]

@@ -10,13 +10,35 @@ It does not know how bytes travel.
 
 from typing import assert_never
 
-from weft.codec import LOSSY, CodecConfig, Int8Config, RandomKConfig, SignConfig, TopKConfig, Values
+from weft.codec import (
+    LOSSY,
+    CodecConfig,
+    ExtensionCodecConfig,
+    Int8Config,
+    RandomKConfig,
+    SignConfig,
+    TopKConfig,
+    Values,
+)
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import MAX_BLOCK
-from weft.sync.choices import Choices
+from weft.sync import outer as optimizers
+from weft.sync.choices import Choices, ExtensionOuterConfig
 from weft.sync.messages import Brought
 from weft.sync.reduce import Coding
+
+
+def require(choices: Choices) -> None:
+    """Refuse what this process cannot compute with.
+
+    Raises:
+        ConfigError: a codec or an outer step from outside of weft, which it does not know.
+    """
+    reply_codec_in(choices, 0)
+    codec_in(choices, 0)
+    if isinstance(choices.apply, ExtensionOuterConfig):
+        optimizers.build(choices.apply)
 
 
 def codec_in(choices: Choices, round: int) -> Codec:
@@ -41,7 +63,7 @@ def group_codec_in(choices: Choices, round: int, num_merged: int) -> Codec:
 
 def legacy_codec_in(choices: Choices, round: int) -> Codec:
     """Return how what a branch had counted is encoded in a round."""
-    return build(Int8Config() if isinstance(choices.codec, LOSSY) else choices.codec, round)
+    return build(Int8Config() if isinstance(choices.codec, (*LOSSY, ExtensionCodecConfig)) else choices.codec, round)
 
 
 def payload_codec_in(choices: Choices, round: int, brought: Brought) -> Codec:
@@ -60,7 +82,7 @@ def _of_group(config: CodecConfig, num_merged: int) -> CodecConfig:
         case RandomKConfig(kept=kept, largest=largest, values=values):
             most = None if largest is None else min(largest * num_merged, kept)
             return RandomKConfig(kept=kept, largest=most, values=_fine(values))
-        case SignConfig():
+        case SignConfig() | ExtensionCodecConfig():  # what the latter leaves out, nobody knows
             return Int8Config()
     return config
 

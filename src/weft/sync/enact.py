@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from weft.codec import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
 from weft.ids import PeerId, short
 from weft.keys import verify
@@ -272,6 +273,9 @@ def amended_settings(charter: Charter, amend: Amend) -> Settings:
         settings = replace(before, **changed, method=replace(before.method, **of_method))
     except ConfigError as error:
         raise Void(str(error)) from None
+    for codec in (settings.method.codec, settings.method.reply_codec):
+        if isinstance(codec, ExtensionCodecConfig) and codec not in (before.method.codec, before.method.reply_codec):
+            raise Void(f"codec {codec.name!r} is from outside of weft, and members may not have it")
     if settings.seq_len > charter.max_seq_len:
         raise Void(f"a seq_len of {settings.seq_len} is more than the {charter.max_seq_len} that model and data allow")
     if settings.batch_size * settings.seq_len > MAX_TOKENS_PER_STEP:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+from example import EXAMPLES
+
 ENDS_S = 120.0
 SETTINGS = 'transports = ["tls"]\ndevice = "cpu"\n[tls]\nhost = "127.0.0.1"\n'
 

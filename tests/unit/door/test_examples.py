@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from unit.door.processes import EXAMPLES, Process, ending, replica
+from example import EXAMPLES
+from unit.door.processes import Process, ending, replica
 
 FRAMEWORKS = [
     ("hugging_face.py", "accelerate"),  # without which transformers has no Trainer
     ("lightning_trainer.py", "lightning"),
 ]
+EXTENSIONS = [("extension_codec.py", "torch"), ("extension_method.py", "torch")]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
@@ -37,8 +39,8 @@ def test_a_frameworks_trainer_trains_for_a_run_until_it_is_complete(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("example", "needs"), FRAMEWORKS)
-def test_two_of_a_frameworks_trainers_end_with_the_same_weights(tmp_path: Path, example: str, needs: str) -> None:
+@pytest.mark.parametrize(("example", "needs"), [*FRAMEWORKS, *EXTENSIONS])
+def test_two_processes_of_any_example_end_with_the_same_weights(tmp_path: Path, example: str, needs: str) -> None:
     skip_without(example, needs)
     two_learn(tmp_path, example, num_samples=16_000)
 

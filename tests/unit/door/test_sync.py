@@ -11,16 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from example import example
 from unit.door.loops import BATCH, EVERY, Runner, Yard, batches, ending, small, train
 from weft.codec import Fp32Config
 from weft.door.sync import Sync
 from weft.errors import ConfigError, GenesisMismatch, NotFinite
 from weft.events import MemberLeft, Notice, RoundCommitted, StateJoined
+from weft.sync.choices import Choices
 from weft.sync.rows import (
     AsyncDiLoCoConfig,
+    ChocoConfig,
     CocktailConfig,
+    DPsgdConfig,
     FedAvgConfig,
     MethodConfig,
+    NoLoCoConfig,
     SparseLoCoConfig,
     StreamingConfig,
 )
@@ -47,6 +52,9 @@ def test_two_loops_end_with_the_same_parameters(tmp_path: Path) -> None:
     [
         AsyncDiLoCoConfig(every=EVERY),
         CocktailConfig(),
+        ChocoConfig(every=EVERY),
+        DPsgdConfig(every=EVERY),
+        NoLoCoConfig(every=EVERY),
         SparseLoCoConfig(every=EVERY),
         StreamingConfig(every=EVERY, fragments=1, overlap=1),
     ],
@@ -60,6 +68,22 @@ def test_methods_that_send_deltas_work_in_loops_as_anywhere(tmp_path: Path, meth
         outcomes = yard.done(a, b)
     peers = {outcome.peer for outcome in outcomes}
     assert {peer for event in a.events(RoundCommitted) for peer in event.contributors} == peers
+
+
+def test_a_codec_and_an_outer_step_from_outside_of_weft_are_those_of_all_members(tmp_path: Path) -> None:
+    bits12, yogi = example("extension_codec").bits12, example("extension_method").yogi
+    method = Choices(every=EVERY, send="delta", apply=yogi.outer(lr=0.05), codec=bits12.codec())
+    yard = Yard(tmp_path, method=method, samples=600)
+    with ending(yard):
+        a = yard.found("a", model=small(1), is_held=True)
+        a.may_step.release(4 * EVERY)
+        a.until(RoundCommitted, lambda event: event.round >= 3)
+        b = yard.join("b", a, config=None)  # fetches the state of both
+        while b.thread.is_alive() and not b.has_started.wait(0.05):
+            a.may_step.release()
+        a.may_step.release(1 << 20)
+        outcomes = yard.done(a, b)
+    assert any(outcomes[1].peer in event.contributors for event in a.events(RoundCommitted))
 
 
 def test_a_loop_that_comes_later_begins_where_the_others_are(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Codecs and outer steps from outside the package: what a run may name of them, and what this process knows.
+
+    learn("acme.mantissa", Mantissa)       this process knows it now, and the text of the file that it is from
+    ExtensionConfig(name, source, bits=4)  what a run says of it: name, digest of that text, settings
+    make(config) ──► Mantissa(bits=4)      on every member, of its own copy of the same text
+
+Members compute alike, so all need the same code, and none gets it from another: a run names it, and who does not have
+it, or has another text under that name, is refused. Nothing that a peer sent is imported or run; its settings, numbers
+and words, are handed to code that this process chose to know.
+
+What is known is kept for the whole process, as modules are. Entries are named by their content: several peers in one
+process cannot disagree about one.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from weft.config import Config
+from weft.errors import ConfigError
+from weft.ids import Digest, short
+from weft.wire import digest, printable
+
+MAX_SETTINGS = 32
+
+Value = bool | int | float | str
+_Name = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z][a-z0-9_.-]*\Z")]
+_Setting = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z][a-z0-9_]*\Z")]
+
+
+class ExtensionConfig(Config, frozen=True, kw_only=True, tag_field="type"):
+    """What is needed to make one: on all members the same."""
+
+    name: _Name
+    source: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z", description="digest of the text it is made by")]
+    settings: Annotated[
+        tuple[tuple[_Setting, bool | int | float | Annotated[str, msgspec.Meta(max_length=200)]], ...],
+        msgspec.Meta(max_length=MAX_SETTINGS, description="names and values, ascending by name"),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.settings]
+        if names != sorted(set(names)):
+            raise ConfigError(f"{self.name}: settings: each is named once, in ascending order.")
+
+
+@dataclass(frozen=True)
+class Known:
+    """One that this process knows."""
+
+    name: str
+    source: Digest
+    make: Callable[..., Any]
+
+
+_KNOWN: dict[tuple[str, str], Known] = {}
+
+
+def learn(name: str, make: Callable[..., Any]) -> Known:
+    """Let this process know what `make` makes, under `name`.
+
+    Args:
+        name: lower-case letters, digits, dots and dashes; best with that of who makes it, as in "acme.mantissa".
+        make: a class, or a function, of a module that has a file. The digest is of the whole file's text.
+
+    Raises:
+        ConfigError: the text cannot be found.
+    """
+    try:
+        text = Path(inspect.getsourcefile(make) or "").read_text(encoding="utf-8")  # line ends are one on all systems
+    except (OSError, TypeError) as error:
+        raise ConfigError(f"{name}: {make!r} is of no file whose text others could have: {error}.") from None
+    known = Known(name, digest(text.encode()), make)
+    _KNOWN[name, known.source] = known
+    return known
+
+
+def make(config: ExtensionConfig) -> Any:
+    """Return what `config` names, made with its settings.
+
+    Raises:
+        ConfigError: this process does not know it, or it refuses the settings.
+    """
+    known = _KNOWN.get((config.name, config.source))
+    if known is None:
+        raise ConfigError(f"the run computes with {_described(config)}, and {_instead(config)}")
+    try:
+        return known.make(**dict(config.settings))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{config.name}: it cannot be made with {dict(config.settings)}: {error}.") from error
+
+
+def settings_of(values: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
+    """Return `values` as a config has them."""
+    return tuple(sorted(values.items()))
+
+
+def _described(config: ExtensionConfig) -> str:
+    return f"the extension {printable(config.name)!r} (text {short(Digest(config.source))})"
+
+
+def _instead(config: ExtensionConfig) -> str:
+    others = [source for name, source in _KNOWN if name == config.name]
+    if others:
+        return f"here its text is {short(Digest(others[-1]))}: install the version that the run's maker has."
+    return "this process knows none of that name. Install it from where you trust it, and call weft.extend before."
