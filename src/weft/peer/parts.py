@@ -328,10 +328,10 @@ class Parts:
 
     async def _contribution(self, contribution: Contribution, part: int, num: int, round: Round) -> Buffer | None:
         wanted, peer = contribution.parts[part], contribution.peer
-        if self.is_here(wanted):
-            return self._payload[wanted] if wanted in self._payload else self._gathered[wanted]
         if not num:
             return b""
+        if self.is_here(wanted):
+            return self._payload[wanted] if wanted in self._payload else self._gathered[wanted]
         # Planned in again, by another leader or in another revision, it has what is left of its time, and no more.
         asked = (round, peer, wanted)
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())

@@ -10,13 +10,13 @@ import torch
 from charters import charter
 from weft.clock import VirtualClock
 from weft.errors import PayloadError, PeerError
-from weft.ids import Attempt, BranchId, PeerId, Round, RunId
+from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Inline
 from weft.peer.journal import Journal
 from weft.peer.parts import Parts
-from weft.sync.messages import Certificate, PartResult
+from weft.sync.messages import Certificate, Contribution, PartResult
 from weft.sync.scope import Scope
 from weft.wire import digest
 
@@ -134,3 +134,11 @@ async def test_a_result_is_known_once_it_was_fetched(data):
     assert not parts.has_results(manifest)
     await parts.results(manifest)
     assert parts.has_results(manifest)
+
+
+async def test_a_part_of_no_numbers_is_asked_of_nobody(data):
+    node = FakeNode(data)
+    parts, _ = parts_and_manifest(node)
+    brought = Contribution(peer=B, tokens=Tokens(8), parts=(digest(b""),))
+    assert await parts._contribution(brought, 0, 0, Round(1)) == b""
+    assert node.num_fetched == 0
