@@ -245,6 +245,17 @@ class RoundMissed(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class MethodTuned(Event, frozen=True, kw_only=True):
+    """From a round on all members synchronise every so many inner steps, in this codec."""
+
+    round: Round
+    every: int
+    codec: str
+    waited_s: float  # of a round so far, where its leader is
+    worked_s: float
+    reason: str
+
+
 class GraphChosen(Event, frozen=True, kw_only=True):
     """Who exchanges with whom from a round on. The gap is what a round takes off the distance to the mean."""
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT_S = 60.0  # two cores start six processes and train five
 EVERY = {"streaming": 20}  # of each fragment; others: 5
-WITHOUT_EVERY = ("ddp", "powersgd", "demo")
+WITHOUT_EVERY = ("ddp", "powersgd", "demo", "auto")
 
 
 @pytest.mark.parametrize("name", [each.name for each in CATALOGUE])

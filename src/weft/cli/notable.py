@@ -28,6 +28,7 @@ from weft.events import (
     MemberRecovered,
     MemberStrays,
     MemberSuspected,
+    MethodTuned,
     MicroBatchChanged,
     Notice,
     NotLearning,
@@ -92,6 +93,8 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             )
         case LoopStalled(stall_s=stall_s) if stall_s >= SLEPT_S:
             return f"{name(entry.peer)} stood still for {stall_s:.0f} s"
+        case MethodTuned(round=number, every=every, codec=codec, reason=reason):
+            return f"from round {number} on every {every} inner steps, in {codec}: {reason}"
         case GraphChosen(graph=graph, num_members=num, spectral_gap=gap):
             return f"exchanges with neighbours: {graph} of {num}, spectral gap {gap:.4f}"
         case Sponsored(sponsor=sponsor):

@@ -5,7 +5,7 @@ It decides nothing.
 
 import math
 
-from weft.events import GraphChosen, LegacyCounted, PayloadRejected, RoundCommitted, RoundMissed
+from weft.events import GraphChosen, LegacyCounted, MethodTuned, PayloadRejected, RoundCommitted, RoundMissed
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.heartbeat import Membership
 from weft.net.messages import Heartbeat
@@ -24,6 +24,7 @@ from weft.sync.graph import spectral_gap
 from weft.sync.groups import counted_through
 from weft.sync.messages import Manifest, own_work
 from weft.sync.neighbours import has_result
+from weft.sync.tuning import LADDER, Tuned
 from weft.wire import digest_of
 
 TORN = "it is exchanged with this peer, and is not here: only the other has moved"
@@ -110,6 +111,23 @@ class Report:
             for peer in Met(decided.taken).lost if is_counted else ():
                 self._place.emit(PayloadRejected(round=manifest.round, member=peer, reason=TORN))
         self.tell_graph(manifest)
+        if manifest.tuned is not None:
+            self._tell_tuned(manifest.round, manifest.tuned)
+
+    def _tell_tuned(self, round: Round, tuned: Tuned) -> None:
+        every, codec = LADDER[tuned.rung]
+        waited_s, worked_s = tuned.waited_ms / 1000, tuned.worked_ms / 1000
+        allowed = f"{100 * self._replica.config.method.tune:g} % are allowed"
+        self._place.emit(
+            MethodTuned(
+                round=Round(round + 1),
+                every=every,
+                codec=str(codec.__struct_config__.tag),
+                waited_s=waited_s,
+                worked_s=worked_s,
+                reason=f"rounds waited {100 * tuned.share:.1f} % of {waited_s + worked_s:.1f} s, {allowed}",
+            )
+        )
 
     def tell_graph(self, head: Manifest) -> None:
         """Tell who exchanges with whom after `head`, where that is not as it was."""

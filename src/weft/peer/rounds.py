@@ -227,7 +227,7 @@ class Rounds:
     def measure(self, speeds: dict[PeerId, float]) -> None:
         """Take up how fast members train (positive, finite, in one unit): what they are leased next depends on it."""
         self.speeds = speeds
-        self._feed(Measured(speeds=speeds, uplinks=self.parts.rates.known()))
+        self._feed(Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self._timers.seen))
 
     @property
     def is_hurried(self) -> bool:
@@ -402,6 +402,8 @@ class Rounds:
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.standing.statuses)
         taken = self.parts.taken(base, manifest, self._gathering.announced) if manifest.is_gossip else {}
+        if manifest.tuned is not None or manifest.acts:
+            self._timers.forget()
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
         self.hearing.follow(manifest, self.chain.charter)

@@ -10,12 +10,14 @@ It does not know what expires.
 
 import asyncio
 from collections.abc import Callable
+from statistics import median
 
 from weft.clock import Clock
 from weft.ids import Attempt
 from weft.peer.measured import Measured
 from weft.sync.deadline import NUM_REMEMBERED, deadline_s
 from weft.sync.machine import Timer
+from weft.sync.tuning import NUM_SEEN, Seen
 
 # Times the median of an exchange. A newcomer makes one a third longer (net.turns.SHARE), and whoever uses the same line
 # for something else, too; to begin it anew costs all that has been sent.
@@ -35,6 +37,8 @@ class Timers:
         self._announced_at: float | None = None  # by this peer
         self._quorum_at: float | None = None  # since when the leader could go on
         self._gathering_s = 0.0  # leader: how long a quorum's payloads took to arrive
+        self._began_at = clock.now()  # the present round
+        self._seen: list[tuple[float, float]] = []  # of the last rounds: waited, worked
         self._graces_s: list[float] = []
         self._latencies_s: list[float] = []
 
@@ -49,6 +53,7 @@ class Timers:
     def begin(self) -> None:
         """A round begins."""
         self.stop()
+        self._began_at = self._clock.now()
         self._announced_at, self._ready_at, self._quorum_at, self._gathering_s = None, None, None, 0.0
         self._watched.clear()
 
@@ -82,10 +87,25 @@ class Timers:
 
     def note_decided(self) -> None:
         """The round is decided."""
+        if self._announced_at is not None and self._ready_at is not None:
+            waited_s = self._clock.now() - max(self._announced_at, self._ready_at)
+            self._seen = [*self._seen, (waited_s, self._announced_at - self._began_at)][-NUM_REMEMBERED:]
         if self._quorum_at is None or self._ready_at is None:
             return
         self._latencies_s = [*self._latencies_s, self._clock.now() - self._quorum_at][-NUM_REMEMBERED:]
         self._graces_s = [*self._graces_s, max(0.0, self._ready_at - self._quorum_at)][-NUM_REMEMBERED:]
+
+    @property
+    def seen(self) -> Seen | None:
+        """Return what the last rounds took, in the median; None: too few were measured since `forget`."""
+        if len(self._seen) < NUM_SEEN:
+            return None
+        waited, worked = zip(*self._seen, strict=True)
+        return Seen(median(waited), median(worked))
+
+    def forget(self) -> None:
+        """Rounds are of another kind from now on."""
+        self._seen = []
 
     def set(self, timer: Timer, attempt: Attempt) -> None:
         """Start a timer, unless it runs."""

@@ -12,6 +12,7 @@ from weft.model.config import named
 from weft.model.flat import layout
 from weft.sync.rows import (
     AsyncDiLoCoConfig,
+    AutoConfig,
     ChocoConfig,
     CocktailConfig,
     DdpConfig,
@@ -60,7 +61,8 @@ class Entry:
 
     @property
     def every(self) -> str:
-        return str(getattr(self.config, "every", 1))
+        choices = spell_out(self.config, PEERS)
+        return f"{choices.every} at first" if choices.tune else str(getattr(self.config, "every", 1))
 
     @property
     def send(self) -> str:
@@ -122,6 +124,14 @@ CATALOGUE = (
         tolerates="links that bear a quarter of that; who dies costs its inner steps since the last round",
         pick="nothing speaks for another: the default",
         source="Douillard et al., 2311.08105, algorithm 1",
+    ),
+    Entry(
+        config=AutoConfig(),
+        codec="bf16, int8 or e3m0, as links ask for",
+        apply="SGD-Nesterov",
+        tolerates="links of any speed: inner steps from 10 to 500, so that members wait for 5 % of the time",
+        pick="you do not know the links, or they change",
+        source="as diloco; the ladder is weft's own",
     ),
     Entry(
         config=StreamingConfig(),

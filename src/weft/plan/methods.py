@@ -63,6 +63,8 @@ def _kind(choices: Choices) -> str:
             return "ddp"
         case Choices(wait="ready"):
             return "async-diloco"
+        case Choices(tune=tune) if tune:
+            return "auto"
         case Choices(error="local"):
             return "cocktail"
         case Choices(is_streaming=True):

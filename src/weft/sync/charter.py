@@ -91,6 +91,7 @@ class Charter(Record, frozen=True, kw_only=True):
     banned: _Peers = ()  # ascending
     expelled: Annotated[tuple[Expelled, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
     struck: Annotated[tuple[Struck, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
+    tuned_at: _Count = 0  # the round whose manifest has last changed how often members synchronise
     resized_at: _Count = 0  # the cursor at which the present seq_len took effect
     tokens_before: _Count = 0  # of all leases up to there, and of all legacies
     successor: Succeed | None = None

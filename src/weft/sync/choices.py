@@ -193,6 +193,14 @@ Proximal = Annotated[
 ]
 
 
+Tune = Annotated[
+    float,
+    msgspec.Meta(
+        ge=0,
+        le=0.5,
+        description="share of the time that members may wait for rounds; every and codec follow",
+    ),
+]
 Fragments = Annotated[
     int, msgspec.Meta(ge=1, le=1024, description="pieces of the model, of which each round synchronises the next one")
 ]
@@ -224,6 +232,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     overlap: Overlap = 0
     mix: Mix = 0.0
     wait: Wait = "all"
+    tune: Tune = 0.0
 
     @property
     def is_streaming(self) -> bool:
@@ -240,6 +249,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         if self.graph is None:
             return self
         return Choices(every=self.every, send="delta", apply=SgdConfig(lr=1.0), codec=self.reply_codec or Bf16Config())
+
+    @property
+    def _is_plain(self) -> bool:
+        is_dense = self.basis == "flat" and self.feedback is None and not self.is_streaming
+        return is_dense and self.send == "delta" and self.among == "all" and self.wait == "all"
 
     @property
     def num_errors(self) -> int:
@@ -274,6 +288,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             raise ConfigError(
                 "method: fragments, overlap, mix: they are of the parameters themselves; leave them out, or "
                 'set send = "delta" and basis = "flat".'
+            )
+        if self.tune and not self._is_plain:
+            raise ConfigError(
+                "method: tune: every and codec are chosen only where nothing but them is set; set tune = 0, or send = "
+                '"delta" and leave out fragments, overlap, mix, basis, feedback, among and wait.'
             )
         if self.overlap > self.every:
             raise ConfigError(
@@ -370,6 +389,7 @@ _OF_REPLICAS = (
     "overlap",
     "mix",
     "wait",
+    "tune",
 )
 
 

@@ -34,6 +34,7 @@ from weft.sync.neighbours import is_gossip
 from weft.sync.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
 from weft.sync.shares import lease, shares, without_lease
 from weft.sync.stuck import judged
+from weft.sync.tuning import chosen
 from weft.sync.uplinks import uplinks
 from weft.wire import digest_of
 
@@ -246,10 +247,12 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
     peers = {contribution.peer for contribution in plan.contributions}
     waiting = [warrant for warrant in state.acts if accused(warrant) not in peers]  # nothing of a liar is counted
     acts = in_effect(base.charter, base.body, waiting, MAX_ACTS)
-    after = enacted(base, acts, plan.contributions)
+    after, tuned = enacted(base, acts, plan.contributions), None
+    if not acts and (tuned := chosen(after.charter, base.round, state.seen)) is not None:
+        after = enacted(base, acts, plan.contributions, tuned)
     away = state.gone | state.farewells.keys()
     if set(base.electorate) <= away | set(after.removed):  # an act may leave nobody: then it waits
-        acts, after = (), enacted(base, (), plan.contributions)
+        acts, after, tuned = (), enacted(base, (), plan.contributions), None
     left = tuple(peer for peer in base.electorate if peer in away or peer in after.removed)
     room = base.charter.electors - (len(base.electorate) - len(left))
     newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
@@ -282,5 +285,6 @@ def new_manifest(state: State, plan: Collect) -> Manifest:
         committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
         acts=acts,
         charter=digest_of(after.charter),
+        tuned=tuned,
         is_gossip=is_gossip(base),
     )

@@ -20,9 +20,10 @@ import msgspec
 from weft.ids import Round, Tokens
 from weft.sync.acts import Warrant
 from weft.sync.charter import Charter
-from weft.sync.enact import Enacted, enact
+from weft.sync.enact import Enacted, Void, enact
 from weft.sync.lineage import Fork, History, Stretch, with_fork, with_taken
 from weft.sync.messages import Base, Brought, Manifest
+from weft.sync.tuning import Tuned, is_allowed, tuned_charter
 
 replace = msgspec.structs.replace
 B = TypeVar("B", bound=Brought)
@@ -101,13 +102,19 @@ def _tokens(contribution: Brought) -> int:
     return 0 if contribution.legacy is None else contribution.legacy.tokens
 
 
-def enacted(base: Base, acts: tuple[Warrant, ...], contributions: Sequence[Brought]) -> Enacted:
-    """Return what a round comes to: its acts, and the legacies that it takes in.
+def enacted(
+    base: Base, acts: tuple[Warrant, ...], contributions: Sequence[Brought], tuned: Tuned | None = None
+) -> Enacted:
+    """Return what a round comes to: its acts, how it tunes the method, and the legacies that it takes in.
 
     Raises:
-        Void: an act has no effect where it stands.
+        Void: an act has no effect where it stands, or the method may not be tuned so.
     """
     done = enact(base.charter, base.body, acts)
+    if tuned is not None:
+        if not is_allowed(done.charter, base.round, tuned):
+            raise Void("the method is not to be tuned so, or not yet")
+        done = dataclasses.replace(done, charter=tuned_charter(done.charter, base.round, tuned))
     brought = [each for each in contributions if each.legacy is not None]
     if not brought:
         return done
@@ -137,4 +144,4 @@ def charter_after(base: Base, manifest: Manifest) -> Charter:
     """Return what holds after a manifest that follows on `base`, or opens a branch there."""
     if manifest.branch != base.branch:
         return forked(base)
-    return enacted(base, manifest.acts, manifest.contributions).charter
+    return enacted(base, manifest.acts, manifest.contributions, manifest.tuned).charter

@@ -25,6 +25,7 @@ from weft.sync.messages import (
     Vote,
 )
 from weft.sync.rules import Durable, is_quorum, leader, spent_farewells
+from weft.sync.tuning import Seen
 
 Timer = Literal["grace", "progress"]
 # grace: a quorum is ready, passes or is lost, how much longer the leader waits for the others.
@@ -60,6 +61,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     relayed: frozenset[PeerId] = frozenset()  # reached by some through a third peer only: they own no parts
     speeds: dict[PeerId, float] = {}  # of inner steps, of whom it is known
     uplinks: dict[PeerId, float] = {}  # bytes per second, of whom it was measured
+    seen: Seen | None = None  # what rounds take
     committed: Vote | None = None
     is_back: bool = False  # from its disk, in the middle of the round
 
@@ -137,6 +139,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     speeds: dict[PeerId, float]  # samples or tokens per second
     uplinks: dict[PeerId, float]  # bytes per second
+    seen: Seen | None = None  # what rounds take; None: too few were measured
 
 
 class TimedOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -30,6 +30,7 @@ from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.sync.acts import MAX_ACTS, Warrant
 from weft.sync.charter import Body, Charter
 from weft.sync.lineage import Legacy
+from weft.sync.tuning import Tuned
 from weft.wire import Record, Signed, digest_of
 
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
@@ -149,6 +150,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     charter: HexDigest  # of what holds for the next round
     uncounted: Annotated[tuple[Lease, ...], Meta(max_length=MAX_UNCOUNTED)] = ()  # of earlier leases, ascending
     leased_again: _Tokens = Tokens(0)  # of leases that were given a second time since the run began
+    tuned: Tuned | None = None  # how often members synchronise from now on, and in which bytes
     is_gossip: bool = False  # neighbours took each other's payloads, and nothing was merged for all
 
 

@@ -136,7 +136,7 @@ def _react(state: State, event: Input) -> Result:
         case ResultHeld():
             return hold(state, event.plan, event.part)
         case Measured():
-            return replace(state, speeds=event.speeds, uplinks=event.uplinks), ()
+            return replace(state, speeds=event.speeds, uplinks=event.uplinks, seen=event.seen), ()
         case Rerouted():
             return replace(state, relayed=event.relayed), ()
         case Noticed():

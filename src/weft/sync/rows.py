@@ -38,8 +38,10 @@ from weft.sync.choices import (
     SgdConfig,
     SignSgdConfig,
     Step,
+    Tune,
 )
 from weft.sync.graph import GraphName
+from weft.sync.tuning import LADDER, START
 
 
 class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
@@ -87,6 +89,14 @@ class StreamingConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="
                 f"method: every: {self.every} inner steps are not cut into {self.fragments} equal pieces; set a "
                 f"multiple of {self.fragments}."
             )
+
+
+class AutoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="auto"):
+    """`diloco`, as seldom and in as few bytes as links ask for: both are chosen from what rounds take, as they go."""
+
+    tune: Tune = 0.05
+    lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: Momentum | None = None
 
 
 class AsyncDiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="async-diloco"):
@@ -185,6 +195,7 @@ MethodConfig = (
     | PowerSgdConfig
     | FedAvgConfig
     | DiLoCoConfig
+    | AutoConfig
     | StreamingConfig
     | AsyncDiLoCoConfig
     | SparseLoCoConfig
@@ -235,6 +246,10 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
                 codec=config.codec,
                 reply_codec=config.reply_codec,
             )
+        case AutoConfig():
+            (every, codec), (lr, momentum) = LADDER[START], _rates(config, num_peers)
+            apply = NesterovConfig(lr=lr, momentum=momentum)
+            return Choices(every=every, send="delta", apply=apply, codec=codec, tune=config.tune)
         case StreamingConfig():
             return Choices(
                 every=config.every // config.fragments,
@@ -332,7 +347,7 @@ def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:
     )
 
 
-def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig, num_peers: int) -> tuple[float, float]:
+def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig | AutoConfig, num_peers: int) -> tuple[float, float]:
     """Return the outer learning rate and momentum that `config` asks for, or else the defaults."""
     lr, momentum = diloco_defaults(num_peers)
     return (

@@ -96,7 +96,7 @@ def is_successor(base: Base, manifest: Manifest) -> bool:
     """
     peers = [contribution.peer for contribution in manifest.contributions]
     try:
-        after = enacted(base, manifest.acts, manifest.contributions)
+        after = enacted(base, manifest.acts, manifest.contributions, manifest.tuned)
     except Void:
         return False
     is_in_place = (manifest.run, manifest.branch, manifest.round) == (base.run, base.branch, base.round)
