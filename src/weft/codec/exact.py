@@ -29,8 +29,18 @@ def matmul(a: Float32[Tensor, "*batch n k"], b: Float32[Tensor, "*batch k m"]) -
     bits = grid_bits(a.shape[-1])
     left, left_scale = _on_grid(a, -1, bits)
     right, right_scale = _on_grid(b, -2, bits)
+    # The powers of two go where there are fewer numbers: nothing is rounded by them, here or there.
+    (n, k), m = a.shape[-2:], b.shape[-1]
+    if k < m:
+        left.mul_(left_scale)
+    if k < n:
+        right.mul_(right_scale)
     product = left @ right
-    return product.mul_(left_scale).mul_(right_scale).float()
+    if k >= m:
+        product.mul_(left_scale)
+    if k >= n:
+        product.mul_(right_scale)
+    return product.float()
 
 
 def grid_bits(num_products: int) -> int:
@@ -48,7 +58,8 @@ def _on_grid(
     work = x.double()
     _, exponent = torch.frexp(work.abs().amax(dim=dim, keepdim=True))  # the largest is below 2^exponent
     exponent = exponent.clamp(min=_LEAST) - (bits - 1)
-    return work.mul_(_power_of_two(-exponent)).round_(), _power_of_two(exponent)
+    scale = _power_of_two(exponent)
+    return work.mul_(1.0 / scale).round_(), scale
 
 
 def _power_of_two(exponent: Int32[Tensor, "*any"]) -> Float64[Tensor, "*any"]:

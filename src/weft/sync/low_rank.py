@@ -28,7 +28,7 @@ from weft.rng import integers64, stream
 from weft.sync.choices import LowRankConfig
 from weft.sync.outer import State, norm
 
-_ROWS = 4096  # of a matrix that are multiplied at a time
+_AT_ONCE = 1 << 18  # numbers of a matrix that are multiplied together: 2 MiB in float64
 _LEAST = 1e-6  # length of what is left of a column, relative to it, below which it is in the others' span
 
 
@@ -166,11 +166,10 @@ def _apart(column: Tensor, basis: Tensor) -> Tensor | None:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b, some rows at a time."""
-    if len(a) <= _ROWS:
-        return matmul(a, b)
+    num_rows = max(1, _AT_ONCE // max(a.shape[1], b.shape[1]))
     found = torch.empty(len(a), b.shape[1])
-    for start in range(0, len(a), _ROWS):
-        found[start : start + _ROWS] = matmul(a[start : start + _ROWS], b)
+    for start in range(0, len(a), num_rows):
+        found[start : start + num_rows] = matmul(a[start : start + num_rows], b)
     return found
 
 

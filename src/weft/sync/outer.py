@@ -309,11 +309,12 @@ def norm(vector: Float32[Tensor, " num"]) -> float:
     """
     total = 0.0
     for start in range(0, vector.numel(), CHUNK):
-        squares = torch.zeros(CHUNK, dtype=torch.float64, device=vector.device)
-        here = squares[: min(CHUNK, vector.numel() - start)]
+        num = min(CHUNK, vector.numel() - start)
+        width = 1 << (num - 1).bit_length()  # what a shorter chunk lacks are zeros
+        squares = torch.zeros(width, dtype=torch.float64, device=vector.device)
+        here = squares[:num]
         here.copy_(vector[start : start + CHUNK])
         here.mul_(here)
-        width = CHUNK
         while width > 1:
             width //= 2
             squares[:width].add_(squares[width : 2 * width])
