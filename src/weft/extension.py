@@ -29,6 +29,8 @@ MAX_SETTINGS = 32
 
 Value = bool | int | float | str
 _Name = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z][a-z0-9_.-]*\Z")]
+# No path and no address: it is handed to code, and a stranger may have written it.
+_Word = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_-]*\Z")]
 _Setting = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z][a-z0-9_]*\Z")]
 
 
@@ -38,7 +40,7 @@ class ExtensionConfig(Config, frozen=True, kw_only=True, tag_field="type"):
     name: _Name
     source: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z", description="digest of the text it is made by")]
     settings: Annotated[
-        tuple[tuple[_Setting, bool | int | float | Annotated[str, msgspec.Meta(max_length=200)]], ...],
+        tuple[tuple[_Setting, bool | int | float | _Word], ...],
         msgspec.Meta(max_length=MAX_SETTINGS, description="names and values, ascending by name"),
     ] = ()
 

@@ -89,6 +89,7 @@ def test_a_strangers_names_and_settings_are_bounded() -> None:
         {"settings": [["a", 1], ["a", 2]]},
         {"settings": [["__class__", 1]]},
         {"settings": [["a", [1]]]},
+        {"settings": [["a", "/etc/passwd"]]},
         {"settings": [[f"a{number:02}", 1] for number in range(33)]},
     ):
         with pytest.raises(msgspec.ValidationError):

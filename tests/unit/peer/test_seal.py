@@ -24,7 +24,7 @@ from weft.events import DataReady, Event
 from weft.ids import Digest, PeerId
 from weft.model import ModelConfig, initial_vector, named, num_parameters, write_folder
 from weft.peer import seal as seal_module
-from weft.peer.config import MAX_PEERS, RunConfig, RunFile
+from weft.peer.config import MAX_PEERS, LoopConfig, RunConfig, RunFile
 from weft.peer.home import Home
 from weft.peer.outline import public
 from weft.peer.seal import Sealed, initial, load_tokenizer, pack_private, read_run, seal
@@ -407,8 +407,9 @@ PLACES = (
     "`rm`",
     "a\n",
 )
-# Text that is only ever given to a tokenizer.
+# Text that is only ever given to a tokenizer; names that are only ever compared and shown.
 FREE_TEXT = {"TrainConfig.sample_prompt"}
+FREE_NAMES = {"TensorConfig.name", "FrozenConfig.name"}
 
 
 def texts_in(kind: inspect.Type, place: str, seen: set[type]) -> Iterator[tuple[str, inspect.Type]]:
@@ -426,6 +427,9 @@ def texts_in(kind: inspect.Type, place: str, seen: set[type]) -> Iterator[tuple[
                     yield from texts_in(field.type, f"{cls.__name__}.{field.name}", seen)
         case inspect.VarTupleType(item_type=item):
             yield from texts_in(item, place, seen)
+        case inspect.TupleType(item_types=items):
+            for number, item in enumerate(items):
+                yield from texts_in(item, f"{place}.{number}", seen)
         case inspect.IntType() | inspect.FloatType() | inspect.BoolType() | inspect.NoneType() | inspect.LiteralType():
             return
         case _:
@@ -442,6 +446,8 @@ def test_no_field_of_a_run_can_hold_a_path_or_address() -> None:
     found = dict(texts_in(inspect.type_info(RunConfig), "RunConfig", set()))
     assert {"RunConfig.name", "RunConfig.initial", "ShardInfo.digest", "DataIndex.tokenizer"} <= set(found)
     assert {place for place, kind in found.items() if can_name_a_place(kind)} == FREE_TEXT
+    of_loops = dict(texts_in(inspect.type_info(LoopConfig), "LoopConfig", set()))
+    assert {place for place, kind in of_loops.items() if can_name_a_place(kind)} == FREE_NAMES
 
 
 def test_a_field_that_could_hold_a_path_is_found() -> None:
