@@ -43,6 +43,9 @@ class FakeParts:
     def cut(self, base: Base) -> tuple[range, ...]:
         return tuple(range(4096 * part, 4096 * (part + bool(uplink))) for part, uplink in enumerate(base.uplinks))
 
+    def nums(self, base: Base, _peer: PeerId) -> tuple[int, ...]:
+        return tuple(map(len, self.cut(base)))
+
     def is_here(self, wanted: Digest) -> bool:
         return wanted in self.here
 

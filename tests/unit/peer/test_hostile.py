@@ -84,7 +84,9 @@ async def test_a_payload_that_decodes_to_no_number_is_refused(
 ) -> None:
     def prepare(peer: Peer) -> None:
         honest = peer._carry.encode
-        peer._carry.encode = lambda parts, round: tuple(named(change(part.encoded)) for part in honest(parts, round))  # type: ignore[method-assign]
+        peer._carry.encode = lambda parts, round, **more: tuple(  # type: ignore[method-assign]
+            named(change(part.encoded)) for part in honest(parts, round, **more)
+        )
 
     a, b, liar = await meet(tmp_path, prepare, codec)
     rejected = [*a.seen(PayloadRejected), *b.seen(PayloadRejected)]
