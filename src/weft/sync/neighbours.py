@@ -47,7 +47,7 @@ def takes_from(base: Base, peer: PeerId) -> dict[PeerId, float]:
 
 def receives(base: Base, peer: PeerId) -> tuple[bool, ...]:
     """Return of each part whether the member whose it is takes what `peer` sends."""
-    index = base.electorate.index(peer)
+    index = base.electorate.index(peer) if peer in base.electorate else None
     return tuple(index in row for row in _mixing(base))
 
 
