@@ -86,6 +86,16 @@ class Runner:
             assert self.thread.is_alive(), self.error
             assert waited_s < ENDS_S
 
+    def waits(self) -> None:
+        """Wait until its peer lends it no steps, as it does while it is paused."""
+        learner = self.sync._peer._trainer if self.sync._peer is not None else None
+        waited_s = 0.0
+        while learner is None or not learner.is_parked:
+            self.thread.join(0.02)
+            waited_s += 0.02
+            assert self.thread.is_alive(), self.error
+            assert waited_s < ENDS_S
+
     def vector(self) -> Tensor:
         return torch.cat([parameter.detach().float().reshape(-1) for parameter in self.model.parameters()])
 

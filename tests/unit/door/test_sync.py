@@ -16,10 +16,11 @@ from unit.door.loops import BATCH, EVERY, Runner, Yard, batches, ending, small, 
 from weft.codec import Fp32Config
 from weft.door.sync import Sync
 from weft.errors import ConfigError, GenesisMismatch, NotFinite
-from weft.events import MemberLeft, Notice, RoundCommitted, StateJoined
+from weft.events import MemberLeft, Notice, Paused, RoundCommitted, StateJoined
 from weft.sync.choices import Choices
 from weft.sync.rows import (
     AsyncDiLoCoConfig,
+    AutoConfig,
     ChocoConfig,
     CocktailConfig,
     DPsgdConfig,
@@ -51,6 +52,7 @@ def test_two_loops_end_with_the_same_parameters(tmp_path: Path) -> None:
     "method",
     [
         AsyncDiLoCoConfig(every=EVERY),
+        AutoConfig(),
         CocktailConfig(),
         ChocoConfig(every=EVERY),
         DPsgdConfig(every=EVERY),
@@ -301,3 +303,22 @@ def train_some(runner: Runner, num_steps: int) -> None:
         optimizer.step()
         runner.num_steps += 1
         assert runner.sync.step(len(x))
+
+
+def test_a_loop_whose_peer_is_paused_stands_still_until_it_goes_on(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, samples=4_000)
+    with ending(yard):
+        a = yard.found("a")
+        a.until(RoundCommitted, lambda event: event.round >= 2)
+        peer, loop = a.sync._peer, a.sync._loop
+        assert peer is not None
+        assert loop is not None
+        loop.call_soon_threadsafe(peer.pausing.want, "a test")
+        a.until(Paused, lambda event: event.reason == "a test")
+        a.waits()
+        before = a.num_steps
+        assert a.sync._lending._num_lent == 0
+        loop.call_soon_threadsafe(peer.pausing.want_no_more, "a test")
+        yard.done(a)
+    assert before < a.num_steps
+    assert a.num_steps in range(1_000, 1_004)  # the last round may go beyond
