@@ -20,7 +20,6 @@ import msgspec
 from msgspec import Meta
 
 from weft.codec import Bf16Config, CodecConfig, E3m0Config, Int8Config
-from weft.codec.build import build
 from weft.ids import Round
 from weft.sync.charter import Charter
 from weft.sync.choices import Choices
@@ -107,4 +106,6 @@ def rung_of(choices: Choices) -> int:
 
 
 def _bits(codec: CodecConfig) -> float:
+    from weft.codec.build import build  # needs torch, which an anchor does not have
+
     return 8 * build(codec).nbytes(_BLOCKS) / _BLOCKS
