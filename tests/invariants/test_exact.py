@@ -25,6 +25,7 @@ SHARED_PATH = (
     "codec/config.py",
     "codec/dense.py",
     "codec/exact.py",
+    "codec/extension.py",
     "codec/minifloat.py",
     "codec/quantize.py",
     "codec/rank.py",

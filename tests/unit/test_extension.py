@@ -15,8 +15,9 @@ from weft.extension import ExtensionConfig, learn, make
 from weft.sync import outer as optimizers
 from weft.sync.acts import Amend
 from weft.sync.choices import Choices, ExtensionOuterConfig, SgdConfig
-from weft.sync.coding import legacy_codec_in, require
+from weft.sync.coding import legacy_codec_in
 from weft.sync.enact import Void, amended_settings
+from weft.sync.known import require
 from weft.sync.outer import Outer, State, StepContext
 
 

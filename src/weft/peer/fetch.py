@@ -27,7 +27,7 @@ from weft.peer.outline import data_ready
 from weft.peer.pull import pull
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.shares import Blob
-from weft.sync.coding import require
+from weft.sync.known import require
 from weft.wire import Buffer
 
 

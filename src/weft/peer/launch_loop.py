@@ -43,7 +43,7 @@ from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.seal import MAX_RUN_NBYTES, initial, read_run
 from weft.peer.state import raw
 from weft.peer.succession import charter_at, require_going, require_unended
-from weft.sync.coding import require
+from weft.sync.known import require
 from weft.sync.rows import spell_out
 
 OnStarted = Callable[[Peer, str], None]

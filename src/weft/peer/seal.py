@@ -40,7 +40,7 @@ from weft.peer.outline import data_ready
 from weft.peer.state import raw
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
-from weft.sync.coding import require
+from weft.sync.known import require
 from weft.sync.rows import spell_out
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it

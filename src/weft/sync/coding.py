@@ -23,22 +23,9 @@ from weft.codec import (
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.codec.config import MAX_BLOCK
-from weft.sync import outer as optimizers
-from weft.sync.choices import Choices, ExtensionOuterConfig
+from weft.sync.choices import Choices
 from weft.sync.messages import Brought
 from weft.sync.reduce import Coding
-
-
-def require(choices: Choices) -> None:
-    """Refuse what this process cannot compute with.
-
-    Raises:
-        ConfigError: a codec or an outer step from outside of weft, which it does not know.
-    """
-    reply_codec_in(choices, 0)
-    codec_in(choices, 0)
-    if isinstance(choices.apply, ExtensionOuterConfig):
-        optimizers.build(choices.apply)
 
 
 def codec_in(choices: Choices, round: int) -> Codec:

@@ -29,7 +29,6 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.errors import ConfigError
 from weft.extension import make
 from weft.sync.choices import (
     AdamWConfig,
@@ -41,6 +40,7 @@ from weft.sync.choices import (
     SgdConfig,
     SignSgdConfig,
 )
+from weft.sync.extension import Extension
 
 State = dict[str, Float32[Tensor, " _"]]  # of any sizes
 
@@ -104,28 +104,6 @@ class Sgd:
         for x, g, scratch, _ in _chunks(outer, merged, state, clip):
             torch.mul(g, lr, out=scratch)
             x.sub_(scratch)
-
-
-class Extension:
-    """A step from outside of weft, whose state is held to what can be digested, shipped and cut into fragments."""
-
-    def __init__(self, name: str, made: Outer) -> None:
-        self._name = name
-        self._made = made
-
-    def init(self, num: int) -> State:
-        state = self._made.init(num)
-        for name, vector in state.items():
-            is_vector = vector.dtype == torch.float32 and vector.shape == (num,) and vector.device.type == "cpu"
-            if not is_vector or not (name.isidentifier() and name.isascii()) or name == "outer":
-                raise ConfigError(
-                    f"{self._name}: its state {name!r} is no flat fp32 vector of as many numbers as the parameters, on "
-                    "the CPU, under a name of letters, digits and underscores that is not 'outer'."
-                )
-        return state
-
-    def apply(self, outer: Tensor, state: State, merged: Tensor, context: StepContext) -> None:
-        self._made.apply(outer, state, merged, context)
 
 
 class SignSgd:
