@@ -78,13 +78,13 @@ def test_two_levels_make_the_outer_step_that_one_would(make_swarm: MakeSwarm, mo
     outers: dict[Digest, torch.Tensor] = {}
     encode = Carry.encode
 
-    def noting(carry: Carry, parts: tuple[range, ...], round: int) -> Any:
+    def noting(carry: Carry, parts: tuple[range, ...], round: int, **kind: Any) -> Any:
         replica = carry._replica
         assert replica.head is not None
         name = digest_of(replica.head)
         outers[name] = replica.outer.double()
         brought.setdefault(name, []).append((carry.tokens, outers[name] - carry._trainer.local().double()))
-        return encode(carry, parts, round)
+        return encode(carry, parts, round, **kind)
 
     monkeypatch.setattr(Carry, "encode", noting)
 
