@@ -91,7 +91,13 @@ ALLOWED_METHODS = {
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_factor", "_left", "_right", "num_sent"),
     *("_num_after",),
 }
-ALLOWED_MODULES = {"bounds", "mean", "optimizers", "rank", "msgspec"}  # whose functions may be called: read here, or no arithmetic
+ALLOWED_MODULES = {
+    "bounds",
+    "mean",
+    "optimizers",
+    "rank",
+    "msgspec",
+}  # whose functions may be called: read here, or no arithmetic
 # Builtins whose floats depend on the version (sum compensates from 3.12 on) or on the C library.
 FORBIDDEN_BUILTINS = {"sum", "pow", "divmod", "round"}
 ALLOWED_SUMS = {  # integers

@@ -38,7 +38,10 @@ from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
 from weft.sync import basis as bases
 from weft.sync.coding import codec_in, reply_codec_in
+from weft.sync.gossip import num_sent
+from weft.sync.neighbours import mixing_of
 from weft.sync.scope import Scope
+from weft.sync.tuning import tuned_method
 from weft.wire import digest
 
 E = TypeVar("E", bound=Event)
@@ -141,14 +144,20 @@ def _by_peer(commits: Iterable[Entry], nbytes: Callable[[Any], int]) -> list[int
 
 def _payload_nbytes(run: RunConfig, played: Played) -> float:
     """Return what payloads and results of all rounds come to, sent by all peers together, with equal parts."""
-    spans, num_peers, total = layout(run.model), len(played.machines), 0.0
-    basis = bases.build(run.method.basis, tuple(span.shape for span in spans))
-    scope = Scope(basis.num_sent(spans.num_parameters), run.method.fragments)
+    spans, num_peers, total, method = layout(run.model), len(played.machines), 0.0, run.method
+    basis = bases.build(method.basis, tuple(span.shape for span in spans))
+    scope = Scope(basis.num_sent(spans.num_parameters), method.fragments)
     for manifest in history(played.manifests):
-        num = scope.num_sent(manifest.round)
-        payload = codec_in(run.method, manifest.round).nbytes(num)
-        result = reply_codec_in(run.method, manifest.round).nbytes(num)
-        total += (num_peers - 1) * (len(manifest.contributions) * payload / num_peers + result)
+        num_counted, round = len(manifest.contributions), manifest.round
+        if manifest.is_gossip:
+            num_taken = sum(map(len, mixing_of(method, num_counted, run.run, round)))
+            total += num_taken * codec_in(method, round).nbytes(num_sent(method, spans.num_parameters))
+        else:
+            num, of_all = scope.num_sent(round), method.of_mean()
+            payload, result = codec_in(of_all, round).nbytes(num), reply_codec_in(of_all, round).nbytes(num)
+            total += (num_peers - 1) * (num_counted * payload / num_peers + result)
+        if manifest.tuned is not None:
+            method = tuned_method(method, manifest.tuned)
     return total
 
 

@@ -17,7 +17,8 @@ It does not know parameters.
 
 from collections.abc import Sequence
 
-from weft.ids import Digest, PeerId
+from weft.ids import Digest, PeerId, RunId
+from weft.sync.choices import Choices
 from weft.sync.graph import Mixing, mixing
 from weft.sync.legacy import unclaimed
 from weft.sync.messages import Base, Brought, Collect, Contribution, Manifest, PartResult
@@ -88,9 +89,13 @@ def taken(base: Base, plan: Collect, peer: PeerId) -> tuple[Contribution, ...]:
 
 
 def _mixing(base: Base) -> Mixing:
-    graph = base.charter.settings.method.graph
-    assert graph is not None, "only who gossips has neighbours"
-    return mixing(graph.graph, len(base.electorate), graph.degree, base.run, base.round)
+    return mixing_of(base.charter.settings.method, len(base.electorate), base.run, base.round)
+
+
+def mixing_of(choices: Choices, num: int, run: RunId, round: int) -> Mixing:
+    """Return the mixing matrix of a gossip round of `num` members."""
+    assert choices.graph is not None, "only who gossips has neighbours"
+    return mixing(choices.graph.graph, num, choices.graph.degree, run, round)
 
 
 def has_result(manifest: Manifest) -> bool:

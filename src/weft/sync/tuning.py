@@ -93,11 +93,14 @@ def is_allowed(charter: Charter, round: Round, tuned: Tuned) -> bool:
 
 def tuned_charter(charter: Charter, round: Round, tuned: Tuned) -> Charter:
     """Return what holds after the manifest of `round` that names it."""
-    every, codec = LADDER[tuned.rung]
-    settings = charter.settings
-    method = msgspec.structs.replace(settings.method, every=every, codec=codec, reply_codec=None)
-    settings = msgspec.structs.replace(settings, method=method)
+    settings = msgspec.structs.replace(charter.settings, method=tuned_method(charter.settings.method, tuned))
     return msgspec.structs.replace(charter, settings=settings, tuned_at=round)
+
+
+def tuned_method(method: Choices, tuned: Tuned) -> Choices:
+    """Return the method on its new rung."""
+    every, codec = LADDER[tuned.rung]
+    return msgspec.structs.replace(method, every=every, codec=codec, reply_codec=None)
 
 
 def rung_of(choices: Choices) -> int:
