@@ -159,8 +159,8 @@ def test_a_payload_that_is_not_finite_is_refused_and_the_round_goes_on(make_swar
         await swarm.round(a, 2)
         honest = b.peer._carry.encode
 
-        def lie(ranges: tuple[range, ...], round: int) -> tuple[EncodedPart, ...]:
-            honest(ranges, round)
+        def lie(ranges: tuple[range, ...], round: int, **kind: Any) -> tuple[EncodedPart, ...]:
+            honest(ranges, round, **kind)
             return tuple(named(np.full(len(part), np.nan, "<f4").tobytes()) for part in ranges)
 
         b.peer._carry.encode = lie  # type: ignore[method-assign]
@@ -217,7 +217,7 @@ class SlowToEncode(Inline):
         self._calls, self._slow_call, self._slow_s = 0, slow_call, slow_s
 
     async def serve(self, work: Any) -> Any:
-        if "encode" in work.__qualname__ or "_offer" in work.__qualname__:
+        if "encode" in work.__qualname__ or "Offering" in work.__qualname__:
             self._calls += 1
             if self._calls == self._slow_call:
                 result = await super().serve(work)
