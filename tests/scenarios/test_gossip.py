@@ -1,5 +1,7 @@
 """Rounds in which members exchange with neighbours, and means over all now and then."""
 
+import asyncio
+
 import pytest
 
 from scenarios import rules
@@ -7,7 +9,12 @@ from scenarios.comings import assert_it_came, kill_two_in_turn, replace_in_mid_r
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config, TopKConfig
 from weft.events import BranchLeft, BranchOpened, Evaluated, GraphChosen, PayloadRejected, RoundCommitted
-from weft.sync.rows import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig
+from weft.ids import Round
+from weft.sync.machine import MergeDone, MergeFailed
+from weft.sync.messages import Collect
+from weft.sync.neighbours import NOTHING
+from weft.sync.rows import ChocoConfig, DPsgdConfig, FedAvgConfig, MethodConfig, NoLoCoConfig
+from weft.wire import digest
 
 METHODS = {
     "dpsgd": DPsgdConfig(every=2, mean_every=5, codec=Fp32Config(), reply_codec=Fp32Config()),
@@ -101,3 +108,46 @@ def test_members_say_who_exchanges_and_how_far_they_were_from_the_mean(make_swar
         assert not life.seen(PayloadRejected)
     evaluated = {event.round for life in swarm.lives for event in life.seen(Evaluated)}
     assert evaluated == {5, 10, 12}
+
+
+@pytest.mark.parametrize("method", [METHODS["dpsgd"], FedAvgConfig(every=2)], ids=["dpsgd", "fedavg"])
+def test_who_announces_nothing_as_a_payload_ends_nobody(make_swarm: MakeSwarm, method: MethodConfig) -> None:
+    swarm = make_swarm(method=method, num_rounds=8)
+
+    async def scenario() -> None:
+        a, b, c, d = members = await swarm.start("abcd")
+        await swarm.round(a, 2)
+        parts = b.peer._rounds.parts  # type: ignore[union-attr]
+        offer = parts.offer
+        parts.offer = lambda payload: (NOTHING,) * len(members)  # type: ignore[method-assign]
+        event = await swarm.when(a, RoundCommitted, lambda event: event.round == 3)
+        assert event.contributors == tuple(sorted(each.id for each in (a, c, d)))
+        parts.offer = offer  # type: ignore[method-assign]
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
+
+
+@pytest.mark.parametrize("is_false", [True, False], ids=["false", "silent"])
+def test_who_never_says_that_it_holds_what_it_takes_is_left_out(make_swarm: MakeSwarm, is_false: bool) -> None:
+    swarm = make_swarm(method=METHODS["dpsgd"], num_rounds=8)
+
+    async def scenario() -> None:
+        a, b, c, d = members = await swarm.start("abcd")
+        await swarm.round(a, 2)
+        parts = b.peer._rounds.parts  # type: ignore[union-attr]
+        merge = parts.merge
+
+        async def lie(plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
+            if not is_false:
+                await asyncio.Event().wait()
+            return MergeDone(plan=plan, part=part, result=digest(b"something"))
+
+        parts.merge = lie  # type: ignore[method-assign]
+        event = await swarm.when(a, RoundCommitted, lambda event: event.round == 3)
+        assert event.contributors == tuple(sorted(each.id for each in (a, c, d)))
+        parts.merge = merge  # type: ignore[method-assign]
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
+    swarm.check()

@@ -11,7 +11,7 @@ import pytest
 from scenarios import rules
 from scenarios.swarm import Life, Member, Swarm
 from weft.events import ActEnacted, AttemptStarted, LieProven, PayloadRejected, RoundCommitted
-from weft.ids import Attempt, Digest
+from weft.ids import Attempt, Digest, PeerId
 from weft.net import blob_stream
 from weft.net.frame import encode_frame
 from weft.net.messages import BlobHeader
@@ -263,9 +263,9 @@ def test_announcing_again_and_again_makes_nobody_wait_longer(make_swarm: MakeSwa
         counted = [0]
         ready, begin = timers.note_ready, timers.begin
 
-        def note() -> None:
+        def note(peer: PeerId) -> None:
             counted[-1] += 1
-            ready()
+            ready(peer)
 
         def count_anew() -> None:
             counted.append(0)

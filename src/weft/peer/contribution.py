@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from jaxtyping import Float32
 from torch import Tensor, zeros
 
-from weft.codec import RandomKConfig
+from weft.codec import CodecConfig, RandomKConfig
 from weft.errors import CheckpointError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
@@ -36,7 +36,10 @@ from weft.peer.learner import Learner, Work
 from weft.peer.mixing import Met, Mixing
 from weft.peer.replica import Replica
 from weft.sync import payload
+from weft.sync.messages import Counted
+from weft.sync.neighbours import has_result
 from weft.sync.reduce import EncodedPart, named
+from weft.wire import digest
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 FORGOTTEN = "a round that is forgotten may have counted them"  # why work is dropped that nobody can tell of
@@ -55,7 +58,7 @@ class _Encoded:
 
     parts: tuple[range, ...]
     round: int
-    variant: tuple[int, bool]  # of what depends on the round, and whether it is for neighbours
+    variant: tuple[int, bool, CodecConfig]  # of what depends on the round, whether it is for neighbours, how encoded
     payload: tuple[EncodedPart, ...]
     left: Float32[Tensor, " num"] | None  # where what is left stays in the local parameters: what is sent
 
@@ -158,7 +161,7 @@ class Carry:
         # Other bytes in another round.
         codec = self._replica.config.method.codec
         is_new = isinstance(codec, RandomKConfig) or not method.basis.is_orthonormal
-        variant = round if is_new else scope.fragment(round), is_gossip
+        variant = round if is_new else scope.fragment(round), is_gossip, codec
         if self._encoded is None or (self._encoded.parts, self._encoded.variant) != (parts, variant):
             trained = self._leased() if self._gradient is None else self._gradient
             if is_gossip:
@@ -172,6 +175,12 @@ class Carry:
                 left = delta - left
             self._encoded = _Encoded(parts, round, variant, tuple(map(named, encoded)), left)
         return self._encoded.payload
+
+    def is_as_offered(self, counted: Counted | None) -> bool:
+        """Return whether what a manifest counts of this peer, if anything, is what this process offered."""
+        if counted is None:
+            return True
+        return self.offered is not None and digest("".join(self.offered).encode()) == counted.payload
 
     def settle(
         self,
@@ -238,11 +247,15 @@ class Carry:
             position = leased + (outer - before)
             self.mixing.lose()
         elif met is not None:
-            sent = encoded.payload[0].encoded if is_counted and encoded is not None else None
+            is_sent = is_counted and met.is_known and encoded is not None
+            sent = encoded.payload[0].encoded if is_sent and encoded is not None else None
             position = self.mixing.meet(leased, sent, met, Round(round or 0))
         else:
-            self.mixing.note_distance(leased)
-            is_mine = is_counted and encoded is not None
+            head = self._replica.head
+            is_mean = head is None or has_result(head)  # where a branch opens, nothing is made
+            if is_mean:
+                self.mixing.note_distance(leased)
+            is_mine = is_counted and is_mean
             position = outer.clone() if is_mine else leased
             self.mixing.begin(is_mine)
         if met is None:

@@ -156,7 +156,7 @@ class Gathering:
         if not is_well_dealt(base, peer, ready.parts):
             return
         self._announced[peer] = ready.parts
-        self._timers.note_ready()
+        self._timers.note_ready(peer)
         if self._quorum_at is None and is_under_way(base, self._announced):
             self._quorum_at = self._clock.now()
             self._timers.note_quorum()
@@ -218,7 +218,8 @@ class Gathering:
         if me in base.electorate:
             part = base.electorate.index(me)
             for peer, parts in sorted(self._announced.items()):
-                if self._parts.is_here(parts[part]) or parts[part] in self._refused:
+                is_wanted = self._parts.nums(base, peer)[part] > 0
+                if not is_wanted or self._parts.is_here(parts[part]) or parts[part] in self._refused:
                     here.append(peer)
                 elif self._num_failed.get(parts[part], 0) >= NUM_TRIES:
                     missing.append(peer)

@@ -126,7 +126,7 @@ class Parts:
 
     def is_here(self, wanted: Digest) -> bool:
         """Return whether a payload's part is here, to be merged."""
-        return wanted == NOTHING or wanted in self._payload or wanted in self._gathered
+        return wanted in self._payload or wanted in self._gathered
 
     async def gather(self, brought: Brought, wanted: Digest, num: int) -> None:
         """Fetch a part of `num` elements of a payload that is announced. Nobody waits for it.

@@ -321,7 +321,9 @@ class Peer:
             await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
         step, is_in_there = partial(self._replica.apply, manifest, results), is_counted or is_doubtful
-        met = Met(decided.taken, decided.weights) if manifest.is_gossip else None
+        met = None
+        if manifest.is_gossip:
+            met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own_work(manifest, self.peer)))
         await self.place.compute.serve(lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met))
         self._groups.tell(manifest, is_counted, tokens)
         if not is_counted:

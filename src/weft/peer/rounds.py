@@ -397,7 +397,7 @@ class Rounds:
         # Also a legacy was what this peer offered: its own work was not, and is late.
         if counted_of(manifest, self._node.peer) is None and self._timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
-        self._timers.note_decided()
+        self._timers.note_decided(each.peer for each in manifest.contributions)
         self._memory.keep(self._timers.measured)
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.standing.statuses)

@@ -9,11 +9,11 @@ It does not know what expires.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import median
 
 from weft.clock import Clock
-from weft.ids import Attempt
+from weft.ids import Attempt, PeerId
 from weft.peer.measured import Measured
 from weft.sync.deadline import NUM_REMEMBERED, deadline_s
 from weft.sync.machine import Timer
@@ -34,6 +34,7 @@ class Timers:
         self._watched: set[Attempt] = set()  # attempts of the present round whose progress was waited for
         self._running: dict[tuple[Timer, Attempt], asyncio.TimerHandle] = {}
         self._ready_at: float | None = None  # the last announcement of the present round
+        self._all_ready_at: dict[PeerId, float] = {}
         self._announced_at: float | None = None  # by this peer
         self._quorum_at: float | None = None  # since when the leader could go on
         self._gathering_s = 0.0  # leader: how long a quorum's payloads took to arrive
@@ -54,12 +55,13 @@ class Timers:
         """A round begins."""
         self.stop()
         self._began_at = self._clock.now()
+        self._all_ready_at = {}
         self._announced_at, self._ready_at, self._quorum_at, self._gathering_s = None, None, None, 0.0
         self._watched.clear()
 
-    def note_ready(self) -> None:
+    def note_ready(self, peer: PeerId) -> None:
         """A member has announced its payload."""
-        self._ready_at = self._clock.now()
+        self._ready_at = self._all_ready_at[peer] = self._clock.now()
 
     def note_quorum(self) -> None:
         """A quorum has announced."""
@@ -85,10 +87,15 @@ class Timers:
         """Whether half of a grace has passed since a quorum was ready: what remains is for encoding and links."""
         return self._quorum_at is not None and self._clock.now() - self._quorum_at >= deadline_s(self._graces_s) / 2
 
-    def note_decided(self) -> None:
-        """The round is decided."""
-        if self._announced_at is not None and self._ready_at is not None:
-            waited_s = self._clock.now() - max(self._announced_at, self._ready_at)
+    def note_decided(self, counted: Iterable[PeerId]) -> None:
+        """The round is decided.
+
+        Args:
+            counted: who; of others nobody has waited for the announcement.
+        """
+        if self._announced_at is not None:
+            ready_at = max((self._all_ready_at.get(peer, 0.0) for peer in counted), default=0.0)
+            waited_s = self._clock.now() - max(self._announced_at, ready_at)
             self._seen = [*self._seen, (waited_s, self._announced_at - self._began_at)][-NUM_REMEMBERED:]
         if self._quorum_at is None or self._ready_at is None:
             return

@@ -252,7 +252,9 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
 
     @property
     def _is_plain(self) -> bool:
-        is_dense = self.basis == "flat" and self.feedback is None and not self.is_streaming
+        usual = ("flat", None, None, None, "peers_mean", 0.0)
+        set_otherwise = (self.basis, self.feedback, self.reply_codec, self.reply_feedback, self.merge, self.proximal)
+        is_dense = set_otherwise == usual and not self.is_streaming
         return is_dense and self.send == "delta" and self.among == "all" and self.wait == "all"
 
     @property
@@ -292,7 +294,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         if self.tune and not self._is_plain:
             raise ConfigError(
                 "method: tune: every and codec are chosen only where nothing but them is set; set tune = 0, or send = "
-                '"delta" and leave out fragments, overlap, mix, basis, feedback, among and wait.'
+                '"delta" and leave out all but every, codec and apply.'
             )
         if self.overlap > self.every:
             raise ConfigError(
@@ -371,7 +373,8 @@ def check_graph(graph: GraphConfig, num_peers: int, electors: int) -> None:
             f"method: among: of {num_peers} peers only {electors} can be members, and nobody else has neighbours; "
             "expect fewer peers, or choose a method with replicas."
         )
-    if (gap := spectral_gap(graph.graph, num_peers, graph.degree)) < MIN_GAP:
+    # Of few members all are neighbours, whatever the degree: more may come.
+    if (gap := spectral_gap(graph.graph, max(num_peers, graph.degree + 3), graph.degree)) < MIN_GAP:
         raise ConfigError(
             f'method: among: in graph "{graph.graph}" of degree {graph.degree}, {num_peers} peers do not mix: its '
             f"spectral gap is {gap:.4f}; set degree = 2 or more, or another graph."

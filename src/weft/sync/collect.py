@@ -30,7 +30,7 @@ from weft.sync.machine import (
     without_plan,
 )
 from weft.sync.messages import Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
-from weft.sync.neighbours import is_gossip
+from weft.sync.neighbours import NOTHING, is_gossip
 from weft.sync.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
 from weft.sync.shares import lease, shares, without_lease
 from weft.sync.stuck import judged
@@ -113,7 +113,7 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     turn, base = state.attempt + state.revision, state.base
     able = usable - absent - state.lacking.keys()
     if is_gossip(base):
-        return _gossip(state, able or usable, absent)
+        return _gossip(state, able - state.silent or able or usable, absent)
     present = sorted(able - state.relayed) or sorted(able) or [state.me]
     owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
     if not turn and base.num_parts == len(base.electorate):
@@ -198,6 +198,8 @@ def learn_result(state: State, sender: PeerId, merged: Merged) -> Result:
     if plan is None or (merged.attempt, merged.revision) != (plan.attempt, plan.revision):
         return state, ()
     if merged.part in state.results or not 0 <= merged.part < len(plan.owners) or plan.owners[merged.part] != sender:
+        return state, ()
+    if is_gossip(state.base) and merged.result != NOTHING:
         return state, ()
     state = replace(state, results={**state.results, merged.part: merged.result})
     return state, (Fetch(plan=plan, part=merged.part, result=merged.result),)

@@ -28,7 +28,7 @@ from weft.wire import digest_of
 
 def propose(state: State, manifest: Manifest) -> Result:
     """Leader: accept, on disk, then ask the others: after a restart this attempt has the same manifest or none."""
-    if not may_accept(state.durable, state.attempt, manifest):
+    if not may_accept(state.durable, state.attempt, manifest) or not is_successor(state.base, manifest):
         return state, ()
     vote = Vote(attempt=state.attempt, manifest=manifest)
     durable = msgspec.structs.replace(state.durable, promised=state.attempt, accepted=vote)

@@ -15,6 +15,9 @@ Rows and columns of W sum to one, so mixing keeps the mean over all. How fast it
 spectral gap, 1 - |lambda_2|: the distance to the mean shrinks by |lambda_2| per round; of graphs that change from round
 to round it is that of the mean round. 0 means that some never hear of the others.
 
+Where somebody is not counted in a round, weights to and from it are left out. That keeps the mean where w_ij = w_ji;
+`exponential` and `one_peer` move it then.
+
 Members stand in ascending order. The same integers give the same graph on every machine. It does not know parameters.
 
 Metropolis weights: Xiao, Boyd and Lall, "Distributed average consensus with time-varying Metropolis weights", 2006.

@@ -112,7 +112,7 @@ def enacted(
     """
     done = enact(base.charter, base.body, acts)
     if tuned is not None:
-        if not is_allowed(done.charter, base.round, tuned):
+        if acts or not is_allowed(done.charter, base.round, tuned):
             raise Void("the method is not to be tuned so, or not yet")
         done = dataclasses.replace(done, charter=tuned_charter(done.charter, base.round, tuned))
     brought = [each for each in contributions if each.legacy is not None]

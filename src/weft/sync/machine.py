@@ -52,6 +52,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     votes: frozenset[PeerId] = frozenset()  # leader: who accepted it
     is_grace_over: bool = False
     unusable: frozenset[PeerId] = frozenset()  # leader: contributions that cannot be had
+    silent: frozenset[PeerId] = frozenset()  # owners of whose parts an earlier attempt never heard
     lacking: dict[PeerId, frozenset[PeerId]] = {}  # leader: by owner, which others it alone says it cannot have
     suspected: frozenset[PeerId] = frozenset()
     gone: frozenset[PeerId] = frozenset()
@@ -227,6 +228,9 @@ def at_attempt(state: State, attempt: Attempt) -> State:
     """Return the state once it follows `attempt`; what belonged to an earlier one is dropped."""
     if attempt <= state.attempt:
         return state
+    if (plan := state.plan) is not None:
+        silent = (owner for part, owner in enumerate(plan.owners) if part not in state.results)
+        state = replace(state, silent=state.silent.union(silent) - {state.me})
     state = replace(without_plan(state), attempt=attempt, revision=0, promises={}, refusals={})
     return replace(state, proposal=None, votes=frozenset(), unusable=frozenset(), lacking={})
 

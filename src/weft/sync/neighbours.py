@@ -32,7 +32,7 @@ def is_gossip(base: Base) -> bool:
     choices, graph = base.charter.settings.method, base.charter.settings.method.graph
     if graph is None or base.round % graph.mean_every == 0:
         return False
-    if choices.send == "difference" and base.has_new_members:
+    if base.charter.has_ended or (choices.send == "difference" and base.has_new_members):
         return False
     return base.committed_tokens + unclaimed(base) < base.charter.settings.tokens
 
@@ -64,7 +64,9 @@ def is_well_dealt(base: Base, peer: PeerId, parts: Sequence[Digest]) -> bool:
     if not is_gossip(base) or peer not in base.electorate:
         return True
     taken = {part for part in parts if part != NOTHING}
-    return len(taken) <= 1 and all(tuple(parts) == dealt(base, peer, payload) for payload in taken)
+    if not taken:
+        return not any(receives(base, peer))
+    return len(taken) == 1 and tuple(parts) == dealt(base, peer, *taken)
 
 
 def is_sound_gossip(base: Base, owners: Sequence[PeerId], counted: Sequence[Brought]) -> bool:

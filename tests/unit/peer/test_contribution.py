@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from unit.peer import tiny
 from weft.clock import VirtualClock
-from weft.codec import Fp32Config
+from weft.codec import Bf16Config, Fp32Config, Int8Config
 from weft.errors import CheckpointError
 from weft.model import initial_vector
 from weft.peer.absence import Fate
@@ -17,7 +18,7 @@ from weft.peer.contribution import OVERDUE_ROUNDS, Carry
 from weft.peer.machine import PeerConfig
 from weft.peer.replica import Replica
 from weft.peer.trainer import Trainer
-from weft.sync.rows import DdpConfig
+from weft.sync.rows import DdpConfig, DiLoCoConfig
 
 LEASE = np.arange(8)
 DDP = DdpConfig(codec=Fp32Config())
@@ -229,3 +230,18 @@ def test_of_what_was_restored_nothing_stays_once_a_commit_counts_what_a_process_
     again.load({name: vector.clone() for name, vector in carry.vectors().items()}, carry.counters())
     again.settle(lambda: halve(replica), is_counted=True)
     assert again.tokens == 0
+
+
+def test_a_payload_that_waits_is_encoded_anew_once_another_codec_holds(tmp_path: Path) -> None:
+    run = tiny.run_config(DiLoCoConfig(codec=Int8Config()))
+    carry, replica, trainer = carry_of(run, tmp_path)
+    carry.add_steps(trainer.train(LEASE, 0, 1))
+    whole = (range(replica.outer.numel()),)
+    (before,) = carry.encode(whole, 1)
+    carry.settle(lambda: None, is_counted=False)
+    assert carry.encode(whole, 2)[0].digest == before.digest
+    charter, method = replica.charter, msgspec.structs.replace(run.method, codec=Bf16Config())
+    settings = msgspec.structs.replace(charter.settings, method=method)
+    replica.load(replica.head, msgspec.structs.replace(charter, settings=settings), replica.vectors())
+    (after,) = carry.encode(whole, 3)
+    assert len(after.encoded) == 2 * replica.outer.numel()

@@ -83,7 +83,7 @@ class Stage:
             )
             place = SimpleNamespace(node=node, clock=self.clock)
             timers = SimpleNamespace(
-                note_gathering=lambda _took_s: None, note_ready=lambda: None, note_quorum=lambda: None
+                note_gathering=lambda _took_s: None, note_ready=lambda _peer: None, note_quorum=lambda: None
             )
             tasks = Tasks()
             reach = Reach(self.fed.append, lambda: self.state)

@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 from weft.clock import VirtualClock
+from weft.ids import PeerId
 from weft.peer.measured import EVERY_S, Measured, Memory
 from weft.peer.timers import SLACK, Timers
 from weft.sync.deadline import FIRST_S, NUM_REMEMBERED
 
 TOOK = Measured(graces_s=(1.0, 1.0, 1.0), latencies_s=(4.0, 4.0, 4.0))
+
+
+A = PeerId("a")
 
 
 def test_it_is_written_now_and_then_and_read_again(tmp_path: Path) -> None:
@@ -57,10 +61,10 @@ def test_deadlines_are_as_long_as_they_were() -> None:
         assert timers.progress_s() == 2.0 + SLACK * 4.0
         for _ in range(NUM_REMEMBERED):
             timers.begin()
-            timers.note_ready()
+            timers.note_ready(A)
             timers.note_quorum()
             await asyncio.sleep(10)
-            timers.note_decided()
+            timers.note_decided([A])
         assert timers.measured == Measured(graces_s=(0.0,) * NUM_REMEMBERED, latencies_s=(10.0,) * NUM_REMEMBERED)
 
     clock.run(scenario())

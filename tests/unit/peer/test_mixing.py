@@ -55,6 +55,7 @@ class Crew:
     folder: Path
     counted: Callable[[int], Sequence[int]] = lambda _: ALL
     means: tuple[int, ...] = ()
+    moved: float = 0.0  # the mean over peers, at most, by a gossip round
 
     def train(self) -> list[Tensor]:
         """Return their parameters after each has had all rounds."""
@@ -82,7 +83,7 @@ class Crew:
                     taken = {NAMES[j]: parts[j].encoded for j in rows[peer] if j in counted}
                     met = Met(taken, {NAMES[j]: weight for j, weight in rows[peer].items()})
                     carry.settle(lambda: None, peer in counted, "late", Round(number), met)
-                self.moved = float((self.mean() - before).abs().max())
+                self.moved = max(self.moved, float((self.mean() - before).abs().max()))
         return [trainer.local().clone() for _, _, trainer in self.peers]
 
     def mean(self) -> Tensor:
@@ -183,15 +184,33 @@ def some_are_away(number: int) -> Sequence[int]:
     return ALL if number % 3 else (0, 2, 3)
 
 
+@pytest.mark.parametrize("counted", [lambda _: ALL, some_are_away], ids=["all", "some"])
 @pytest.mark.parametrize(
     "method",
-    [DPsgdConfig(codec=Int8Config()), DPsgdConfig(graph="one_peer"), ChocoConfig(codec=TopKConfig(kept=64))],
-    ids=["dpsgd", "one-peer", "choco"],
+    [
+        DPsgdConfig(codec=Int8Config()),
+        DPsgdConfig(graph="complete"),
+        DPsgdConfig(graph="pairs"),
+        ChocoConfig(codec=TopKConfig(kept=64)),
+    ],
+    ids=["dpsgd", "complete", "pairs", "choco"],
 )
-def test_an_exchange_keeps_the_mean_whatever_its_codec_leaves(tmp_path: Path, method: MethodConfig) -> None:
-    crew = Crew(of(method), tmp_path)
+def test_a_gossip_round_keeps_the_mean_whoever_is_away(
+    tmp_path: Path, method: MethodConfig, counted: Callable[[int], Sequence[int]]
+) -> None:
+    crew = Crew(of(method), tmp_path, counted)
     crew.train()
-    assert crew.moved < 1e-6
+    assert 0 < crew.moved < 1e-6
+
+
+@pytest.mark.parametrize("graph", ["exponential", "one_peer"])
+def test_where_exchange_goes_one_way_the_mean_stays_only_if_all_are_there(tmp_path: Path, graph: str) -> None:
+    method = DPsgdConfig(graph=graph, codec=Fp32Config())  # type: ignore[arg-type]
+    whole, torn = Crew(of(method), tmp_path), Crew(of(method), tmp_path, some_are_away)
+    whole.train()
+    torn.train()
+    assert whole.moved < 1e-6
+    assert torn.moved > 1e-5
 
 
 def test_all_who_are_counted_go_on_from_the_mean_and_the_others_from_where_they_are(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 import asyncio
 
 from weft.clock import VirtualClock
-from weft.ids import Attempt
+from weft.ids import Attempt, PeerId
 from weft.peer.timers import SLACK, Timers
 from weft.sync.deadline import FIRST_S
+from weft.sync.tuning import NUM_SEEN, Seen
+
+A, B = PeerId("a"), PeerId("b")
 
 
 def test_deadlines_follow_what_rounds_took() -> None:
@@ -19,13 +22,13 @@ def test_deadlines_follow_what_rounds_took() -> None:
         assert expired == [("grace", 0, FIRST_S)]
         for _ in range(5):
             timers.begin()
-            timers.note_ready()  # who is early waits for the others, and that says nothing about the round
+            timers.note_ready(A)  # who is early waits for the others, and that says nothing about the round
             await asyncio.sleep(100)
             timers.set("progress", Attempt(0))  # a quorum is ready
             await asyncio.sleep(4)
-            timers.note_ready()
+            timers.note_ready(A)
             await asyncio.sleep(3)
-            timers.note_decided()
+            timers.note_decided([A])
         timers.begin()
         at = clock.now()
         expired.clear()
@@ -53,10 +56,10 @@ def test_who_is_late_is_hurried_when_half_of_the_time_for_it_is_over() -> None:
             timers.begin()
             timers.set("progress", Attempt(0))
             await asyncio.sleep(took_s)
-            timers.note_ready()
-            timers.note_decided()
+            timers.note_ready(A)
+            timers.note_decided([A])
         timers.begin()
-        timers.note_ready()
+        timers.note_ready(A)
         await asyncio.sleep(1000)
         assert not timers.is_grace_half_over  # nobody waits yet
         timers.set("progress", Attempt(0))
@@ -84,3 +87,25 @@ def test_a_round_that_begins_or_ends_stops_the_timers_of_the_one_before() -> Non
 
     clock.run(scenario())
     assert expired == []
+
+
+def test_who_is_announced_when_others_are_planned_says_nothing_about_what_rounds_take() -> None:
+    clock = VirtualClock()
+
+    async def scenario() -> None:
+        timers = Timers(clock, lambda _timer, _attempt: None)
+        for number in range(NUM_SEEN):
+            assert timers.seen is None
+            timers.begin()
+            await asyncio.sleep(10 + number)
+            timers.note_announced()
+            await asyncio.sleep(1)
+            timers.note_ready(A)
+            await asyncio.sleep(4)
+            timers.note_ready(B)  # too late to be counted
+            timers.note_decided([A])
+        assert timers.seen == Seen(waited_s=4.0, worked_s=11.0)
+        timers.forget()
+        assert timers.seen is None
+
+    clock.run(scenario())

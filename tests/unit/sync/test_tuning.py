@@ -91,6 +91,15 @@ def test_what_a_steward_has_set_otherwise_finds_its_way_back() -> None:
 
 
 def test_only_a_plain_method_is_tuned() -> None:
-    for fields in ({"overlap": 1}, {"feedback": 0.9}, {"basis": "tiles"}, {"wait": "ready"}, {"mix": 0.5}):
+    set_otherwise: tuple[dict[str, object], ...] = (
+        {"overlap": 1},
+        {"feedback": 0.9},
+        {"basis": "tiles"},
+        {"wait": "ready"},
+        {"mix": 0.5},
+        {"merge": "senders_mean"},
+        {"reply_codec": Int8Config()},
+    )
+    for fields in set_otherwise:
         with pytest.raises(ValueError, match="method: tune: "):
             Choices(every=30, send="delta", apply=NesterovConfig(), tune=0.05, **fields)  # type: ignore[arg-type]
