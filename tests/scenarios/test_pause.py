@@ -10,7 +10,7 @@ import pytest
 from scenarios.swarm import EVERY, FEDAVG, LEASE_TOKENS, TRAIN_S, Swarm
 from scenarios.test_faults import Uneven
 from weft.codec import Fp32Config
-from weft.events import MemberProgress, Paused, PeerStarted, Resumed, RoundMissed, StepDone
+from weft.events import MemberProgress, Paused, PeerStarted, Resumed, RoundCommitted, RoundMissed, StepDone
 from weft.peer.absence import PAUSED
 from weft.sync.rows import DdpConfig, DiLoCoConfig
 
@@ -189,5 +189,23 @@ def test_where_most_are_paused_the_others_do_not_wait_for_the_slowest(make: Make
         for member in paused:
             member.peer.pausing.want_no_more("asked to")
         await swarm.done(*members)
+
+    run(swarm, scenario)
+
+
+@pytest.mark.parametrize("lasts_s", [0.0, 0.001, 0.5, 2.0])
+def test_who_is_alone_and_pauses_for_a_moment_goes_on(make: Make, lasts_s: float) -> None:
+    swarm = make(num_rounds=8, num_peers=1)
+
+    async def scenario() -> None:
+        (a,) = await swarm.start("a")
+        for _ in range(5):
+            await swarm.when(a, RoundCommitted)
+            pausing = a.peer.pausing
+            pausing.want("a test")
+            await asyncio.sleep(lasts_s)
+            pausing.want_no_more("a test")
+        (outcome,) = await swarm.done(a)
+        assert outcome.reason == "complete"
 
     run(swarm, scenario)

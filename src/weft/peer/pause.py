@@ -40,6 +40,7 @@ class Pause:
         self._is_armed = False  # the trainer has its device
         self._moving: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self.num_changes = 0
 
     @property
     def is_on(self) -> bool:
@@ -82,10 +83,16 @@ class Pause:
         while self._is_moving and self._trainer.is_parked != self.is_on:
             await self.change()
 
-    async def change(self) -> None:
-        """Wait until the pause begins or ends, or the device has been left or taken, or is ready again."""
-        self._changed.clear()
-        await self._changed.wait()
+    async def change(self, since: int | None = None) -> None:
+        """Wait until the pause begins or ends, or the device has been left or taken, or is ready again.
+
+        Args:
+            since: `num_changes` when the caller last looked; None: now.
+        """
+        before = self.num_changes if since is None else since
+        while self.num_changes == before:
+            self._changed.clear()
+            await self._changed.wait()
 
     async def aclose(self) -> None:
         if self._is_moving and self._moving is not None:
@@ -95,8 +102,12 @@ class Pause:
     def _is_moving(self) -> bool:
         return self._moving is not None and not self._moving.done()
 
-    def _turn(self) -> None:
+    def _note_change(self) -> None:
+        self.num_changes += 1
         self._changed.set()
+
+    def _turn(self) -> None:
+        self._note_change()
         if self._is_armed and not self._is_moving:
             self._moving = asyncio.ensure_future(self._move())
 
@@ -109,8 +120,8 @@ class Pause:
                 except WeftError as error:
                     self._on_failure(error)
                     break
-                self._changed.set()
-        self._changed.set()
+                self._note_change()
+        self._note_change()
 
     def _next(self) -> Callable[[], None] | None:
         trainer = self._trainer

@@ -254,6 +254,7 @@ class Peer:
 
     async def _take_turn(self, rounds: Rounds, turn: Turn) -> None:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
+        num_changes = self.pausing.num_changes
         if self._carry.offered is None and not self.pausing.is_away and not self._carry.is_overdue:
             self._report.state = "training"
             self._trainer.heed(self._replica.config)
@@ -276,17 +277,21 @@ class Peer:
             self._report.state = "training"
             await self._ahead.make(rounds.chain.head, self._replica.config)
             await self._saver.save_if_due()
-        await self._settle_next(rounds)
+        await self._settle_next(rounds, num_changes)
 
     def _is_needless_to_wait(self, rounds: Rounds) -> bool:
         return rounds.hearing.has_quorum or not rounds.decided.empty() or self.pausing.is_on
 
-    async def _settle_next(self, rounds: Rounds) -> None:
+    async def _settle_next(self, rounds: Rounds, num_changes: int) -> None:
         """Wait for the next decision and make the outer step; return without one where there is something else to do:
-        a pause begins or ends, or the majority is lost."""
+        a pause begins or ends, or the majority is lost.
+
+        Args:
+            num_changes: of the pause, when this turn began.
+        """
         began = self.place.clock.now()
         deciding = asyncio.ensure_future(rounds.decided.get())
-        changing = asyncio.ensure_future(self.pausing.change())
+        changing = asyncio.ensure_future(self.pausing.change(num_changes))
         losing = asyncio.ensure_future(self._ahead.wanted(self._replica.config))
         others = [changing, losing]
         if self._carry.offered is None:

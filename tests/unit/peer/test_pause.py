@@ -1,0 +1,30 @@
+"""What waits for a pause to change misses none, also of before it began to wait."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from weft.clock import SystemClock
+from weft.peer.compute import Inline
+from weft.peer.pause import Pause
+
+ENDS_S = 10
+
+
+async def test_a_change_since_one_last_looked_is_not_waited_for() -> None:
+    trainer: Any = None  # it is not armed: no device is left
+    pause = Pause(trainer, Inline(), SystemClock(), lambda _event: None, lambda _error: None)
+    looked = pause.num_changes
+    pause.want("a test")
+    pause.want_no_more("a test")
+    async with asyncio.timeout(ENDS_S):
+        await pause.change(looked)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await pause.change(pause.num_changes)
+    waiting = asyncio.ensure_future(pause.change())
+    await asyncio.sleep(0)
+    pause.want("another")
+    async with asyncio.timeout(ENDS_S):
+        await waiting
