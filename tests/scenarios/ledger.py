@@ -26,10 +26,10 @@ from weft.peer.contribution import OUTDATED, Carry
 from weft.peer.mixing import Met
 from weft.peer.trainer import Work
 from weft.sim.world import Life
+from weft.sync.groups import payload_of
 from weft.sync.messages import GroupRecord, Manifest
 from weft.sync.neighbours import dealt, is_gossip
 from weft.sync.reduce import EncodedPart
-from weft.wire import digest
 
 
 class Step(NamedTuple):
@@ -86,7 +86,7 @@ class Book:
         base, digests = rounds.chain.base, [part.digest for part in parts]
         if is_gossip(base):
             digests = [*dealt(base, self.life.peer.peer, digests[0])]
-        payload = digest("".join(digests).encode())
+        payload = payload_of(digests)
         self.offers[base.branch, base.round] = Offer(payload, tuple(self.carried[:num]))
 
     def told(self, *, is_sure: bool) -> int:

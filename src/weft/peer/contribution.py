@@ -36,10 +36,10 @@ from weft.peer.learner import Learner, Work
 from weft.peer.mixing import Met, Mixing
 from weft.peer.replica import Replica
 from weft.sync import payload
+from weft.sync.groups import payload_of
 from weft.sync.messages import Counted
 from weft.sync.neighbours import has_result
 from weft.sync.reduce import EncodedPart, named
-from weft.wire import digest
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 FORGOTTEN = "a round that is forgotten may have counted them"  # why work is dropped that nobody can tell of
@@ -180,7 +180,7 @@ class Carry:
         """Return whether what a manifest counts of this peer, if anything, is what this process offered."""
         if counted is None:
             return True
-        return self.offered is not None and digest("".join(self.offered).encode()) == counted.payload
+        return self.offered is not None and payload_of(self.offered) == counted.payload
 
     def settle(
         self,
@@ -247,8 +247,8 @@ class Carry:
             position = leased + (outer - before)
             self.mixing.lose()
         elif met is not None:
-            is_sent = is_counted and met.is_known and encoded is not None
-            sent = encoded.payload[0].encoded if is_sent and encoded is not None else None
+            is_sent = is_counted and met.is_known
+            sent = encoded.payload[0].encoded if encoded is not None and is_sent else None
             position = self.mixing.meet(leased, sent, met, Round(round or 0))
         else:
             head = self._replica.head

@@ -27,7 +27,7 @@ from weft.peer.caps import CapsConfig
 from weft.peer.config import LoopConfig, RunConfig
 from weft.peer.host import host_free_nbytes, process_nbytes
 from weft.peer.machine import PeerConfig
-from weft.sync.choices import NesterovConfig
+from weft.sync.choices import Choices, NesterovConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -159,18 +159,7 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
         TooLarge: says the figures.
     """
     choices, num = run.method, run.num_parameters
-    memory = cost.peer_memory(
-        num,
-        cost.part_size(num, _ASSUMED_PEERS),
-        _ASSUMED_PEERS,
-        build_codec(choices.codec),
-        build_codec(choices.reply_codec or choices.codec),
-        sends_delta=True,
-        has_momentum=isinstance(choices.apply, NesterovConfig),
-        num_errors=choices.num_errors,
-        num_rounds=-(-run.samples // run.settings.quota),
-        activations=0,
-    )
+    memory = _memory(choices, num, num_rounds=-(-run.samples // run.settings.quota), activations=0)
     needed = memory.peak_nbytes - memory.gradient - memory.inner_optimizer
     free = _within(peer.caps.memory_nbytes, host_free_nbytes(), process_nbytes)
     if needed > _SPARE * free:
@@ -180,19 +169,27 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
         )
 
 
-def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:
-    """Return the bytes a member of `run` needs at its peak, on the host ("cpu") and on its device, by place."""
-    choices, num = run.method, num_parameters(run.model)
-    sends_delta = choices.send != "gradient"
-    memory = cost.peer_memory(
+def _memory(choices: Choices, num: int, *, num_rounds: int, activations: int) -> cost.Memory:
+    return cost.peer_memory(
         num,
         cost.part_size(num, _ASSUMED_PEERS),
         _ASSUMED_PEERS,
         build_codec(choices.codec),
         build_codec(choices.reply_codec or choices.codec),
-        sends_delta=sends_delta,
+        sends_delta=choices.send != "gradient",
         has_momentum=isinstance(choices.apply, NesterovConfig),
         num_errors=choices.num_errors,
+        num_rounds=num_rounds,
+        activations=activations,
+    )
+
+
+def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:
+    """Return the bytes a member of `run` needs at its peak, on the host ("cpu") and on its device, by place."""
+    choices, num = run.method, num_parameters(run.model)
+    memory = _memory(
+        choices,
+        num,
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
         activations=cost.activation_nbytes(
             decoder(run.model),
@@ -205,7 +202,9 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
     if device.is_cpu:
         return {"cpu": memory.peak_nbytes}
     vector = cost.vector_nbytes(num)
-    moments = memory.inner_optimizer if sends_delta else 0  # of ddp they are replicated, and live on the host
+    moments = (
+        memory.inner_optimizer if choices.send != "gradient" else 0
+    )  # of ddp they are replicated, and live on the host
     # Evaluation puts a second vector beside the model, at a time without a backward pass.
     on_device = memory.local + memory.gradient + moments + max(memory.activations, vector)
     on_host = memory.peak_nbytes - memory.activations - memory.gradient - moments

@@ -36,7 +36,7 @@ from weft.sync.choices import Choices
 from weft.sync.coding import codec_in, coding_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.gossip import num_sent as num_gossiped
 from weft.sync.group_mean import GroupMean, payload_nbytes, split
-from weft.sync.groups import counted
+from weft.sync.groups import counted, payload_of
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
 from weft.sync.neighbours import NOTHING, dealt, is_gossip, receives, taken, takes_from
@@ -45,7 +45,7 @@ from weft.sync.replies import Replies
 from weft.sync.scope import Scope
 from weft.sync.uplinks import parts_of
 from weft.sync.weights import awaited_weight, weight_of
-from weft.wire import Buffer, digest
+from weft.wire import Buffer
 
 # Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
 POOL_VECTORS = 3
@@ -240,7 +240,7 @@ class Parts:
             if each.peer in neighbours:
                 data = self._taken.get((manifest.round, each.payload))
                 parts = announced.get(each.peer, ())
-                if data is None and digest("".join(parts).encode()) == each.payload:
+                if data is None and payload_of(parts) == each.payload:
                     data = next((self._gathered[part] for part in parts if part in self._gathered), None)
                 found[each.peer] = data
         return found

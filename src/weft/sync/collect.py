@@ -29,7 +29,7 @@ from weft.sync.machine import (
     then,
     without_plan,
 )
-from weft.sync.messages import Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
+from weft.sync.messages import Base, Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
 from weft.sync.neighbours import NOTHING, is_gossip
 from weft.sync.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
 from weft.sync.shares import lease, shares, without_lease
@@ -113,12 +113,10 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     turn, base = state.attempt + state.revision, state.base
     able = usable - absent - state.lacking.keys()
     if is_gossip(base):
-        return _gossip(state, able - state.silent or able or usable, absent)
-    present = sorted(able - state.relayed) or sorted(able) or [state.me]
-    owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
-    if not turn and base.num_parts == len(base.electorate):
-        away = absent | state.relayed | set(base.newcomers)
-        owners = [other if peer in away else peer for peer, other in zip(base.electorate, owners, strict=True)]
+        usable = able - state.silent or able or usable
+        owners = _answering(base, usable, turn)
+    else:
+        owners = _merging(state, able, absent, turn)
     return Collect(
         attempt=state.attempt,
         revision=state.revision,
@@ -128,20 +126,22 @@ def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
     )
 
 
-def _gossip(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
-    """Return a plan in which all who are counted answer for themselves; for the others, anybody can."""
-    base, others = state.base, sorted(usable)
-    turn = state.attempt + state.revision
-    owners = [
+def _merging(state: State, able: set[PeerId], absent: Set[PeerId], turn: int) -> list[PeerId]:
+    base = state.base
+    present = sorted(able - state.relayed) or sorted(able) or [state.me]
+    owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
+    if not turn and base.num_parts == len(base.electorate):
+        away = absent | state.relayed | set(base.newcomers)
+        owners = [other if peer in away else peer for peer, other in zip(base.electorate, owners, strict=True)]
+    return owners
+
+
+def _answering(base: Base, usable: set[PeerId], turn: int) -> list[PeerId]:
+    """Return the owners in a gossip round: all who are counted answer for themselves; for the others, anybody can."""
+    others = sorted(usable)
+    return [
         peer if peer in usable else others[(part + turn) % len(others)] for part, peer in enumerate(base.electorate)
     ]
-    return Collect(
-        attempt=state.attempt,
-        revision=state.revision,
-        contributions=countable(base, (state.ready[peer] for peer in others)),
-        owners=tuple(owners),
-        awaited=_awaited(state, usable, absent),
-    )
 
 
 def _awaited(state: State, usable: set[PeerId], absent: Set[PeerId]) -> tuple[PeerId, ...]:

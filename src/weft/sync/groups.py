@@ -99,12 +99,17 @@ def contribution(charter: Charter, peer: PeerId, ready: Ready) -> Contribution:
     return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
 
 
+def payload_of(parts: Iterable[Digest]) -> Digest:
+    """Return what a manifest calls a payload of these parts."""
+    return digest("".join(parts).encode())
+
+
 def counted(contribution: Contribution) -> Counted:
     """Return what a manifest holds of what its plan counts."""
     return Counted(
         peer=contribution.peer,
         tokens=contribution.tokens,
-        payload=digest("".join(contribution.parts).encode()),
+        payload=payload_of(contribution.parts),
         group=contribution.group,
         legacy=contribution.legacy,
     )
