@@ -218,6 +218,14 @@ class AttemptStarted(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class PayloadOffered(Event, frozen=True, kw_only=True):
+    """This peer has announced what it brings to a round. Inner steps until its `RoundCommitted` are made meanwhile."""
+
+    round: Round
+    tokens: Tokens
+    nbytes: int
+
+
 class RoundCommitted(Event, frozen=True, kw_only=True):
     """An outer step was made. `left_out` says who did not take part, and why."""
 

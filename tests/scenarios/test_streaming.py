@@ -11,7 +11,7 @@ from scenarios.comings import assert_it_came, kill_two_in_turn, replace_in_mid_r
 from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
-from weft.events import BranchLeft, BranchOpened, RoundCommitted, StepDone, TrainsOn
+from weft.events import BranchLeft, BranchOpened, PayloadOffered, RoundCommitted, StepDone, TrainsOn
 from weft.sync.rows import StreamingConfig
 
 METHOD = StreamingConfig(every=8, fragments=2, overlap=2, mix=0.5, codec=Fp32Config())
@@ -42,6 +42,26 @@ def test_inner_steps_go_on_while_a_fragment_is_on_its_way(make_swarm: MakeSwarm)
     for life in swarm.lives:
         assert not life.seen(TrainsOn)  # that is for who has lost the majority
         assert len(life.seen(StepDone)) <= every * len(life.committed) + METHOD.overlap + every
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_the_log_shows_which_inner_steps_end_while_a_fragment_is_in_flight(make_swarm: MakeSwarm, overlap: int) -> None:
+    method = msgspec.structs.replace(METHOD, overlap=overlap)
+    swarm = make_swarm(method=method, num_rounds=8, delay_s=0.3, has_even_leases=False)
+    round_s(swarm)
+    offered = [event for life in swarm.lives for event in life.seen(PayloadOffered)]
+    for life in swarm.lives:
+        in_flight: dict[int, int] = {}
+        for _, event in life.events:
+            match event:
+                case PayloadOffered(round=round):
+                    in_flight[round] = 0
+                case StepDone() if in_flight:
+                    in_flight[max(in_flight)] += 1
+                case RoundCommitted(round=round, tokens=tokens):
+                    assert in_flight.pop(round) == overlap
+                    assert tokens == sum(each.tokens for each in offered if each.round == round)
+        assert not in_flight
 
 
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm) -> None:

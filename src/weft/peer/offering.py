@@ -3,6 +3,8 @@
 It does not know what becomes of it.
 """
 
+from weft.events import PayloadOffered
+from weft.ids import Round
 from weft.peer.contribution import Carry
 from weft.peer.groups import Groups, Turn
 from weft.peer.legacies import Legacies
@@ -17,6 +19,7 @@ class Offering:
 
     def __init__(self, place: Place, replica: Replica, carry: Carry, legacies: Legacies, groups: Groups) -> None:
         self._compute = place.compute
+        self._emit = place.emit
         self._replica = replica
         self._carry = carry
         self._legacies = legacies
@@ -38,8 +41,12 @@ class Offering:
             return
         encode = lambda: self._carry.encode(ranges, head.round + 1, is_gossip=is_for_neighbours)  # noqa: E731
         payload = brought.payload if brought else await self._compute.serve(encode)
-        if rounds.chain.head == head == self._replica.head:
-            if brought is None:
-                self._groups.offer(turn, payload)
-            elif rounds.is_member:
-                self._carry.offered = rounds.announce(brought.tokens, payload, brought.kept)
+        if rounds.chain.head != head or head != self._replica.head:
+            return
+        if brought is None:
+            self._groups.offer(turn, payload)
+        elif rounds.is_member:
+            self._carry.offered = rounds.announce(brought.tokens, payload, brought.kept)
+        if self._carry.offered is not None:
+            tokens, nbytes = brought.tokens if brought else self._carry.due, sum(len(part.encoded) for part in payload)
+            self._emit(PayloadOffered(round=Round(head.round + 1), tokens=tokens, nbytes=nbytes))
