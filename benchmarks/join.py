@@ -9,27 +9,21 @@ Then a newcomer fetches the state of a smaller model from one member on a line o
 which one is killed half way. What was found is kept in reports/join.json, with the commit that it is of.
 """
 
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
 import msgspec
-import psutil
 
 from benchmarks import report
-from weft.events import Entry, Event, PeerStarted, RoundCommitted, StateJoined, StepDone
-from weft.log_file import read_jsonl
+from benchmarks._company import Company, Machine, until
+from weft.events import PeerStarted, RoundCommitted, StateJoined, StepDone
 from weft.sim.namespaces import Lines
 
-SOURCE = Path(__file__).parents[1] / "src"
 SEQ_LEN, BATCH = 16, 1
 LARGE = "{type = 'shape', num_layers = 7, num_heads = 8, width = 512, ffn_width = 2048}"  # 29.5 million
 SMALL = "{type = 'shape', num_layers = 4, num_heads = 8, width = 512, ffn_width = 1536}"  # 13.8 million
@@ -39,7 +33,6 @@ PARTS = (*EVERY, "donors")
 MOST_TIMES, MOST_CPU = 1.2, 0.01  # the aims: of the time over the line, and more CPU time per token
 NO_ROUND = 100_000  # inner steps: the first round comes long after
 ROUNDS_BEFORE = 3  # the first of them, in which the system reads everything from disk, is not counted
-DEADLINE_S = 900.0
 RUN = """
 name = "join"
 model = {model}
@@ -131,74 +124,9 @@ class Found(msgspec.Struct, frozen=True):
     fetches: Fetches | None = None
 
 
-@dataclass
-class Machine:
-    """One process on one machine, and what it says."""
-
-    number: int
-    home: Path
-    process: "subprocess.Popen[bytes]"
-
-    def entries(self) -> list[Entry]:
-        return [entry for path in self.home.glob("runs/*/*/log.jsonl") for entry in read_jsonl(path)]
-
-    def said(self, kind: type[Event]) -> list[Entry]:
-        return [entry for entry in self.entries() if isinstance(entry.event, kind)]
-
-    def threads(self) -> dict[int, float]:
-        """Return the CPU-seconds of each thread; the first has the event loop."""
-        return {each.id: each.user_time + each.system_time for each in psutil.Process(self.process.pid).threads()}
-
-    def tokens(self) -> int:
-        return sum(entry.event.num_tokens for entry in self.said(StepDone) if isinstance(entry.event, StepDone))
-
-
-class Company:
-    """Machines that take part in one run."""
-
-    def __init__(self, lines: Lines, folder: Path, model: str, every: int) -> None:
-        self._lines = lines
-        self._folder = folder
-        self.machines: list[Machine] = []
-        (folder / "text.txt").write_text("the warp holds and the weft goes over and under\n" * 4000)
-        (folder / "run.toml").write_text(RUN.format(model=model, seq_len=SEQ_LEN, batch=BATCH, every=every))
-
-    def found(self, num: int) -> None:
-        first = self._start(0, ["train", "run.toml", "--wait-for", str(num)])
-        ticket = until(lambda: (first.home.with_suffix(".out").read_text() or "").partition("\n")[0], "a ticket")
-        self._ticket = str(ticket)
-        for number in range(1, num):
-            self.join(number)
-
-    def join(self, number: int) -> Machine:
-        return self._start(number, ["join", self._ticket, "--yes"])
-
-    def _start(self, number: int, words: Sequence[str]) -> Machine:
-        home = self._folder / f"home{number}"
-        where = ["--transports", "tls", "--host", self._lines.address(number), "--device", "cpu", "--threads", "1"]
-        command = [sys.executable, "-P", "-m", "weft", "--home", str(home), *words, *where, "--quiet"]
-        with home.with_suffix(".out").open("wb") as out, home.with_suffix(".err").open("wb") as err:
-            env = os.environ | {"PYTHONPATH": str(SOURCE)}
-            process = self._lines.start(number, command, self._folder, stdout=out, stderr=err, env=env)
-        machine = Machine(number, home, process)
-        self.machines.append(machine)
-        return machine
-
-    def end(self, *machines: Machine, how: int = signal.SIGKILL) -> None:
-        for machine in machines or self.machines:
-            if machine.process.poll() is None:
-                machine.process.send_signal(how)
-                machine.process.wait()
-
-
-def until(found: "object", what: str) -> object:
-    """Wait until a function returns something."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (answer := found()):  # type: ignore[operator]
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"waited {DEADLINE_S:.0f} s for {what}")
-        time.sleep(0.5)
-    return answer
+def company_on(lines: Lines, folder: Path, model: str, every: int) -> Company:
+    (folder / "text.txt").write_text("the warp holds and the weft goes over and under\n" * 4000)
+    return Company(lines, folder, RUN.format(model=model, seq_len=SEQ_LEN, batch=BATCH, every=every))
 
 
 def rounds(machine: Machine) -> list[tuple[float, int, float]]:
@@ -252,7 +180,7 @@ def large(folder: Path, every: int) -> Joined:
     """Four members train, a fifth joins."""
     load = report.load()
     with Lines("weft-join", 5, mbit=MBIT) as lines:
-        company = Company(lines, folder, LARGE, every)
+        company = company_on(lines, folder, LARGE, every)
         try:
             company.found(4)
             members = company.machines[:4]
@@ -304,7 +232,7 @@ def donors(folder: Path) -> Fetches:
     """Two members that do not exchange meanwhile, and newcomers that fetch from one of them, or both."""
     load, found = report.load(), []
     with Lines("weft-donor", 5, mbit=200) as lines:
-        company = Company(lines, folder, SMALL, NO_ROUND)
+        company = company_on(lines, folder, SMALL, NO_ROUND)
         try:
             company.found(2)
             members = company.machines[:2]
