@@ -25,7 +25,8 @@
     ├── CheckpointError (ValueError)         40   checkpoint missing, half-written or tampered with
     ├── DiskFull (OSError)                   41   no room to save; the previous checkpoint is intact
     ├── OutOfMemory (MemoryError)            42   even a micro-batch of one does not fit
-    └── NotFinite (ArithmeticError)          43   loss or gradient became NaN or infinite
+    ├── NotFinite (ArithmeticError)          43   loss or gradient became NaN or infinite
+    └── SiteBroken (RuntimeError)            44   the processes of this site have lost each other
 
 The number is the process exit code. Success is 0, an unexpected exception is 1.
 
@@ -141,3 +142,7 @@ class OutOfMemory(WeftError, MemoryError):
 
 class NotFinite(WeftError, ArithmeticError):
     exit_code = 43
+
+
+class SiteBroken(WeftError, RuntimeError):
+    exit_code = 44

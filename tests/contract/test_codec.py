@@ -20,10 +20,12 @@ from weft.codec import (
     RandomKConfig,
     SignConfig,
     TopKConfig,
+    pieces,
 )
 from weft.codec.bounds import CHUNK
 from weft.codec.build import build
-from weft.codec.codec import Codec
+from weft.codec.codec import Codec, Sectioned
+from weft.codec.pieces import PIECE
 from weft.errors import NotFinite, PayloadError, PeerError
 
 BY_BLOCKS = (Fp8Config, Int8Config, Int4Config, E3m0Config, SignConfig)
@@ -179,3 +181,21 @@ def test_encoding_by_aligned_parts_is_encoding_the_whole(codec: Codec) -> None:
     whole = codec.decode(codec.encode(vector), vector.numel())
     parts = [codec.decode(codec.encode(part), part.numel()) for part in vector.split(4096)]
     assert bits(torch.cat(parts)) == bits(whole)
+
+
+@every_codec
+@pytest.mark.parametrize("num", [0, 1, 4095, PIECE + 4096, 2 * PIECE + 5000])
+def test_what_is_encoded_and_decoded_in_pieces_is_what_it_is_at_once(codec: Codec, num: int) -> None:
+    vector = torch.randn(num, generator=torch.Generator().manual_seed(1))
+    whole = codec.encode(vector)
+    data = bytearray(codec.nbytes(num))
+    pieces.encode(codec, num, lambda here: vector[here.start : here.stop], data)
+    assert data == bytes(whole)
+    found = torch.full((num,), float("nan"))
+
+    def write(here: range, values: torch.Tensor) -> None:
+        found[here.start : here.stop] = values
+
+    pieces.decode(codec, whole, num, write)
+    assert bits(found) == bits(codec.decode(whole, num))
+    assert len(list(pieces.pieces(codec, num))) == (-(-num // PIECE) if isinstance(codec, Sectioned) else num > 0)

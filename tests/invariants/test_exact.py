@@ -27,6 +27,7 @@ SHARED_PATH = (
     "codec/exact.py",
     "codec/extension.py",
     "codec/minifloat.py",
+    "codec/pieces.py",
     "codec/quantize.py",
     "codec/rank.py",
     "codec/sign.py",
@@ -89,12 +90,13 @@ ALLOWED_METHODS = {
     *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_factor", "_left", "_right", "num_sent"),
-    *("_num_after",),
+    *("_num_after", "sections", "read", "write", "room"),
 }
 ALLOWED_MODULES = {
     "bounds",
     "mean",
     "optimizers",
+    "pieces",
     "rank",
     "msgspec",
 }  # whose functions may be called: read here, or no arithmetic
@@ -105,6 +107,8 @@ ALLOWED_SUMS = {  # integers
     "sum((_TILE * math.prod(_tiles(shape)) for shape in self._shapes))",
     "sum((len(here) for here in self._pieces(num)))",
     "sum(map(len, self._whole))",
+    "sum(self.sections(num))",
+    "sum(sizes[:number])",
 }
 ALLOWED_PRODUCTS = {"left @ right"}  # of integers, with sums that float64 holds (codec/exact.py)
 

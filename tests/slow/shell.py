@@ -50,9 +50,15 @@ class Shell:
         self.said = folder / "said"
         self.process: subprocess.Popen[str] | None = None
 
-    def run(self, *arguments: str, given: str = "") -> None:
+    def run(self, *arguments: str, given: str = "", ranks: int = 0) -> None:
+        """Type a command.
+
+        Args:
+            ranks: processes that torchrun starts for it; 0: it is started as it is.
+        """
         self.end()
-        command = [sys.executable, "-P", "-m", "weft", "--home", str(self.home), *arguments]
+        before = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else ["-P"]
+        command = [sys.executable, *before, "-m", "weft", "--home", str(self.home), *arguments]
         with self.said.open("a") as said:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said

@@ -8,6 +8,7 @@ import typer
 
 from weft.cli import figures, settings
 from weft.cli.place import home_of
+from weft.cli.site import served
 from weft.cli.spread import spread
 from weft.cli.until import until as read_until
 from weft.clock import SystemClock
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from weft.peer.caps import CapsConfig
     from weft.peer.footing import Options
     from weft.peer.peer import Outcome, Peer
+    from weft.peer.place import Trainers
     from weft.peer.terms import Allowance, Terms
 
 
@@ -45,14 +47,16 @@ def join(
     from weft.errors import ConfigError
     from weft.net.ticket import MAX_CHARS, read
 
+    chosen = settings.machine_settings(
+        here.machine, here.fields() | hardware.fields() | {"is_blocking": blocking or None}
+    )
+    if served(chosen):
+        return
     text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
     read(text)  # a bad ticket is refused before anything heavy is loaded
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
     stays = read_until(stay.until, SystemClock().wall())
-    chosen = settings.machine_settings(
-        here.machine, here.fields() | hardware.fields() | {"is_blocking": blocking or None}
-    )
     from weft.cli.running import Manner, run
     from weft.data import CorpusConfig, TextSource
     from weft.peer.footing import Options
@@ -61,7 +65,9 @@ def join(
 
     own = (CorpusConfig(source=TextSource(paths=tuple(data))), Path.cwd()) if data else None
 
-    def start(options: "Options", on_started: "OnStarted", ask: "Ask") -> "Awaitable[Outcome | None]":
+    def start(
+        options: "Options", on_started: "OnStarted", ask: "Ask", trainers: "Trainers"
+    ) -> "Awaitable[Outcome | None]":
         def agree(terms: "Terms") -> bool:
             watch.terms = terms
             typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=True)
@@ -71,7 +77,7 @@ def join(
             watch.emit = peer.place.emit
             on_started(peer, fresh)
 
-        return join_run(text, options, agree=agree, on_started=on_joined, own_data=own)
+        return join_run(text, options, agree=agree, on_started=on_joined, own_data=own, trainers=trainers)
 
     watch = TrafficWatch(SystemClock())
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))

@@ -15,6 +15,7 @@ from weft.cli.loop import run_loop
 from weft.cli.parent import stop_with_parent
 from weft.cli.place import command_for
 from weft.cli.screen import make_screen
+from weft.cli.site import trainers
 from weft.cli.stopper import NOTHING_TO_SAVE, Stopper
 from weft.cli.summary import summary
 from weft.cli.until import Contributed, Until
@@ -24,12 +25,13 @@ from weft.errors import ConfigError
 from weft.peer.config import Genesis
 from weft.peer.footing import Options
 from weft.peer.peer import Outcome, Peer
+from weft.peer.place import Trainers
 
 _LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
 
 OnStarted = Callable[[Peer, str], None]
 Ask = Callable[[str], bool]
-Start = Callable[[Options, OnStarted, Ask], Awaitable[Outcome | None]]
+Start = Callable[[Options, OnStarted, Ask, Trainers], Awaitable[Outcome | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +69,13 @@ def run(start: Start, options: Options, manner: Manner) -> None:
             print(f"others join with: weft join TICKET\n{_LASTING}", file=sys.stderr, flush=True)  # noqa: T201
         screen.start(facts_of(peer.run, manner.wait_for))
 
-    async def main() -> Outcome | None:
+    async def main(who: Trainers) -> Outcome | None:
         stopper.install(asyncio.get_running_loop())
-        return await start(options, on_started, stopper.ask)
+        return await start(options, on_started, stopper.ask, who)
 
     try:
-        outcome = run_loop(main())
+        with trainers(options.settings) as who:
+            outcome = run_loop(main(who))
     except asyncio.CancelledError:
         print(NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
         return

@@ -7,6 +7,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.place import home_of
+from weft.cli.site import served
 from weft.cli.spread import spread
 from weft.cli.until import until as read_until
 from weft.clock import SystemClock
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from weft.cli.running import Ask, OnStarted
     from weft.peer.footing import Options
     from weft.peer.peer import Outcome
+    from weft.peer.place import Trainers
 
 EXAMPLE = """A run file may be as short as this, saved as first.toml:
 
@@ -46,16 +48,19 @@ def train(
     report: settings.Report = None,
 ) -> None:
     """Start a run and print its ticket on standard output; progress goes to standard error."""
+    chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
+    if served(chosen):
+        return
     described = settings.run_file(run_file, changes or ())
     stays = read_until(stay.until, SystemClock().wall())
-    chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
     from weft.cli.running import Manner, run
     from weft.peer.footing import Options
     from weft.peer.home import Home
     from weft.peer.launch import found
 
-    def start(options: "Options", on_started: "OnStarted", _ask: "Ask") -> "Awaitable[Outcome]":
-        return found(described, run_file.absolute().parent, options, wait_for=wait_for, on_started=on_started)
+    def start(options: "Options", on_started: "OnStarted", _ask: "Ask", trainers: "Trainers") -> "Awaitable[Outcome]":
+        base = run_file.absolute().parent
+        return found(described, base, options, wait_for=wait_for, on_started=on_started, trainers=trainers)
 
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen)
     run(

@@ -102,7 +102,10 @@ class Blocks:
         return out
 
     def nbytes(self, num: int) -> int:
-        return self._scheme.scale.itemsize * -(-num // self._block) + self._bytes_of(num)
+        return sum(self.sections(num))
+
+    def sections(self, num: int) -> tuple[int, ...]:
+        return self._scheme.scale.itemsize * -(-num // self._block), self._bytes_of(num)
 
     def _bytes_of(self, num: int) -> int:
         return -(-num * self._scheme.num_bits // 8)

@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from weft.codec.blocks import Blocks
-from weft.codec.codec import Codec
+from weft.codec.codec import Codec, Sectioned
 from weft.codec.config import (
     MAX_BLOCK,
     Bf16Config,
@@ -59,7 +59,7 @@ def build(config: CodecConfig, round: int = 0) -> Codec:
     assert_never(config)
 
 
-def _values(name: Values, block: int) -> Codec:
+def _values(name: Values, block: int) -> Sectioned:
     match name:
         case "fp32":
             return Fp32()

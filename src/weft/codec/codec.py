@@ -45,3 +45,12 @@ class Codec(Protocol):
     def nbytes(self, num: int) -> int:
         """Return the exact size in bytes of an encoding of `num` values."""
         ...
+
+
+@runtime_checkable
+class Sectioned(Codec, Protocol):
+    """A codec that can be used in pieces (`pieces`): all of weft's own."""
+
+    def sections(self, num: int) -> tuple[int, ...]:
+        """Return the bytes of each section of an encoding of `num` values, in order; `nbytes` is their sum."""
+        ...

@@ -38,6 +38,9 @@ class Fp32:
     def nbytes(self, num: int) -> int:
         return 4 * num
 
+    def sections(self, num: int) -> tuple[int, ...]:
+        return (self.nbytes(num),)
+
 
 class Bf16:
     """The upper 16 bits of each fp32 word, rounded to nearest even, saturating."""
@@ -71,6 +74,9 @@ class Bf16:
 
     def nbytes(self, num: int) -> int:
         return 2 * num
+
+    def sections(self, num: int) -> tuple[int, ...]:
+        return (self.nbytes(num),)
 
 
 def _round_to_upper_half(bits: Tensor, out: Tensor) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.codec import bounds, rank
-from weft.codec.codec import Codec
+from weft.codec.codec import Sectioned
 from weft.codec.rank import Choices, Places
 from weft.errors import PayloadError
 from weft.rng import integers64, stream
@@ -58,7 +58,7 @@ class TopK:
         values: encodes what is kept; its blocks have `kept` values.
     """
 
-    def __init__(self, chunk: int, kept: int, values: Codec) -> None:
+    def __init__(self, chunk: int, kept: int, values: Sectioned) -> None:
         self._chunk = chunk
         self._kept = kept
         self._values = values
@@ -105,10 +105,13 @@ class TopK:
         return out
 
     def nbytes(self, num: int) -> int:
+        return sum(self.sections(num))
+
+    def sections(self, num: int) -> tuple[int, ...]:
         places = rank.nbytes(rank.build(self._chunk, self._kept), num // self._chunk)
         if short := num % self._chunk:
             places += rank.nbytes(rank.build(short, num_kept(short, self._chunk, self._kept)), 1)
-        return places + self._values.nbytes(num_kept(num, self._chunk, self._kept))
+        return places, *self._values.sections(num_kept(num, self._chunk, self._kept))
 
 
 @final
@@ -120,7 +123,7 @@ class RandomK:
         values: encodes what is kept; its blocks have `kept` values.
     """
 
-    def __init__(self, chunk: int, kept: int, salt: int, values: Codec) -> None:
+    def __init__(self, chunk: int, kept: int, salt: int, values: Sectioned) -> None:
         self._chunk = chunk
         self._kept = kept
         self._salt = salt
@@ -146,7 +149,10 @@ class RandomK:
         return out
 
     def nbytes(self, num: int) -> int:
-        return self._values.nbytes(num_kept(num, self._chunk, self._kept))
+        return sum(self.sections(num))
+
+    def sections(self, num: int) -> tuple[int, ...]:
+        return self._values.sections(num_kept(num, self._chunk, self._kept))
 
     def _places(self, run: _Run) -> Places:
         """Return the places with the `num_kept` smallest words of a stream, ascending."""

@@ -39,7 +39,7 @@ from weft.peer.home import CHECKPOINT_FILE
 from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName
 from weft.peer.machine import PeerConfig
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
-from weft.peer.state import chunks
+from weft.peer.state import chunk_bytes, chunks
 from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
 from weft.sync.method import OUTER
@@ -196,15 +196,14 @@ def read_contents(folder: Path) -> Contents:
 
 def write_vectors(path: Path, vectors: Mapping[str, Tensor]) -> StateIndex:
     """Write a safetensors file and return the index of exactly what was written."""
-    found = {name: chunks(vector) for name, vector in sorted(vectors.items())}
-    digests: dict[str, list[Digest]] = {name: [] for name in found}
+    digests: dict[str, list[Digest]] = {name: [] for name in sorted(vectors)}
 
     def pieces() -> Iterator[wire.Buffer]:
         yield _header([(name, vector.numel()) for name, vector in sorted(vectors.items())])
-        for name, views in found.items():
-            for view in views:
-                digests[name].append(wire.digest(view))
-                yield view
+        for name, found in digests.items():
+            for data in chunk_bytes(vectors[name]):
+                found.append(wire.digest(data))
+                yield data
 
     write_atomically(path, pieces(), mode=READ_ONLY)
     return StateIndex(

@@ -40,11 +40,15 @@ from weft.sync.groups import payload_of
 from weft.sync.messages import Counted
 from weft.sync.neighbours import has_result
 from weft.sync.reduce import EncodedPart, named
+from weft.sync.spread import SpreadVector, alike
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 FORGOTTEN = "a round that is forgotten may have counted them"  # why work is dropped that nobody can tell of
 OUTDATED = "a gradient that two rounds did not count belongs to parameters too long ago"  # why it is dropped
 MAX_TRAVELLING = 64  # rounds for which the same payload is offered: then its holder trains on
+
+
+_KEPT = ("local", "mark", "error", "gradient")  # vectors of a checkpoint
 
 
 def dropped(num_tokens: int, why: str) -> Notice:
@@ -169,7 +173,9 @@ class Carry:
                 return self._encoded.payload
             if self.mixing.is_wanted:
                 trained = self.mixing.alone(trained)
-            delta = method.delta(self._replica.outer, trained)
+            # A learner that is spread lends a copy, and there is no room for another.
+            is_lent = isinstance(trained, SpreadVector) and self._mark is None and self._gradient is None
+            delta = method.delta(self._replica.outer, trained, trained if is_lent else None)
             encoded, left = payload.encode(method, scope, self._replica.state, delta, self._error, parts, round)
             if left is not None and method.choices.error == "local":
                 left = delta - left
@@ -344,14 +350,15 @@ class Carry:
             self._num_missed = counters.pop("num_missed")
         except KeyError as missing:
             raise CheckpointError(f"the saved state has no {missing}. Resume from another checkpoint.") from None
-        self.ahead, self._mark = Tokens(counters.pop("ahead_tokens", 0)), vectors.pop("mark", None)
+        kept = {name: alike(vectors.pop(name), self._replica.outer) for name in _KEPT if name in vectors}
+        self.ahead, self._mark = Tokens(counters.pop("ahead_tokens", 0)), kept.get("mark")
         if self.ahead and self._mark is None:
             raise CheckpointError("the saved state has no mark. Resume from another checkpoint.")
         self.is_restored = self.tokens > 0
-        self._encoded, self._error = None, vectors.pop("error", None)
-        self._gradient = vectors.pop("gradient", None)
+        self._encoded, self._error = None, kept.get("error")
+        self._gradient = kept.get("gradient")
         self._gradient_tokens = 0 if self._gradient is None else self.tokens
         if self.mixing.is_wanted:
             self.mixing.lose()
-        self._trainer.set_local(vectors.pop("local", self._replica.outer))
+        self._trainer.set_local(kept.get("local", self._replica.outer))
         self._trainer.set_anchor(self._replica.outer)

@@ -122,7 +122,18 @@ def check_host(model: ModelConfig) -> None:
         )
 
 
-def check_fits(run: RunConfig, peer: PeerConfig, device: Device) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """How much of what a peer needs lies on one machine, and on one of its devices."""
+
+    host: float = 1.0
+    device: float = 1.0
+
+
+ALL = Share()
+
+
+def check_fits(run: RunConfig, peer: PeerConfig, device: Device, share: Share = ALL) -> int:
     """Return how many samples at a time should fit: on a CPU by the closed forms, on a GPU all of a batch.
 
     Raises:
@@ -135,12 +146,16 @@ def check_fits(run: RunConfig, peer: PeerConfig, device: Device) -> int:
         left = _within(caps.vram_nbytes, device_free_nbytes(device), lambda: device_taken_nbytes(device))
         free[str(device.torch)] = left
     else:
-        while micro_batch > 1 and not _fits(needed_nbytes(run, peer, device, micro_batch), free):
+        while micro_batch > 1 and not _fits(_shared(needed_nbytes(run, peer, device, micro_batch), share), free):
             micro_batch //= 2
-    needed = needed_nbytes(run, peer, device, 1)
+    needed = _shared(needed_nbytes(run, peer, device, 1), share)
     if not _fits(needed, free):
         raise TooLarge(_too_large(run, needed, free, caps))
     return micro_batch
+
+
+def _shared(needed: dict[str, int], share: Share) -> dict[str, int]:
+    return {place: int(nbytes * (share.host if place == "cpu" else share.device)) for place, nbytes in needed.items()}
 
 
 def _within(cap_nbytes: int | None, free: int, taken: Callable[[], int]) -> int:

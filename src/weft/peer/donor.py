@@ -26,6 +26,7 @@ from weft.peer.replica import Replica
 from weft.peer.state import chunks
 from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
+from weft.sync.spread import gathered
 from weft.wire import Buffer, digest, digest_of, encode
 
 PIN_S = 600.0  # after the last request for it: a newcomer on a slow link comes back for more
@@ -150,7 +151,7 @@ class Donor:
     def _copy(self) -> tuple[Manifest, Charter, dict[str, Tensor]]:
         head = self._replica.head
         assert head is not None  # a replica that has a state never loses it
-        vectors = {name: vector.clone() for name, vector in sorted(self._replica.vectors().items())}
+        vectors = {name: gathered(vector) for name, vector in sorted(self._replica.vectors().items())}
         return head, self._replica.charter, vectors
 
     async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:

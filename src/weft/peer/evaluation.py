@@ -11,11 +11,10 @@ from contextlib import suppress
 from weft.events import Evaluated, Sampled
 from weft.ids import PeerId, Round, Tokens
 from weft.peer.config import Genesis, RunConfig
-from weft.peer.learner import Learner
+from weft.peer.learner import Learner, Measure
 from weft.peer.messages import Evaluation
 from weft.peer.place import Place
 from weft.peer.replica import Replica
-from weft.peer.trainer import Trainer
 from weft.sync.messages import Manifest
 
 SAMPLE_TOKENS = 300
@@ -51,7 +50,7 @@ class Evaluator(Unmeasured):
     """
 
     def __init__(
-        self, run: RunConfig, place: Place, trainer: Trainer, replica: Replica, is_stopping: Callable[[], bool]
+        self, run: RunConfig, place: Place, trainer: Measure, replica: Replica, is_stopping: Callable[[], bool]
     ) -> None:
         super().__init__()
         assert place.data is not None
@@ -155,5 +154,5 @@ def make_evaluator(
     """Return what measures the outer parameters of `run`."""
     if not isinstance(run, RunConfig):
         return Unmeasured()
-    assert isinstance(trainer, Trainer)
+    assert isinstance(trainer, Measure)
     return Evaluator(run, place, trainer, replica, is_stopping)

@@ -149,6 +149,11 @@ class PeerFolder:
         return self.root / "journal"
 
     @property
+    def scratch(self) -> Path:
+        """Return where files lie that have no name, and end with the process."""
+        return self.root / "scratch"
+
+    @property
     def forks(self) -> Path:
         return self.root / "forks"
 

@@ -106,6 +106,40 @@ class _Group:
         return sum(here.stop - here.start for here in self.ranges)
 
 
+@dataclass(frozen=True)
+class AdamWNumbers:
+    """Numbers that AdamW moves at once, and what it keeps of them."""
+
+    parameters: Tensor
+    gradient: Tensor
+    moment1: Tensor
+    moment2: Tensor
+    count: Tensor  # of steps
+
+
+@torch.no_grad()
+def adamw_step(
+    config: AdamWConfig | MuonConfig, decay: float, learning_rate: float, numbers: Sequence[AdamWNumbers]
+) -> None:
+    """Make one step of AdamW, in place."""
+    adamw(
+        [each.parameters for each in numbers],
+        [each.gradient for each in numbers],
+        [each.moment1 for each in numbers],
+        [each.moment2 for each in numbers],
+        [],
+        [each.count for each in numbers],
+        fused=True,
+        amsgrad=False,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        lr=learning_rate,
+        weight_decay=decay,
+        eps=config.eps,
+        maximize=False,
+    )
+
+
 class _AdamWStep:
     """AdamW on some ranges of a model's vector. The moments hold these ranges alone, one after the other."""
 
@@ -124,23 +158,22 @@ class _AdamWStep:
         config, model, start = self._config, self._model, 0
         for group, counts in zip(self._groups, self._counts, strict=True):
             sizes = [here.stop - here.start for here in group.ranges]
-            with torch.no_grad():
-                adamw(
-                    [model.vector[here] for here in group.ranges],
-                    [model.gradient[here] for here in group.ranges],
-                    list(torch.split(moment1[start : start + group.num], sizes)),
-                    list(torch.split(moment2[start : start + group.num], sizes)),
-                    [],
-                    counts,
-                    fused=True,
-                    amsgrad=False,
-                    beta1=config.beta1,
-                    beta2=config.beta2,
-                    lr=learning_rate,
-                    weight_decay=group.decay,
-                    eps=config.eps,
-                    maximize=False,
-                )
+            adamw_step(
+                config,
+                group.decay,
+                learning_rate,
+                [
+                    AdamWNumbers(*each)
+                    for each in zip(
+                        [model.vector[here] for here in group.ranges],
+                        [model.gradient[here] for here in group.ranges],
+                        torch.split(moment1[start : start + group.num], sizes),
+                        torch.split(moment2[start : start + group.num], sizes),
+                        counts,
+                        strict=True,
+                    )
+                ],
+            )
             start += group.num
 
     def set_steps(self, num_steps: int) -> None:

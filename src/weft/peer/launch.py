@@ -10,14 +10,16 @@ checkpoint stands. It does not know how anything is shown.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from weft.clock import SystemClock
+from weft.clock import Clock, SystemClock
 from weft.data import CorpusConfig, DataIndex, Tokenizer
+from weft.data.batch import Batches
 from weft.errors import ConfigError, Unreachable
-from weft.events import Event, Notice
+from weft.events import Emit, Event, Notice
 from weft.ids import PeerId
 from weft.net.admission import new_secret
 from weft.net.heartbeat import say_goodbye
@@ -34,14 +36,31 @@ from weft.peer.footing import Footing, Options, connect, footing, open_for
 from weft.peer.home import PeerFolder
 from weft.peer.host import limit_cores
 from weft.peer.kept import keep_secret, read_secret
+from weft.peer.learner import Learner
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import admission_of, public
 from weft.peer.peer import Outcome, Peer, Place
-from weft.peer.place import Data
+from weft.peer.place import Data, Trainers
 from weft.peer.seal import initial, on_corpus, pack_private, seal
 from weft.peer.succession import charter_at, require_going, require_unended
 from weft.peer.terms import Terms, terms
 from weft.peer.trainer import Trainer
+
+
+class OneProcess:
+    """This process alone."""
+
+    def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
+        check_fits(run, settings, choose(settings))
+
+    def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:  # noqa: ARG002  # the protocol's signature
+        return vector
+
+    def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner:
+        return Trainer(run, settings, batches, emit, clock)
+
+
+ONE = OneProcess()
 
 
 async def found(
@@ -51,6 +70,7 @@ async def found(
     *,
     wait_for: int = 1,
     on_started: Callable[[Peer, str], None],
+    trainers: Trainers = ONE,
 ) -> Outcome:
     """Make the run that `run_file` describes, or go on with it where this machine's checkpoint stands.
 
@@ -64,7 +84,7 @@ async def found(
     sealed = await asyncio.to_thread(
         seal, run_file, base, options.home, pending.append, max_parameters=options.settings.max_parameters
     )
-    await asyncio.to_thread(check_fits, sealed.config, options.settings, choose(options.settings))
+    await asyncio.to_thread(trainers.check_fits, sealed.config, options.settings)
     run = sealed.config.run
     with footing(options, run, open_for(options, run, is_maker=True)) as ground:
         for event in pending:
@@ -77,12 +97,12 @@ async def found(
         async with aclosing(Threads()) as compute, ground.node(admission) as node:
             node.passport.predecessor = sealed.config.predecessor
             node.serve_blobs(public(sealed.config, sealed.config.run, options.home), is_patient=True)
-            vector = await asyncio.to_thread(initial, sealed.config, options.home)
-            if vector is None:
+            outer = await _outer(sealed.config, ground, trainers)
+            if outer is None:
                 raise ConfigError("the run's initial weights are not on this machine; start it anew.")
             snapshot = await snapshot_of(ground.folder, sealed.config, options.settings)
             data = Data(sealed.tokenizer, sealed.store, sealed.index)
-            peer = Peer(sealed.config, _place(ground, node, sealed.config, data, vector, compute))
+            peer = Peer(sealed.config, _place(ground, node, compute, data, _Start(sealed.config, trainers, outer)))
             with ground.ticket(node, admission, peer.knows_anchor) as ticket:
                 async with ground.guarded(peer):
                     on_started(peer, ticket)
@@ -96,6 +116,7 @@ async def join(
     agree: Callable[[Terms], bool],
     on_started: Callable[[Peer, str], None],
     own_data: tuple[CorpusConfig, Path] | None = None,
+    trainers: Trainers = ONE,
 ) -> Outcome | None:
     """Join the run that the ticket names; return None when the person does not agree to the terms.
 
@@ -126,7 +147,7 @@ async def join(
                 charter = await charter_at(node, members[0]) if members else None
                 require_going(ticket.run, charter)
                 now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
-                await asyncio.to_thread(check_fits, now, options.settings, choose(options.settings))
+                await asyncio.to_thread(trainers.check_fits, now, options.settings)
                 pace = await company.pace()
             asked = await asyncio.to_thread(terms, now, ticket, options.home, options.settings, SystemClock(), pace)
             if not await asyncio.to_thread(agree, asked):
@@ -139,12 +160,12 @@ async def join(
             keep_secret(ground.folder, admission)
             snapshot = await snapshot_of(ground.folder, run, options.settings)
             await fetch_initial(node, members, run, options.home)
-            vector = await asyncio.to_thread(initial, run, options.home)
-            if vector is None:
+            outer = await _outer(run, ground, trainers)
+            if outer is None:
                 raise ConfigError("the run's initial weights could not be had. Ask a member for a fresh ticket.")
             data = await _data(node, members, run, ground, own_data)
             node.serve_blobs(public(run, run.run, options.home), is_patient=True)
-            peer = Peer(run, _place(ground, node, run, data, vector, compute))
+            peer = Peer(run, _place(ground, node, compute, data, _Start(run, trainers, outer)))
             with ground.ticket(node, admission, peer.knows_anchor) as fresh:
                 async with ground.guarded(peer):
                     on_started(peer, fresh)
@@ -175,19 +196,38 @@ def _limit(settings: PeerConfig) -> None:
         limit_cores(settings.caps.cores)
 
 
-def _place(ground: Footing, node: Node, run: RunConfig, data: Data, vector: Tensor, compute: Compute) -> Place:
-    clock, settings = SystemClock(), ground.options.settings
+@dataclass(frozen=True)
+class _Start:
+    """What training begins with."""
+
+    run: RunConfig
+    trainers: Trainers
+    outer: Tensor
+
+
+async def _outer(run: RunConfig, ground: Footing, trainers: Trainers) -> Tensor | None:
+    """Return the parameters that the run begins with, where they are kept; None: they are not here."""
+
+    def held() -> Tensor | None:
+        vector = initial(run, ground.options.home)
+        return None if vector is None else trainers.held(vector, ground.folder)
+
+    return await asyncio.to_thread(held)
+
+
+def _place(ground: Footing, node: Node, compute: Compute, data: Data, start: _Start) -> Place:
+    clock, settings, run, trainers = SystemClock(), ground.options.settings, start.run, start.trainers
     return Place(
         node=node,
         identity=ground.identity,
         folder=ground.folder,
         settings=settings,
         data=data,
-        initial=vector,
+        initial=start.outer,
         clock=clock,
         compute=compute,
         emit=ground.emit,
-        make_learner=lambda emit: Trainer(run, settings, data.batches(run, "train"), emit, clock),
+        make_learner=lambda emit: trainers.learner(run, settings, data.batches(run, "train"), emit, clock),
     )
 
 

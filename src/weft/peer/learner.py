@@ -17,6 +17,8 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.data import Tokenizer
+from weft.data.batch import Batches
 from weft.peer.config import Genesis
 from weft.peer.inner import State
 
@@ -29,6 +31,54 @@ class Work:
     num_tokens: int
     mean_loss: float  # nats per token; NaN where no step was made
     duration_s: float
+
+
+def nothing() -> None:
+    """Do nothing between two pieces of work."""
+
+
+@runtime_checkable
+class Measure(Protocol):
+    """What is asked of parameters, beside training."""
+
+    def evaluate(
+        self,
+        vector: Float32[Tensor, " num"],
+        batches: Batches,
+        num_windows: int,
+        between: Callable[[], None] = nothing,
+    ) -> tuple[float, int]:
+        """Return the mean loss of the outer parameters `vector` on held-out windows (nats per token), and their tokens.
+
+        Args:
+            between: called after each batch; what it raises ends the evaluation.
+
+        Raises:
+            NotFinite: the loss is NaN or infinite.
+        """
+        ...
+
+    def sample(
+        self,
+        vector: Float32[Tensor, " num"],
+        tokenizer: Tokenizer,
+        prompt: str,
+        num_tokens: int,
+        seed: int,
+        between: Callable[[], None] = nothing,
+    ) -> str:
+        """Return the text that the outer parameters `vector` write after `prompt`, of at most `num_tokens` tokens.
+
+        An empty prompt stands for the end of the text before; where the tokenizer has none, for its first token.
+
+        Args:
+            between: called between tokens, or at the end; what it raises ends the text.
+
+        Raises:
+            DataError: the prompt has a character that the tokenizer does not know.
+            NotFinite: the model's logits are NaN or infinite.
+        """
+        ...
 
 
 @runtime_checkable

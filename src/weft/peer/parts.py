@@ -43,6 +43,7 @@ from weft.sync.neighbours import NOTHING, dealt, is_gossip, receives, taken, tak
 from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
 from weft.sync.replies import Replies
 from weft.sync.scope import Scope
+from weft.sync.spread import SpreadVector
 from weft.sync.uplinks import parts_of
 from weft.sync.weights import awaited_weight, weight_of
 from weft.wire import Buffer
@@ -92,7 +93,8 @@ class Parts:
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
         self._replies = Replies(scope)
-        self._pool = Pool(POOL_VECTORS * 4 * scope.most_sent)
+        is_spread = isinstance(place.initial, SpreadVector)
+        self._pool = Pool(POOL_VECTORS * 4 * scope.most_sent, place.folder.scratch if is_spread else None)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
         self._node.serve_blobs(self._lookup)
@@ -190,9 +192,12 @@ class Parts:
                 missing.append(each.peer)
         if missing:
             return MergeFailed(plan=plan, part=part, missing=tuple(missing))
-        merged: EncodedPart = await self._compute.serve(
-            lambda: self._replies.encode(merger.merged(), here, round, choices)
-        )
+
+        def encoded() -> EncodedPart:
+            found = self._replies.encode(merger.merged(), here, round, choices)
+            return EncodedPart(encoded=self._pool.moved(found.encoded), digest=found.digest)
+
+        merged: EncodedPart = await self._compute.serve(encoded)
         await self._keep(round, merged.digest, merged.encoded)
         return MergeDone(plan=plan, part=part, result=merged.digest)
 

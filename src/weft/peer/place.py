@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
@@ -21,6 +22,27 @@ from weft.peer.journal import Journal
 from weft.peer.learner import Learner
 from weft.peer.machine import PeerConfig
 from weft.sync.acts import Succeed
+
+
+class Trainers(Protocol):
+    """Who makes a peer's inner steps: this process, or several."""
+
+    def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
+        """Refuse a run that this machine cannot train.
+
+        Raises:
+            ConfigError: it is of a kind that is not trained so, or there is no such device; TooLarge: it does not fit.
+        """
+        ...
+
+    def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:
+        """Return the outer parameters where they are kept."""
+        ...
+
+    def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner:
+        """Return what makes the steps."""
+        ...
+
 
 MakeTrainer = Callable[[RunConfig, PeerConfig, Batches, Emit, Clock], Learner]
 

@@ -25,6 +25,7 @@ from weft.sync.outer import StepContext
 from weft.sync.reduce import decode_parts
 from weft.sync.schedule import lr
 from weft.sync.scope import Scope
+from weft.sync.spread import SpreadVector, alike, empty_like
 from weft.sync.uplinks import parts_of
 from weft.wire import Buffer
 
@@ -42,8 +43,10 @@ class Replica:
         self._num_decayed, self._shapes = run.vector.num_decayed, run.vector.tensors
         self._set_charter(first_charter(run))
         self.scope = Scope(self.method.num_sent(outer.numel()), run.method.fragments)
-        self.state: OuterState = self.method.init(outer.numel())
-        self._merged = torch.empty(self.scope.most_sent)
+        self.state: OuterState = {
+            name: alike(vector, outer) for name, vector in self.method.init(outer.numel()).items()
+        }
+        self._merged = None if isinstance(outer, SpreadVector) else torch.empty(self.scope.most_sent)
 
     def apply(self, manifest: Manifest, results: tuple[Buffer, ...]) -> None:
         """Make the outer step of a committed round, in place.
@@ -53,7 +56,7 @@ class Replica:
         """
         if has_result(manifest):
             round, parts = manifest.round, parts_of(manifest, self.scope)
-            merged = self._merged[: self.scope.num_sent(round)]
+            merged = empty_like(self.outer) if self._merged is None else self._merged[: self.scope.num_sent(round)]
             decode_parts(reply_codec_in(self.method.choices, round), results, parts, merged)
             self.make_step(round, merged, manifest.committed_tokens)
         if self.head is not None:

@@ -11,16 +11,18 @@ Chunks are views into the vector's own memory, in the order of the machine; ever
 little-endian. It does not know what the vectors mean.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from weft.codec.pieces import PIECE  # whole chunks
 from weft.ids import Digest
 from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex
 from weft.sync.method import OUTER
+from weft.sync.spread import Readable, SpreadVector
 from weft.wire import digest, digest_of
 
 
@@ -41,8 +43,19 @@ def chunks(vector: Float32[Tensor, " num"]) -> list[memoryview]:
     return [whole[start : start + CHUNK_NBYTES] for start in range(0, len(whole), CHUNK_NBYTES)]
 
 
+def chunk_bytes(vector: Float32[Tensor, " num"]) -> Iterator[memoryview]:
+    """Yield the chunks of a vector, to be read: views, or read one after the other where it is spread."""
+    if not isinstance(vector, Readable):
+        yield from chunks(vector)
+        return
+    for start in range(0, vector.numel(), PIECE):
+        yield from chunks(vector.read(range(start, min(start + PIECE, vector.numel()))))
+
+
 def chunk_digests(vector: Float32[Tensor, " num"]) -> tuple[Digest, ...]:
     """Return the digest of each chunk."""
+    if isinstance(vector, SpreadVector):
+        return vector.chunk_digests()
     return tuple(digest(chunk) for chunk in chunks(vector))
 
 

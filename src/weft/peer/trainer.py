@@ -13,7 +13,6 @@ Everything here is synchronous and belongs to one thread at a time, but for `par
 whoever reads or sets what is kept. It does not know peers, rounds, sockets or asyncio.
 """
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,9 +27,8 @@ from weft import rng
 from weft.clock import Clock
 from weft.data import Tokenizer
 from weft.data.batch import Batches
-from weft.errors import CheckpointError, NotFinite
-from weft.events import Emit, MicroBatchChanged, StepDone, WarmedUp
-from weft.ids import Step
+from weft.errors import CheckpointError
+from weft.events import Emit, MicroBatchChanged, WarmedUp
 from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
 from weft.peer import inner
@@ -38,13 +36,9 @@ from weft.peer.backward import Backward, LossScale
 from weft.peer.config import Genesis, RunConfig
 from weft.peer.device import allocating, check_fits, choose, limit_memory
 from weft.peer.inner import InnerOptimizer, State
-from weft.peer.learner import Work
+from weft.peer.learner import Work, nothing
 from weft.peer.machine import PeerConfig
-from weft.sync.schedule import lr
-
-
-def nothing() -> None:
-    """Do nothing between two steps."""
+from weft.peer.steps import Steps, mean_loss, prompt_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +69,7 @@ class Trainer:
         self._emit = emit
         self._clock = clock
         self._sends_gradient = run.method.send == "gradient"
-        self._num_steps = 0
+        self._steps = Steps(run, emit, clock)
         self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
         self._anchor: Float32[Tensor, " num"] | None = None  # the outer parameters, which inner steps are pulled to
         self._parked: Parked | None = None
@@ -104,7 +98,7 @@ class Trainer:
         is_shared = self._sends_gradient and self.device.is_cpu
         self._take_device(vector if is_shared else vector.to(self.device.torch, copy=True), micro_batch)
         self.set_anchor(vector)
-        self._num_steps = 0
+        self._steps.num_made = 0
 
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         run, peer = self._run, self._peer
@@ -151,7 +145,7 @@ class Trainer:
                 self._anchor = None if parked.anchor is None else parked.anchor.to(self.device.torch)
             self._take_device(held, parked.micro_batch)
             if self._optimizer is not None and parked.moments is not None:
-                self._optimizer.load(parked.moments, self._num_steps)
+                self._optimizer.load(parked.moments, self._steps.num_made)
             self._backward.scale = parked.scale
             self._parked = None
 
@@ -160,7 +154,7 @@ class Trainer:
         assert isinstance(run, RunConfig)
         if run.train.seq_len != self._batches.seq_len:
             self._batches = self._batches.resized(run.train.seq_len)
-        self._run = run
+        self._run = self._steps.run = run
 
     @property
     def has_ended(self) -> bool:
@@ -225,16 +219,15 @@ class Trainer:
             if should_stop():
                 break
             began_step = self._clock.now()
-            rate = self._rate(committed_tokens, len(losses) + 1, pace)
+            rate = self._steps.rate(committed_tokens, len(losses) + 1, pace)
             loss, norm = self._fill_gradient(positions[start : start + size], rate)
             if self._anchor is not None:
                 norm = self._pull(self._anchor)
-            if norm > self._run.train.clip:
-                self._model.gradient.mul_(self._run.train.clip / norm)
+            self._shorten(norm)
             self._optimizer.step(rate)
             losses.append(loss)
-            self._step_done(loss, norm, rate, size, began_step)
-        return self._work(losses, len(losses) * size, began)
+            self._steps.done(loss, norm, rate, size, began_step)
+        return self._steps.work(losses, len(losses) * size, began)
 
     def local(self) -> Float32[Tensor, " num"]:
         """Return the local parameters on the CPU: there they are the model's own memory, until the next `train`."""
@@ -283,7 +276,7 @@ class Trainer:
                 scale, moments = self._backward.scale, None if self._optimizer is None else self._optimizer.state()
             else:
                 scale, moments = self._parked.scale, self._parked.moments
-            counters = {"num_steps": self._num_steps, **scale.counters()}
+            counters = {"num_steps": self._steps.num_made, **scale.counters()}
             state = {name: torch.tensor([count], dtype=torch.int64) for name, count in counters.items()}
             return {**state, **(moments or {})}
 
@@ -300,7 +293,7 @@ class Trainer:
             )
         if self._optimizer is not None:
             self._optimizer.load(state, counters["num_steps"])
-        self._num_steps = counters["num_steps"]
+        self._steps.num_made = counters["num_steps"]
         self._backward.scale.load(counters)
 
     # --- methods that send gradients ---
@@ -319,12 +312,12 @@ class Trainer:
             NotFinite, OutOfMemory: as `train`.
         """
         began = self._clock.now()
-        rate = self._rate(committed_tokens, 1, pace)
+        rate = self._steps.rate(committed_tokens, 1, pace)
         loss, norm = self._fill_gradient(positions, rate)
-        if self._run.method.feedback is not None and norm > self._run.train.clip:
-            self._model.gradient.mul_(self._run.train.clip / norm)
-        self._step_done(loss, norm, rate, len(positions), began)
-        return self._model.gradient.cpu(), self._work([loss], len(positions), began)
+        if self._run.method.feedback is not None:
+            self._shorten(norm)
+        self._steps.done(loss, norm, rate, len(positions), began)
+        return self._model.gradient.cpu(), self._steps.work([loss], len(positions), began)
 
     # --- the outer parameters ---
 
@@ -350,12 +343,7 @@ class Trainer:
             total += self._backward.summed_loss(module, batch)
             num_tokens += batch[0].numel()
             between()
-        if not math.isfinite(total):
-            raise NotFinite(
-                "the held-out loss of the outer parameters is NaN or infinite: the run has diverged. Resume from an "
-                "earlier checkpoint, with a lower learning rate."
-            )
-        return total / num_tokens, num_tokens
+        return mean_loss(total, num_tokens), num_tokens
 
     def sample(
         self,
@@ -379,7 +367,7 @@ class Trainer:
             OutOfMemory: there is no room for it beside what trains.
         """
         end = tokenizer.end_of_text
-        ids = [int(token) for token in tokenizer.encode(prompt)] or [0 if end is None else end]
+        ids = prompt_ids([int(token) for token in tokenizer.encode(prompt)], end)
         sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
         module = self._outer_model(vector)
         with allocating("a text of this length", self.device):
@@ -399,39 +387,12 @@ class Trainer:
 
     def _fill_gradient(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:
         loss, norm = self._backward.fill(self._batches.at(positions))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NotFinite(
-                f"step {self._num_steps + 1} at learning rate {rate:.3g}: the loss is {loss}, the gradient's norm "
-                f"{norm}. The parameters are those before it. Lower train.schedule's lr, lengthen its warm-up or lower "
-                "train.clip: that makes another run, which may begin from the last checkpoint's weights (weft export). "
-                "In half precision, try to resume in fp32 first."
-            )
+        self._steps.require_finite(loss, norm, rate)
         return loss, norm
 
-    def _rate(self, committed_tokens: int, num_steps: int, pace: float) -> float:
-        made = round(num_steps * self._run.tokens_per_step * pace)
-        return lr(self._run.train.schedule, committed_tokens + made)
-
-    def _step_done(self, loss: float, norm: float, rate: float, num_samples: int, began: float) -> None:
-        self._num_steps += 1
-        self._emit(
-            StepDone(
-                step=Step(self._num_steps),
-                loss=loss,
-                learning_rate=rate,
-                gradient_norm=norm,
-                num_tokens=num_samples * self._run.train.seq_len,
-                duration_s=self._clock.now() - began,
-            )
-        )
-
-    def _work(self, losses: list[float], num_samples: int, began: float) -> Work:
-        return Work(
-            num_steps=len(losses),
-            num_tokens=num_samples * self._run.train.seq_len,
-            mean_loss=sum(losses) / len(losses) if losses else math.nan,
-            duration_s=self._clock.now() - began,
-        )
+    def _shorten(self, norm: float) -> None:
+        if (factor := self._steps.shortening(norm)) != 1.0:
+            self._model.gradient.mul_(factor)
 
 
 def _model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:

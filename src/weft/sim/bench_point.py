@@ -30,8 +30,9 @@ from weft.ids import Digest
 from weft.log_file import read_lines
 from weft.model.flat import layout
 from weft.peer.config import RunConfig
+from weft.peer.learner import nothing
 from weft.peer.state import raw
-from weft.peer.trainer import Trainer, nothing
+from weft.peer.trainer import Trainer
 from weft.sim.bench import Point
 from weft.sim.bench_log import COMPLETE, DIVERGED, BenchLine
 from weft.sim.play import Played, history, play

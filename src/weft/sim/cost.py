@@ -23,8 +23,8 @@ from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.errors import CheckpointError
 from weft.peer.inner import State
-from weft.peer.learner import Work
-from weft.peer.trainer import Trainer, nothing
+from weft.peer.learner import Work, nothing
+from weft.peer.trainer import Trainer
 
 RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of rounds
 SPREAD = 1009  # a prime: u has so many values
@@ -34,7 +34,7 @@ class CostTrainer(Trainer):
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         self._held = vector if self._sends_gradient else vector.clone()
         self._has_left = False
-        self._num_steps = 0
+        self._steps.num_made = 0
 
     @property
     def is_parked(self) -> bool:
@@ -61,27 +61,27 @@ class CostTrainer(Trainer):
         for _ in range(len(positions) // size):
             if should_stop():
                 break
-            rate = self._rate(committed_tokens, len(losses) + 1, pace)
+            rate = self._steps.rate(committed_tokens, len(losses) + 1, pace)
             losses.append(self._loss)
-            self._step_done(self._loss, 0.0, rate, size, began)
+            self._steps.done(self._loss, 0.0, rate, size, began)
         if losses:
             self._vector.mul_(1 - _change(positions))
-        return self._work(losses, len(losses) * size, began)
+        return self._steps.work(losses, len(losses) * size, began)
 
     def gradient(
         self, positions: NDArray[np.int64], committed_tokens: int, pace: float
     ) -> tuple[Float32[Tensor, " num"], Work]:
         began = self._clock.now()
-        self._step_done(self._loss, 0.0, self._rate(committed_tokens, 1, pace), len(positions), began)
-        return self._vector * _change(positions), self._work([self._loss], len(positions), began)
+        self._steps.done(self._loss, 0.0, self._steps.rate(committed_tokens, 1, pace), len(positions), began)
+        return self._vector * _change(positions), self._steps.work([self._loss], len(positions), began)
 
     def private_state(self) -> State:
-        return {"num_steps": tensor([self._num_steps])}
+        return {"num_steps": tensor([self._steps.num_made])}
 
     def load_private_state(self, state: State) -> None:
         if "num_steps" not in state:
             raise CheckpointError("the saved state does not say how many steps were made.")
-        self._num_steps = int(state["num_steps"])
+        self._steps.num_made = int(state["num_steps"])
 
     def evaluate(
         self,

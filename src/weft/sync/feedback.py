@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec import bounds
 from weft.codec.codec import Codec
 from weft.sync.reduce import decode_parts, encode_parts
+from weft.sync.spread import empty_like
 from weft.wire import Buffer
 
 Map = Callable[[Tensor], Tensor]
@@ -51,8 +51,8 @@ def encode(
     """
     total = vector
     if kept is not None and decay:
-        total = torch.mul(kept, decay, out=bounds.empty(vector.numel()))
+        total = torch.mul(kept, decay, out=empty_like(vector))
         total.add_(vector)
     encoded = encode_parts(codec, forward(total), parts)
-    left = inverse(decode_parts(codec, encoded, parts))
+    left = inverse(decode_parts(codec, encoded, parts, empty_like(total) if forward is _same else None))
     return encoded, torch.sub(total, left, out=left)

@@ -41,6 +41,7 @@ from weft.sync.basis import Shapes
 from weft.sync.choices import Choices, InnerConfig, MixConfig, MuonConfig, OptimizerConfig, PairNesterovConfig, check
 from weft.sync.outer import State, StepContext
 from weft.sync.scope import Scope
+from weft.sync.spread import SpreadVector
 
 OUTER = "outer"  # the name of the parameters among the replicated vectors
 _NOTHING: State = {}
@@ -63,6 +64,7 @@ class Method:
         self._of_basis = frozenset(self.basis.init())
         apply = inner if isinstance(choices.apply, InnerConfig) else choices.apply
         assert not isinstance(apply, InnerConfig | MuonConfig | MixConfig | PairNesterovConfig)
+        self._apply = apply
         self._optimizer = optimizers.build(apply)
 
     @property
@@ -75,7 +77,10 @@ class Method:
         return {**self._optimizer.init(num), **self.basis.init()}
 
     def delta(
-        self, outer: Float32[Tensor, " num"], local_or_gradient: Float32[Tensor, " num"]
+        self,
+        outer: Float32[Tensor, " num"],
+        local_or_gradient: Float32[Tensor, " num"],
+        into: Float32[Tensor, " num"] | None = None,
     ) -> Float32[Tensor, " num"]:
         """Return what this peer's training comes to, on the device it is given.
 
@@ -83,15 +88,16 @@ class Method:
             outer: the parameters after the last commit this peer applied.
             local_or_gradient: the parameters after the inner steps where deltas are sent (carry included: see
                 `rebase`); the mean gradient where gradients are.
+            into: memory that may be written to, the local parameters' own, too; None: new memory.
 
         Returns:
-            outer - local, in new memory; or the gradient itself, not copied.
+            outer - local; or the gradient itself, not copied.
         """
         if self.choices.send == "gradient":
             return local_or_gradient
-        if outer.device.type == "cpu":
-            return torch.sub(outer, local_or_gradient, out=bounds.empty(outer.numel()))
-        return outer.sub(local_or_gradient)
+        if into is None and outer.device.type == local_or_gradient.device.type == "cpu":
+            into = bounds.empty(outer.numel())
+        return torch.sub(outer, local_or_gradient, out=into)
 
     def num_sent(self, num: int) -> int:
         """Return how many numbers are encoded of a vector of `num`."""
@@ -120,7 +126,11 @@ class Method:
     ) -> None:
         """Make the outer step on `outer` and `state`, in place; `merged` is the decoded result of a round."""
         own = {name: vector for name, vector in state.items() if name not in self._of_basis}
-        self._optimizer.apply(outer, own, self.basis.inverse(merged, state, context.round), context)
+        descent = self.basis.inverse(merged, state, context.round)
+        if isinstance(outer, SpreadVector):
+            outer.step(self._apply, own, descent, context)
+        else:
+            self._optimizer.apply(outer, own, descent, context)
         self.basis.advance(merged, state, context.round)
 
     def rebase(

@@ -21,7 +21,7 @@ It does not know schedules (the learning rate is an argument) nor peers.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, assert_never, runtime_checkable
 
@@ -285,7 +285,19 @@ def norm(vector: Float32[Tensor, " num"]) -> float:
     Squares are exact in float64; they are added in one fixed order: chunks are folded in halves, elementwise, then the
     chunks' sums are added from first to last.
     """
+    return root_of(square_sums(vector))
+
+
+def root_of(sums: Iterable[float]) -> float:
+    """Return the norm of a vector from the sums over its chunks."""
     total = 0.0
+    for each in sums:
+        total += each
+    return math.sqrt(total)
+
+
+def square_sums(vector: Float32[Tensor, " num"]) -> Iterator[float]:
+    """Yield the sum of squares of each chunk of `vector`."""
     for start in range(0, vector.numel(), CHUNK):
         num = min(CHUNK, vector.numel() - start)
         width = 1 << (num - 1).bit_length()  # what a shorter chunk lacks are zeros
@@ -296,13 +308,14 @@ def norm(vector: Float32[Tensor, " num"]) -> float:
         while width > 1:
             width //= 2
             squares[:width].add_(squares[width : 2 * width])
-        total += float(squares[0])
-    return math.sqrt(total)
+        yield float(squares[0])
 
 
 def clip_factor(vector: Float32[Tensor, " num"], max_norm: float | None) -> float:
     """Return the fp32 factor that brings `vector` to a norm of at most `max_norm`; 1 where it is there already."""
-    if max_norm is None:
-        return 1.0
-    length = norm(vector)
+    return 1.0 if max_norm is None else shortening(norm(vector), max_norm)
+
+
+def shortening(length: float, max_norm: float) -> float:
+    """Return the fp32 factor that brings a vector of this length to `max_norm`; 1 where it is no longer."""
     return fp32(max_norm / length) if length > max_norm else 1.0

@@ -18,12 +18,13 @@ It does not know who the peers are, nor how bytes travel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec import MAX_BLOCK, bounds
+from weft.codec import MAX_BLOCK, bounds, pieces
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.ids import Digest
@@ -31,6 +32,7 @@ from weft.sync import mean
 from weft.sync.choices import Rule
 from weft.sync.mean import MAX_WEIGHT, Empty
 from weft.sync.outer import clip_factor, norm
+from weft.sync.spread import SpreadVector
 from weft.wire import Buffer, digest
 
 ALIGNMENT = MAX_BLOCK  # elements; every codec's block divides it, so a part's encoding does not depend on the cut
@@ -61,11 +63,13 @@ def cut(num: int, uplinks: Sequence[int]) -> tuple[range, ...]:
 
 
 def encode_parts(codec: Codec, vector: Float32[Tensor, " num"], parts: Sequence[range]) -> tuple[Buffer, ...]:
-    """Return each part of `vector` (CPU) encoded. The bytes may share its memory: see `Codec.encode`.
+    """Return each part of `vector` (CPU, or spread) encoded. The bytes may share its memory: see `Codec.encode`.
 
     Raises:
         NotFinite: the vector holds NaN or infinity.
     """
+    if isinstance(vector, SpreadVector):
+        return tuple(_encode_spread(codec, vector, part) for part in parts)
     return tuple(codec.encode(vector[part.start : part.stop]) for part in parts)
 
 
@@ -82,8 +86,21 @@ def decode_parts(
     """
     vector = bounds.empty(parts[-1].stop) if out is None else out
     for part, result in zip(parts, results, strict=True):
+        if isinstance(vector, SpreadVector):
+            pieces.decode(codec, result, len(part), partial(_write, vector, part))
+            continue
         codec.decode(result, len(part), vector[part.start : part.stop])
     return vector
+
+
+def _encode_spread(codec: Codec, vector: SpreadVector, part: range) -> Buffer:
+    data = vector.room(codec.nbytes(len(part)))
+    pieces.encode(codec, len(part), lambda here: vector.read(part[here.start : here.stop]), data)
+    return data
+
+
+def _write(vector: SpreadVector, part: range, here: range, values: Tensor) -> None:
+    vector.write(part[here.start : here.stop], values)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Scope:
     def put(self, vector: Tensor, round: int, numbers: Tensor) -> None:
         """Write what `take` returned, changed, back into `vector`."""
         if self.fragments == 1:
-            if numbers.data_ptr() != vector.data_ptr():
+            if numbers is not vector and not numbers.data_ptr() == vector.data_ptr() != 0:  # 0: it lies elsewhere
                 vector.copy_(numbers)
             return
         start = 0

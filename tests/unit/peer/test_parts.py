@@ -58,7 +58,14 @@ def parts_and_manifest(node):
         parts=(PartResult(owner=B, result=digest(node.data)),),
     )
     journal = Journal(Path("nowhere"), is_on=False)
-    place = SimpleNamespace(node=node, clock=VirtualClock(), compute=Inline(), emit=node.events.append, journal=journal)
+    place = SimpleNamespace(
+        node=node,
+        clock=VirtualClock(),
+        compute=Inline(),
+        emit=node.events.append,
+        journal=journal,
+        initial=torch.empty(0),
+    )
     return Parts(place, Chain(opening, charter()), Scope(NUM)), manifest
 
 

@@ -1,11 +1,15 @@
 """Blocks come back once nothing refers to them, and not before."""
 
+import errno
 import gc
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from weft.errors import DiskFull
 from weft.peer import pool as module
 from weft.peer.pool import Pool
 
@@ -82,3 +86,34 @@ def test_a_block_may_be_empty():
     pool = Pool(100)
     assert len(pool.block(0)) == 0
     assert pool.empty(0, torch.float64).dtype == torch.float64
+
+
+def test_blocks_lie_in_files_without_a_name_where_that_is_asked_for(tmp_path: Path):
+    pool = Pool(1 << 20, tmp_path / "scratch")
+    vector = pool.empty(1000)
+    vector.fill_(2.5)
+    data = pool.moved(b"abc" * 100)
+    assert bytes(data) == b"abc" * 100
+    assert vector.sum() == 2500.0
+    assert list((tmp_path / "scratch").iterdir()) == []
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        assert str(tmp_path / "scratch") in maps.read_text()
+    where = address(vector)
+    del vector
+    gc.collect()
+    assert address(pool.empty(1000)) == where
+
+
+def test_in_memory_what_is_there_is_not_moved():
+    data = b"abc"
+    assert Pool(1 << 20).moved(data) is data
+
+
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(DiskFull, match="Make room"):
+        Pool(1 << 20, tmp_path).block(5000)

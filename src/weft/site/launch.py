@@ -1,0 +1,127 @@
+"""How the processes of a site begin and end: the peer on rank 0, and on the others what serves it.
+
+ranks = Ranks(rank, settings)            all of them; on rank 0 it is what `launch.found` and `join` take as trainers
+ranks.serve()                   on all but rank 0: until that ends
+ranks.close()                   on rank 0
+"""
+
+import ctypes
+import platform
+from dataclasses import dataclass
+
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from weft.clock import Clock
+from weft.data.batch import Batches
+from weft.errors import ConfigError
+from weft.events import Emit
+from weft.peer.config import RunConfig
+from weft.peer.device import Share, check_fits, choose
+from weft.peer.home import PeerFolder
+from weft.peer.host import limit_cores
+from weft.peer.learner import Learner
+from weft.peer.machine import PeerConfig
+from weft.site.learner import SiteLearner, check
+from weft.site.line import Line
+from weft.site.site import Site, serve
+from weft.site.vector import spread
+
+_LARGE_NBYTES = 1 << 20
+_MMAP_THRESHOLD = -3  # of mallopt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """Which process of a site this is, as torchrun says in its environment."""
+
+    rank: int
+    local_rank: int  # among those of this machine
+    num_ranks: int
+    num_local: int
+
+
+class Ranks:
+    """
+    Args:
+        settings: what this machine gives.
+
+    Raises:
+        ConfigError: no such device.
+        SiteBroken: the processes do not find each other.
+    """
+
+    def __init__(self, rank: Rank, settings: PeerConfig) -> None:
+        self.rank = rank
+        self._settings = settings = own_device(settings, rank)
+        if settings.caps.cores is not None:
+            limit_cores(settings.caps.cores)
+        _give_memory_back()
+        backend = "gloo" if choose(settings).is_cpu else "cpu:gloo,cuda:nccl"
+        self._line = Line(backend, rank.rank, rank.num_ranks)
+        self._site = None if rank.rank else Site(self._line, settings)
+        self._micro_batch = 1
+
+    def serve(self) -> None:
+        """Do what rank 0 tells, until it ends."""
+        serve(self._line, self._settings)
+
+    def close(self) -> None:
+        """Let the others end."""
+        self._first.close()
+
+    @property
+    def _first(self) -> Site:
+        assert self._site is not None
+        return self._site
+
+    # --- of rank 0's peer ---
+
+    def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
+        check(run, settings)
+        rank = self.rank
+        share = Share(host=rank.num_local / rank.num_ranks, device=1 / rank.num_ranks)
+        self._micro_batch = check_fits(run, self._settings, choose(self._settings), share)
+
+    def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:
+        self._first.open(vector.numel(), folder.scratch)
+        return spread(self._first, vector)
+
+    def learner(
+        self,
+        run: RunConfig,
+        settings: PeerConfig,  # noqa: ARG002  # each rank has its own
+        batches: Batches,
+        emit: Emit,
+        clock: Clock,
+    ) -> Learner:
+        return SiteLearner(self._first, run, self._micro_batch, batches, emit, clock)
+
+
+def own_device(settings: PeerConfig, rank: Rank) -> PeerConfig:
+    """Return the settings of this rank: of several GPUs of a machine each has one.
+
+    Raises:
+        ConfigError: a device that ranks cannot share, or fewer GPUs than ranks.
+    """
+    device = choose(settings).torch
+    if device.type == "mps" or device.index is not None:
+        raise ConfigError(
+            f'peer.device: "{settings.device}" is one device, and this is one of {rank.num_ranks} processes. Set '
+            'device = "auto" or "cuda", where each has a GPU of its own, or "cpu".'
+        )
+    if device.type != "cuda":
+        return settings
+    own = structs.replace(settings, device=f"cuda:{rank.local_rank}")
+    torch.cuda.set_device(choose(own).torch)
+    return own
+
+
+def _give_memory_back() -> None:
+    """Let large blocks go back to the system as soon as they are freed.
+
+    glibc keeps freed blocks of up to 32 MiB: with them rank 0 held 1.4 times as much (docs/log.md).
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_NBYTES)

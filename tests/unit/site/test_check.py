@@ -1,0 +1,69 @@
+"""What a site does not train is refused before anything is built, with a reason."""
+
+import pytest
+from msgspec import structs
+
+from unit.peer.tiny import run_config
+from weft.errors import ConfigError
+from weft.peer.config import RunConfig
+from weft.peer.machine import PeerConfig
+from weft.site.launch import Rank, own_device
+from weft.site.learner import check
+from weft.sync.choices import MuonConfig
+from weft.sync.rows import (
+    AsyncDiLoCoConfig,
+    AutoConfig,
+    ChocoConfig,
+    CocktailConfig,
+    DdpConfig,
+    DeMoConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    SparseLoCoConfig,
+    StreamingConfig,
+)
+
+CPU = PeerConfig(device="cpu")
+RANK = Rank(rank=0, local_rank=0, num_ranks=2, num_local=2)
+
+
+@pytest.mark.parametrize(
+    "method", [DdpConfig(), FedAvgConfig(proximal=0.1), DiLoCoConfig(), AsyncDiLoCoConfig(), AutoConfig()]
+)
+def test_methods_that_compute_number_by_number_are_trained(method: MethodConfig) -> None:
+    check(run_config(method), CPU)
+
+
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [
+        (ChocoConfig(), "neighbours"),
+        (StreamingConfig(), "fragments"),
+        (CocktailConfig(), "fragments, overlap, mix"),
+        (SparseLoCoConfig(), "basis"),
+        (DeMoConfig(), "basis"),
+        (PowerSgdConfig(), "basis"),
+    ],
+)
+def test_others_are_refused(method: MethodConfig, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        check(run_config(method), CPU)
+
+
+@pytest.mark.parametrize(
+    ("run", "settings", "what"),
+    [
+        (run_config(DiLoCoConfig(), optimizer=MuonConfig()), CPU, "muon"),
+        (run_config(), structs.replace(CPU, precision="fp16"), "fp16"),
+        (run_config(), structs.replace(CPU, is_compiled=True), "is_compiled"),
+    ],
+)
+def test_what_ranks_cannot_compute_is_refused(run: RunConfig, settings: PeerConfig, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        check(run, settings)
+
+
+def test_ranks_on_the_cpu_keep_their_settings() -> None:
+    assert own_device(CPU, RANK) == CPU

@@ -1,0 +1,49 @@
+"""A site of one, two and three real processes computes what one process does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "program.py"
+TESTS = Path(__file__).parents[2]
+DEADLINE_S = 120
+
+
+def run(kind: str, num_ranks: int, folder: Path) -> list[str]:
+    """Return what rank 0 says, once all ranks have ended well."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(PROGRAM), kind, str(rank), str(num_ranks), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * num_ranks, "\n".join(error for _, error in said)
+    return said[0][0].splitlines()
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=slow), 2, pytest.param(3, marks=slow)])
+def test_vectors_of_a_site_have_the_bits_of_plain_ones(num_ranks: int, tmp_path: Path) -> None:
+    assert len(run("vectors", num_ranks, tmp_path)) == 4
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=slow), 2, pytest.param(3, marks=slow)])
+def test_a_site_trains_as_one_process_does(num_ranks: int, tmp_path: Path) -> None:
+    assert len(run("training", num_ranks, tmp_path)) == 5
