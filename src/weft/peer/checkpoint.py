@@ -84,7 +84,7 @@ class Snapshot:
     tokenizer: bytes  # its blob; empty where the run has none
     head: Manifest | None
     charter: Charter | None = None  # None: what the run began with
-    replicated: Mapping[str, Tensor]  # "outer" and the outer optimizer's, flat fp32 on the CPU
+    replicated: Mapping[str, Tensor]  # "outer" and the outer optimizer's, flat fp32, on the CPU or spread
     private: Mapping[str, Tensor] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)  # such as tokens that no manifest has counted
 

@@ -83,7 +83,7 @@ class Measure(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """Inner steps from one vector to another. All vectors are flat, fp32, on the CPU.
+    """Inner steps from one vector to another. All vectors are flat, fp32, on the CPU; or spread, if the first is.
 
     It has more methods than a protocol should: they are what a peer does with training, and nothing can be left out.
     """

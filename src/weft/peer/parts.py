@@ -193,11 +193,11 @@ class Parts:
         if missing:
             return MergeFailed(plan=plan, part=part, missing=tuple(missing))
 
-        def encoded() -> EncodedPart:
+        def reply() -> EncodedPart:
             found = self._replies.encode(merger.merged(), here, round, choices)
             return EncodedPart(encoded=self._pool.moved(found.encoded), digest=found.digest)
 
-        merged: EncodedPart = await self._compute.serve(encoded)
+        merged: EncodedPart = await self._compute.serve(reply)
         await self._keep(round, merged.digest, merged.encoded)
         return MergeDone(plan=plan, part=part, result=merged.digest)
 

@@ -303,15 +303,18 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
     """
     method, optimizer = run.method, run.train.optimizer
     reasons = {
-        "a method in which members exchange with neighbours": method.graph is not None,
-        "fragments, overlap, mix or error = 'local'": method.is_streaming,
-        f"basis {method.basis}": method.basis != "flat",
-        "steps from outside of weft": isinstance(method.apply, ExtensionOuterConfig),
-        "sign_sgd": isinstance(method.apply, SignSgdConfig),
-        "the inner optimizer muon": not isinstance(optimizer, AdamWConfig | InnerSgdConfig),
-        "fp16": settings.precision == "fp16",
-        "is_compiled": settings.is_compiled,
+        "method.among: members exchange with neighbours": method.graph is not None,
+        'method.fragments, overlap, mix or error = "local"': method.is_streaming,
+        f"method.basis = {method.basis!r}": method.basis != "flat",
+        "method.apply: a step from outside of weft": isinstance(method.apply, ExtensionOuterConfig),
+        "method.apply: sign_sgd": isinstance(method.apply, SignSgdConfig),
+        "train.optimizer: muon": not isinstance(optimizer, AdamWConfig | InnerSgdConfig),
+        'peer.precision = "fp16"': settings.precision == "fp16",
+        "peer.is_compiled = true": settings.is_compiled,
     }
     for what, is_so in reasons.items():
         if is_so:
-            raise ConfigError(f"a site of several processes cannot train with {what} yet: train as one process.")
+            raise ConfigError(
+                f"{what}: a site of several processes does not train so. Start one process instead, or choose what "
+                "docs/sites.md names."
+            )

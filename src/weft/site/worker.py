@@ -145,7 +145,7 @@ class Worker:
     def _outer_step(self, order: OuterStep) -> None:
         merged, num = self._vectors[order.merged], len(self._mine)
         if order.shorten != 1.0:
-            merged.mul_(order.shorten)
+            merged = merged.mul(order.shorten)
         context = StepContext(
             number=order.number,
             round=order.round,

@@ -41,7 +41,7 @@ def test_methods_that_compute_number_by_number_are_trained(method: MethodConfig)
     [
         (ChocoConfig(), "neighbours"),
         (StreamingConfig(), "fragments"),
-        (CocktailConfig(), "fragments, overlap, mix"),
+        (CocktailConfig(), "overlap, mix"),
         (SparseLoCoConfig(), "basis"),
         (DeMoConfig(), "basis"),
         (PowerSgdConfig(), "basis"),
