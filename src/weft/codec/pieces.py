@@ -20,10 +20,14 @@ from weft.wire import Buffer
 PIECE = 1 << 20  # numbers: 4 MiB
 
 
+def ranges(num: int, size: int = PIECE) -> Iterator[range]:
+    """Yield the ranges of a vector of `num` values, one piece after the other."""
+    yield from (range(start, min(start + size, num)) for start in range(0, num, size))
+
+
 def pieces(codec: Codec, num: int) -> Iterator[range]:
     """Yield the ranges that an encoding of `num` values is made in."""
-    size = PIECE if isinstance(codec, Sectioned) else max(num, 1)
-    yield from (range(start, min(start + size, num)) for start in range(0, num, size))
+    yield from ranges(num, PIECE if isinstance(codec, Sectioned) else max(num, 1))
 
 
 def encode(codec: Codec, num: int, read: Callable[[range], Float32[Tensor, " piece"]], data: Buffer) -> None:

@@ -247,18 +247,25 @@ class Sgd:
         num = model.layout.num_parameters if config.momentum else 0
         self._moments = _Moments(model.vector.device, {"momentum": num} if num else {})
 
-    @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        direction = self._model.gradient
-        if self._config.momentum:
-            direction = self._moments["momentum"].mul_(self._config.momentum).add_(direction)
-        self._model.vector.sub_(direction, alpha=learning_rate)
+        momentum = self._moments["momentum"] if self._config.momentum else None
+        sgd_step(self._config, learning_rate, self._model.vector, self._model.gradient, momentum)
 
     def state(self) -> State:
         return self._moments.state()
 
     def load(self, state: State, num_steps: int) -> None:  # noqa: ARG002  # the protocol's signature
         self._moments.load(state)
+
+
+@torch.no_grad()
+def sgd_step(
+    config: InnerSgdConfig, learning_rate: float, parameters: Tensor, gradient: Tensor, momentum: Tensor | None
+) -> None:
+    """Make one step of SGD, in place; `momentum` where there is any."""
+    if momentum is not None:
+        gradient = momentum.mul_(config.momentum).add_(gradient)
+    parameters.sub_(gradient, alpha=learning_rate)
 
 
 def orthogonalized(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.codec.pieces import PIECE  # whole chunks
+from weft.codec.pieces import ranges
 from weft.ids import Digest
 from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex
 from weft.sync.method import OUTER
@@ -48,8 +48,8 @@ def chunk_bytes(vector: Float32[Tensor, " num"]) -> Iterator[memoryview]:
     if not isinstance(vector, Readable):
         yield from chunks(vector)
         return
-    for start in range(0, vector.numel(), PIECE):
-        yield from chunks(vector.read(range(start, min(start + PIECE, vector.numel()))))
+    for here in ranges(vector.numel()):  # whole chunks
+        yield from chunks(vector.read(here))
 
 
 def chunk_digests(vector: Float32[Tensor, " num"]) -> tuple[Digest, ...]:

@@ -4,8 +4,13 @@ It does not know how a step is computed.
 """
 
 import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from weft.clock import Clock
+from weft.data import Tokenizer
 from weft.errors import NotFinite
 from weft.events import Emit, StepDone
 from weft.ids import Step
@@ -35,6 +40,31 @@ class Steps:
         """
         made = round(num_steps * self.run.tokens_per_step * pace)
         return lr(self.run.train.schedule, committed_tokens + made)
+
+    def make(
+        self,
+        positions: NDArray[np.int64],
+        committed_tokens: int,
+        pace: float,
+        should_stop: Callable[[], bool],
+        step: Callable[[NDArray[np.int64], float], tuple[float, float]],
+    ) -> Work:
+        """Make a step for each whole batch in `positions`.
+
+        Args:
+            should_stop: asked between steps.
+            step: makes one at a rate, and returns its loss and the gradient's norm.
+        """
+        began, size, losses = self._clock.now(), self.run.train.batch_size, list[float]()
+        for start in range(0, len(positions) - size + 1, size):
+            if should_stop():
+                break
+            began_step = self._clock.now()
+            rate = self.rate(committed_tokens, len(losses) + 1, pace)
+            loss, norm = step(positions[start : start + size], rate)
+            losses.append(loss)
+            self.done(loss, norm, rate, size, began_step)
+        return self.work(losses, len(losses) * size, began)
 
     def require_finite(self, loss: float, norm: float, rate: float) -> None:
         """Refuse a step that would ruin the parameters.
@@ -92,6 +122,7 @@ def mean_loss(total: float, num_tokens: int) -> float:
     return total / num_tokens
 
 
-def prompt_ids(ids: list[int], end_of_text: int | None) -> list[int]:
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Return what a text begins with: an empty prompt stands for the end of the text before, or for the first token."""
-    return ids or [0 if end_of_text is None else end_of_text]
+    end = tokenizer.end_of_text
+    return [int(token) for token in tokenizer.encode(prompt)] or [0 if end is None else end]

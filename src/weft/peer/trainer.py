@@ -214,20 +214,16 @@ class Trainer:
         """
         if self._optimizer is None:
             raise RuntimeError("a method that sends gradients makes no inner steps")
-        began, size, losses = self._clock.now(), self._run.train.batch_size, list[float]()
-        for start in range(0, len(positions) - size + 1, size):
-            if should_stop():
-                break
-            began_step = self._clock.now()
-            rate = self._steps.rate(committed_tokens, len(losses) + 1, pace)
-            loss, norm = self._fill_gradient(positions[start : start + size], rate)
-            if self._anchor is not None:
-                norm = self._pull(self._anchor)
-            self._shorten(norm)
-            self._optimizer.step(rate)
-            losses.append(loss)
-            self._steps.done(loss, norm, rate, size, began_step)
-        return self._steps.work(losses, len(losses) * size, began)
+        return self._steps.make(positions, committed_tokens, pace, should_stop, self._step)
+
+    def _step(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:
+        assert self._optimizer is not None
+        loss, norm = self._fill_gradient(positions, rate)
+        if self._anchor is not None:
+            norm = self._pull(self._anchor)
+        self._shorten(norm)
+        self._optimizer.step(rate)
+        return loss, norm
 
     def local(self) -> Float32[Tensor, " num"]:
         """Return the local parameters on the CPU: there they are the model's own memory, until the next `train`."""
@@ -367,7 +363,7 @@ class Trainer:
             OutOfMemory: there is no room for it beside what trains.
         """
         end = tokenizer.end_of_text
-        ids = prompt_ids([int(token) for token in tokenizer.encode(prompt)], end)
+        ids = prompt_ids(tokenizer, prompt)
         sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
         module = self._outer_model(vector)
         with allocating("a text of this length", self.device):

@@ -1,6 +1,6 @@
 """How the processes of a site begin and end: the peer on rank 0, and on the others what serves it.
 
-ranks = Ranks(rank, settings)            all of them; on rank 0 it is what `launch.found` and `join` take as trainers
+ranks = Ranks(rank, settings)   all of them; on rank 0 it is what `launch.found` and `join` take as trainers
 ranks.serve()                   on all but rank 0: until that ends
 ranks.close()                   on rank 0
 """

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.clock import Clock
 from weft.data import Tokenizer
-from weft.data.batch import Batches
+from weft.data.batch import Batch, Batches
 from weft.errors import CheckpointError, ConfigError, SiteBroken
 from weft.events import Emit, WarmedUp
 from weft.inference.sample import Sampling
@@ -149,20 +149,15 @@ class SiteLearner:
             NotFinite: as `Trainer.train`.
             SiteBroken: a rank has ended.
         """
-        began, size, losses = self._clock.now(), self._run.train.batch_size, list[float]()
-        for start in range(0, len(positions) - size + 1, size):
-            if should_stop():
-                break
-            began_step = self._clock.now()
-            rate = self._steps.rate(committed_tokens, len(losses) + 1, pace)
-            loss, norm = self._gradient(self._batches.at(positions[start : start + size]))
-            self._steps.require_finite(loss, norm, rate)
-            if self._anchor is not None:
-                norm = cast(float, self._site.order(Pull(strength=self._run.method.proximal)))
-            self._site.order(Move(shorten=self._steps.shortening(norm), learning_rate=rate))
-            losses.append(loss)
-            self._steps.done(loss, norm, rate, size, began_step)
-        return self._steps.work(losses, len(losses) * size, began)
+        return self._steps.make(positions, committed_tokens, pace, should_stop, self._step)
+
+    def _step(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:
+        loss, norm = self._gradient(self._batches.at(positions))
+        self._steps.require_finite(loss, norm, rate)
+        if self._anchor is not None:
+            norm = cast(float, self._site.order(Pull(strength=self._run.method.proximal)))
+        self._site.order(Move(shorten=self._steps.shortening(norm), learning_rate=rate))
+        return loss, norm
 
     def gradient(
         self, positions: NDArray[np.int64], committed_tokens: int, pace: float
@@ -178,10 +173,13 @@ class SiteLearner:
         self._steps.done(loss, norm, rate, len(positions), began)
         return SiteVector(self._site, into), self._steps.work([loss], len(positions), began)
 
-    def _gradient(self, batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    def _gradient(self, batch: Batch) -> tuple[float, float]:
+        return cast(tuple[float, float], self._on(Gradient, batch))
+
+    def _on(self, kind: type[Gradient | Loss], batch: Batch) -> object:
         num_samples, seq_len = batch[0].shape
-        order = Gradient(num_samples=num_samples, seq_len=seq_len, micro_batch=self._micro_batch)
-        return cast(tuple[float, float], self._site.order(order, *batch))
+        order = kind(num_samples=num_samples, seq_len=seq_len, micro_batch=self._micro_batch)
+        return self._site.order(order, *batch)
 
     # --- parameters ---
 
@@ -259,9 +257,7 @@ class SiteLearner:
         total, num_tokens = 0.0, 0
         with self._wearing(vector):
             for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
-                num_samples, seq_len = batch[0].shape
-                order = Loss(num_samples=num_samples, seq_len=seq_len, micro_batch=self._micro_batch)
-                total += cast(float, self._site.order(order, *batch))
+                total += cast(float, self._on(Loss, batch))
                 num_tokens += batch[0].numel()
                 between()
         return mean_loss(total, num_tokens), num_tokens
@@ -277,7 +273,7 @@ class SiteLearner:
     ) -> str:
         """Return what the outer parameters write, as `Trainer.sample`; it ends only when all is written."""
         end = tokenizer.end_of_text
-        ids = prompt_ids([int(token) for token in tokenizer.encode(prompt)], end)
+        ids = prompt_ids(tokenizer, prompt)
         sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
         with self._wearing(vector):
             written = cast(list[int], self._site.order(Generate(prompt=tuple(ids), sampling=sampling, seed=seed)))

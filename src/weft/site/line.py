@@ -45,7 +45,7 @@ class Line:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
 
     def hear(self) -> bytes:
-        """Wait for what rank 0 tells. However long that takes: it may wait for peers."""
+        """Wait for what rank 0 tells: something every minute (`site`)."""
         length = torch.zeros(1, dtype=torch.int64)
         with _breaking():
             dist.broadcast(length, 0)

@@ -45,20 +45,21 @@ class Fresh(_Order, frozen=True, kw_only=True):
     vector: int
 
 
-class Read(_Order, frozen=True, kw_only=True):
+class _Piece(_Order, frozen=True, kw_only=True):
+    start: int
+    stop: int
+
+
+class Read(_Piece, frozen=True, kw_only=True):
     """Send what is held of a piece to rank 0."""
 
     vector: int
-    start: int
-    stop: int
 
 
-class Write(_Order, frozen=True, kw_only=True):
+class Write(_Piece, frozen=True, kw_only=True):
     """Take what is held of a piece from rank 0."""
 
     vector: int
-    start: int
-    stop: int
 
 
 class Digests(_Order, frozen=True, kw_only=True):
@@ -107,12 +108,14 @@ class Leave(_Order, frozen=True, kw_only=True):
     """Leave the device; model and optimizer are gone."""
 
 
-class Gradient(_Order, frozen=True, kw_only=True):
-    """Compute the mean gradient over a batch, which rank 0 shares; answer its loss and norm, on rank 0."""
-
+class _Batch(_Order, frozen=True, kw_only=True):
     num_samples: int
     seq_len: int
     micro_batch: int
+
+
+class Gradient(_Batch, frozen=True, kw_only=True):
+    """Compute the mean gradient over a batch, which rank 0 shares; answer its loss and norm, on rank 0."""
 
 
 class Pull(_Order, frozen=True, kw_only=True):
@@ -157,12 +160,10 @@ class SetAnchor(_Order, frozen=True, kw_only=True):
     vector: int
 
 
-class ReadMoment(_Order, frozen=True, kw_only=True):
+class ReadMoment(_Piece, frozen=True, kw_only=True):
     """Send what is held of a piece of one of the inner optimizer's vectors to rank 0."""
 
     name: str
-    start: int
-    stop: int
 
 
 class Moments(_Order, frozen=True, kw_only=True):
@@ -188,12 +189,8 @@ class Unwear(_Order, frozen=True, kw_only=True):
     """Compute with the model's own parameters again."""
 
 
-class Loss(_Order, frozen=True, kw_only=True):
+class Loss(_Batch, frozen=True, kw_only=True):
     """Answer the summed loss over a batch, which rank 0 shares, on rank 0."""
-
-    num_samples: int
-    seq_len: int
-    micro_batch: int
 
 
 class Generate(_Order, frozen=True, kw_only=True):

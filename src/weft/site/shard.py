@@ -26,10 +26,11 @@ from weft.inference.sample import Sampling, generate
 from weft.model import KVCache, Transformer, layout
 from weft.peer.config import RunConfig
 from weft.peer.device import Device, choose, limit_memory
-from weft.peer.inner import AdamWNumbers, adamw_step
+from weft.peer.inner import AdamWNumbers, adamw_step, sgd_step
 from weft.peer.machine import PeerConfig
 from weft.site.line import Line
-from weft.site.strips import overlaps, rows, strips
+from weft.site.passing import passed
+from weft.site.strips import overlap, overlaps, rows, strips
 from weft.sync.choices import AdamWConfig, InnerSgdConfig
 
 Rows = list[Tensor]  # of one rank: of each tensor, in the order of the layout
@@ -87,30 +88,18 @@ class Shard:
         self.drop_gradient()
 
     def _step(self, learning_rate: float) -> None:
-        config = self._run.train.optimizer
+        config, mine, gradients, moments = self._run.train.optimizer, self._mine, self._gradients, self._moments
         assert isinstance(config, AdamWConfig | InnerSgdConfig)
         if isinstance(config, InnerSgdConfig):
-            for number, (x, direction) in enumerate(zip(self._mine, self._gradients, strict=True)):
-                if config.momentum:
-                    direction = self._moments["momentum"][number].mul_(config.momentum).add_(direction)
-                x.sub_(direction, alpha=learning_rate)
+            for number, (x, gradient) in enumerate(zip(mine, gradients, strict=True)):
+                sgd_step(config, learning_rate, x, gradient, moments["momentum"][number] if moments else None)
             return
-        for has_decay in (True, False):
-            all_numbers = zip(
-                self._mine,
-                self._gradients,
-                self._moments["moment1"],
-                self._moments["moment2"],
-                self._counts,
-                strict=True,
-            )
-            these = [
-                AdamWNumbers(*numbers)
-                for span, numbers in zip(self._spans, all_numbers, strict=True)
-                if span.has_decay == has_decay and numbers[0].numel()
-            ]
+        found = zip(mine, gradients, moments["moment1"], moments["moment2"], self._counts, strict=True)
+        numbers = [(span, AdamWNumbers(*each)) for span, each in zip(self._spans, found, strict=True)]
+        for decay in (True, False):
+            these = [each for span, each in numbers if span.has_decay == decay and each.parameters.numel()]
             if these:
-                adamw_step(config, config.weight_decay if has_decay else 0.0, learning_rate, these)
+                adamw_step(config, config.weight_decay if decay else 0.0, learning_rate, these)
 
     def drop_gradient(self) -> None:
         """Forget the gradient, which has as many numbers as the parameters."""
@@ -226,17 +215,9 @@ class Shard:
         """Collect a piece of one of the inner optimizer's vectors on rank 0, `into` memory there."""
         line, works = self._line, []
         for span, held in zip(self._spans, self._moments[name], strict=True):
-            mine = rows(span, line.rank, line.num_ranks)
-            for rank, common in overlaps([rows(span, each, line.num_ranks) for each in range(line.num_ranks)], piece):
-                in_rows = slice(common.start - mine.start, common.stop - mine.start)
-                in_piece = slice(common.start - piece.start, common.stop - piece.start)
-                if into is None:
-                    if rank == line.rank:
-                        works.append(line.send(held.reshape(-1)[in_rows].cpu(), 0))
-                elif rank == line.rank:
-                    into[in_piece] = held.reshape(-1)[in_rows]
-                else:
-                    works.append(line.receive(into[in_piece], rank))
+            if overlap(range(span.offset, span.stop), piece):
+                dealt = [rows(span, rank, line.num_ranks) for rank in range(line.num_ranks)]
+                works += passed(line, dealt, held.reshape(-1), piece, into, is_read=True)
         line.wait(works)
 
     def set_moments(self, found: dict[str, Float32[Tensor, " num"]], num_steps: int) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Float32
 from torch import Tensor
 from torch._ops import OpOverload
 
-from weft.codec.pieces import PIECE
+from weft.codec.pieces import ranges
 from weft.ids import Digest
 from weft.site.orders import Compute, Digests, Fresh, OuterStep, Read, SquareSums, Write
 from weft.site.site import Number, Site
@@ -122,8 +122,7 @@ class Moment(Readable):
 def spread(site: Site, vector: Float32[Tensor, " num"]) -> SiteVector:
     """Return a copy of `vector` on the ranks of `site`."""
     copy = _zeros(site)
-    for start in range(0, site.num, PIECE):
-        here = range(start, min(start + PIECE, site.num))
+    for here in ranges(site.num):
         copy.write(here, vector[here.start : here.stop].contiguous())
     return copy
 

@@ -50,8 +50,9 @@ from weft.site.orders import (
     Wear,
     Write,
 )
+from weft.site.passing import passed
 from weft.site.shard import Shard
-from weft.site.strips import overlaps, strips
+from weft.site.strips import strips
 from weft.sync import outer as optimizers
 from weft.sync.outer import StepContext, square_sums
 
@@ -127,20 +128,8 @@ class Worker:
 
     def _pass(self, order: Read | Write, whole: Float32[Tensor, " piece"] | None = None) -> None:
         """Bring what ranks hold of a piece to rank 0, where `whole` is, or back."""
-        line, held, works, is_read = self._line, self._vectors[order.vector], [], isinstance(order, Read)
-        for rank, common in overlaps(self._strips, range(order.start, order.stop)):
-            here = held[common.start - self._mine.start : common.stop - self._mine.start] if rank == line.rank else None
-            if whole is None:
-                if here is not None:
-                    works.append((line.send if is_read else line.receive)(here, 0))
-                continue
-            room = whole[common.start - order.start : common.stop - order.start]
-            if here is None:
-                works.append((line.receive if is_read else line.send)(room, rank))
-            else:
-                to, of = (room, here) if is_read else (here, room)
-                to.copy_(of)
-        line.wait(works)
+        held, piece = self._vectors[order.vector], range(order.start, order.stop)
+        self._line.wait(passed(self._line, self._strips, held, piece, whole, is_read=isinstance(order, Read)))
 
     def _outer_step(self, order: OuterStep) -> None:
         merged, num = self._vectors[order.merged], len(self._mine)
