@@ -1,7 +1,7 @@
 """Makes the inner steps of this peer's lease, and measures how fast it makes them.
 
-Where members are leased as much as they train, steps are made one at a time, so that a peer which is later than the
-others stops at the next step's end and announces what it has. Where all are leased the same, a lease is one piece.
+Where members are leased as much as they train, steps are made a few at a time, so that a peer which is later than the
+others soon stops and announces what it has. Where all are leased the same, a lease is one piece.
 
 It does not know what becomes of what was trained.
 """
@@ -20,6 +20,7 @@ from weft.peer.learner import Learner, Work
 from weft.peer.place import Place
 from weft.sync.messages import Manifest
 
+CALL_S = 0.25  # of inner steps in a call of the device: few enough to stop soon, so many that calls cost nothing
 NUM_REMEMBERED = 5  # calls of the device whose speed is remembered: their median forgets what disturbed one or two
 
 
@@ -56,7 +57,7 @@ class Training:
         Args:
             leased: the positions that this peer trains on, in order.
             config: as amended until `head`.
-            is_hurried: asked between steps; True: what is done is enough.
+            is_hurried: asked between calls; True: what is done is enough.
         """
         settings = config.settings
         size = settings.batch_size
@@ -64,11 +65,12 @@ class Training:
             return
         pace = sum(lease.num_windows for lease in head.leases) / len(leased)
         is_whole = config.has_even_leases and config.method.wait == "all"
-        piece = len(leased) if is_whole or self._carry.sends_gradient else size
+        is_whole |= self._carry.sends_gradient
         if not self._carry.num_done:
             self.work = None
         self._carry.cover(len(leased) // size - self._carry.num_done, settings.tokens_per_step)
-        while len(positions := leased[self._carry.num_done * size :][:piece]) and not self._is_over():
+        while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
+            positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
             made = self._carry.num_done * settings.tokens_per_step * pace  # before this call, in the same round
             await self._step(positions, head.committed_tokens + round(made), pace, settings.seq_len)
             if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
@@ -81,6 +83,10 @@ class Training:
         pace = max(1.0, leased / (config.method.every * len(samples)))
         made = round(self._carry.tokens * pace)
         await self._step(samples, head.committed_tokens + made, pace, config.settings.seq_len)
+
+    def _num_at_once(self, tokens_per_step: int) -> int:
+        """Return how many inner steps a call makes; one, while it is not known how long a step takes."""
+        return max(1, int(CALL_S * self.tokens_per_s / tokens_per_step))
 
     async def _step(self, positions: NDArray[np.int64], tokens: int, pace: float, seq_len: int) -> None:
         train, trainer, began = self._place.compute.train, self._trainer, self._place.clock.now()
