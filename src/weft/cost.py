@@ -78,6 +78,15 @@ def reduce_traffic(num: int, num_owned: int, num_peers: int, payload: Encoding, 
     return contribute_traffic(num, num_owned, num_peers, payload) + result_traffic(num, num_owned, num_peers, reply)
 
 
+def exchange_traffic(num: int, num_peers: int, payload: Encoding) -> Traffic:
+    """Return what one peer sends and receives where each member takes every other one's whole payload.
+
+    With payloads of b bytes: (n - 1) b each way, which is less than a reduce where (n - 1) b < r.
+    """
+    nbytes = (num_peers - 1) * payload.nbytes(num)
+    return Traffic(nbytes, nbytes)
+
+
 def ring_ddp_traffic(num: int, num_peers: int, num_steps: int = 1, value_nbytes: int = 2) -> Traffic:
     """Return what data-parallel training sends in `num_steps` steps: a ring all-reduce of bf16 gradients each.
 

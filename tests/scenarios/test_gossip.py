@@ -135,18 +135,18 @@ def test_who_never_says_that_it_holds_what_it_takes_is_left_out(make_swarm: Make
     async def scenario() -> None:
         a, b, c, d = members = await swarm.start("abcd")
         await swarm.round(a, 2)
-        parts = b.peer._rounds.parts  # type: ignore[union-attr]
-        merge = parts.merge
+        merging = b.peer._rounds.merging  # type: ignore[union-attr]
+        merge = merging.merge
 
         async def lie(plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
             if not is_false:
                 await asyncio.Event().wait()
             return MergeDone(plan=plan, part=part, result=digest(b"something"))
 
-        parts.merge = lie  # type: ignore[method-assign]
+        merging.merge = lie  # type: ignore[method-assign]
         event = await swarm.when(a, RoundCommitted, lambda event: event.round == 3)
         assert event.contributors == tuple(sorted(each.id for each in (a, c, d)))
-        parts.merge = merge  # type: ignore[method-assign]
+        merging.merge = merge  # type: ignore[method-assign]
         one_replica(await swarm.done(*members))
 
     swarm.run(scenario)

@@ -17,13 +17,30 @@ pytestmark = pytest.mark.slow
 LIMIT_S = 60.0  # two cores start six processes and train five
 EVERY = {"streaming": 20}  # of each fragment; others: 5
 WITHOUT_EVERY = ("ddp", "powersgd", "demo", "auto")
+MERGED_BY_ALL = """type = "custom"
+every = 5
+send = "delta"
+merged_by = "all"
+
+[method.codec]
+type = "int8"
+
+[method.apply]
+type = "nesterov"
+"""
+METHODS = {
+    each.name: f'type = "{each.name}"\n'
+    + (f"every = {EVERY.get(each.name, 5)}\n" if each.name not in WITHOUT_EVERY else "")
+    for each in CATALOGUE
+}
+METHODS["merged by all"] = MERGED_BY_ALL
 
 
-@pytest.mark.parametrize("name", [each.name for each in CATALOGUE])
-def test_a_method_outlives_a_kill_and_counts_who_joins(tmp_path: Path, run_file: Path, name: str) -> None:
-    text = RUN.replace("peers = 2", "peers = 4").replace('type = "diloco"\nevery = 20\n', f'type = "{name}"\n')
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_method_outlives_a_kill_and_counts_who_joins(tmp_path: Path, run_file: Path, method: str) -> None:
+    text = RUN.replace("peers = 2", "peers = 4").replace('type = "diloco"\nevery = 20\n', method)
     (tmp_path / "text.txt").write_text("".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(2_000)))
-    run_file.write_text(text + ("" if name in WITHOUT_EVERY else f"every = {EVERY.get(name, 5)}\n"))
+    run_file.write_text(text)
     scenario = Scenario(
         run="",
         kind=(Kind(name="lab", count=4), Kind(name="late", joins_at_s=15.0)),

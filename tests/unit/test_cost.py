@@ -64,6 +64,13 @@ def test_reduce_traffic_is_what_the_parts_encode_to(codec: Codec, reply_codec: C
         assert cost.reduce_traffic(num, len(part), num_peers, codec, reply_codec) == expected
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_exchange_traffic_is_what_whole_payloads_encode_to(codec: Codec) -> None:
+    num = 9 * ALIGNMENT + 100
+    nbytes = sum(len(data) for data in encode_parts(codec, torch.ones(num), cut(num, [1, 1, 1])))
+    assert cost.exchange_traffic(num, 3, codec) == Traffic(2 * nbytes, 2 * nbytes)
+
+
 @pytest.mark.parametrize(("num", "num_peers"), [(0, 3), (100, 3), (9 * ALIGNMENT + 100, 4), (25_000_000, 7)])
 def test_part_sizes_are_the_sizes_of_an_equal_cut(num: int, num_peers: int) -> None:
     assert [cost.part_size(num, num_peers, i) for i in range(num_peers)] == [len(p) for p in cut(num, [1] * num_peers)]

@@ -17,6 +17,7 @@ from weft.keys import verify
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
 from weft.sync.charter import Charter
+from weft.sync.choices import Choices
 from weft.sync.legacy import charter_after, forked
 from weft.sync.messages import (
     MAX_UNCOUNTED,
@@ -29,6 +30,7 @@ from weft.sync.messages import (
     RoundNote,
     next_base,
 )
+from weft.sync.neighbours import is_gossip
 from weft.sync.rules import is_quorum, is_successor
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
@@ -88,6 +90,11 @@ class Chain:
     def charter_in(self, round: Round) -> Charter:
         """Return the charter by which a round is computed: of those since the last restart, and the next."""
         return self._charters.get(round, self.charter)
+
+    def choices_in(self, round: Round) -> Choices:
+        """Return the choices by which a round is computed: of gossip, or of a mean."""
+        method = self.charter_in(round).settings.method
+        return method if self.base.round == round and is_gossip(self.base) else method.of_mean()
 
     @property
     def electors(self) -> frozenset[PeerId]:

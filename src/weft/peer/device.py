@@ -187,10 +187,10 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
 def _memory(choices: Choices, num: int, *, num_rounds: int, activations: int) -> cost.Memory:
     return cost.peer_memory(
         num,
-        cost.part_size(num, _ASSUMED_PEERS),
+        num if choices.is_merged_by_all else cost.part_size(num, _ASSUMED_PEERS),
         _ASSUMED_PEERS,
         build_codec(choices.codec),
-        build_codec(choices.reply_codec or choices.codec),
+        build_codec(choices.reply),
         sends_delta=choices.send != "gradient",
         has_momentum=isinstance(choices.apply, NesterovConfig),
         num_errors=choices.num_errors,

@@ -1,6 +1,6 @@
 """Payloads travel as soon as they are announced, and the first leader counts those that have arrived.
 
-    member --Ready-------> all      the owner of part i fetches part i at once
+    member --Ready-------> all      the owner of part i fetches part i at once; who merges all parts, all
     owner  --Gathered----> leader   whose parts are here, and whose cannot be had
     leader                          tells its machine of an announcement once every owner holds the payload; and of one
                                     that is lost, once most owners have asked in vain
@@ -185,15 +185,13 @@ class Gathering:
         base, me = self._chain.base, self._node.peer
         if me not in base.electorate or base.num_parts != len(base.electorate):
             return
-        part = base.electorate.index(me)
-        wanted, num = brought.parts[part], self._parts.nums(base, brought.peer)[part]
-        if not num:
-            return
-        self._wanted_in[wanted] = self._round
-        if self._parts.is_here(wanted):
-            self._tell_soon()
-        elif wanted not in self._fetching:
-            self._fetching[wanted] = self._tasks.spawn(self._fetch(brought, wanted, num))
+        for part, num in self._parts.wanted(base, brought.peer, me).items():
+            wanted = brought.parts[part]
+            self._wanted_in[wanted] = self._round
+            if self._parts.is_here(wanted):
+                self._tell_soon()
+            elif wanted not in self._fetching:
+                self._fetching[wanted] = self._tasks.spawn(self._fetch(brought, wanted, num))
 
     async def _fetch(self, brought: Contribution, wanted: Digest, num: int) -> None:
         while wanted in self._wanted_in:
@@ -216,14 +214,16 @@ class Gathering:
         base, me = self._chain.base, self._node.peer
         here, missing = list[PeerId](), list[PeerId]()
         if me in base.electorate:
-            part = base.electorate.index(me)
             for peer, parts in sorted(self._announced.items()):
-                is_wanted = self._parts.nums(base, peer)[part] > 0
-                if not is_wanted or self._parts.is_here(parts[part]) or parts[part] in self._refused:
+                away = [parts[part] for part in self._parts.wanted(base, peer, me) if not self._is_settled(parts[part])]
+                if not away:
                     here.append(peer)
-                elif self._num_failed.get(parts[part], 0) >= NUM_TRIES:
+                elif any(self._num_failed.get(each, 0) >= NUM_TRIES for each in away):
                     missing.append(peer)
         return Gathered(branch=base.branch, round=base.round, peers=tuple(here), missing=tuple(missing))
+
+    def _is_settled(self, wanted: Digest) -> bool:
+        return self._parts.is_here(wanted) or wanted in self._refused
 
     def _tell_soon(self) -> None:
         if not self._is_telling:
@@ -262,5 +262,5 @@ class Gathering:
         state, base = self._state(), self._chain.base
         assert state is not None
         away = state.suspected | state.gone | state.farewells.keys()
-        nums = self._parts.nums(base, peer)
-        return [owner for owner, num in zip(base.electorate, nums, strict=True) if num and owner not in away]
+        wants = self._parts.wanted
+        return [owner for owner in base.electorate if owner not in away and wants(base, peer, owner)]

@@ -1,4 +1,4 @@
-"""The bytes of rounds: this peer's payload, what it merges for others, and the results it keeps.
+"""The bytes of rounds: this peer's payload, what it fetches of others', and the results it keeps.
 
     member's payload, part i --fetch--> owner of part i: merge --result--> everybody fetches, checks, keeps
 
@@ -6,21 +6,17 @@ Payload parts and results are blobs under their digests. A result is kept and co
 so no quorum commits what its members could not apply.
 
 Failure:
-- a contributor that cannot deliver, delivers what is no payload, or delivers too slowly: `MergeFailed` names it, and
-  what it trained stays in its carry.
 - an owner whose result is no payload: it is not held, and counts as suspected in this round, so another gets the part.
 - a holder that delivers a result too slowly: the next one is asked.
 
-It does not know the round's decisions.
+It does not know what is merged, nor the round's decisions.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
-
-import torch
 
 from weft.codec.codec import Codec
 from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
@@ -32,20 +28,16 @@ from weft.peer.chain import Chain
 from weft.peer.place import Place
 from weft.peer.pool import Pool
 from weft.peer.rates import Rates
-from weft.sync.choices import Choices
-from weft.sync.coding import codec_in, coding_in, group_codec_in, payload_codec_in, reply_codec_in
+from weft.sync.coding import codec_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.gossip import num_sent as num_gossiped
 from weft.sync.group_mean import GroupMean, payload_nbytes, split
-from weft.sync.groups import counted, payload_of
-from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
+from weft.sync.machine import Noticed, ResultHeld
 from weft.sync.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
-from weft.sync.neighbours import NOTHING, dealt, is_gossip, receives, taken, takes_from
-from weft.sync.reduce import EncodedPart, Merger, cut, decode_parts
-from weft.sync.replies import Replies
+from weft.sync.neighbours import dealt, is_gossip, receives
+from weft.sync.reduce import EncodedPart, cut, decode_parts
 from weft.sync.scope import Scope
 from weft.sync.spread import SpreadVector
 from weft.sync.uplinks import parts_of
-from weft.sync.weights import awaited_weight, weight_of
 from weft.wire import Buffer
 
 # Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
@@ -88,13 +80,10 @@ class Parts:
         self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
         self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
-        self.on_added: Callable[[Round, Contribution, float], None] = lambda _round, _contribution, _length: None
         self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
-        self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
-        self._replies = Replies(scope)
         is_spread = isinstance(place.initial, SpreadVector)
-        self._pool = Pool(POOL_VECTORS * 4 * scope.most_sent, place.folder.scratch if is_spread else None)
+        self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, place.folder.scratch if is_spread else None)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
         self._node.serve_blobs(self._lookup)
@@ -111,11 +100,21 @@ class Parts:
         return (range(0),) * base.num_parts if is_gossip(base) else self.cut(base)
 
     def nums(self, base: Base, peer: PeerId) -> tuple[int, ...]:
-        """Return how many numbers of what `peer` brings to a round the owner of each part wants."""
+        """Return how many numbers each part has of what `peer` brings to a round."""
         ranges = self.cut(base)
         if is_gossip(base):
             return tuple(len(ranges[0]) if is_taken else 0 for is_taken in receives(base, peer))
         return tuple(map(len, ranges))
+
+    def wanted(self, base: Base, peer: PeerId, owner: PeerId) -> dict[int, int]:
+        """Return which parts of what `peer` brings to a round the member `owner` merges, and how many numbers each has.
+
+        An empty part is none.
+        """
+        nums = dict(enumerate(self.nums(base, peer)))
+        is_for_all = self._chain.choices_in(base.round).is_merged_by_all and not is_gossip(base)
+        mine = nums if is_for_all else {part: nums[part] for part in (base.electorate.index(owner),)}
+        return {part: num for part, num in mine.items() if num}
 
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
@@ -136,9 +135,14 @@ class Parts:
         Raises:
             PeerError: it cannot be had, or only too slowly.
         """
-        codec = self._codec_of(brought, self._chain.base.round)
-        limit_s = PATIENCE * self._limit_s(codec)
-        self._gathered[wanted] = await self._fetch(brought.peer, wanted, codec.nbytes(num), limit_s)
+        base = self._chain.base
+        codec = self._codec_of(brought, base.round)
+        nbytes, limit_s = codec.nbytes(num), PATIENCE * self._limit_s(codec)
+        try:
+            data = await self._fetch(brought.peer, wanted, nbytes, limit_s)
+        except PeerError:
+            data = await self._from_any(self._sharers(base, brought.peer), wanted, nbytes, limit_s)
+        self._gathered[wanted] = data
 
     async def whole(self, peer: PeerId, wanted: Digest) -> tuple[Buffer, ...]:
         """Return the encoded parts of a payload that a ward offers to the present round.
@@ -154,101 +158,58 @@ class Parts:
 
     def group_mean(self, base: Base) -> GroupMean:
         """Return an empty mean of payloads of a round."""
-        return GroupMean(self._codec(base.round), self.cut(base), self._choices(base.round).merge)
+        return GroupMean(self._codec(base.round), self.cut(base), self._chain.choices_in(base.round).merge)
 
     def group_codec(self, base: Base, num_merged: int) -> Codec:
         """Return how the mean of `num_merged` payloads of a round is encoded."""
-        return group_codec_in(self._choices(base.round), base.round, num_merged)
+        return group_codec_in(self._chain.choices_in(base.round), base.round, num_merged)
+
+    def gathered(self, parts: Iterable[Digest]) -> Buffer | None:
+        """Return the first of these parts that `gather` fetched; None: none is here."""
+        return next((self._gathered[part] for part in parts if part in self._gathered), None)
+
+    async def contribution(self, brought: Contribution, part: int, num: int, round: Round) -> Buffer | None:
+        """Return a part of what somebody brings, from it or whoever has it; None: it cannot be had.
+
+        Args:
+            num: elements of the part.
+        """
+        wanted, peer = brought.parts[part], brought.peer
+        if not num:
+            return b""
+        if self.is_here(wanted):
+            return self._payload[wanted] if wanted in self._payload else self._gathered[wanted]
+        # Planned in again, by another leader or in another revision, it has what is left of its time, and no more.
+        self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
+        asked = (round, peer, wanted)
+        waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
+        codec = self._codec_of(brought, round)
+        nbytes, limit_s = codec.nbytes(num), self._limit_s(codec)
+        data = None
+        try:
+            data = await self._fetch(peer, wanted, nbytes, limit_s - waited_s)
+        except DeadlineExceeded as error:
+            self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
+        except PeerError:
+            self._asked_at.pop(asked, None)
+        if data is None:
+            with suppress(PeerError):
+                data = await self._from_any(self._sharers(self._chain.base, peer), wanted, nbytes, limit_s)
+        return data
+
+    def _sharers(self, base: Base, bringer: PeerId) -> list[PeerId]:
+        """Return who else may have what `bringer` brings to a round: nobody, where parts are for their owners alone."""
+        is_shared = is_gossip(base) or self._chain.choices_in(base.round).is_merged_by_all
+        members = base.electorate if is_shared else ()
+        return [each for each in members if each not in (bringer, self._node.peer) and self._node.is_linked(each)]
+
+    def alone(self, result: Digest) -> asyncio.Lock:
+        """Return what keeps a result from being fetched while it is fetched or found already."""
+        return self._fetching.setdefault(result, asyncio.Lock())
 
     def forget(self, wanted: Digest) -> None:
         """Drop what `gather` fetched."""
         self._gathered.pop(wanted, None)
-
-    async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
-        """Collect the contributions to a part, merge them in ascending peer order, legacies last, and serve the result.
-
-        In a gossip round this peer takes what its neighbours brought, whole, and there is nothing to serve.
-
-        Args:
-            here: the elements of the part.
-        """
-        base = self._chain.base
-        if base.round == round and is_gossip(base):
-            return await self._gossip(plan, part, base)
-        num, choices = len(here), self._choices(round)
-        awaited = awaited_weight(
-            self._chain.charter_in(round), plan.awaited, self._chain.head.leases, self._chain.base.uncounted
-        )
-        self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
-        fetched = await asyncio.gather(*(self._contribution(each, part, num, round) for each in plan.contributions))
-        if not any(each.tokens for each in plan.contributions):  # no mean; no honest leader plans this
-            return MergeFailed(plan=plan, part=part, missing=tuple(each.peer for each in plan.contributions))
-        has_legacies = any(each.legacy is not None for each in plan.contributions)
-        merger = Merger(num, coding_in(choices, round), awaited, self._pool.empty, has_legacies)
-        missing = []
-        inorder = sorted(zip(plan.contributions, fetched, strict=True), key=lambda each: each[0].legacy is not None)
-        for each, data in inorder:  # legacies last: they are measured against the others
-            if data is None or not await self._add(merger, each, data, round):
-                missing.append(each.peer)
-        if missing:
-            return MergeFailed(plan=plan, part=part, missing=tuple(missing))
-
-        def reply() -> EncodedPart:
-            found = self._replies.encode(merger.merged(), here, round, choices)
-            return EncodedPart(encoded=self._pool.moved(found.encoded), digest=found.digest)
-
-        merged: EncodedPart = await self._compute.serve(reply)
-        await self._keep(round, merged.digest, merged.encoded)
-        return MergeDone(plan=plan, part=part, result=merged.digest)
-
-    async def _gossip(self, plan: Collect, part: int, base: Base) -> MergeDone | MergeFailed:
-        me, round = self._node.peer, base.round
-        wanted = taken(base, plan, me) if base.electorate[part] == me else ()
-        self._taken = {key: data for key, data in self._taken.items() if key[0] == round}
-        fetched = await asyncio.gather(*(self._whole(each, part, base) for each in wanted))
-        missing = [each.peer for each, data in zip(wanted, fetched, strict=True) if data is None]
-        if missing:
-            return MergeFailed(plan=plan, part=part, missing=tuple(missing))
-        await self._keep(round, NOTHING, b"")
-        return MergeDone(plan=plan, part=part, result=NOTHING)
-
-    async def _whole(self, contribution: Contribution, part: int, base: Base) -> Buffer | None:
-        """Return a neighbour's payload, from it or whoever has it, once it decodes; None: it cannot be had."""
-        num, codec = self.nums(base, contribution.peer)[part], codec_in(self._choices(base.round), base.round)
-        data = await self._contribution(contribution, part, num, base.round)
-        if data is None:
-            others = [each for each in base.electorate if each != contribution.peer and self._node.is_linked(each)]
-            with suppress(PeerError):
-                wanted = contribution.parts[part]
-                data = await self._from_any(others, wanted, codec.nbytes(num), self._limit_s(codec))
-        if data is None:
-            return None
-        try:
-            await self._compute.serve(lambda: self._check(codec, data, num))
-        except PayloadError as error:
-            self._emit(PayloadRejected(round=base.round, member=contribution.peer, reason=str(error)))
-            return None
-        self._taken[base.round, counted(contribution).payload] = data
-        return data
-
-    def taken(
-        self, base: Base, manifest: Manifest, announced: Mapping[PeerId, Sequence[Digest]]
-    ) -> dict[PeerId, Buffer | None]:
-        """Return what a manifest counts of this peer's neighbours in a gossip round; None: it is not here.
-
-        Args:
-            base: of the round that the manifest decides.
-            announced: parts, as far as they were heard of: who is not counted may have fetched them all the same.
-        """
-        neighbours, found = takes_from(base, self._node.peer), dict[PeerId, Buffer | None]()
-        for each in manifest.contributions:
-            if each.peer in neighbours:
-                data = self._taken.get((manifest.round, each.payload))
-                parts = announced.get(each.peer, ())
-                if data is None and payload_of(parts) == each.payload:
-                    data = next((self._gathered[part] for part in parts if part in self._gathered), None)
-                found[each.peer] = data
-        return found
 
     async def fetch(
         self, plan: Collect, wanted: "Wanted", is_wanted: Callable[[], bool] = lambda: True
@@ -301,55 +262,17 @@ class Parts:
             )
         )
 
-    async def _add(self, merger: Merger, contribution: Contribution, data: Buffer, round: Round) -> bool:
-        try:
-            weight, legacy = weight_of(self._chain.charter_in(round), contribution), contribution.legacy
-            codec = self._codec_of(contribution, round)
-            if legacy is None:
-                length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
-                self.on_added(round, contribution, length)
-            else:
-                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
-        except PayloadError as error:
-            self._emit(PayloadRejected(round=round, member=contribution.peer, reason=str(error)))
-            return False
-        return True
-
-    def _choices(self, round: Round) -> Choices:
-        method, base = self._chain.charter_in(round).settings.method, self._chain.base
-        return method if base.round == round and is_gossip(base) else method.of_mean()
-
     def _codec(self, round: Round) -> Codec:
-        return codec_in(self._choices(round), round)
+        return codec_in(self._chain.choices_in(round), round)
 
     def _codec_of(self, brought: Brought, round: Round) -> Codec:
-        return payload_codec_in(self._choices(round), round, brought)
+        return payload_codec_in(self._chain.choices_in(round), round, brought)
 
     def _reply_codec(self, round: Round) -> Codec:
-        return reply_codec_in(self._choices(round), round)
+        return reply_codec_in(self._chain.choices_in(round), round)
 
-    def _check(self, codec: Codec, result: Buffer, num: int) -> None:
-        decode_parts(codec, [result], [range(num)], self._pool.empty(num))
-
-    async def _contribution(self, contribution: Contribution, part: int, num: int, round: Round) -> Buffer | None:
-        wanted, peer = contribution.parts[part], contribution.peer
-        if not num:
-            return b""
-        if self.is_here(wanted):
-            return self._payload[wanted] if wanted in self._payload else self._gathered[wanted]
-        # Planned in again, by another leader or in another revision, it has what is left of its time, and no more.
-        asked = (round, peer, wanted)
-        waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
-        try:
-            codec = self._codec_of(contribution, round)
-            data = await self._fetch(peer, wanted, codec.nbytes(num), self._limit_s(codec) - waited_s)
-        except DeadlineExceeded as error:
-            self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
-            return None
-        except PeerError:
-            data = None
-        self._asked_at.pop(asked, None)
-        return data
+    def check(self, codec: Codec, result: Buffer, num: int) -> None:
+        decode_parts(codec, [result], [range(num)], self.pool.empty(num))
 
     def _known(self, wanted: Digest, nbytes: int) -> Buffer | None:
         if not nbytes:  # of a part without elements
@@ -368,7 +291,7 @@ class Parts:
         if known is not None:
             return known
         # Where a quorum commits before this member holds the result, its round and its outer step both want it.
-        async with self._fetching.setdefault(wanted, asyncio.Lock()):
+        async with self.alone(wanted):
             known = self._known(wanted, nbytes)
             if known is not None:
                 return known
@@ -382,11 +305,11 @@ class Parts:
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)
                 data = await self._from_any(others, wanted, nbytes, limit_s)
-                await self._compute.serve(lambda: self._check(codec, data, num))
-                await self._keep(round, wanted, data)
+                await self._compute.serve(lambda: self.check(codec, data, num))
+                await self.keep(round, wanted, data)
             return data
 
-    async def _keep(self, round: Round, result: Digest, data: Buffer) -> None:
+    async def keep(self, round: Round, result: Digest, data: Buffer) -> None:
         """Keep a result, on disk before anybody counts on it that this peer holds it."""
         await self._compute.serve(lambda: self._journal.keep(round, result, data))
         if (failure := self._journal.take_failure()) is not None:
@@ -395,12 +318,10 @@ class Parts:
 
     async def note(self, certificate: Certificate) -> None:
         """Keep what was decided."""
-        manifest = certificate.manifest
-        self._replies.settle(manifest.round, [part.result for part in manifest.parts])
         await self._compute.serve(lambda: self._journal.decide(certificate))
 
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
-        began, data = self._clock.now(), self._pool.block(nbytes)
+        began, data = self._clock.now(), self.pool.block(nbytes)
         try:
             async with asyncio.timeout(limit_s):
                 while await self._is_coming(holder, wanted, data):
@@ -434,9 +355,3 @@ class Parts:
         if mine is None and (mine := self._gathered.get(wanted)) is None:  # a neighbour's: others may want it, too
             return self._chain.result(wanted, since=Round(self._chain.head.round))
         return mine
-
-
-def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:
-    """Add a contribution to a part; return how long it is there, to a few digits."""
-    merger.add(weight, data, codec)
-    return float(torch.linalg.vector_norm(merger.decoded))

@@ -216,7 +216,7 @@ class Peer:
         chain = Chain(head, self._replica.charter)
         self._saver.hand_on(chain)
         rounds = Rounds(self.place, chain, self._replica.scope, self.fail)
-        rounds.parts.on_added = self._report.sentinel.merged
+        rounds.merging.on_added = self._report.sentinel.merged
         rounds.recall()
         groups = Groups(
             self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks

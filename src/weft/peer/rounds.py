@@ -39,6 +39,7 @@ from weft.peer.hearing import Hearing
 from weft.peer.legacies import KeptLegacy
 from weft.peer.lies import Lies
 from weft.peer.measured import Memory
+from weft.peer.merging import Merging
 from weft.peer.messages import Decision, Letter
 from weft.peer.parts import Parts, Wanted
 from weft.peer.place import Place
@@ -104,6 +105,7 @@ class Rounds:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
         self.parts = Parts(place, chain, scope)
+        self.merging = Merging(place, chain, self.parts, scope)
         self._node = place.node
         self._emit = place.emit
         self._on_failure = on_failure
@@ -401,9 +403,10 @@ class Rounds:
         self._memory.keep(self._timers.measured)
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.standing.statuses)
-        taken = self.parts.taken(base, manifest, self._gathering.announced) if manifest.is_gossip else {}
+        taken = self.merging.taken(base, manifest, self._gathering.announced) if manifest.is_gossip else {}
         if manifest.tuned is not None or manifest.acts:
             self._timers.forget()
+        self.merging.settle(certificate.manifest)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
         self.hearing.follow(manifest, self.chain.charter)
@@ -432,11 +435,13 @@ class Rounds:
         self._expire("progress", self._member.attempt)
 
     async def _merge(self, plan: Collect, part: int, here: range) -> None:
-        self._feed(await self.parts.merge(plan, part, here, self.chain.base.round))
+        self._feed(await self.merging.merge(plan, part, here, self.chain.base.round))
 
     async def _fetch(self, plan: Collect, part: int, result: Digest, here: range) -> None:
         wanted = Wanted(part, result, len(here), self.chain.base.round)
-        if learnt := await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan):
+        learnt = await self.merging.find(plan, wanted, here)
+        learnt = learnt or await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan)
+        if learnt is not None:
             self._feed(learnt)
 
     async def _prefetch(self, manifest: Manifest) -> None:

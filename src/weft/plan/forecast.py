@@ -196,12 +196,12 @@ def load_of(question: Question) -> Load:
     """Return what a round of the electorate moves.
 
     Raises:
-        ConfigError: the method has no replicas.
+        ConfigError: the method has no replicas, or no results travel.
     """
-    if question.choices.graph is not None:
+    if question.choices.graph is not None or question.choices.is_merged_by_all:
         raise ConfigError(
-            "method: what rounds with neighbours take is not known to this planner. Name a method with replicas, or "
-            "play the run: weft simulate."
+            "method: how long whole payloads travel, to neighbours or to all, is not known to this planner. Name a "
+            'method with replicas and merged_by = "owners", or play the run: weft simulate.'
         )
     payload, reply = _encodings(question)
     every = question.train.evaluate_every
@@ -260,7 +260,7 @@ def _group_size(question: Question) -> int:
 
 def _encodings(question: Question) -> tuple[cost.Encoding, cost.Encoding]:
     choices = question.choices
-    return build_codec(choices.codec), build_codec(choices.reply_codec or choices.codec)
+    return build_codec(choices.codec), build_codec(choices.reply)
 
 
 def _traffic(load: Load, num_peers: int, share: float, round_s: float) -> cost.Traffic:

@@ -87,7 +87,7 @@ def sent_nbytes(load: Load, others: int, size: int) -> float:
 
 
 def _per_value(choices: Choices, size: int) -> float:
-    own, reply = _of_codec(choices.codec), _of_codec(choices.reply_codec or choices.codec)
+    own, reply = _of_codec(choices.codec), _of_codec(choices.reply)
     match choices.apply:
         case InnerConfig() | AdamWConfig():
             step = _ADAMW_NS

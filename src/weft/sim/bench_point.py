@@ -156,7 +156,8 @@ def _payload_nbytes(run: RunConfig, played: Played) -> float:
         else:
             num, of_all = scope.num_sent(round), method.of_mean()
             payload, result = codec_in(of_all, round).nbytes(num), reply_codec_in(of_all, round).nbytes(num)
-            total += (num_peers - 1) * (num_counted * payload / num_peers + result)
+            reduced = num_counted * payload / num_peers + result
+            total += (num_peers - 1) * (num_counted * payload if method.is_merged_by_all else reduced)
         if manifest.tuned is not None:
             method = tuned_method(method, manifest.tuned)
     return total

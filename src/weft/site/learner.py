@@ -301,6 +301,7 @@ def check(run: RunConfig, settings: PeerConfig) -> None:
     reasons = {
         "method.among: members exchange with neighbours": method.graph is not None,
         'method.fragments, overlap, mix or error = "local"': method.is_streaming,
+        'method.merged_by = "all": rank 0 would hold sums of the whole vector': method.is_merged_by_all,
         f"method.basis = {method.basis!r}": method.basis != "flat",
         "method.apply: a step from outside of weft": isinstance(method.apply, ExtensionOuterConfig),
         "method.apply: sign_sgd": isinstance(method.apply, SignSgdConfig),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from weft.codec import LOSSY, Bf16Config, CodecConfig
+from weft.codec import LOSSY, Bf16Config, CodecConfig, Fp32Config
 from weft.config import Config
 from weft.errors import ConfigError
 from weft.extension import ExtensionConfig
@@ -193,6 +193,10 @@ Proximal = Annotated[
 ]
 
 
+MergedBy = Annotated[
+    Literal["owners", "all"],
+    msgspec.Meta(description="who merges what peers bring: the owner of each part, for all; or each member for itself"),
+]
 Tune = Annotated[
     float,
     msgspec.Meta(
@@ -220,7 +224,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     send: Send
     apply: ApplyConfig
     codec: CodecConfig = Bf16Config()
-    reply_codec: CodecConfig | None = None  # of the merged parts; None: the same as `codec`
+    reply_codec: CodecConfig | None = None  # of the merged parts; None: as `reply` says
     basis: Basis = "flat"
     feedback: Decay | None = None
     reply_feedback: ReplyDecay | None = None
@@ -233,6 +237,17 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     mix: Mix = 0.0
     wait: Wait = "all"
     tune: Tune = 0.0
+    merged_by: MergedBy = "owners"
+
+    @property
+    def reply(self) -> CodecConfig:
+        """How merged parts are encoded: whole where they do not travel, unless another codec is asked for."""
+        return self.reply_codec or (Fp32Config() if self.is_merged_by_all else self.codec)
+
+    @property
+    def is_merged_by_all(self) -> bool:
+        """Whether members exchange whole payloads, and each merges them for itself."""
+        return self.merged_by == "all"
 
     @property
     def is_streaming(self) -> bool:
@@ -254,7 +269,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     def _is_plain(self) -> bool:
         usual = ("flat", None, None, None, "peers_mean", 0.0)
         set_otherwise = (self.basis, self.feedback, self.reply_codec, self.reply_feedback, self.merge, self.proximal)
-        is_dense = set_otherwise == usual and not self.is_streaming
+        is_dense = set_otherwise == usual and not self.is_streaming and not self.is_merged_by_all
         return is_dense and self.send == "delta" and self.among == "all" and self.wait == "all"
 
     @property
@@ -296,6 +311,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 "method: tune: every and codec are chosen only where nothing but them is set; set tune = 0, or send = "
                 '"delta" and leave out all but every, codec and apply.'
             )
+        if self.is_merged_by_all and self.reply_feedback is not None:
+            raise ConfigError(
+                "method: merged_by: what an owner keeps for later nobody else knows, so nobody finds the same; leave "
+                'out reply_feedback, or set merged_by = "owners".'
+            )
         if self.overlap > self.every:
             raise ConfigError(
                 f"method: overlap: {self.overlap} inner steps are more than the {self.every} of a round; what is made "
@@ -318,7 +338,7 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             )
         for name, codec, decay in (
             ("feedback", self.codec, self.feedback),
-            ("reply_feedback", self.reply_codec or self.codec, self.reply_feedback),
+            ("reply_feedback", self.reply, self.reply_feedback),
         ):
             if isinstance(codec, LOSSY) and decay is None:
                 kind = codec.__struct_config__.tag
@@ -393,6 +413,7 @@ _OF_REPLICAS = (
     "mix",
     "wait",
     "tune",
+    "merged_by",
 )
 
 

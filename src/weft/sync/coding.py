@@ -35,7 +35,7 @@ def codec_in(choices: Choices, round: int) -> Codec:
 
 def reply_codec_in(choices: Choices, round: int) -> Codec:
     """Return how merged parts are encoded in a round."""
-    return build(choices.reply_codec or choices.codec, round)
+    return build(choices.reply, round)
 
 
 def coding_in(choices: Choices, round: int) -> Coding:

@@ -22,7 +22,9 @@ def round_traffic(choices: Choices, shapes: Shapes, num: int, num_peers: int) ->
     if (graph := choices.graph) is not None:
         return _gossiped(choices, graph, num, num_peers)
     sent = most_sent(choices, shapes, num)
-    payload, reply = build(choices.codec), build(choices.reply_codec or choices.codec)
+    payload, reply = build(choices.codec), build(choices.reply)
+    if choices.is_merged_by_all:
+        return cost.exchange_traffic(sent, num_peers, payload)
     return cost.reduce_traffic(sent, cost.part_size(sent, num_peers), num_peers, payload, reply)
 
 

@@ -43,8 +43,10 @@ class FakeParts:
     def cut(self, base: Base) -> tuple[range, ...]:
         return tuple(range(4096 * part, 4096 * (part + bool(uplink))) for part, uplink in enumerate(base.uplinks))
 
-    def nums(self, base: Base, _peer: PeerId) -> tuple[int, ...]:
-        return tuple(map(len, self.cut(base)))
+    def wanted(self, base: Base, _peer: PeerId, owner: PeerId) -> dict[int, int]:
+        part = base.electorate.index(owner)
+        num = len(self.cut(base)[part])
+        return {part: num} if num else {}
 
     def is_here(self, wanted: Digest) -> bool:
         return wanted in self.here

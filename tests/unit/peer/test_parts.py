@@ -147,5 +147,5 @@ async def test_a_part_of_no_numbers_is_asked_of_nobody(data):
     node = FakeNode(data)
     parts, _ = parts_and_manifest(node)
     brought = Contribution(peer=B, tokens=Tokens(8), parts=(digest(b""),))
-    assert await parts._contribution(brought, 0, 0, Round(1)) == b""
+    assert await parts.contribution(brought, 0, 0, Round(1)) == b""
     assert node.num_fetched == 0

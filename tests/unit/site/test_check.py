@@ -9,7 +9,7 @@ from weft.peer.config import RunConfig
 from weft.peer.machine import PeerConfig
 from weft.site.launch import Rank, own_device
 from weft.site.learner import check
-from weft.sync.choices import MuonConfig
+from weft.sync.choices import Choices, MuonConfig, SgdConfig
 from weft.sync.rows import (
     AsyncDiLoCoConfig,
     AutoConfig,
@@ -45,6 +45,7 @@ def test_methods_that_compute_number_by_number_are_trained(method: MethodConfig)
         (SparseLoCoConfig(), "basis"),
         (DeMoConfig(), "basis"),
         (PowerSgdConfig(), "basis"),
+        (Choices(every=5, send="delta", apply=SgdConfig(), merged_by="all"), "merged_by"),
     ],
 )
 def test_others_are_refused(method: MethodConfig, what: str) -> None:

@@ -12,6 +12,8 @@ from weft.sync.method import Method
 from weft.sync.outer import StepContext, build
 from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, diloco_defaults, spell_out
 
+WHOLE = {"type": "custom", "every": 5, "send": "delta", "apply": {"type": "sgd"}, "merged_by": "all"}
+
 
 class Holder(Config, frozen=True, kw_only=True):
     method: MethodConfig
@@ -69,6 +71,8 @@ def test_a_custom_mix_is_taken_as_it_is() -> None:
         ({"type": "ddp", "codec": {"type": "int5"}}, "int5"),
         ({"type": "diloco", "codec": {"type": "top_k"}}, "set feedback = 0.95"),
         ({"type": "sparseloco", "reply_feedback": None}, "reply_feedback"),
+        ({**WHOLE, "codec": {"type": "int8"}, "reply_feedback": 1.0}, "nobody finds the same"),
+        ({**WHOLE, "tune": 0.05}, "tune"),
     ],
 )
 def test_a_mix_that_cannot_work_is_refused(tree: dict[str, object], message: str) -> None:
@@ -88,6 +92,13 @@ def test_state_is_named_by_row() -> None:
 def test_reply_codec_is_the_codec_unless_named() -> None:
     coding = coding_in(spell_out(DiLoCoConfig(), 2), 1)
     assert coding.reply.nbytes(1000) == coding.codec.nbytes(1000)
+
+
+def test_where_no_results_travel_they_are_whole_unless_a_codec_is_named() -> None:
+    choices = Choices(every=5, send="delta", apply=SgdConfig(), codec=Int8Config(), merged_by="all")
+    assert coding_in(choices, 1).reply.nbytes(1000) == 4000
+    named = msgspec.structs.replace(choices, reply_codec=Bf16Config())
+    assert coding_in(named, 1).reply.nbytes(1000) == 2000
 
 
 def test_delta_is_outer_minus_local_and_gradient_is_itself() -> None:
