@@ -1,6 +1,7 @@
 """Methods that every member merges for itself: payloads go to all, and results to nobody."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from scenarios.comings import assert_it_came, replace_in_mid_round
-from scenarios.swarm import EVERY, Swarm
+from scenarios.swarm import EVERY, Life, Member, Swarm
 from scenarios.test_faults import one_replica
 from weft.codec import Bf16Config, Fp32Config, Int8Config, TopKConfig
 from weft.errors import PeerError
@@ -16,8 +17,9 @@ from weft.events import PayloadRejected, RoundCommitted
 from weft.ids import Digest, PeerId, Round
 from weft.net.node import Node
 from weft.sync.choices import Choices, InnerConfig, NesterovConfig, SgdConfig
-from weft.sync.machine import MergeDone, MergeFailed
-from weft.sync.messages import Collect
+from weft.sync.machine import MergeDone, MergeFailed, Received, is_leading, results_of
+from weft.sync.messages import Collect, Holding, Merged
+from weft.sync.reduce import EncodedPart, named
 from weft.sync.traffic import round_traffic
 from weft.wire import digest
 
@@ -107,28 +109,95 @@ def test_it_comes_to_the_same_parameters_as_parts_that_owners_merge(make_swarm: 
     assert torch.equal(*found)
 
 
-def test_an_owner_that_names_another_mean_is_found_out_by_all(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=DELTA, num_rounds=8)
+def lie_about(swarm: Swarm, liar: Member, *, as_leader: bool = False) -> set[Digest]:
+    """Let a member name and serve another result than it merged, always or where it leads; return what it names."""
+    rounds = liar.peer._rounds
+    assert rounds is not None
+    merge, lies = rounds.merging.merge, set[Digest]()
+
+    async def lie(plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
+        if as_leader and (rounds._state is None or not is_leading(rounds._state)):
+            return await merge(plan, part, here, round)
+        other = torch.full((len(here),), 0.5).numpy().tobytes()
+        lies.add(digest(other))
+        await rounds.parts.keep(round, digest(other), other)
+        return MergeDone(plan=plan, part=part, result=digest(other))
+
+    rounds.merging.merge = lie  # type: ignore[method-assign]
+    return lies
+
+
+def accused(members: Sequence[Member]) -> set[PeerId]:
+    return {event.member for member in members for event in member.life.seen(PayloadRejected)}
+
+
+@pytest.mark.parametrize("spoils", [False, True], ids=["of payloads", "of what is no payload"])
+def test_an_owner_that_names_another_mean_is_found_out_by_all(make_swarm: MakeSwarm, spoils: bool) -> None:
+    """Also one that lets nobody find its mean, by what it brings itself to the part that it owns."""
+    swarm = make_swarm(method=msgspec.structs.replace(DELTA, codec=Fp32Config()), num_rounds=8)
 
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
         await swarm.round(liar, 2)
-        rounds = liar.peer._rounds
-        assert rounds is not None
-        merge = rounds.merging.merge
+        lies, parts = lie_about(swarm, liar), liar.peer._rounds.parts  # type: ignore[union-attr]
+        offer = parts.offer
 
-        async def lie(plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
-            other = torch.full((len(here),), 0.5).numpy().tobytes()
-            await merge(plan, part, here, round)
-            await rounds.parts.keep(round, digest(other), other)
-            return MergeDone(plan=plan, part=part, result=digest(other))
+        def spoilt(payload: Sequence[EncodedPart]) -> tuple[Digest, ...]:
+            mine = swarm_index(liar)
+            nothing = named(b"\xff" * len(payload[mine].encoded))  # no number
+            return offer([nothing if part == mine else each for part, each in enumerate(payload)])
 
-        rounds.merging.merge = lie  # type: ignore[method-assign]
+        if spoils:
+            parts.offer = spoilt  # type: ignore[method-assign]
         one_replica(await swarm.done(*honest))
+        assert lies
+        assert not lies & results(swarm)
         for member in honest:
-            rejected = member.life.seen(PayloadRejected)
-            assert {event.member for event in rejected} == {liar.id}
-            assert "not the mean" in rejected[0].reason
+            assert accused([member]) == {liar.id}
+
+    swarm.run(scenario)
+
+
+def swarm_index(member: Member) -> int:
+    """Return which part a member owns."""
+    base = member.peer._rounds.chain.base  # type: ignore[union-attr]
+    return base.electorate.index(member.id)
+
+
+def test_a_leader_that_lets_nobody_hear_what_it_names_gets_no_vote_for_it(make_swarm: MakeSwarm) -> None:
+    """It keeps what it merged to itself until it proposes, and pretends that the others hold it."""
+    swarm = make_swarm(method=DELTA, num_rounds=10)
+
+    def silently(life: Life, _to: PeerId, message: object) -> bool:
+        state = life.peer._rounds._state if life.peer._rounds else None
+        return not (life.member.name == "d" and isinstance(message, Merged) and state is not None and is_leading(state))
+
+    async def scenario() -> None:
+        *honest, liar = await swarm.start("abcd")
+        await swarm.round(liar, 2)
+        swarm.watchers.append(silently)
+        rounds, lies = liar.peer._rounds, lie_about(swarm, liar, as_leader=True)
+        assert rounds is not None
+
+        async def pretend() -> None:
+            while True:
+                await asyncio.sleep(0.05)
+                state = rounds._state
+                if state is None or state.plan is None or state.proposal is not None or not is_leading(state):
+                    continue
+                if len(state.results) == state.base.num_parts == len(state.held):
+                    plan = state.plan
+                    held = Holding(attempt=plan.attempt, revision=plan.revision, results=results_of(state))
+                    for member in honest:
+                        if rounds._state is not None and rounds._state.proposal is None:
+                            rounds._feed(Received(sender=member.id, message=held))
+
+        pretending = asyncio.ensure_future(pretend())
+        await swarm.round(honest[0], 8)
+        pretending.cancel()
+        assert lies
+        assert not lies & results(swarm)
+        assert accused(honest) == {liar.id}
 
     swarm.run(scenario)
 

@@ -1,16 +1,23 @@
 """Members that were in the run before come again, with what their checkpoints hold, and meet what has become of it."""
 
 import asyncio
+import gc
 import shutil
+import weakref
+from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, StateJoined, StepDone
 from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
+from weft.peer.checkpoint import Snapshot, load
 from weft.peer.contribution import FORGOTTEN
 from weft.peer.donor import Donor
+from weft.sim import world
 
 FAST_S = 0.1  # a lease: rounds follow each other within less than a second
 
@@ -42,6 +49,32 @@ def test_who_left_and_comes_again_goes_on_with_its_inner_optimizer_and_its_carry
 
     swarm.run(scenario)
     swarm.check()
+
+
+def test_who_goes_on_from_a_checkpoint_does_not_hold_its_vectors_twice(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, read = make_swarm(num_rounds=9), list[weakref.ref[Tensor]]()
+
+    def noted(folder: Path, **options: Any) -> Snapshot:
+        found = load(folder, **options)
+        read.extend(weakref.ref(vector) for vector in (*found.replicated.values(), found.private["local"]))
+        return found
+
+    monkeypatch.setattr(world, "load", noted)
+
+    async def scenario() -> None:
+        _, b, *_ = members = await swarm.start("abcd")
+        await swarm.round(b, 2)
+        await stop(b)
+        swarm.launch(b)
+        await swarm.round(b, 4)
+        gc.collect()
+        assert len(read) == 2
+        assert [vector() for vector in read] == [None, None]
+        one_replica(await swarm.done(*members))
+
+    swarm.run(scenario)
 
 
 def test_who_comes_again_and_is_set_back_to_a_state_pinned_for_another_says_what_it_drops(

@@ -4,6 +4,8 @@ The caller's own mistakes (another dtype, another device) are ValueErrors; a vec
 is wrong with bytes that came from elsewhere is a PayloadError.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from jaxtyping import Float32
@@ -16,6 +18,8 @@ from weft.wire import Buffer
 # quarter of that stays in its own, but then calls take a third of the time (benchmarks/reports/codecs.md).
 # A multiple of every codec's block.
 CHUNK = 1 << 19
+
+Empty = Callable[[int, torch.dtype], Tensor]  # gives memory for so many values of a type, holding anything
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int16: np.int16, torch.int8: np.int8}
 

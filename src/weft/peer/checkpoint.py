@@ -30,6 +30,8 @@ from torch import Tensor
 
 import weft
 from weft import wire
+from weft.codec import bounds
+from weft.codec.bounds import Empty
 from weft.data import READ_ONLY, write_atomically
 from weft.errors import CheckpointError, DataError, DiskFull
 from weft.ids import Digest, short
@@ -84,9 +86,14 @@ class Snapshot:
     tokenizer: bytes  # its blob; empty where the run has none
     head: Manifest | None
     charter: Charter | None = None  # None: what the run began with
-    replicated: Mapping[str, Tensor]  # "outer" and the outer optimizer's, flat fp32, on the CPU or spread
-    private: Mapping[str, Tensor] = field(default_factory=dict)
+    replicated: dict[str, Tensor]  # "outer" and the outer optimizer's, flat fp32, on the CPU or spread
+    private: dict[str, Tensor] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)  # such as tokens that no manifest has counted
+
+    def let_go(self) -> None:
+        """Hold no vector any more: who has taken them over does, and they are large."""
+        self.replicated.clear()
+        self.private.clear()
 
 
 def save(folder: Path, snapshot: Snapshot) -> Contents:
@@ -124,11 +131,12 @@ def save(folder: Path, snapshot: Snapshot) -> Contents:
     return contents
 
 
-def load(folder: Path, *, max_parameters: int | None = None) -> Snapshot:
+def load(folder: Path, *, max_parameters: int | None = None, empty: Empty = bounds.empty) -> Snapshot:
     """Return the state in `folder`, every chunk checked.
 
     Args:
         max_parameters: larger models are refused before memory is allocated; None: as `PeerConfig` has it.
+        empty: gives memory for so many values of a type.
 
     Raises:
         CheckpointError: missing, half-written, of another format, or altered: names the file, tensor and chunk.
@@ -136,14 +144,17 @@ def load(folder: Path, *, max_parameters: int | None = None) -> Snapshot:
     """
 
     def read(contents: Contents) -> Snapshot:
+        def vectors(kind: str, index: StateIndex) -> dict[str, Tensor]:
+            return dict(read_vectors(folder / _vectors_name(kind, contents.serial), index, empty=empty))
+
         config, tokenizer = _read_blobs(folder, contents, max_parameters)
         return Snapshot(
             config=config,
             tokenizer=tokenizer,
             head=contents.head,
             charter=contents.charter,
-            replicated=dict(read_vectors(folder / _vectors_name("replicated", contents.serial), contents.replicated)),
-            private=dict(read_vectors(folder / _vectors_name("private", contents.serial), contents.private)),
+            replicated=vectors("replicated", contents.replicated),
+            private=vectors("private", contents.private),
             counters=contents.counters,
         )
 
@@ -314,7 +325,9 @@ def _read_blob(path: Path, digest: Digest, max_nbytes: int) -> bytes:
     return data
 
 
-def read_vectors(path: Path, index: StateIndex, only: str | None = None) -> Iterator[tuple[str, Tensor]]:
+def read_vectors(
+    path: Path, index: StateIndex, only: str | None = None, empty: Empty = bounds.empty
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the vectors of a file, or the one named `only`, once every chunk is what `index` says."""
     header = _header([(vector.name, vector.num) for vector in index.vectors])
     expected = len(header) + index.nbytes
@@ -331,14 +344,14 @@ def read_vectors(path: Path, index: StateIndex, only: str | None = None) -> Iter
             for vector in index.vectors:
                 if only in (None, vector.name):
                     file.seek(start)
-                    yield vector.name, _read_vector(file, vector, path)
+                    yield vector.name, _read_vector(file, vector, path, empty)
                 start += vector.nbytes
     except OSError as error:
         raise CheckpointError(_unreadable(path, error)) from None
 
 
-def _read_vector(file: FileIO, index: VectorIndex, path: Path) -> Tensor:
-    vector = torch.empty(index.num, dtype=torch.float32)
+def _read_vector(file: FileIO, index: VectorIndex, path: Path, empty: Empty) -> Tensor:
+    vector = empty(index.num, torch.float32)
     for number, (place, digest) in enumerate(zip(chunks(vector), index.chunks, strict=True)):
         filled = 0
         while filled < len(place) and (count := file.readinto(place[filled:])):

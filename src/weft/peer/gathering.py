@@ -185,7 +185,7 @@ class Gathering:
         base, me = self._chain.base, self._node.peer
         if me not in base.electorate or base.num_parts != len(base.electorate):
             return
-        for part, num in self._parts.wanted(base, brought.peer, me).items():
+        for part, num in self._parts.wanted(base, brought.peer)[base.electorate.index(me)].items():
             wanted = brought.parts[part]
             self._wanted_in[wanted] = self._round
             if self._parts.is_here(wanted):
@@ -214,16 +214,15 @@ class Gathering:
         base, me = self._chain.base, self._node.peer
         here, missing = list[PeerId](), list[PeerId]()
         if me in base.electorate:
+            index = base.electorate.index(me)
             for peer, parts in sorted(self._announced.items()):
-                away = [parts[part] for part in self._parts.wanted(base, peer, me) if not self._is_settled(parts[part])]
+                wanted = [parts[part] for part in self._parts.wanted(base, peer)[index]]
+                away = [each for each in wanted if not (self._parts.is_here(each) or each in self._refused)]
                 if not away:
                     here.append(peer)
                 elif any(self._num_failed.get(each, 0) >= NUM_TRIES for each in away):
                     missing.append(peer)
         return Gathered(branch=base.branch, round=base.round, peers=tuple(here), missing=tuple(missing))
-
-    def _is_settled(self, wanted: Digest) -> bool:
-        return self._parts.is_here(wanted) or wanted in self._refused
 
     def _tell_soon(self) -> None:
         if not self._is_telling:
@@ -262,5 +261,5 @@ class Gathering:
         state, base = self._state(), self._chain.base
         assert state is not None
         away = state.suspected | state.gone | state.farewells.keys()
-        wants = self._parts.wanted
-        return [owner for owner in base.electorate if owner not in away and wants(base, peer, owner)]
+        wanted = self._parts.wanted(base, peer)
+        return [owner for owner, mine in zip(base.electorate, wanted, strict=True) if mine and owner not in away]

@@ -16,6 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from weft.clock import Clock, SystemClock
+from weft.codec import bounds
+from weft.codec.bounds import Empty
 from weft.data import CorpusConfig, DataIndex, Tokenizer
 from weft.data.batch import Batches
 from weft.errors import ConfigError, Unreachable
@@ -53,7 +55,10 @@ class OneProcess:
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
         check_fits(run, settings, choose(settings))
 
-    def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:  # noqa: ARG002  # the protocol's signature
+    def empty(self, folder: PeerFolder) -> Empty:  # noqa: ARG002  # the protocol's signature
+        return bounds.empty
+
+    def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:  # noqa: ARG002  # the same
         return vector
 
     def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner:
@@ -100,7 +105,7 @@ async def found(
             outer = await _outer(sealed.config, ground, trainers)
             if outer is None:
                 raise ConfigError("the run's initial weights are not on this machine; start it anew.")
-            snapshot = await snapshot_of(ground.folder, sealed.config, options.settings)
+            snapshot = await snapshot_of(ground.folder, sealed.config, options.settings, trainers.empty(ground.folder))
             data = Data(sealed.tokenizer, sealed.store, sealed.index)
             peer = Peer(sealed.config, _place(ground, node, compute, data, _Start(sealed.config, trainers, outer)))
             with ground.ticket(node, admission, peer.knows_anchor) as ticket:
@@ -158,7 +163,7 @@ async def join(
             node.admit(admission)
             node.passport.predecessor = run.predecessor
             keep_secret(ground.folder, admission)
-            snapshot = await snapshot_of(ground.folder, run, options.settings)
+            snapshot = await snapshot_of(ground.folder, run, options.settings, trainers.empty(ground.folder))
             await fetch_initial(node, members, run, options.home)
             outer = await _outer(run, ground, trainers)
             if outer is None:
@@ -228,6 +233,7 @@ def _place(ground: Footing, node: Node, compute: Compute, data: Data, start: _St
         compute=compute,
         emit=ground.emit,
         make_learner=lambda emit: trainers.learner(run, settings, data.batches(run, "train"), emit, clock),
+        empty=trainers.empty(ground.folder),
     )
 
 
@@ -254,9 +260,15 @@ async def _own(
     return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, options.home)
 
 
-async def snapshot_of(folder: PeerFolder, run: Genesis, settings: PeerConfig) -> Snapshot | None:
-    """Return what this machine has kept of the run."""
+async def snapshot_of(
+    folder: PeerFolder, run: Genesis, settings: PeerConfig, empty: Empty = bounds.empty
+) -> Snapshot | None:
+    """Return what this machine has kept of the run.
+
+    Args:
+        empty: gives memory for its vectors.
+    """
     if not folder.has_checkpoint:
         return None
-    snapshot = await asyncio.to_thread(load, folder.checkpoint, max_parameters=settings.max_parameters)
+    snapshot = await asyncio.to_thread(load, folder.checkpoint, max_parameters=settings.max_parameters, empty=empty)
     return snapshot if snapshot.config == run else None

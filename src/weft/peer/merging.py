@@ -5,13 +5,15 @@
     reduce, merged by all       every payload                   its part for all, and the others' for itself
     gossip                      its neighbours' payloads        nothing that others need
 
-Where all merge for themselves no result travels: each owner names what it found, and every other member finds the same
-bytes or refuses them. So a lying owner is known by all.
+Where all merge for themselves results do not travel among them: each owner names what it found, and every member that
+has the payloads finds the same bytes, or neither holds nor votes for what was named.
 
 Failure:
 - a contributor that cannot deliver, delivers what is no payload, or delivers too slowly: `MergeFailed` names it, and
   what it trained stays in its carry.
-- an owner whose result is another than was found here: it is not held, and counts as suspected in this round.
+- an owner names another result than was found here, or one of what is no payload: it is not held, and counts as
+  suspected in this round.
+- a payload is not here when its mean is named: the result is fetched, and believed.
 
 It does not know how bytes travel, nor the round's decisions.
 """
@@ -27,9 +29,12 @@ from weft.errors import PayloadError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round
 from weft.peer.chain import Chain
+from weft.peer.gathering import Gathering
 from weft.peer.parts import Parts, Wanted
 from weft.peer.place import Place
-from weft.sync.coding import codec_in, coding_in, payload_codec_in
+from weft.sync.charter import Charter
+from weft.sync.choices import Choices
+from weft.sync.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
 from weft.sync.groups import counted, payload_of
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Base, Collect, Contribution, Manifest
@@ -40,14 +45,31 @@ from weft.sync.scope import Scope
 from weft.sync.weights import awaited_weight, weight_of
 from weft.wire import Buffer
 
-_Collected = tuple[Contribution, Buffer | None]  # None: it cannot be had
-
 
 @dataclass(frozen=True)
 class _Failed:
     """What contributors a merge lacks."""
 
     missing: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A part to be merged, by what holds when that begins: its round may be decided meanwhile.
+
+    Args:
+        here: the elements of the part.
+        awaited: what the late weigh.
+        is_mine: who brings no payload is told of by its owner, not by all who find the same.
+    """
+
+    plan: Collect
+    here: range
+    round: Round
+    charter: Charter
+    choices: Choices
+    awaited: int
+    is_mine: bool
 
 
 class Merging:
@@ -57,12 +79,13 @@ class Merging:
         scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, place: Place, chain: Chain, parts: Parts, scope: Scope) -> None:
+    def __init__(self, place: Place, chain: Chain, parts: Parts, gathering: Gathering, scope: Scope) -> None:
         self._node = place.node
         self._compute = place.compute
         self._emit = place.emit
         self._chain = chain
-        self._parts = parts
+        self.parts = parts
+        self._gathering = gathering
         self._replies = Replies(scope)
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
         self.on_added: Callable[[Round, Contribution, float], None] = lambda _round, _contribution, _length: None
@@ -79,83 +102,131 @@ class Merging:
         if base.round == round and is_gossip(base):
             found = await self._take(plan, part, base)
         else:
-            found = await self._merged(plan, await self._collected(plan, part, len(here), round), here, round)
+            work, fetch = self._work(plan, here, round, is_mine=True), self.parts.contribution
+            brought = await asyncio.gather(*(fetch(each, part, len(here), round) for each in plan.contributions))
+            found = await self._merged(work, brought)
         if isinstance(found, _Failed):
             return MergeFailed(plan=plan, part=part, missing=found.missing)
-        await self._parts.keep(round, found.digest, found.encoded)
+        await self.parts.keep(round, found.digest, found.encoded)
         return MergeDone(plan=plan, part=part, result=found.digest)
 
     async def find(self, plan: Collect, wanted: Wanted, here: range) -> ResultHeld | Noticed | None:
         """Find the result of another's part, where all merge for themselves.
 
         Returns:
-            None: they do not, or not all that was brought can be had; the result may, then.
+            None: they do not, or not all that was brought is here; the result may be had, then.
         """
-        round, owner = wanted.round, plan.owners[wanted.part]
-        if not self._chain.choices_in(round).is_merged_by_all or is_gossip(self._chain.base):
+        if not self._chain.choices_in(wanted.round).is_merged_by_all:
             return None
-        collected = await self._collected(plan, wanted.part, len(here), round)
-        async with self._parts.alone(wanted.result):  # who makes the outer step waits, and fetches nothing
-            found = await self._merged(plan, collected, here, round)
-            if isinstance(found, _Failed):
-                return None
-            if found.digest == wanted.result:
-                await self._parts.keep(round, found.digest, found.encoded)
-                return ResultHeld(plan=plan, part=wanted.part)
-        reason = f"its merged part {wanted.part} is not the mean of what it names"
-        self._emit(PayloadRejected(round=round, member=owner, reason=reason))
-        return Noticed(peer=owner, status="suspected")
+        try:
+            is_held = await self._is_found(plan, wanted, here)
+        except PayloadError as error:
+            owner = plan.owners[wanted.part]
+            self._emit(PayloadRejected(round=wanted.round, member=owner, reason=str(error)))
+            return Noticed(peer=owner, status="suspected")
+        return ResultHeld(plan=plan, part=wanted.part) if is_held else None
+
+    async def check(self, manifest: Manifest) -> None:
+        """Find the results that a proposed manifest names, where all merge for themselves and it can be done.
+
+        Raises:
+            PayloadError: one of them is another.
+        """
+        base = self._chain.base
+        if manifest.round != base.round or not self._chain.choices_in(base.round).is_merged_by_all:
+            return
+        if (plan := plan_behind(manifest, self._gathering.announced)) is None:
+            return
+        for part, (named, here) in enumerate(zip(manifest.parts, self.parts.cut(base), strict=True)):
+            await self._is_found(plan, Wanted(part, named.result, len(here), base.round), here)
 
     def settle(self, manifest: Manifest) -> None:
         """Keep what was left of the results that a round has counted."""
         self._replies.settle(manifest.round, [part.result for part in manifest.parts])
 
-    def taken(
-        self, base: Base, manifest: Manifest, announced: Mapping[PeerId, tuple[Digest, ...]]
-    ) -> dict[PeerId, Buffer | None]:
+    def taken(self, base: Base, manifest: Manifest) -> dict[PeerId, Buffer | None]:
         """Return what a manifest counts of this peer's neighbours in a gossip round; None: it is not here.
+
+        Who is not counted may have fetched it all the same, once it was announced.
 
         Args:
             base: of the round that the manifest decides.
-            announced: parts, as far as they were heard of: who is not counted may have fetched them all the same.
         """
         neighbours, found = takes_from(base, self._node.peer), dict[PeerId, Buffer | None]()
         for each in manifest.contributions:
             if each.peer in neighbours:
                 data = self._taken.get((manifest.round, each.payload))
-                parts = announced.get(each.peer, ())
+                parts = self._gathering.announced.get(each.peer, ())
                 if data is None and payload_of(parts) == each.payload:
-                    data = self._parts.gathered(parts)
+                    data = self.parts.gathered(parts)
                 found[each.peer] = data
         return found
 
-    async def _collected(self, plan: Collect, part: int, num: int, round: Round) -> list[_Collected]:
-        fetch = self._parts.contribution
-        fetched = await asyncio.gather(*(fetch(each, part, num, round) for each in plan.contributions))
-        return list(zip(plan.contributions, fetched, strict=True))
+    async def _is_found(self, plan: Collect, wanted: Wanted, here: range) -> bool:
+        """Return whether a result is held once all that is here was merged; False: not all that was brought is here.
 
-    async def _merged(
-        self, plan: Collect, collected: Sequence[_Collected], here: range, round: Round
-    ) -> EncodedPart | _Failed:
+        Raises:
+            PayloadError: what is here has another mean, or none.
+        """
+        base, work = self._chain.base, self._work(plan, here, wanted.round, is_mine=False)
+        digests = [each.parts[wanted.part] for each in plan.contributions]
+        brought = [await self.parts.here(each) if wanted.num else b"" for each in digests]
+        async with self.parts.alone(wanted.result):  # who makes the outer step waits, and fetches nothing
+            nbytes = reply_codec_in(work.choices, work.round).nbytes(wanted.num)
+            if await self.parts.kept(work.round, wanted.result, nbytes) is not None:
+                return True
+            if any(data is None for data in brought) or self._chain.base != base:
+                return False
+            found = await self._merged(work, brought)
+            if isinstance(found, _Failed):
+                raise PayloadError(f"its merged part {wanted.part}: what it was made of is no payload")
+            if found.digest != wanted.result:
+                raise PayloadError(f"its merged part {wanted.part} is not the mean of what it names")
+            await self.parts.keep(work.round, found.digest, found.encoded)
+            return True
+
+    def _work(self, plan: Collect, here: range, round: Round, *, is_mine: bool) -> _Work:
+        charter, base = self._chain.charter_in(round), self._chain.base
+        awaited = awaited_weight(charter, plan.awaited, self._chain.head.leases, base.uncounted)
+        return _Work(plan, here, round, charter, self._chain.choices_in(round), awaited, is_mine)
+
+    async def _merged(self, work: _Work, brought: Sequence[Buffer | None]) -> EncodedPart | _Failed:
         """Merge what was brought to a part in ascending peer order, legacies last."""
-        if not any(each.tokens for each in plan.contributions):  # no mean; no honest leader plans this
-            return _Failed(tuple(each.peer for each in plan.contributions))
-        choices, head, base = self._chain.choices_in(round), self._chain.head, self._chain.base
-        awaited = awaited_weight(self._chain.charter_in(round), plan.awaited, head.leases, base.uncounted)
-        has_legacies = any(each.legacy is not None for each in plan.contributions)
-        merger = Merger(len(here), coding_in(choices, round), awaited, self._parts.pool.empty, has_legacies)
+        contributions, here, round = work.plan.contributions, work.here, work.round
+        if not any(each.tokens for each in contributions):  # no mean; no honest leader plans this
+            return _Failed(tuple(each.peer for each in contributions))
+        has_legacies = any(each.legacy is not None for each in contributions)
+        coding = coding_in(work.choices, round)
+        merger = Merger(len(here), coding, work.awaited, self.parts.pool.empty, has_legacies)
         missing = []
-        for each, data in sorted(collected, key=lambda each: each[0].legacy is not None):  # measured against the others
-            if data is None or not await self._add(merger, each, data, round):
+        inorder = sorted(zip(contributions, brought, strict=True), key=lambda each: each[0].legacy is not None)
+        for each, data in inorder:  # legacies last: they are measured against the others
+            if data is None or not await self._add(work, merger, each, data):
                 missing.append(each.peer)
         if missing:
             return _Failed(tuple(missing))
 
         def reply() -> EncodedPart:
-            found = self._replies.encode(merger.merged(), here, round, choices)
-            return EncodedPart(encoded=self._parts.pool.moved(found.encoded), digest=found.digest)
+            found = self._replies.encode(merger.merged(), here, round, work.choices)
+            return EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
 
         return await self._compute.serve(reply)
+
+    async def _add(self, work: _Work, merger: Merger, contribution: Contribution, data: Buffer) -> bool:
+        try:
+            weight, legacy = weight_of(work.charter, contribution), contribution.legacy
+            codec = payload_codec_in(work.choices, work.round, contribution)
+            if legacy is None:
+                length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
+                if work.is_mine:
+                    self.on_added(work.round, contribution, length)
+            else:
+                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
+        except PayloadError as error:
+            if work.is_mine:
+                self._emit(PayloadRejected(round=work.round, member=contribution.peer, reason=str(error)))
+            return False
+        return True
 
     async def _take(self, plan: Collect, part: int, base: Base) -> EncodedPart | _Failed:
         me, round = self._node.peer, base.round
@@ -168,31 +239,36 @@ class Merging:
 
     async def _whole(self, contribution: Contribution, part: int, base: Base) -> Buffer | None:
         """Return a neighbour's payload, from it or whoever has it, once it decodes; None: it cannot be had."""
-        num, codec = self._parts.nums(base, contribution.peer)[part], codec_in(base.charter.settings.method, base.round)
-        data = await self._parts.contribution(contribution, part, num, base.round)
+        num, codec = self.parts.nums(base, contribution.peer)[part], codec_in(base.charter.settings.method, base.round)
+        data = await self.parts.contribution(contribution, part, num, base.round)
+        if data is None:
+            data = await self.parts.from_others(contribution, contribution.parts[part], num, base)
         if data is None:
             return None
         try:
-            await self._compute.serve(lambda: self._parts.check(codec, data, num))
+            await self._compute.serve(lambda: self.parts.check(codec, data, num))
         except PayloadError as error:
             self._emit(PayloadRejected(round=base.round, member=contribution.peer, reason=str(error)))
             return None
         self._taken[base.round, counted(contribution).payload] = data
         return data
 
-    async def _add(self, merger: Merger, contribution: Contribution, data: Buffer, round: Round) -> bool:
-        try:
-            weight, legacy = weight_of(self._chain.charter_in(round), contribution), contribution.legacy
-            codec = payload_codec_in(self._chain.choices_in(round), round, contribution)
-            if legacy is None:
-                length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
-                self.on_added(round, contribution, length)
-            else:
-                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
-        except PayloadError as error:
-            self._emit(PayloadRejected(round=round, member=contribution.peer, reason=str(error)))
-            return False
-        return True
+
+def plan_behind(manifest: Manifest, announced: Mapping[PeerId, Sequence[Digest]]) -> Collect | None:
+    """Return the plan that a manifest came of; None: of who is counted, another payload was announced, or none."""
+    contributions = tuple(
+        Contribution(
+            peer=each.peer, tokens=each.tokens, group=each.group, legacy=each.legacy, parts=tuple(announced[each.peer])
+        )
+        for each in manifest.contributions
+        if each.peer in announced and payload_of(announced[each.peer]) == each.payload
+    )
+    if len(contributions) < len(manifest.contributions):
+        return None
+    owners = tuple(part.owner for part in manifest.parts)
+    return Collect(
+        attempt=manifest.attempt, revision=0, contributions=contributions, owners=owners, awaited=manifest.awaited
+    )
 
 
 def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:

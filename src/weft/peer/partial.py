@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from weft.codec import bounds
+from weft.codec.bounds import Empty
 from weft.data import write_atomically
 from weft.errors import DataError, WireError
 from weft.ids import Digest
@@ -44,14 +46,22 @@ class Partial:
 
     Args:
         folder: what has come is also kept there; None: in memory alone.
+        empty: gives memory for so many values of a type.
     """
 
-    def __init__(self, folder: Path | None, head: Manifest, charter: Charter, index: StateIndex) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        head: Manifest,
+        charter: Charter,
+        index: StateIndex,
+        empty: Empty = bounds.empty,
+    ) -> None:
         self.head = head
         self.charter = charter
         self.name = digest_of(head)
         self.index = index
-        self.vectors = {each.name: torch.zeros(each.num) for each in index.vectors}
+        self.vectors = {each.name: empty(each.num, torch.float32) for each in index.vectors}
         self.why_not_kept: str | None = None  # why it is not on disk
         self._folder = folder
         self._places: dict[Digest, list[tuple[int, memoryview]]] = {}  # of each chunk: offset in the file, memory
@@ -60,11 +70,11 @@ class Partial:
         self._missing = dict.fromkeys(self._places)
 
     @classmethod
-    def open(cls, folder: Path) -> "Partial | None":
+    def open(cls, folder: Path, empty: Empty = bounds.empty) -> "Partial | None":
         """Return what an earlier process left in `folder`, every chunk checked, or None."""
         try:
             offer = decode((folder / "offer.bin").read_bytes(), _Offer, max_nbytes=MAX_OFFER_NBYTES)
-            partial = cls(folder, offer.head, offer.charter, offer.index)
+            partial = cls(folder, offer.head, offer.charter, offer.index, empty)
             with (folder / "chunks.bin").open("rb") as file:
                 for offset, wanted, place in _pieces(partial.index, partial.vectors):
                     file.seek(offset)

@@ -82,6 +82,7 @@ class Parts:
         self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
         self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
+        self._coming: dict[Digest, asyncio.Event] = {}  # those that are being fetched so
         is_spread = isinstance(place.initial, SpreadVector)
         self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, place.folder.scratch if is_spread else None)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
@@ -106,15 +107,15 @@ class Parts:
             return tuple(len(ranges[0]) if is_taken else 0 for is_taken in receives(base, peer))
         return tuple(map(len, ranges))
 
-    def wanted(self, base: Base, peer: PeerId, owner: PeerId) -> dict[int, int]:
-        """Return which parts of what `peer` brings to a round the member `owner` merges, and how many numbers each has.
+    def wanted(self, base: Base, peer: PeerId) -> tuple[dict[int, int], ...]:
+        """Return which parts of what `peer` brings to a round each elector merges, and how many numbers these have.
 
         An empty part is none.
         """
-        nums = dict(enumerate(self.nums(base, peer)))
-        is_for_all = self._chain.choices_in(base.round).is_merged_by_all and not is_gossip(base)
-        mine = nums if is_for_all else {part: nums[part] for part in (base.electorate.index(owner),)}
-        return {part: num for part, num in mine.items() if num}
+        nums = {part: num for part, num in enumerate(self.nums(base, peer)) if num}
+        if base.charter.settings.method.is_merged_by_all:
+            return (nums,) * base.num_parts
+        return tuple({part: nums[part]} if part in nums else {} for part in range(base.num_parts))
 
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
@@ -138,11 +139,27 @@ class Parts:
         base = self._chain.base
         codec = self._codec_of(brought, base.round)
         nbytes, limit_s = codec.nbytes(num), PATIENCE * self._limit_s(codec)
+        has_come = self._coming[wanted] = asyncio.Event()
         try:
-            data = await self._fetch(brought.peer, wanted, nbytes, limit_s)
-        except PeerError:
-            data = await self._from_any(self._sharers(base, brought.peer), wanted, nbytes, limit_s)
-        self._gathered[wanted] = data
+            try:
+                data = await self._fetch(brought.peer, wanted, nbytes, limit_s)
+            except PeerError as error:
+                others = self._others(base, brought.peer) if base.charter.settings.method.is_merged_by_all else []
+                try:
+                    data = await self._from_any(others, wanted, nbytes, limit_s)
+                except PeerError:
+                    raise error from None
+            self._gathered[wanted] = data
+        finally:
+            self._coming.pop(wanted, None)
+            has_come.set()
+
+    async def here(self, wanted: Digest) -> Buffer | None:
+        """Return a part of a payload that is here, or that `gather` is fetching just now; None: it has not come."""
+        if (has_come := self._coming.get(wanted)) is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(has_come.wait(), self._limit_s(self._codec(self._chain.base.round)))
+        return self._payload.get(wanted, self._gathered.get(wanted))
 
     async def whole(self, peer: PeerId, wanted: Digest) -> tuple[Buffer, ...]:
         """Return the encoded parts of a payload that a ward offers to the present round.
@@ -169,11 +186,7 @@ class Parts:
         return next((self._gathered[part] for part in parts if part in self._gathered), None)
 
     async def contribution(self, brought: Contribution, part: int, num: int, round: Round) -> Buffer | None:
-        """Return a part of what somebody brings, from it or whoever has it; None: it cannot be had.
-
-        Args:
-            num: elements of the part.
-        """
+        """Return a part of `num` elements of what somebody brings; None: it cannot be had."""
         wanted, peer = brought.parts[part], brought.peer
         if not num:
             return b""
@@ -183,25 +196,27 @@ class Parts:
         self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
         asked = (round, peer, wanted)
         waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
-        codec = self._codec_of(brought, round)
-        nbytes, limit_s = codec.nbytes(num), self._limit_s(codec)
-        data = None
         try:
-            data = await self._fetch(peer, wanted, nbytes, limit_s - waited_s)
+            codec = self._codec_of(brought, round)
+            data = await self._fetch(peer, wanted, codec.nbytes(num), self._limit_s(codec) - waited_s)
         except DeadlineExceeded as error:
             self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
+            return None
         except PeerError:
-            self._asked_at.pop(asked, None)
-        if data is None:
-            with suppress(PeerError):
-                data = await self._from_any(self._sharers(self._chain.base, peer), wanted, nbytes, limit_s)
+            data = None
+        self._asked_at.pop(asked, None)
         return data
 
-    def _sharers(self, base: Base, bringer: PeerId) -> list[PeerId]:
-        """Return who else may have what `bringer` brings to a round: nobody, where parts are for their owners alone."""
-        is_shared = is_gossip(base) or self._chain.choices_in(base.round).is_merged_by_all
-        members = base.electorate if is_shared else ()
-        return [each for each in members if each not in (bringer, self._node.peer) and self._node.is_linked(each)]
+    async def from_others(self, brought: Contribution, wanted: Digest, num: int, base: Base) -> Buffer | None:
+        """Return a payload from members that may have it beside who brings it; None: it cannot be had."""
+        codec = self._codec_of(brought, base.round)
+        with suppress(PeerError):
+            others = self._others(base, brought.peer)
+            return await self._from_any(others, wanted, codec.nbytes(num), self._limit_s(codec))
+        return None
+
+    def _others(self, base: Base, bringer: PeerId) -> list[PeerId]:
+        return [each for each in base.electorate if each != bringer and self._node.is_linked(each)]
 
     def alone(self, result: Digest) -> asyncio.Lock:
         """Return what keeps a result from being fetched while it is fetched or found already."""
@@ -292,12 +307,7 @@ class Parts:
             return known
         # Where a quorum commits before this member holds the result, its round and its outer step both want it.
         async with self.alone(wanted):
-            known = self._known(wanted, nbytes)
-            if known is not None:
-                return known
-            kept = await self._compute.serve(lambda: self._journal.result(round, wanted))
-            if kept is not None and len(kept) == nbytes:  # by a process before this one
-                self._chain.keep(round, wanted, kept)
+            if (kept := await self.kept(round, wanted, nbytes)) is not None:
                 return kept
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
             first = () if self.source is None else (self.source,)
@@ -308,6 +318,16 @@ class Parts:
                 await self._compute.serve(lambda: self.check(codec, data, num))
                 await self.keep(round, wanted, data)
             return data
+
+    async def kept(self, round: Round, wanted: Digest, nbytes: int) -> Buffer | None:
+        """Return a result that is here, or on disk, of a process before this one; None: it is not."""
+        if (known := self._known(wanted, nbytes)) is not None:
+            return known
+        kept = await self._compute.serve(lambda: self._journal.result(round, wanted))
+        if kept is None or len(kept) != nbytes:
+            return None
+        self._chain.keep(round, wanted, kept)
+        return kept
 
     async def keep(self, round: Round, result: Digest, data: Buffer) -> None:
         """Keep a result, on disk before anybody counts on it that this peer holds it."""

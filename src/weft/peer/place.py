@@ -8,6 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from weft.clock import Clock
+from weft.codec import bounds
+from weft.codec.bounds import Empty
 from weft.data import DataIndex, ShardStore, Split, Tokenizer
 from weft.data.batch import Batches
 from weft.events import Emit
@@ -33,6 +35,10 @@ class Trainers(Protocol):
         Raises:
             ConfigError: it is of a kind that is not trained so, or there is no such device; TooLarge: it does not fit.
         """
+        ...
+
+    def empty(self, folder: PeerFolder) -> Empty:
+        """Return what gives memory for whole vectors, which lie there only until they are taken over."""
         ...
 
     def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:
@@ -78,6 +84,7 @@ class Place:
     compute: Compute
     emit: Emit
     make_learner: Callable[[Emit], Learner]  # told what to tell of steps
+    empty: Empty = bounds.empty  # gives memory for vectors that are taken over from elsewhere
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
     journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again
 

@@ -105,7 +105,6 @@ class Rounds:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
         self.parts = Parts(place, chain, scope)
-        self.merging = Merging(place, chain, self.parts, scope)
         self._node = place.node
         self._emit = place.emit
         self._on_failure = on_failure
@@ -121,8 +120,9 @@ class Rounds:
         awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
         self.acts = Acts(place.node, chain, place.emit, awaiting, lies, self._move)
         self._reach = reach = Reach(self._feed, lambda: self._state)
-        self._weighing = Weighing(chain, self.parts, self.standing, self._tasks, place.emit, reach)
         self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, reach)
+        self.merging = Merging(place, chain, self.parts, self._gathering, scope)
+        self._weighing = Weighing(chain, self.merging, self.standing, self._tasks, place.emit, reach)
         self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self._timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
@@ -239,7 +239,7 @@ class Rounds:
         Where all are leased the same, they wait for each other's whole leases.
         """
         charter = self.chain.charter
-        if charter.settings.method.wait == "ready":  # what was decided is taken up between two steps
+        if charter.settings.method.wait == "ready":  # what was decided is taken up between two calls
             return not self.decided.empty()
         if charter.has_even_leases:
             return False
@@ -403,10 +403,10 @@ class Rounds:
         self._memory.keep(self._timers.measured)
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.standing.statuses)
-        taken = self.merging.taken(base, manifest, self._gathering.announced) if manifest.is_gossip else {}
+        taken = self.merging.taken(base, manifest) if manifest.is_gossip else {}
         if manifest.tuned is not None or manifest.acts:
             self._timers.forget()
-        self.merging.settle(certificate.manifest)
+        self.merging.settle(manifest)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
         self.hearing.follow(manifest, self.chain.charter)
@@ -438,10 +438,11 @@ class Rounds:
         self._feed(await self.merging.merge(plan, part, here, self.chain.base.round))
 
     async def _fetch(self, plan: Collect, part: int, result: Digest, here: range) -> None:
-        wanted = Wanted(part, result, len(here), self.chain.base.round)
+        base = self.chain.base
+        wanted = Wanted(part, result, len(here), base.round)
         learnt = await self.merging.find(plan, wanted, here)
         learnt = learnt or await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan)
-        if learnt is not None:
+        if learnt is not None and self.chain.base == base:  # who lies in one round is judged in that
             self._feed(learnt)
 
     async def _prefetch(self, manifest: Manifest) -> None:

@@ -77,7 +77,7 @@ class Saver:
             self._saved_at = self._place.clock.now()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on exactly where the snapshot was taken."""
+        """Go on exactly where the snapshot was taken, which lets its vectors go."""
         charter = snapshot.charter or first_charter(self._run)
         self._replica.load(snapshot.head, charter, snapshot.replicated)
         if snapshot.head is not None:
@@ -86,6 +86,7 @@ class Saver:
         self._carry.load(vectors, counters)
         state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}
         self._trainer.load_private_state({**vectors, **state})
+        snapshot.let_go()
         self._replay()
 
     def _replay(self) -> None:

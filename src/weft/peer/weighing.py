@@ -20,7 +20,7 @@ from weft.events import Emit, PayloadRejected
 from weft.ids import PeerId
 from weft.net.tasks import Tasks
 from weft.peer.chain import Chain
-from weft.peer.parts import Parts
+from weft.peer.merging import Merging
 from weft.peer.reach import Reach
 from weft.peer.standing import Standing
 from weft.sync.machine import Noticed
@@ -41,14 +41,15 @@ class Weighing:
     def __init__(
         self,
         chain: Chain,
-        parts: Parts,
+        merging: Merging,
         standing: Standing,
         tasks: Tasks,
         emit: Emit,
         reach: Reach,
     ) -> None:
         self._chain = chain
-        self._parts = parts
+        self._merging = merging
+        self._parts = merging.parts
         self._standing = standing
         self._tasks = tasks
         self._emit = emit
@@ -71,6 +72,7 @@ class Weighing:
 
     async def _weigh(self, sender: PeerId, message: AnyRoundMessage, named: Manifest, take: Callable[[], None]) -> None:
         try:
+            await self._merging.check(named)
             await self._parts.results(named)
         except PeerError as error:
             reason = f"it names results that cannot be applied: {error}"

@@ -14,6 +14,7 @@ from msgspec import structs
 from torch import Tensor
 
 from weft.clock import Clock
+from weft.codec.bounds import Empty
 from weft.data.batch import Batches
 from weft.errors import ConfigError
 from weft.events import Emit
@@ -23,6 +24,7 @@ from weft.peer.home import PeerFolder
 from weft.peer.host import limit_cores
 from weft.peer.learner import Learner
 from weft.peer.machine import PeerConfig
+from weft.peer.pool import Pool
 from weft.site.learner import SiteLearner, check
 from weft.site.line import Line
 from weft.site.site import Site, serve
@@ -83,6 +85,9 @@ class Ranks:
         rank = self.rank
         share = Share(host=rank.num_local / rank.num_ranks, device=1 / rank.num_ranks)
         self._micro_batch = check_fits(run, self._settings, choose(self._settings), share)
+
+    def empty(self, folder: PeerFolder) -> Empty:
+        return Pool(0, folder.scratch).empty
 
     def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:
         self._first.open(vector.numel(), folder.scratch)

@@ -19,7 +19,7 @@ sum to one. With float64 every w x is exact (24 + 29 bits, for w < 2^29), so
 It does not know codecs, parts or peers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol, assert_never, final, runtime_checkable
 
 import torch
@@ -27,11 +27,10 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec import bounds
+from weft.codec.bounds import Empty
 from weft.sync.choices import Rule
 
 MAX_WEIGHT = 1 << 53  # above, an integer is not exact in float64
-
-Empty = Callable[[int, torch.dtype], Tensor]
 
 _CHUNK = 1 << 16  # elements: the accumulator's and the scratch's 512 KiB each
 

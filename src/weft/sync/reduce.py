@@ -25,12 +25,13 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec import MAX_BLOCK, bounds, pieces
+from weft.codec.bounds import Empty
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.ids import Digest
 from weft.sync import mean
 from weft.sync.choices import Rule
-from weft.sync.mean import MAX_WEIGHT, Empty
+from weft.sync.mean import MAX_WEIGHT
 from weft.sync.outer import clip_factor, norm
 from weft.sync.spread import SpreadVector
 from weft.wire import Buffer, digest

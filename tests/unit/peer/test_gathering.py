@@ -43,10 +43,8 @@ class FakeParts:
     def cut(self, base: Base) -> tuple[range, ...]:
         return tuple(range(4096 * part, 4096 * (part + bool(uplink))) for part, uplink in enumerate(base.uplinks))
 
-    def wanted(self, base: Base, _peer: PeerId, owner: PeerId) -> dict[int, int]:
-        part = base.electorate.index(owner)
-        num = len(self.cut(base)[part])
-        return {part: num} if num else {}
+    def wanted(self, base: Base, _peer: PeerId) -> tuple[dict[int, int], ...]:
+        return tuple({part: len(here)} if here else {} for part, here in enumerate(self.cut(base)))
 
     def is_here(self, wanted: Digest) -> bool:
         return wanted in self.here

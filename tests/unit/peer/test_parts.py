@@ -15,7 +15,7 @@ from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Inline
 from weft.peer.journal import Journal
-from weft.peer.parts import Parts
+from weft.peer.parts import FETCH_FLOOR_S, Parts
 from weft.sync.messages import Certificate, Contribution, PartResult
 from weft.sync.scope import Scope
 from weft.wire import digest
@@ -149,3 +149,31 @@ async def test_a_part_of_no_numbers_is_asked_of_nobody(data):
     brought = Contribution(peer=B, tokens=Tokens(8), parts=(digest(b""),))
     assert await parts.contribution(brought, 0, 0, Round(1)) == b""
     assert node.num_fetched == 0
+
+
+async def test_a_contribution_that_is_planned_in_again_has_all_its_time_where_it_came_before(data):
+    node, took = FakeNode(data), []
+
+    async def slow(peer, wanted, into):
+        clock.advance(0.6 * FETCH_FLOOR_S)
+        took.append(wanted)
+
+    parts, _ = parts_and_manifest(node)
+    node.fetch, clock = slow, parts._clock
+    brought = Contribution(peer=B, tokens=Tokens(8), parts=(digest(b"a"),))
+    assert [await parts.contribution(brought, 0, NUM, Round(1)) is None for _ in range(2)] == [False, False]
+    assert len(took) == 2
+    assert node.events == []
+
+
+async def test_what_is_no_payload_is_told_from_what_cannot_be_had(data):
+    node = FakeNode(data)
+
+    async def other(peer, wanted, into):
+        raise PayloadError("other bytes")
+
+    node.fetch = other
+    parts, _ = parts_and_manifest(node)
+    brought = Contribution(peer=B, tokens=Tokens(8), parts=(digest(data),))
+    with pytest.raises(PayloadError):
+        await parts.gather(brought, digest(data), NUM)
