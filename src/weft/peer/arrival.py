@@ -79,7 +79,9 @@ class Arrival:
         if self._began_at is None:
             self._began_at = self._place.clock.now()
         if not self._is_opened:
-            self._partial = await self._place.compute.serve(lambda: Partial.open(self._folder, self._place.empty))
+            self._partial = await self._place.compute.serve(
+                lambda: Partial.open(self._folder, self._place.memory.empty)
+            )
             self._is_opened = True
         counts = Counter(digest_of(head) for _, head in heads)
         best = max(heads, key=lambda each: counts[digest_of(each[1])])[1]  # of the first, where all differ
@@ -166,7 +168,7 @@ class Arrival:
         found = {each.name: each.num for each in index.vectors}
         if found != {name: vector.numel() for name, vector in mine.items()}:
             raise WireError("the offered state has other vectors than this run's model")
-        partial = Partial(self._folder, offered.head, offered.charter, index, self._place.empty)
+        partial = Partial(self._folder, offered.head, offered.charter, index, self._place.memory.empty)
         await self._place.compute.serve(lambda: partial.begin(before))
         self._partial = partial
         return partial

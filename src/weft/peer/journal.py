@@ -25,6 +25,7 @@ from pathlib import Path
 from weft import wire
 from weft.errors import WireError
 from weft.ids import Digest, Round
+from weft.peer.pool import Pool
 from weft.sync.messages import Certificate
 
 FULL_NBYTES = 512 << 20  # then a checkpoint is due, and where a state is larger, at twice that
@@ -36,10 +37,12 @@ class Journal:
     """
     Args:
         is_on: False: nothing is written, for its owner wants no checkpoint but at the end.
+        memory: for what is read.
     """
 
-    def __init__(self, folder: Path, *, is_on: bool = True) -> None:
+    def __init__(self, folder: Path, *, is_on: bool = True, memory: Pool | None = None) -> None:
         self._folder = folder
+        self._memory = memory or Pool(0)
         self._is_wanted = self._is_on = is_on
         self._failure: str | None = None
         self._nbytes: int | None = None  # None: nobody has looked since files were removed
@@ -67,11 +70,14 @@ class Journal:
             if certificate.manifest.round == number:
                 yield certificate
 
-    def result(self, round: Round, result: Digest) -> bytes | None:
+    def result(self, round: Round, result: Digest) -> memoryview | None:
         """Return a result, if it is here and whole."""
-        with suppress(OSError):
-            data = (self._folder / f"{round}-{result}").read_bytes()
-            return data if wire.digest(data) == result else None
+        path, filled = self._folder / f"{round}-{result}", 0
+        with suppress(OSError), path.open("rb", buffering=0) as file:
+            data = self._memory.block(path.stat().st_size)
+            while filled < len(data) and (count := file.readinto(data[filled:])):
+                filled += count
+            return data if filled == len(data) and wire.digest(data) == result else None
         return None
 
     @property

@@ -16,8 +16,6 @@ from pathlib import Path
 from torch import Tensor
 
 from weft.clock import Clock, SystemClock
-from weft.codec import bounds
-from weft.codec.bounds import Empty
 from weft.data import CorpusConfig, DataIndex, Tokenizer
 from weft.data.batch import Batches
 from weft.errors import ConfigError, Unreachable
@@ -43,6 +41,7 @@ from weft.peer.machine import PeerConfig
 from weft.peer.outline import admission_of, public
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.place import Data, Trainers
+from weft.peer.pool import Pool
 from weft.peer.seal import initial, on_corpus, pack_private, seal
 from weft.peer.succession import charter_at, require_going, require_unended
 from weft.peer.terms import Terms, terms
@@ -55,8 +54,8 @@ class OneProcess:
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
         check_fits(run, settings, choose(settings))
 
-    def empty(self, folder: PeerFolder) -> Empty:  # noqa: ARG002  # the protocol's signature
-        return bounds.empty
+    def memory(self, folder: PeerFolder) -> Pool:  # noqa: ARG002  # the protocol's signature
+        return Pool(0)
 
     def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:  # noqa: ARG002  # the same
         return vector
@@ -105,7 +104,7 @@ async def found(
             outer = await _outer(sealed.config, ground, trainers)
             if outer is None:
                 raise ConfigError("the run's initial weights are not on this machine; start it anew.")
-            snapshot = await snapshot_of(ground.folder, sealed.config, options.settings, trainers.empty(ground.folder))
+            snapshot = await snapshot_of(ground.folder, sealed.config, options.settings, trainers.memory(ground.folder))
             data = Data(sealed.tokenizer, sealed.store, sealed.index)
             peer = Peer(sealed.config, _place(ground, node, compute, data, _Start(sealed.config, trainers, outer)))
             with ground.ticket(node, admission, peer.knows_anchor) as ticket:
@@ -163,7 +162,7 @@ async def join(
             node.admit(admission)
             node.passport.predecessor = run.predecessor
             keep_secret(ground.folder, admission)
-            snapshot = await snapshot_of(ground.folder, run, options.settings, trainers.empty(ground.folder))
+            snapshot = await snapshot_of(ground.folder, run, options.settings, trainers.memory(ground.folder))
             await fetch_initial(node, members, run, options.home)
             outer = await _outer(run, ground, trainers)
             if outer is None:
@@ -233,7 +232,7 @@ def _place(ground: Footing, node: Node, compute: Compute, data: Data, start: _St
         compute=compute,
         emit=ground.emit,
         make_learner=lambda emit: trainers.learner(run, settings, data.batches(run, "train"), emit, clock),
-        empty=trainers.empty(ground.folder),
+        memory=trainers.memory(ground.folder),
     )
 
 
@@ -261,14 +260,15 @@ async def _own(
 
 
 async def snapshot_of(
-    folder: PeerFolder, run: Genesis, settings: PeerConfig, empty: Empty = bounds.empty
+    folder: PeerFolder, run: Genesis, settings: PeerConfig, memory: Pool | None = None
 ) -> Snapshot | None:
     """Return what this machine has kept of the run.
 
     Args:
-        empty: gives memory for its vectors.
+        memory: for its vectors.
     """
     if not folder.has_checkpoint:
         return None
+    empty = (memory or Pool(0)).empty
     snapshot = await asyncio.to_thread(load, folder.checkpoint, max_parameters=settings.max_parameters, empty=empty)
     return snapshot if snapshot.config == run else None

@@ -8,8 +8,6 @@ from typing import Protocol
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.codec import bounds
-from weft.codec.bounds import Empty
 from weft.data import DataIndex, ShardStore, Split, Tokenizer
 from weft.data.batch import Batches
 from weft.events import Emit
@@ -23,6 +21,7 @@ from weft.peer.home import PeerFolder
 from weft.peer.journal import Journal
 from weft.peer.learner import Learner
 from weft.peer.machine import PeerConfig
+from weft.peer.pool import Pool
 from weft.sync.acts import Succeed
 
 
@@ -37,8 +36,8 @@ class Trainers(Protocol):
         """
         ...
 
-    def empty(self, folder: PeerFolder) -> Empty:
-        """Return what gives memory for whole vectors, which lie there only until they are taken over."""
+    def memory(self, folder: PeerFolder) -> Pool:
+        """Return memory for what is large and is not held for long: states, results."""
         ...
 
     def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:
@@ -84,12 +83,12 @@ class Place:
     compute: Compute
     emit: Emit
     make_learner: Callable[[Emit], Learner]  # told what to tell of steps
-    empty: Empty = bounds.empty  # gives memory for vectors that are taken over from elsewhere
+    memory: Pool = field(default_factory=lambda: Pool(0))  # for what is read or fetched, and not held for long
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
     journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again
 
     def __post_init__(self) -> None:
-        journal = Journal(self.folder.journal, is_on=self.settings.checkpoint_every_s > 0)
+        journal = Journal(self.folder.journal, is_on=self.settings.checkpoint_every_s > 0, memory=self.memory)
         object.__setattr__(self, "journal", journal)
 
 

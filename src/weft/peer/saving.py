@@ -22,7 +22,7 @@ from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.sync.messages import Base, Certificate, Manifest, counted_of, own_work
 from weft.sync.uplinks import parts_of
-from weft.wire import digest_of
+from weft.wire import Buffer, digest_of
 
 NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
 
@@ -131,9 +131,9 @@ class Saver:
                     if (data := self._journal.result(certificate.manifest.round, part.result)) is not None:
                         chain.keep(certificate.manifest.round, part.result, data)
 
-    def _results(self, manifest: Manifest) -> tuple[bytes, ...] | None:
+    def _results(self, manifest: Manifest) -> tuple[Buffer, ...] | None:
         """Return the results that a manifest names; None: they are not all here."""
-        found: list[bytes] = []
+        found: list[Buffer] = []
         for here, part in zip(parts_of(manifest, self._replica.scope), manifest.parts, strict=True):
             data = self._journal.result(manifest.round, part.result) if len(here) else b""
             if data is None:

@@ -14,7 +14,6 @@ from msgspec import structs
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.codec.bounds import Empty
 from weft.data.batch import Batches
 from weft.errors import ConfigError
 from weft.events import Emit
@@ -86,8 +85,8 @@ class Ranks:
         share = Share(host=rank.num_local / rank.num_ranks, device=1 / rank.num_ranks)
         self._micro_batch = check_fits(run, self._settings, choose(self._settings), share)
 
-    def empty(self, folder: PeerFolder) -> Empty:
-        return Pool(0, folder.scratch).empty
+    def memory(self, folder: PeerFolder) -> Pool:
+        return Pool(0, folder.scratch)
 
     def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:
         self._first.open(vector.numel(), folder.scratch)

@@ -224,7 +224,8 @@ class SiteLearner:
                 "anew."
             )
         self._steps.num_made = int(state["num_steps"])
-        self._set_moments({name: self._there(state[name]) for name in wanted})
+        for name in wanted:  # one after the other: each lies there twice meanwhile
+            self._set_moments({name: self._there(state[name])})
 
     def _read_moment(self, name: str, where: range) -> Float32[Tensor, " piece"]:
         with self._parking:
