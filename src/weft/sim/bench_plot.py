@@ -12,7 +12,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
-from weft.sim.bench_report import Group, best_of
+from weft.sim.bench_report import Group, best_of, has_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ def draw(groups: Sequence[Group], path: Path) -> bool:
     from matplotlib.figure import Figure
 
     best = best_of(groups)
-    if not best:
+    if not has_picture(best):
         return False
     losses, some = [group.loss for group in best.values()], next(iter(best.values())).lines[0]
     colours = library.colormaps["tab10" if len(best) <= 10 else "tab20"]

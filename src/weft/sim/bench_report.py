@@ -111,12 +111,17 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
         yardstick = best.get(bench.row[0].name)
         sections += [
             f"## {steps:,} inner steps of each peer",
-            f"![held-out loss against bytes sent]({plot_name(steps)})",
+            *([f"![held-out loss against bytes sent]({plot_name(steps)})"] if has_picture(best) else []),
             _table(HEAD, [_cells(best[row], yardstick) for row in dict.fromkeys(g.row for g in here) if row in best]),
             "All points, in the order of the plan:",
             _table((*HEAD, "outcome"), [(*_cells(group, yardstick), _outcome(group)) for group in here]),
         ]
     return "\n\n".join(sections) + "\n"
+
+
+def has_picture(best: Mapping[str, Group]) -> bool:
+    """Return whether there are points to draw: a machine alone sends nothing."""
+    return any(line.sent_mean for group in best.values() for line in group.lines)
 
 
 def plot_name(steps: int) -> str:

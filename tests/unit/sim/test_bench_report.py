@@ -77,6 +77,14 @@ def test_a_report_of_a_part_says_what_is_missing(bench: tuple[Bench, dict[str, P
     assert "| 0 of 2 played |" in text
 
 
+def test_where_nobody_sends_there_is_no_picture(bench: tuple[Bench, dict[str, Point]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
+    described, points = bench
+    alone = {name: msgspec.structs.replace(line, sent_mean=0.0) for name, line in lines_of(points, ALL).items()}
+    assert plot_name(4) not in report("plan.toml", described, points, alone)
+    assert not bench_plot.draw(groups_of(points, alone), tmp_path / "none.svg")
+
+
 def test_equal_figures_are_drawn_to_equal_files(bench: tuple[Bench, dict[str, Point]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
     _, points = bench
