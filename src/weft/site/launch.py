@@ -7,12 +7,15 @@ ranks.close()                   on rank 0
 
 import ctypes
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from msgspec import structs
 from torch import Tensor
 
+from weft import __version__
 from weft.clock import Clock
 from weft.data.batch import Batches
 from weft.errors import ConfigError
@@ -61,6 +64,7 @@ class Ranks:
         _give_memory_back()
         backend = "gloo" if choose(settings).is_cpu else "cpu:gloo,cuda:nccl"
         self._line = Line(backend, rank.rank, rank.num_ranks)
+        require_alike(self._line, settings)
         self._site = None if rank.rank else Site(self._line, settings)
         self._micro_batch = 1
 
@@ -120,6 +124,47 @@ def own_device(settings: PeerConfig, rank: Rank) -> PeerConfig:
     own = structs.replace(settings, device=f"cuda:{rank.local_rank}")
     torch.cuda.set_device(choose(own).torch)
     return own
+
+
+def require_alike(line: Line, settings: PeerConfig) -> None:
+    """Make sure that all ranks would compute alike.
+
+    Raises:
+        ConfigError: on each of them, where they would not: says who differs in what.
+    """
+    mine = {
+        "weft": __version__,
+        "torch": str(torch.__version__),
+        "device": choose(settings).torch.type,
+        "precision": settings.precision,
+        "has_recompute": str(settings.has_recompute),
+    }
+    told = [msgspec.json.decode(each, type=dict[str, str]) for each in line.answer(msgspec.json.encode(mine))]
+    if line.rank:
+        found = msgspec.json.decode(line.hear(), type=list[str])
+    else:
+        found = differences(told)
+        line.tell(msgspec.json.encode(found))
+    if found:
+        line.close()  # what is open as a process ends ends it with an abort
+        raise ConfigError(
+            f"the processes of this site are not alike: {'; '.join(found)}. Install the same on all of its machines, "
+            "and start them with the same settings."
+        )
+
+
+def differences(told: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return in what ranks differ from the first.
+
+    Args:
+        told: what each says of itself.
+    """
+    return [
+        f"{name} is {each.get(name)} on rank {rank} and {value} on rank 0"
+        for rank, each in enumerate(told)
+        for name, value in told[0].items()
+        if each.get(name) != value
+    ]
 
 
 def _give_memory_back() -> None:

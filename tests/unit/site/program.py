@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from unit.peer.tiny import batches, run_config
@@ -14,7 +15,7 @@ from weft.clock import VirtualClock
 from weft.codec import Bf16Config, CodecConfig, Int4Config, Int8Config, RandomKConfig, TopKConfig
 from weft.codec.build import build
 from weft.data import ByteTokenizer
-from weft.errors import CheckpointError, NotFinite
+from weft.errors import CheckpointError, ConfigError, NotFinite
 from weft.events import Event, StepDone
 from weft.model import initial_vector
 from weft.peer.checkpoint import read_vectors, write_vectors
@@ -22,6 +23,7 @@ from weft.peer.config import RunConfig
 from weft.peer.machine import PeerConfig
 from weft.peer.state import chunk_digests, replica_digest
 from weft.peer.trainer import Trainer
+from weft.site.launch import require_alike
 from weft.site.learner import SiteLearner
 from weft.site.line import Line
 from weft.site.site import Site, serve
@@ -266,10 +268,21 @@ CHECKS: dict[str, list[Callable[[Site], None]]] = {
 }
 
 
+def compare(line: Line, rank: int) -> None:
+    """One rank has another precision than the first: all say so, and nobody waits for the others."""
+    try:
+        require_alike(line, replace(SETTINGS, precision="auto" if rank == 1 else "fp32"))
+    except ConfigError as error:
+        print(error)  # noqa: T201
+
+
 def main() -> None:
     kind, rank, num_ranks, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     line = Line("gloo", rank, num_ranks, f"file://{folder / 'meet'}")
+    if kind == "alike":
+        compare(line, rank)
+        return
     if rank:
         serve(line, SETTINGS)
         return

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from weft.site.launch import differences
+
 PROGRAM = Path(__file__).parent / "program.py"
 TESTS = Path(__file__).parents[2]
 DEADLINE_S = 120
 
 
-def run(kind: str, num_ranks: int, folder: Path) -> list[str]:
-    """Return what rank 0 says, once all ranks have ended well."""
+def run(kind: str, num_ranks: int, folder: Path) -> list[list[str]]:
+    """Return what each rank says, once all have ended well."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     ranks = [
@@ -33,7 +35,7 @@ def run(kind: str, num_ranks: int, folder: Path) -> list[str]:
             rank.kill()
             rank.wait()
     assert [rank.returncode for rank in ranks] == [0] * num_ranks, "\n".join(error for _, error in said)
-    return said[0][0].splitlines()
+    return [out.splitlines() for out, _ in said]
 
 
 slow = pytest.mark.slow
@@ -41,9 +43,24 @@ slow = pytest.mark.slow
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=slow), 2, pytest.param(3, marks=slow)])
 def test_vectors_of_a_site_have_the_bits_of_plain_ones(num_ranks: int, tmp_path: Path) -> None:
-    assert len(run("vectors", num_ranks, tmp_path)) == 4
+    assert len(run("vectors", num_ranks, tmp_path)[0]) == 4
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=slow), 2, pytest.param(3, marks=slow)])
 def test_a_site_trains_as_one_process_does(num_ranks: int, tmp_path: Path) -> None:
-    assert len(run("training", num_ranks, tmp_path)) == 5
+    assert len(run("training", num_ranks, tmp_path)[0]) == 5
+
+
+def test_ranks_that_are_not_alike_all_say_so(tmp_path: Path) -> None:
+    said = run("alike", 2, tmp_path)
+    assert ["precision is auto on rank 1 and fp32 on rank 0" in each[0] for each in said] == [True, True]
+
+
+def test_who_differs_in_what_is_told() -> None:
+    first = {"weft": "1", "torch": "2"}
+    assert differences([first, dict(first)]) == []
+    assert differences([first, first, {"weft": "1", "torch": "3"}, {}]) == [
+        "torch is 3 on rank 2 and 2 on rank 0",
+        "weft is None on rank 3 and 1 on rank 0",
+        "torch is None on rank 3 and 2 on rank 0",
+    ]
