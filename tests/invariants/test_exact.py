@@ -53,11 +53,11 @@ ALLOWED_FUNCTIONS = {
     *("np.isfinite", "np.left_shift", "np.abs", "np.minimum", "np.array_equal", "math.prod", "math.comb", "math.ldexp"),
     *("np.packbits", "np.unpackbits", "np.nonzero", "np.flatnonzero", "np.count_nonzero", "np.searchsorted"),
     # exact where they are given integers, as they are here: places, keys and counts
-    *("np.add.reduce", "np.cumsum", "np.partition", "np.sort", "np.argsort"),
+    *("np.add.reduce", "np.cumsum", "np.partition", "np.sort", "np.argsort", "np.unique", "np.maximum"),
     # memory, and conversions that round once
     *("torch.empty", "torch.empty_like", "torch.zeros", "torch.zeros_like", "torch.tensor", "torch.from_numpy"),
     *("np.empty", "np.copyto", "np.frombuffer", "np.float32", "np.float64", "np.int32", "np.uint32", "np.uint64"),
-    *("np.array", "np.zeros", "np.ones", "np.arange", "np.concatenate", "np.broadcast_to", "np.dtype"),
+    *("np.array", "np.zeros", "np.ones", "np.full", "np.arange", "np.concatenate", "np.broadcast_to", "np.dtype"),
     *("np.take", "np.take_along_axis", "np.put_along_axis", "torch.index_select"),
 }
 ALLOWED_METHODS = {
@@ -81,7 +81,7 @@ ALLOWED_METHODS = {
     # memory, shapes, and conversions that round once
     *("copy_", "zero_", "astype", "numpy", "view", "unsqueeze", "detach", "new_empty", "numel", "dim"),
     *("double", "float", "long", "expand", "transpose", "clone", "contiguous"),
-    *("is_contiguous", "cast", "reshape", "copy", "bit_length", "to_bytes"),
+    *("is_contiguous", "cast", "reshape", "copy", "bit_length", "to_bytes", "tolist"),
     # no numbers
     *("append", "values", "endswith", "fromhex", "join", "format", "items", "isidentifier", "isascii"),
     # of an outer step from outside, whose author sees to it
@@ -91,6 +91,7 @@ ALLOWED_METHODS = {
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_factor", "_left", "_right", "num_sent"),
     *("_num_after", "sections", "read", "write", "room"),
+    *("to_bits", "to_places", "to_counts", "_named", "_where", "_most_bits", "up_to"),
 }
 ALLOWED_MODULES = {
     "bounds",
@@ -255,7 +256,7 @@ GOLDEN = {
     "sign decoded": "22edf531028db23d",
     "top_k encoded": "8284c80404485b8e",
     "top_k decoded": "a984d5b0d3cf96ff",
-    "top_k 1000 int4 encoded": "2adb215923218301",
+    "top_k 1000 int4 encoded": "33e2ee6139dd72a0",
     "top_k 1000 int4 decoded": "1ae9eedbba4e7515",
     "random_k encoded": "c804ad967d97eeb7",
     "random_k decoded": "cb4c0df219f653e3",

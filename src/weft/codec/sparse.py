@@ -82,7 +82,7 @@ class TopK:
         for run, found in zip(runs, places, strict=True):
             settled, values = _settled(found, decoded.numpy()[run.kept].reshape(found.shape), run.width)
             decoded.numpy()[run.kept] = values.reshape(-1)
-            data[run.places] = run.choices.encode(settled)
+            data[run.places] = rank.encode(run.choices, settled)
         end = runs[-1].places.stop if runs else 0
         data[end:] = np.frombuffer(self._values.encode(decoded), np.uint8)
         return bounds.as_buffer(data)
@@ -95,7 +95,7 @@ class TopK:
         out = bounds.target(num, out)
         out.zero_()
         for run in runs:
-            places = run.choices.decode(found[run.places], run.num_chunks)
+            places = rank.decode(run.choices, found[run.places], run.num_chunks)
             values = kept[run.kept].reshape(places.shape)
             settled, same = _settled(places, values, run.width)
             if not (np.array_equal(settled, places) and np.array_equal(same.view(np.int32), values.view(np.int32))):

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft import keys, wire
-from weft.codec.rank import Places, Ranks
+from weft.codec import rank
+from weft.codec.rank import Choices, Places
 
 NUM_SHARED = 1 << 14  # records, and signatures: of several rounds of a thousand peers
 NUM_RANKS = 64  # parts of payloads and results: of a round of seven peers
@@ -27,24 +28,24 @@ NUM_RANKS = 64  # parts of payloads and results: of a round of seven peers
 
 @contextmanager
 def shared() -> Iterator[None]:
-    read, holds, places = wire._read, keys._holds, Ranks.decode
+    read, holds, places = wire._read, keys._holds, rank.decode
     wire._read = lru_cache(NUM_SHARED)(read)
     keys._holds = lru_cache(NUM_SHARED)(holds)
-    Ranks.decode = _once(places)  # type: ignore[assignment,method-assign]
+    rank.decode = _once(places)  # type: ignore[assignment]
     try:
         yield
     finally:
         wire._read, keys._holds = read, holds
-        Ranks.decode = places  # type: ignore[method-assign]
+        rank.decode = places
 
 
 def _once(
-    decode: Callable[[Ranks, NDArray[np.uint8], int], Places],
-) -> Callable[[Ranks, NDArray[np.uint8], int], Places]:
+    decode: Callable[[Choices, NDArray[np.uint8], int], Places],
+) -> Callable[[Choices, NDArray[np.uint8], int], Places]:
     @lru_cache(NUM_RANKS)
     def found(num: int, kept: int, data: bytes, num_rows: int) -> Places:
-        places = decode(Ranks(num, kept), np.frombuffer(data, np.uint8), num_rows)
+        places = decode(rank.build(num, kept), np.frombuffer(data, np.uint8), num_rows)
         places.flags.writeable = False
         return places
 
-    return lambda ranks, data, num_rows: found(ranks.num, ranks.kept, data.tobytes(), num_rows)
+    return lambda choices, data, num_rows: found(choices.num, choices.kept, data.tobytes(), num_rows)
