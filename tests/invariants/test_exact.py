@@ -91,7 +91,7 @@ ALLOWED_METHODS = {
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_factor", "_left", "_right", "num_sent"),
     *("_num_after", "sections", "read", "write", "room"),
-    *("to_bits", "to_places", "to_counts", "_named", "_where", "_most_bits", "up_to"),
+    *("to_bits", "to_places", "_to_bits", "_to_places", "to_counts", "_named", "_where", "_most_bits", "up_to"),
 }
 ALLOWED_MODULES = {
     "bounds",

@@ -32,6 +32,7 @@ from weft.errors import PayloadError
 
 MAX_BITS = 1020  # of a rank: float64 ends at 2^1023. All choices among 1024 places have less.
 _NUM_QUARTERS = 4
+_ROWS = 256
 _LIMB_BITS = 32
 _BASE = float(1 << _LIMB_BITS)
 _LIMB = np.uint64(_LIMB_BITS)
@@ -145,6 +146,12 @@ class Quarters:
         self.nbits = self._counts.nbits + self._most_bits()
 
     def to_bits(self, places: Places) -> Bits:
+        return np.concatenate([self._to_bits(places[rows]) for rows in _some(len(places))])
+
+    def to_places(self, bits: Bits) -> Places:
+        return np.concatenate([self._to_places(bits[rows]) for rows in _some(len(bits))])
+
+    def _to_bits(self, places: Places) -> Bits:
         is_kept = np.zeros((len(places), _NUM_QUARTERS * self._width), np.bool_)
         np.put_along_axis(is_kept, places, True, axis=1)
         counts, fewer, is_named = self._named(is_kept.reshape(-1, self._width))
@@ -159,7 +166,7 @@ class Quarters:
         bits[where[0], where[1]] = ranks.reshape(len(places), _NUM_QUARTERS, -1)[where[0], where[2], where[3]]
         return bits
 
-    def to_places(self, bits: Bits) -> Places:
+    def _to_places(self, bits: Bits) -> Places:
         counts = self._counts.to_counts(bits[:, : self._counts.nbits])
         where = self._where(counts)
         ranks = np.zeros((len(bits), _NUM_QUARTERS, self._num_limbs * _LIMB_BITS), np.uint8)
@@ -205,6 +212,11 @@ class Quarters:
                 longer[count:] = np.maximum(longer[count:], most[: self.kept + 1 - count] + nbits)
             most = longer
         return int(most[-1])
+
+
+def _some(num_rows: int) -> list[slice]:
+    """Return rows that are worked on together: each bit of them is an index of eight bytes or more for a while."""
+    return [slice(start, start + _ROWS) for start in range(0, max(num_rows, 1), _ROWS)]
 
 
 class _Counts:
@@ -342,8 +354,9 @@ class _Tables:
     def up_to(self, kept: int) -> list[_Table]:
         with self._lock:
             while len(self._made) < kept:
-                self._column = [0, *accumulate(self._column[:-1])]  # C(p + 1, i) = C(p, i) + C(p, i - 1)
-                self._made.append(_Table(self._column))
+                column = [0, *accumulate(self._column[:-1])]  # C(p + 1, i) = C(p, i) + C(p, i - 1)
+                self._made.append(_Table(column))
+                self._column = column
             return self._made[:kept]
 
 

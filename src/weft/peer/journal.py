@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft import wire
-from weft.errors import WireError
+from weft.errors import DiskFull, WireError
 from weft.ids import Digest, Round
 from weft.peer.pool import Pool
 from weft.sync.messages import Certificate
@@ -74,11 +74,17 @@ class Journal:
         """Return a result, if it is here and whole."""
         path, filled = self._folder / f"{round}-{result}", 0
         with suppress(OSError), path.open("rb", buffering=0) as file:
-            data = self._memory.block(path.stat().st_size)
+            data = self._room(path.stat().st_size)
             while filled < len(data) and (count := file.readinto(data[filled:])):
                 filled += count
             return data if filled == len(data) and wire.digest(data) == result else None
         return None
+
+    def _room(self, nbytes: int) -> memoryview:
+        try:
+            return self._memory.block(nbytes)
+        except DiskFull:  # where memory lies in files: what was decided matters more
+            return Pool(0).block(nbytes)
 
     @property
     def nbytes(self) -> int:

@@ -133,7 +133,9 @@ class Merging:
             PayloadError: one of them is another.
         """
         base = self._chain.base
-        if manifest.round != base.round or not self._chain.choices_in(base.round).is_merged_by_all:
+        if (manifest.branch, manifest.round) != (base.branch, base.round) or not self._chain.choices_in(
+            base.round
+        ).is_merged_by_all:
             return
         if (plan := plan_behind(manifest, self._gathering.announced)) is None:
             return

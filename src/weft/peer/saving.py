@@ -87,6 +87,7 @@ class Saver:
         state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}
         self._trainer.load_private_state({**vectors, **state})
         snapshot.let_go()
+        vectors.clear()
         self._replay()
 
     def _replay(self) -> None:

@@ -23,6 +23,7 @@ from weft.codec import rank
 from weft.codec.rank import Choices, Places
 
 NUM_SHARED = 1 << 14  # records, and signatures: of several rounds of a thousand peers
+MAX_PLACES = 1 << 20  # found once: more take more memory than time
 NUM_RANKS = 64  # parts of payloads and results: of a round of seven peers
 
 
@@ -48,4 +49,9 @@ def _once(
         places.flags.writeable = False
         return places
 
-    return lambda choices, data, num_rows: found(choices.num, choices.kept, data.tobytes(), num_rows)
+    def once(choices: Choices, data: NDArray[np.uint8], num_rows: int) -> Places:
+        if num_rows * choices.kept > MAX_PLACES:
+            return decode(choices, data, num_rows)
+        return found(choices.num, choices.kept, data.tobytes(), num_rows)
+
+    return once

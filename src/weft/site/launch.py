@@ -132,11 +132,12 @@ def require_alike(line: Line, settings: PeerConfig) -> None:
     Raises:
         ConfigError: on each of them, where they would not: says who differs in what.
     """
+    chosen = choose(settings)
     mine = {
         "weft": __version__,
         "torch": str(torch.__version__),
-        "device": choose(settings).torch.type,
-        "precision": settings.precision,
+        "device": chosen.torch.type,
+        "precision": chosen.precision,
         "has_recompute": str(settings.has_recompute),
     }
     told = [msgspec.json.decode(each, type=dict[str, str]) for each in line.answer(msgspec.json.encode(mine))]

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from unit.peer.snapshots import DIGEST, manifest
+from weft.errors import DiskFull
 from weft.ids import Attempt, Round
 from weft.peer.journal import Journal
+from weft.peer.pool import Pool
 from weft.sync.messages import Certificate
 from weft.wire import digest
 
@@ -73,3 +75,13 @@ def test_a_folder_that_cannot_be_written_is_told_of_once_until_a_checkpoint(jour
 def test_who_wants_no_checkpoints_gets_no_journal(tmp_path: Path) -> None:
     Journal(tmp_path / "journal", is_on=False).decide(certificate(1))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_is_read_though_the_disk_has_no_room_to_read_it_into(journal: Journal, tmp_path: Path) -> None:
+    class Full(Pool):
+        def block(self, nbytes: int) -> memoryview:
+            raise DiskFull(f"no room for {nbytes} bytes")
+
+    journal.keep(Round(1), digest(b"abc"), b"abc")
+    again = Journal(tmp_path / "journal", memory=Full(0))
+    assert again.result(Round(1), digest(b"abc")) == b"abc"

@@ -271,7 +271,7 @@ CHECKS: dict[str, list[Callable[[Site], None]]] = {
 def compare(line: Line, rank: int) -> None:
     """One rank has another precision than the first: all say so, and nobody waits for the others."""
     try:
-        require_alike(line, replace(SETTINGS, precision="auto" if rank == 1 else "fp32"))
+        require_alike(line, replace(SETTINGS, precision="bf16" if rank == 1 else "fp32"))
     except ConfigError as error:
         print(error)  # noqa: T201
 
