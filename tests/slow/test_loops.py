@@ -12,7 +12,7 @@ from weft.log_file import read_jsonl
 pytestmark = pytest.mark.slow
 
 WITHIN_S = 60.0
-USUAL = ("--samples", "60000")
+USUAL = ("--samples", "240000")  # longer than a process takes to start
 
 
 def entries(process: Process, kind: type[Event]) -> list[Entry]:
