@@ -279,8 +279,8 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
 
     def __post_init__(self) -> None:
         self._check()
-        for field in msgspec.structs.fields(self):  # a number that equals its default and is another would be written
-            if isinstance(field.default, float | int) and getattr(self, field.name) == field.default:
+        for field in msgspec.structs.fields(self):  # what equals its default and is another object would be written
+            if isinstance(field.default, float | int | str) and getattr(self, field.name) == field.default:
                 msgspec.structs.force_setattr(self, field.name, field.default)
 
     def _check(self) -> None:

@@ -1,3 +1,5 @@
+import pickle
+
 import msgspec
 import pytest
 import torch
@@ -78,6 +80,12 @@ def test_a_custom_mix_is_taken_as_it_is() -> None:
 def test_a_mix_that_cannot_work_is_refused(tree: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tree)
+
+
+def test_choices_of_another_process_are_written_alike() -> None:
+    choices = read({"type": "fedavg", "every": 5})
+    told = pickle.loads(pickle.dumps(choices))
+    assert msgspec.msgpack.encode(told) == msgspec.msgpack.encode(choices)
 
 
 def test_state_is_named_by_row() -> None:
