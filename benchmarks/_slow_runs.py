@@ -31,7 +31,6 @@ from weft.peer.seal import seal
 RUN = """
 name = "slow links"
 peers = 4
-has_even_leases = true
 model = {{type = "shape", num_layers = 4, num_heads = 4, width = 192, ffn_width = 512}}
 train = {{seq_len = 64, batch_size = 4, tokens = 1000000000, schedule = {{type = "constant", lr = 2e-3, \
 warmup_tokens = 20000}}, evaluate_every = {evaluate_every}, evaluate_windows = 16}}

@@ -36,7 +36,7 @@ faster. They train 1.8 million parameters (4 layers, width 192) on Python's own 
 step, AdamW, a constant learning rate of 2e-3 after a short warm-up. `ddp` is torch's DistributedDataParallel over gloo
 with the same model, weights, windows, optimizer and learning rate, `ddp-fp16` the same with torch's own hook that sends
 gradients in half precision (that for bf16 refuses gloo). The others are `weft train` and `weft join`, with the defaults
-of each method and even leases.
+of each method.
 """.strip()
 HOW = """
 *keeps*: the share of the time that a member spends in inner steps, by the event log; it also encodes, merges, evaluates
@@ -56,10 +56,10 @@ At 5 Mbit/s a fragment of `streaming` takes longer than the 5 inner steps that i
 and members wait for the rest: with 10 they waited 2.3 % of 50 s. `auto` changes nothing for its first five rounds, so a
 short run keeps less than a long one.
 
-Even leases are no default. With leases by speed every inner step is a call of its own, and 4 % of the time passed
-between two of them (steps of 120 ms, by 0.4 of a core): at 20 Mbit/s `auto` kept 87.8 % of 150 s, and 90.5 % after its
-change. Without a bound on processor time, too, it kept 83.4 % and 86.3 %: four processes on two cores finish apart, and
-who is done first waits while the others go faster; on machines of their own they do not.
+Inner steps of 120 ms, where each was a call of its own, kept 3 % less: `auto` 87.8 % at 20 Mbit/s, and 91.0 % with even
+leases, whose steps are one call. They are made in calls of a quarter of a second now. Without a bound on processor time
+it kept 83.4 %: four processes on two cores finish apart, and who is done first waits while the others go faster; on
+machines of their own they do not.
 """.strip()
 
 
