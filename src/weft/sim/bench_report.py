@@ -1,4 +1,5 @@
-"""What a bench found, as Markdown: for each length the best point of every row, and all points, the bad ones too.
+"""What a bench found, as Markdown: for each length the best point of every row, and all points, the bad ones too;
+where there are several lengths, how far rows are behind the first at each.
 
 A row's best point is that of the least held-out loss, mean over seeds; none of which a seed diverged. So the held-out
 text chooses the settings, for all rows alike.
@@ -15,6 +16,7 @@ import msgspec
 
 from weft.sim.bench import Bench, Point, Values
 from weft.sim.bench_log import COMPLETE, BenchLine
+from weft.sim.bench_trend import WITHIN, Gap, Trend, fit, gap_of
 
 HEAD = (
     "row",
@@ -35,6 +37,7 @@ HEAD = (
     "CPU-s",
 )
 NOTHING = "-"
+FAR = 1000  # times the longest that was played: a fit says nothing there
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Group:
         """Held-out, mean over seeds; infinite where one diverged."""
         losses = [line.heldout_loss for line in self.lines]
         return mean(loss for loss in losses if loss is not None) if self.is_complete else math.inf
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Held-out, by seed."""
+        return {line.seed: line.heldout_loss for line in self.lines if line.heldout_loss is not None}
 
     @property
     def settings(self) -> str:
@@ -116,7 +124,7 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
             "All points, in the order of the plan:",
             _table((*HEAD, "outcome"), [(*_cells(group, yardstick), _outcome(group)) for group in here]),
         ]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join([*sections, *_trends(groups, bench.row[0].name)]) + "\n"
 
 
 def has_picture(best: Mapping[str, Group]) -> bool:
@@ -127,6 +135,47 @@ def has_picture(best: Mapping[str, Group]) -> bool:
 def plot_name(steps: int) -> str:
     """Return the file in which the points of one length are drawn."""
     return f"loss_against_bytes_{steps}.svg"
+
+
+def _trends(groups: Sequence[Group], yardstick: str) -> Iterator[str]:
+    """Yield what becomes of rows' gaps with the length, where there are several."""
+    lengths = sorted({group.steps for group in groups})
+    best = {steps: best_of(group for group in groups if group.steps == steps) for steps in lengths}
+    rows = []
+    for row in dict.fromkeys(group.row for group in groups):
+        gaps = {
+            steps: gap
+            for steps in lengths
+            if row != yardstick and row in best[steps] and yardstick in best[steps]
+            if (gap := gap_of(best[steps][row].losses, best[steps][yardstick].losses)) is not None
+        }
+        if len(gaps) > 1:
+            trend = fit({steps: gap.mean for steps, gap in gaps.items()})
+            rows.append((row, *(_gap(gaps.get(steps)) for steps in lengths), *_trend(trend, max(gaps))))
+    if rows:
+        yield f"## How far behind {yardstick}, by length"
+        yield (
+            "In shares of its held-out loss, mean and standard deviation over seeds. What the fit says of lengths that "
+            "were not played is a guess."
+        )
+        yield _table(("row", *(f"{steps:,} steps" for steps in lengths), "gap in %", f"within {WITHIN:.0%} at"), rows)
+
+
+def _gap(gap: Gap | None) -> str:
+    if gap is None:
+        return NOTHING
+    return f"{100 * gap.mean:+.2f} %" + ("" if gap.deviation is None else f" +- {100 * gap.deviation:.2f}")
+
+
+def _trend(trend: Trend | None, longest: int) -> tuple[str, str]:
+    """Return a fit, and what follows from it."""
+    if trend is None:
+        return "not behind at each length", NOTHING
+    steps = trend.steps_to(WITHIN)
+    said = f"{100 * trend.scale:.3g} * steps^{-trend.exponent:.2f}"
+    if steps <= longest:
+        return said, "what was played"
+    return said, f"{steps:,.0f} steps" if steps < FAR * longest else f"more than {FAR * longest:,} steps, if ever"
 
 
 def _about(bench: Bench, lines: Sequence[BenchLine]) -> str:

@@ -77,6 +77,22 @@ def test_a_report_of_a_part_says_what_is_missing(bench: tuple[Bench, dict[str, P
     assert "| 0 of 2 played |" in text
 
 
+def test_a_report_of_two_lengths_says_what_becomes_of_a_gap(tmp_path: Path) -> None:
+    plan = PLAN.replace("steps = [4]", "steps = [4, 16]").replace('"method.every" = [2, 4]', '"method.every" = [2]')
+    bench, found = read(write(tmp_path, plan))
+    points = {f"{number:016x}": point for number, point in enumerate(found)}
+    losses = {("ddp", 4): 2.0, ("ddp", 16): 1.0, ("diloco", 4): 2.4, ("diloco", 16): 1.1}
+    lines = {
+        name: msgspec.structs.replace(
+            LINE, digest=name, row=point.row, seed=0, heldout_loss=losses[point.row, point.steps]
+        )
+        for name, point in points.items()
+    }
+    text = report("plan.toml", bench, points, lines)
+    assert "| diloco | +20.00 % | +10.00 % | 40 * steps^-0.50 | 1,600 steps |" in text
+    assert "| ddp | +0" not in text.split("by length")[1]
+
+
 def test_where_nobody_sends_there_is_no_picture(bench: tuple[Bench, dict[str, Point]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
     described, points = bench
