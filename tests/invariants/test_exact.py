@@ -46,7 +46,8 @@ SHARED_PATH = (
 # Each name is here for one of these reasons; a new one needs a reason too.
 ALLOWED_FUNCTIONS = {
     # one correctly rounded operation per element (IEEE 754)
-    *("torch.mul", "torch.sub", "torch.div", "torch.sqrt", "torch.round", "math.sqrt"),
+    *("torch.mul", "torch.sub", "torch.div", "torch.round", "np.sqrt", "math.sqrt"),
+    "torch.sqrt",  # on a GPU alone: on a CPU it is MKL's, which rounds wrongly on some (test_outer tells)
     # exact: signs, comparisons, maxima, bits
     *("torch.abs", "torch.where", "torch.equal", "torch.aminmax", "torch.bitwise_right_shift", "np.where"),
     *("torch.sign", "torch.frexp", "torch.bitwise_left_shift", "torch.bitwise_and"),
@@ -265,13 +266,13 @@ GOLDEN = {
     "initial": "a1059425a52de8a6",
     "cosine": "0x1.05c95cd233930p-14",
     "wsd": "0x1.d3aa369fcf3dcp-13",
-    "ddp": "162f5fa3d87e43c6",
+    "ddp": "393a77e0ba4886c0",
     "fedavg": "3f7b8f5538c70623",
     "diloco": "a75b4f22c4139218",
     "gradient, sgd": "6ad488649930e9e2",
     "sparseloco": "19b8e6bd494bee1c",
     "demo": "910ec25770fe33ce",
-    "powersgd": "e65e9aff6250833f",
+    "powersgd": "0747f53dcb4f57eb",
     "async-diloco": "080556f77b53b121",
 }
 

@@ -9,6 +9,7 @@ FSDP gathers a block's tensors while it computes with them, and frees what is no
 All ranks call everything here, and at the same time.
 """
 
+import math
 from itertools import pairwise
 from typing import cast
 
@@ -69,7 +70,7 @@ class Shard:
             total += loss.detach() * share
         figures = torch.tensor([float(total), self._square_sum()], dtype=torch.float64)
         self._line.add(figures)
-        return float(figures[0]), float(figures[1].sqrt())
+        return float(figures[0]), math.sqrt(float(figures[1]))
 
     def pull(self, strength: float) -> float:
         """Add the gradient of mu / 2 |x - anchor|^2, and return the norm of the sum. FedProx: 1812.06127, eq. 2."""
@@ -78,7 +79,7 @@ class Shard:
             gradient.add_(x, alpha=strength).sub_(anchor, alpha=strength)
         figures = torch.tensor([self._square_sum()], dtype=torch.float64)
         self._line.add(figures)
-        return float(figures.sqrt())
+        return math.sqrt(float(figures))
 
     @torch.no_grad()
     def move(self, shorten: float, learning_rate: float) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, assert_never, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor
@@ -227,7 +228,7 @@ class AdamW:
             scratch.mul_(c2)
             v.add_(scratch)
             # x -= rate m / (sqrt(v) widen + eps)
-            torch.sqrt(v, out=scratch)
+            roots(v, scratch)
             scratch.mul_(widen)
             scratch.add_(eps)
             torch.div(m, scratch, out=scratch)
@@ -261,6 +262,18 @@ def _chunks(
             g = torch.mul(g, clip, out=clipped[: stop - start])
         here = slice(start, stop)
         yield outer[here], g, scratch[: stop - start], lambda name, here=here: state[name][here]  # type: ignore[misc]
+
+
+def roots(x: Tensor, out: Tensor) -> None:
+    """Write the square roots of x, each rounded once, to `out`.
+
+    Of a CPU's numbers torch.sqrt asks MKL, which rounds one in 170 the wrong way on some processors; numpy asks the
+    processor itself. CUDA rounds as IEEE 754 says.
+    """
+    if x.is_cuda:
+        torch.sqrt(x, out=out)
+    else:
+        np.sqrt(x.numpy(), out=out.numpy())
 
 
 def fp32(value: float) -> float:

@@ -125,6 +125,28 @@ def test_adamw_is_torchs_adamw() -> None:
     torch.testing.assert_close(x, torch.cat([decayed, plain]).detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_adamw_is_ieee_754_bit_for_bit() -> None:
+    x, gradients = vectors(3)
+    expected, m, v = x.numpy().copy(), np.zeros(NUM, np.float32), np.zeros(NUM, np.float32)
+    for t, g in enumerate([each.numpy() for each in gradients], start=1):
+        expected[:NUM_DECAYED] -= expected[:NUM_DECAYED] * np.float32(rates(t) * 0.1)
+        m = m * np.float32(0.9) + g * np.float32(1 - 0.9)
+        v = v * np.float32(0.95) + g * g * np.float32(1 - 0.95)
+        long = np.sqrt(v) * np.float32(1 / math.sqrt(1 - power(0.95, t))) + np.float32(1e-8)
+        expected = expected - m / long * np.float32(rates(t) / (1 - power(0.9, t)))
+    run(AdamWConfig(), x, gradients)
+    assert np.array_equal(x.numpy(), expected)
+
+
+def test_square_roots_are_rounded_once() -> None:
+    bits = torch.randint(0, 0x7F800000, (1 << 20,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    x = bits.view(torch.float32)  # of all magnitudes; the smallest without a leading bit
+    out = torch.empty_like(x)
+    optimizers.roots(x, out)
+    # The root of a number of 24 bits is nowhere near the middle of two: rounding it twice is rounding it once.
+    assert np.array_equal(out.numpy(), np.sqrt(x.numpy().astype(np.float64)).astype(np.float32))
+
+
 def test_gains_do_not_decay() -> None:
     x = torch.ones(NUM)
     build(AdamWConfig()).apply(
