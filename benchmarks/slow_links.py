@@ -50,16 +50,8 @@ is **reckoned** (~): the steps that it needs in fp32 on a line that nobody waits
 NOTES = """
 Where other programs were at work (*load*; the run before is in it, too) all steps are slower, and *to the loss* later:
 *of alone* tells by how much, and rows of one rate are compared with each other, not with those of another. What shares
-of the time lose by it is not known.
-
-At 5 Mbit/s a fragment of `streaming` takes longer than the 5 inner steps that its default leaves for that (`overlap`),
-and members wait for the rest: with 10 they waited 2.3 % of 50 s. `auto` changes nothing for its first five rounds, so a
-short run keeps less than a long one.
-
-Inner steps of 120 ms, where each was a call of its own, kept 3 % less: `auto` 87.8 % at 20 Mbit/s, and 91.0 % with even
-leases, whose steps are one call. They are made in calls of a quarter of a second now. Without a bound on processor time
-it kept 83.4 %: four processes on two cores finish apart, and who is done first waits while the others go faster; on
-machines of their own they do not.
+of the time lose by it is not known. `auto` changes nothing for its first five rounds, so a short run keeps less than a
+long one. Other settings that were tried are in docs/log.md.
 """.strip()
 
 
@@ -152,6 +144,11 @@ def _verdicts(found: Found) -> str:
         lines.append(
             f"Without a round, and so without a word but heartbeats, members spend {alone.utilisation:.1%} of the time "
             f"in inner steps, and make {alone.num_steps / alone.seconds:.2f} a second."
+        )
+    if fast := found.peers.get(f"{FAST} ddp"):
+        lines.append(
+            f"On a line that nobody waits for DDP keeps {fast.found.utilisation:.1%}: gloo's sums and copies take "
+            "processor time, of which each has its share."
         )
     return "\n".join(f"- {line}" for line in lines)
 
