@@ -129,7 +129,7 @@ def ddp(kind: str, mbit: float, seconds: float) -> Peer:
             for rank in range(GROUP):
                 words = [*command, str(rank), str(folder), str(seconds)]
                 processes.append(machines.start(rank, words, folder, env=env))
-            if any([process.wait(PROCESS_S + seconds) for process in processes]):
+            if any(process.wait(PROCESS_S + seconds) for process in processes):
                 raise RuntimeError(f"{kind} at {mbit:g} Mbit/s: a process of DDP failed; what it said is above.")
         finally:
             for process in processes:
