@@ -55,7 +55,7 @@ def draw(groups: Sequence[Group], path: Path) -> bool:
             for each in groups:
                 if each.row == row and each.is_complete:
                     _dot(axes, each, top, colour)
-            axes.scatter(_sent(group), group.loss, s=70, color=colour, edgecolor="black", label=row, zorder=3)
+            axes.scatter(_sent(group), group.loss, s=70, color=colour, edgecolor="black", label=group.title, zorder=3)
         for kind, share, style in (("bf16", some.ratio_bf16, "--"), ("fp32", some.ratio_fp32, ":")):
             if share:
                 axes.axvline(some.sent_mean / share, color="grey", linestyle=style, label=f"ring DDP in {kind}")

@@ -2,7 +2,9 @@
 where there are several lengths, how far rows are behind the first at each.
 
 A row's best point is that of the least held-out loss, mean over seeds; none of which a seed diverged. So the held-out
-text chooses the settings, for all rows alike.
+text chooses the settings, for all rows alike. A point of which seeds are still to be played is chosen where the row has
+no other, and says so: with a lucky seed alone it would beat those that were played with all. Rows are compared over the
+seeds that both were played with.
 
 It does not know how points are played or drawn.
 """
@@ -71,6 +73,16 @@ class Group:
         return {line.seed: line.heldout_loss for line in self.lines if line.heldout_loss is not None}
 
     @property
+    def num_missing(self) -> int:
+        """Seeds that are still to be played."""
+        return self.num_seeds - len(self.lines)
+
+    @property
+    def title(self) -> str:
+        """The row, and how much of it there is, where that is not all."""
+        return f"{self.row} ({len(self.lines)} of {self.num_seeds} seeds)" if self.num_missing else self.row
+
+    @property
     def settings(self) -> str:
         return ", ".join(f"{name} = {msgspec.json.encode(value).decode()}" for name, value in self.values.items())
 
@@ -91,12 +103,16 @@ def groups_of(points: Mapping[str, Point], lines: Mapping[str, BenchLine]) -> li
 
 
 def best_of(groups: Iterable[Group]) -> dict[str, Group]:
-    """Return the best group of each row of which one was completed."""
+    """Return the best group of each row of which one was completed: of those with the most seeds."""
     best: dict[str, Group] = {}
     for group in groups:
-        if group.is_complete and (group.row not in best or group.loss < best[group.row].loss):
+        if group.is_complete and (group.row not in best or _rank(group) < _rank(best[group.row])):
             best[group.row] = group
     return best
+
+
+def _rank(group: Group) -> tuple[int, float]:
+    return group.num_missing, group.loss
 
 
 def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[str, BenchLine]) -> str:
@@ -115,14 +131,14 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
     ]
     for steps in dict.fromkeys(group.steps for group in groups):
         here = [group for group in groups if group.steps == steps]
-        best = best_of(here)
+        best, rows = best_of(here), dict.fromkeys(group.row for group in here)
         yardstick = best.get(bench.row[0].name)
         sections += [
             f"## {steps:,} inner steps of each peer",
             *([f"![held-out loss against bytes sent]({plot_name(steps)})"] if has_picture(best) else []),
-            _table(HEAD, [_cells(best[row], yardstick) for row in dict.fromkeys(g.row for g in here) if row in best]),
+            _table(HEAD, [_cells(best[row].title, best[row], yardstick) for row in rows if row in best]),
             "All points, in the order of the plan:",
-            _table((*HEAD, "outcome"), [(*_cells(group, yardstick), _outcome(group)) for group in here]),
+            _table((*HEAD, "outcome"), [(*_cells(group.row, group, yardstick), _outcome(group)) for group in here]),
         ]
     return "\n\n".join([*sections, *_trends(groups, bench.row[0].name)]) + "\n"
 
@@ -196,12 +212,12 @@ def _mbit(mbit: float | None) -> str:
     return "any" if mbit is None else f"{mbit:g} Mbit/s"
 
 
-def _cells(group: Group, yardstick: Group | None) -> tuple[str, ...]:
+def _cells(title: str, group: Group, yardstick: Group | None) -> tuple[str, ...]:
     def over(name: str) -> list[float]:
         return [value for line in group.lines if (value := getattr(line, name)) is not None]
 
     return (
-        group.row,
+        title,
         group.settings or "as in the plan",
         _spread(over("heldout_loss")),
         _against(group, yardstick),
@@ -215,9 +231,13 @@ def _cells(group: Group, yardstick: Group | None) -> tuple[str, ...]:
 
 
 def _against(group: Group, yardstick: Group | None) -> str:
-    if yardstick is None or not math.isfinite(group.loss):
+    """Return the gap over the seeds of both, and how many those are, where one of them has more."""
+    if yardstick is None or not group.is_complete:
         return NOTHING
-    return f"{100 * (group.loss / yardstick.loss - 1):+.2f} %"
+    gap = gap_of(group.losses, yardstick.losses)
+    num_equal = len(group.losses.keys() & yardstick.losses.keys())
+    is_part = 0 < num_equal < max(len(group.losses), len(yardstick.losses))
+    return _gap(gap) + (f" (equal seeds: {num_equal})" if is_part else "")
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -241,7 +261,7 @@ def _share(values: Sequence[float]) -> str:
 
 
 def _outcome(group: Group) -> str:
-    if len(group.lines) < group.num_seeds:
+    if group.num_missing:
         return f"{len(group.lines)} of {group.num_seeds} played"
     return ", ".join(dict.fromkeys(line.outcome for line in group.lines))
 

@@ -58,8 +58,8 @@ def test_a_report_has_the_best_and_every_point_the_bad_ones_too(bench: tuple[Ben
     described, points = bench
     text = report("plan.toml", described, points, lines_of(points, ALL))
     best, every = text.split("All points")
-    assert "| ddp | as in the plan | 1.5000 +- 0.7071 | +0.00 % |" in best
-    assert "| diloco | method.every = 4 | 1.8000 +- 0.0000 | +20.00 % |" in best
+    assert "| ddp | as in the plan | 1.5000 +- 0.7071 | +0.00 % +- 0.00 |" in best
+    assert "| diloco | method.every = 4 | 1.8000 +- 0.0000 | +35.00 % +- 63.64 |" in best  # +80 and -10 %
     assert "method.every = 2" not in best
     assert [row for row in every.splitlines() if "method.every = 2" in row and "diverged" in row]
     assert "| 1/149 | 1/303 |" in best
@@ -75,6 +75,32 @@ def test_a_report_of_a_part_says_what_is_missing(bench: tuple[Bench, dict[str, P
     assert "1 of 6 runs were played" in text
     assert "| 1 of 2 played |" in text
     assert "| 0 of 2 played |" in text
+
+
+def test_a_point_that_was_played_with_a_lucky_seed_alone_is_not_the_best(bench: tuple[Bench, dict[str, Point]]) -> None:
+    _, points = bench
+    lines = lines_of(points, {**ALL, ("diloco", 2, 0): 0.5} | {("diloco", 2, 1): 9.0})
+    lucky = {name: line for name, line in lines.items() if line.heldout_loss != 9.0}
+    assert best_of(groups_of(points, lucky))["diloco"].values == {"method.every": 4}
+    assert best_of(groups_of(points, lines))["diloco"].values == {"method.every": 4}
+
+
+def test_a_best_point_that_was_played_in_part_says_so(bench: tuple[Bench, dict[str, Point]]) -> None:
+    described, points = bench
+    losses: Losses = {("ddp", 1, 0): 1.0, ("ddp", 1, 1): 2.0, ("diloco", 4, 1): 1.8}
+    best, every = report("plan.toml", described, points, lines_of(points, losses)).split("All points")
+    assert "| diloco (1 of 2 seeds) | method.every = 4 | 1.8000 |" in best
+    assert "| diloco | method.every = 4 | 1.8000 |" in every
+
+
+def test_rows_are_compared_over_the_seeds_of_both(bench: tuple[Bench, dict[str, Point]]) -> None:
+    described, points = bench
+    losses: Losses = {("ddp", 1, 0): 1.0, ("ddp", 1, 1): 2.0, ("diloco", 4, 1): 2.2}
+    best, _ = report("plan.toml", described, points, lines_of(points, losses)).split("All points")
+    assert "| 2.2000 | +10.00 % (equal seeds: 1) |" in best  # against the mean of both it were +46.67 %
+    del losses["ddp", 1, 1]
+    best, _ = report("plan.toml", described, points, lines_of(points, losses)).split("All points")
+    assert "| 2.2000 | - |" in best
 
 
 def test_a_report_of_two_lengths_says_what_becomes_of_a_gap(tmp_path: Path) -> None:
