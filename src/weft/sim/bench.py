@@ -32,7 +32,7 @@ from msgspec import Meta
 from weft.config import Config, from_tree, replace_field
 from weft.errors import ConfigError
 from weft.peer.config import FolderModel, RunConfig, RunFile
-from weft.sim.scenario import Kind
+from weft.sim.scenario import Kind, Scenario
 from weft.sync.rows import spell_out
 from weft.wire import digest_of
 
@@ -103,6 +103,7 @@ class Bench(Config, frozen=True, kw_only=True):
             raise ValueError(f"row: two rows are called {twice[0]}; give one of them another name.")
         if (self.steps is None) == (self.tokens is None):
             raise ValueError("a plan needs either steps, of each peer, or tokens, of all together.")
+        Scenario(run=self.run, kind=self.kind)  # machines that none could have are refused in its words
 
 
 @dataclass(frozen=True)

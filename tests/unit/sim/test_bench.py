@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from unit.sim.plans import PLAN, ROW, read, write
+from weft.config import load_tree
 from weft.errors import ConfigError
 from weft.peer.config import RunConfig
 from weft.peer.home import Home
@@ -102,6 +103,11 @@ def test_a_row_that_would_train_on_something_else_is_refused(tmp_path: Path, fie
         (PLAN + ROW.replace("every = 2", "evry = 2"), 'row another: .method. has no field "evry"'),
         (PLAN + ROW + 'grid = [{ "method.every" = ["x"] }]\n', 'row another: method.every is "x"'),
         (PLAN.replace("count = 2", "cuont = 2"), "cuont"),
+        (
+            PLAN.replace("count = 2", "count = 2\njoins_at_s = 1.0"),
+            "the first peer makes the run, so its joins_at_s is 0",
+        ),
+        (PLAN.replace("[[row]]", '[[kind]]\nname = "peer-1"\n[[row]]', 1), "two machines are called peer-1"),
     ],
 )
 def test_a_plan_that_cannot_be_run_says_why(tmp_path: Path, plan: str, words: str) -> None:
@@ -160,10 +166,11 @@ def test_a_name_is_of_the_config_not_of_how_it_was_said(tmp_path: Path) -> None:
 def test_the_plans_to_start_from_are_plans() -> None:
     folder = Path(__file__).parents[3] / "recipes" / "bench"
     rows = {}
-    for name in ("methods", "library"):
-        bench, points = read(folder / f"{name}.toml")
-        rows[name] = [row.name for row in bench.row]
+    for path in (path for path in sorted(folder.glob("*.toml")) if "row" in load_tree(path)):
+        bench, points = read(path)
+        rows[path.stem] = [row.name for row in bench.row]
         assert isinstance(bench, Bench)
-        assert len(points) >= 10
+        assert len(points) >= len(bench.row)
     assert rows["methods"][0] == "ddp"
     assert set(rows["library"]) == set(rows["methods"])
+    assert rows["alone"] == ["AdamW", "Muon"]
