@@ -26,7 +26,8 @@
     ├── DiskFull (OSError)                   41   no room to save; the previous checkpoint is intact
     ├── OutOfMemory (MemoryError)            42   even a micro-batch of one does not fit
     ├── NotFinite (ArithmeticError)          43   loss or gradient became NaN or infinite
-    └── SiteBroken (RuntimeError)            44   the processes of this site have lost each other
+    ├── SiteBroken (RuntimeError)            44   the processes of this site have lost each other
+    └── PointFailed (RuntimeError)           45   a point of a bench was not played to its end
 
 The number is the process exit code. Success is 0, an unexpected exception is 1.
 
@@ -146,3 +147,7 @@ class NotFinite(WeftError, ArithmeticError):
 
 class SiteBroken(WeftError, RuntimeError):
     exit_code = 44
+
+
+class PointFailed(WeftError, RuntimeError):
+    exit_code = 45

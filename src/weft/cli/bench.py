@@ -1,6 +1,8 @@
 """`weft bench`: compare methods by what they learn and what they send, on simulated machines."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,14 +10,17 @@ import typer
 
 from weft.cli import figures, settings
 from weft.config import load, load_tree, replace_field
-from weft.errors import ConfigError
+from weft.errors import ConfigError, PointFailed
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from weft.sim.bench import Bench, Point
     from weft.sim.bench_log import BenchLine, BenchLog
     from weft.sim.bench_point import Task
 
 LOG, REPORT = "points.csv", "report.md"
+BROKEN = '; one that begins with "broken" is a fault of weft itself, please report it'
 
 
 def make_app() -> typer.Typer:
@@ -57,23 +62,53 @@ def methods(
     """Train with every method of a plan, at every point of its grid; go on where it was interrupted."""
     from weft.sim import bench_plot
     from weft.sim.bench import Bench
-    from weft.sim.bench_log import COMPLETE, DIVERGED, BenchLog
+    from weft.sim.bench_log import BenchLog, held
 
     described: Bench = load(plan, Bench)
     _check_rows(described, only or ())
     if not no_plot:
         bench_plot.require()
     folder = out or Path(f"bench-{plan.stem}")
-    log = BenchLog(folder / LOG)
     tasks = _tasks(plan, described, changes or ())
     points = {name: task.point for name, task in tasks.items()}
-    wanted = [task for name, task in tasks.items() if name not in log.lines and (not only or task.point.row in only)]
-    if not is_report:
+    _prepare(folder)
+    with nullcontext() if is_report else held(folder / LOG):
+        log = BenchLog(folder / LOG)
+        wanted = [] if is_report else _left(tasks, log, only or ())
         _play(wanted, log, jobs)
-    _write(plan.name, described, points, log, folder, has_plot=not no_plot)
-    odd = [line for line in log.lines.values() if line.digest in points and line.outcome not in (COMPLETE, DIVERGED)]
-    if odd:
-        raise RuntimeError(f"{len(odd)} points were not completed; the first, of row {odd[0].row}: {odd[0].outcome}")
+        _write(plan.name, described, points, log, folder, has_plot=not no_plot)
+    _check_played([log.lines[task.name] for task in wanted])
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, and make sure that it takes what a bench writes: not after hours, when there is something."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        for name in (LOG, REPORT):
+            if (folder / name).exists():
+                (folder / name).open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be written: {error}. Choose another folder.") from error
+
+
+def _left(tasks: "Mapping[str, Task]", log: "BenchLog", only: Sequence[str]) -> "list[Task]":
+    """Return what is still to be played, of the rows `only`, or of all."""
+    final = {name for name, line in log.lines.items() if line.is_final}
+    return [task for name, task in tasks.items() if name not in final and (not only or task.point.row in only)]
+
+
+def _check_played(lines: "Sequence[BenchLine]") -> None:
+    failed = [line for line in lines if not line.is_final]
+    if failed:
+        first = failed[0]
+        is_fault = any(line.outcome.startswith("broken") for line in failed)
+        raise PointFailed(
+            f"{len(failed)} of {len(lines)} points were not played to their end; the first is of row {first.row}, "
+            f"{first.grid}, seed {first.seed}: {first.outcome}. The same command plays them again. A reason that stays "
+            f"lies in the plan: its machines, their lines and when they come{BROKEN if is_fault else ''}."
+        )
 
 
 def _check_rows(described: "Bench", only: Sequence[str]) -> None:
@@ -85,8 +120,6 @@ def _check_rows(described: "Bench", only: Sequence[str]) -> None:
 
 def _tasks(plan: Path, described: "Bench", changes: Sequence[str]) -> "dict[str, Task]":
     """Return what is to be played for each point, by digest, in the plan's order."""
-    import tempfile
-
     from weft.peer.config import RunFile
     from weft.peer.home import Home
     from weft.peer.seal import seal
@@ -115,7 +148,7 @@ def _tasks(plan: Path, described: "Bench", changes: Sequence[str]) -> "dict[str,
 def _play(tasks: "Sequence[Task]", log: "BenchLog", jobs: int) -> None:
     for number, line in enumerate(_lines(tasks, jobs), 1):
         log.append(line)
-        typer.echo(f"[{number}/{len(tasks)}] {said(line)}")
+        typer.echo(f"[{number}/{len(tasks)}] {said(log.lines[line.digest])}")
 
 
 def _lines(tasks: "Sequence[Task]", jobs: int) -> "Iterator[BenchLine]":
@@ -126,14 +159,41 @@ def _lines(tasks: "Sequence[Task]", jobs: int) -> "Iterator[BenchLine]":
         yield from map(measure, tasks)
         return
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
 
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        for done in as_completed([pool.submit(measure, task) for task in tasks]):
-            yield done.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            yield from side_by_side(lambda task: pool.submit(measure, task), tasks, jobs)
+        except BrokenProcessPool:
+            raise PointFailed(
+                f"one of {jobs} processes that played points was killed, as systems do where memory is short; a point "
+                "takes 1 to 3 GB. The same command goes on; give it fewer --jobs."
+            ) from None
+
+
+def side_by_side(
+    begin: "Callable[[Task], Future[BenchLine]]", tasks: "Sequence[Task]", jobs: int
+) -> "Iterator[BenchLine]":
+    """Yield what comes of each point. After one that cannot be played none is begun, and those that run come first."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    running: list[Future[BenchLine]] = []
+    left, fault = iter(tasks), None
+    while True:
+        while fault is None and len(running) < jobs and (task := next(left, None)) is not None:
+            running.append(begin(task))
+        if not running:
+            break
+        ended = wait(running, return_when=FIRST_COMPLETED).done
+        for each in [each for each in running if each in ended]:
+            running.remove(each)
+            if (error := each.exception()) is None:
+                yield each.result()
+            else:
+                fault = fault or error
+    if fault is not None:
+        raise fault
 
 
 def said(line: "BenchLine") -> str:

@@ -126,7 +126,7 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
     sections = [
         f"# {name}",
         f"`weft bench methods {name}`",
-        f"{len(known)} of {len(points)} runs were played. {'; '.join(sorted({line.software for line in known}))}.",
+        f"{_played(known, len(points))}. {'; '.join(sorted({line.software for line in known}))}.",
         _about(bench, known),
     ]
     for steps in dict.fromkeys(group.steps for group in groups):
@@ -141,6 +141,12 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
             _table((*HEAD, "outcome"), [(*_cells(group.row, group, yardstick), _outcome(group)) for group in here]),
         ]
     return "\n\n".join([*sections, *_trends(groups, bench.row[0].name)]) + "\n"
+
+
+def _played(known: Sequence[BenchLine], num_points: int) -> str:
+    num = sum(line.is_final for line in known)
+    failed = f", {len(known) - num} failed and will be played again" if num < len(known) else ""
+    return f"{num} of {num_points} runs were played{failed}"
 
 
 def has_picture(best: Mapping[str, Group]) -> bool:

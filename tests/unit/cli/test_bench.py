@@ -1,13 +1,20 @@
 """`weft bench methods` from a plan to its report."""
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from unit.cli.small import Weft
 from unit.sim.plans import PLAN, write
-from weft.sim.bench_log import BenchLog
+from unit.sim.test_bench_log import LINE
+from unit.sim.test_bench_point import tasks
+from weft.cli.bench import side_by_side
+from weft.errors import DataError
+from weft.sim.bench_log import BenchLine, BenchLog, held
+from weft.sim.bench_point import Task
 
+LATE = '[[kind]]\nname = "late"\njoins_at_s = 1e6\n'  # the run has ended by then
 OTHER = '[[row]]\nname = "broken"\nmethod = { type = "fedavg", every = 3 }\n'
 
 
@@ -27,6 +34,78 @@ def test_points_are_played_once_and_a_killed_bench_goes_on(weft: Weft, tmp_path:
     again = weft("bench", "methods", plan, "--out", out, "--no-plot")
     assert again.out.splitlines() == [f"written: {out / 'report.md'}"]
     assert "3 of 3 runs were played" in (out / "report.md").read_text()
+
+
+def test_a_point_that_failed_is_named_and_played_again(weft: Weft, tmp_path: Path) -> None:
+    plan, out = write(tmp_path), tmp_path / "out"
+    arguments = ("bench", "methods", plan, "--out", out, "--only", "ddp", "--no-plot")
+    assert weft(*arguments).code == 0
+    log = out / "points.csv"
+    log.write_text(log.read_text().replace(",complete,", ",failed: no room,"))
+    before = log.read_bytes()
+    again = weft(*arguments)
+    assert (again.code, again.out[:9]) == (0, "[1/1] ddp")
+    assert log.read_bytes().startswith(before)
+    assert [line.outcome for line in BenchLog(log).lines.values()] == ["complete"]
+
+
+def test_a_plan_whose_points_fail_ends_with_a_code_of_its_own(weft: Weft, tmp_path: Path) -> None:
+    plan, out = write(tmp_path, PLAN.replace("[[row]]", LATE + "[[row]]", 1)), tmp_path / "out"
+    arguments = ("bench", "methods", plan, "--out", out, "--only", "ddp", "--no-plot")
+    for _ in range(2):
+        answer = weft(*arguments)
+        assert (answer.code, answer.out[:5]) == (45, "[1/1]")
+        said = " ".join(answer.err.split())
+        assert "1 of 1 points were not played to their end; the first is of row ddp, {}, seed 0: failed: it n" in said
+        assert "The same command plays them again" in said
+        assert "fault of weft" not in said
+    assert "0 of 3 runs were played, 1 failed" in (out / "report.md").read_text()
+    assert weft(*arguments, "--report").code == 0
+
+
+def test_two_benches_do_not_write_to_one_folder(weft: Weft, tmp_path: Path) -> None:
+    plan, out = write(tmp_path), tmp_path / "out"
+    out.mkdir()
+    with held(out / "points.csv"):
+        answer = weft("bench", "methods", plan, "--out", out, "--no-plot")
+        assert weft("bench", "methods", plan, "--out", out, "--no-plot", "--report").code == 0
+    assert (answer.code, answer.out) == (2, "")
+    assert "another bench plays and writes there" in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize("taken", ["out", "out/points.csv", "out/report.md"])
+def test_a_folder_that_takes_nothing_is_refused_before_anything_is_played(
+    weft: Weft, tmp_path: Path, taken: str
+) -> None:
+    plan, out = write(tmp_path), tmp_path / "out"
+    if taken == "out":
+        out.write_text("a file")
+    else:
+        (tmp_path / taken).mkdir(parents=True)
+    answer = weft("bench", "methods", plan, "--out", out, "--no-plot")
+    assert (answer.code, answer.out) == (2, "")
+    assert "cannot be written" in " ".join(answer.err.split())
+
+
+def test_what_runs_beside_a_point_that_cannot_be_played_is_kept(tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    def begin(task: Task) -> Future[BenchLine]:
+        future = Future[BenchLine]()
+        if begun:
+            future.set_result(LINE)
+        else:
+            future.set_exception(DataError("no text"))
+        begun.append(task.name)
+        return future
+
+    found: list[BenchLine] = []
+    all_tasks = tasks(write(tmp_path))
+    with pytest.raises(DataError, match="no text"):
+        found.extend(side_by_side(begin, all_tasks, 2))
+    assert found == [LINE]
+    assert begun == [task.name for task in all_tasks[:2]]
+    assert list(side_by_side(begin, all_tasks, 2)) == [LINE] * 3
 
 
 def test_a_report_is_written_of_what_is_there_and_drawn(weft: Weft, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from weft.errors import ConfigError
-from weft.sim.bench_log import COLUMNS, BenchLine, BenchLog
+from weft.sim.bench_log import COLUMNS, MAX_OUTCOME, BenchLine, BenchLog, held
 
 LINE = BenchLine(
     digest="ab" * 8,
@@ -79,6 +79,75 @@ def test_lines_are_only_added(tmp_path: Path) -> None:
     before = path.read_bytes()
     log.append(line(digest="ef" * 8))
     assert path.read_bytes().startswith(before)
+
+
+@pytest.mark.parametrize(
+    "outcome", ["failed: a\nb", "failed: a\rb", "failed: a\x0cb", "failed: a\x85b", "failed: a\u2028b", 'failed: a",b']
+)
+def test_a_reason_of_any_letters_is_one_line(tmp_path: Path, outcome: str) -> None:
+    path = tmp_path / "points.csv"
+    log = BenchLog(path)
+    log.append(line(outcome=outcome))
+    log.append(line(digest="ef" * 8))
+    assert BenchLog(path).lines == log.lines
+    assert path.read_bytes().count(b"\n") == 3
+    assert log.lines[LINE.digest].outcome in ("failed: a b", 'failed: a",b')
+
+
+def test_a_reason_steers_no_terminal_and_is_cut(tmp_path: Path) -> None:
+    log = BenchLog(tmp_path / "points.csv")
+    log.append(line(outcome="failed: \x1b[2J" + "x" * 1_000_000))
+    outcome = log.lines[LINE.digest].outcome
+    assert outcome.startswith("failed: ?[2Jxx")
+    assert len(outcome) == MAX_OUTCOME
+    assert BenchLog(tmp_path / "points.csv").lines == log.lines
+
+
+def test_of_a_point_that_failed_the_later_line_counts(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    log = BenchLog(path)
+    log.append(line(outcome="failed: no room"))
+    log.append(line(outcome="failed: no room again"))
+    assert not BenchLog(path).lines[LINE.digest].is_final
+    log.append(LINE)
+    assert BenchLog(path).lines == log.lines == {LINE.digest: LINE}
+    assert path.read_bytes().count(b"\n") == 4
+
+
+@pytest.mark.parametrize("later", ["complete", "diverged", "failed: no room"])
+def test_a_line_after_a_final_one_of_the_same_point_is_refused(tmp_path: Path, later: str) -> None:
+    path = tmp_path / "points.csv"
+    log = BenchLog(path)
+    log.append(LINE)
+    log.append(line(digest="ef" * 8))
+    log.append(line(outcome=later))
+    with pytest.raises(ConfigError, match=r"lines 2 and 4 are of one point, abab.* of row diloco, int8"):
+        BenchLog(path)
+
+
+def test_a_quote_that_is_never_closed_spoils_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    log = BenchLog(path)
+    log.append(LINE)
+    with path.open("a") as file:
+        file.write('cd,"never closed\n')
+    log.append(line(digest="ef" * 8))
+    with pytest.raises(ConfigError, match=r"points\.csv, line 3: "):
+        BenchLog(path)
+
+
+def test_one_process_at_a_time_writes_lines(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    with held(path), pytest.raises(ConfigError, match="another bench plays and writes there"), held(path):
+        pass
+    with held(path):
+        pass
+
+
+def test_a_lock_file_that_cannot_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "points.lock").mkdir()
+    with pytest.raises(ConfigError, match=r"points\.lock: cannot be locked"), held(tmp_path / "points.csv"):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,16 @@ def test_rows_are_compared_over_the_seeds_of_both(bench: tuple[Bench, dict[str, 
     assert "| 2.2000 | - |" in best
 
 
+def test_a_point_that_failed_is_not_counted_as_played(bench: tuple[Bench, dict[str, Point]]) -> None:
+    described, points = bench
+    lines = lines_of(points, {("ddp", 1, 0): 1.0, ("ddp", 1, 1): 2.0})
+    first = next(iter(lines))
+    lines[first] = msgspec.structs.replace(lines[first], outcome="failed: no room", heldout_loss=None)
+    text = report("plan.toml", described, points, lines)
+    assert "1 of 6 runs were played, 1 failed and will be played again." in text
+    assert "| failed: no room, complete |" in text
+
+
 def test_a_report_of_two_lengths_says_what_becomes_of_a_gap(tmp_path: Path) -> None:
     plan = PLAN.replace("steps = [4]", "steps = [4, 16]").replace('"method.every" = [2, 4]', '"method.every" = [2]')
     bench, found = read(write(tmp_path, plan))
