@@ -6,10 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from weft.config import load
 from weft.sim.bench import MAX_POINTS, TUNED, Bench, BenchRow
 from weft.sim.bench_log import BenchLine
 
-PAGE = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+HOUSE = Path(__file__).parents[2]
+PAGE = (HOUSE / "docs" / "bench.md").read_text(encoding="utf-8")
 
 
 def first_cells(page: str, head: str) -> set[str]:
@@ -28,6 +30,16 @@ def test_the_page_has_every_field_and_no_other(head: str, kind: type[msgspec.Str
 def test_the_page_says_what_a_row_may_change_and_how_many_points_it_may_have() -> None:
     assert all(f"`{field}`" in PAGE for field in TUNED)
     assert f"more than {MAX_POINTS} points" in PAGE
+
+
+def test_the_commands_name_a_plan_its_rows_and_a_text_in_the_folder_of_the_clone() -> None:
+    commands = re.findall(r"^weft bench methods (\S+)(.*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 2
+    for plan, rest in commands:
+        bench: Bench = load(HOUSE / plan, Bench)
+        assert set(re.findall(r"--only (\S+)", rest)) <= {row.name for row in bench.row}
+        for path in re.findall(r'paths=.\["(.*)"\]', rest):
+            assert ((HOUSE / plan).parent / path).resolve() == HOUSE / "input.txt"
 
 
 def test_a_field_that_is_missing_is_found() -> None:

@@ -28,7 +28,10 @@ def require() -> None:
         ConfigError: matplotlib is missing.
     """
     if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib, which is not installed: pip install 'weft[plot]', or give --no-plot.")
+        raise ConfigError(
+            "plots need matplotlib, which is not installed. In a clone: pip install -e '.[plot]', with the pip beside "
+            "this weft; elsewhere: pip install 'weft[plot]'. Or give --no-plot."
+        )
 
 
 def draw(groups: Sequence[Group], path: Path) -> bool:

@@ -126,7 +126,7 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
     sections = [
         f"# {name}",
         f"`weft bench methods {name}`",
-        f"{_played(known, len(points))}. {'; '.join(sorted({line.software for line in known}))}.",
+        _played(known, len(points)),
         _about(bench, known),
     ]
     for steps in dict.fromkeys(group.steps for group in groups):
@@ -146,7 +146,8 @@ def report(name: str, bench: Bench, points: Mapping[str, Point], lines: Mapping[
 def _played(known: Sequence[BenchLine], num_points: int) -> str:
     num = sum(line.is_final for line in known)
     failed = f", {len(known) - num} failed and will be played again" if num < len(known) else ""
-    return f"{num} of {num_points} runs were played{failed}"
+    versions = sorted({line.software for line in known})
+    return f"{num} of {num_points} runs were played{failed}. {'; '.join(versions)}{'.' if versions else ''}".rstrip()
 
 
 def has_picture(best: Mapping[str, Group]) -> bool:

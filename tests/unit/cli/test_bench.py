@@ -171,4 +171,5 @@ def test_without_what_draws_it_says_what_to_install(
     monkeypatch.setattr("weft.sim.bench_plot.find_spec", lambda _name: None)
     answer = weft("bench", "methods", write(tmp_path))
     assert answer.code == 2
-    assert "pip install 'weft[plot]'" in answer.err
+    said = " ".join(answer.err.split())
+    assert "In a clone: pip install -e '.[plot]', with the pip beside this weft; elsewhere: pip install 'weft" in said

@@ -111,6 +111,7 @@ def test_a_point_that_failed_is_not_counted_as_played(bench: tuple[Bench, dict[s
     text = report("plan.toml", described, points, lines)
     assert "1 of 6 runs were played, 1 failed and will be played again." in text
     assert "| failed: no room, complete |" in text
+    assert "\n\n0 of 6 runs were played.\n\n" in report("plan.toml", described, points, {})
 
 
 def test_a_report_of_two_lengths_says_what_becomes_of_a_gap(tmp_path: Path) -> None:
