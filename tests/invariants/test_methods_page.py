@@ -1,4 +1,4 @@
-"""docs/methods.md under test: its table is the one that `weft methods` prints, and its example is a method."""
+"""docs/methods.md under test: its table is the one that `weft methods` prints of, and its example is a method."""
 
 import re
 import tomllib
@@ -31,6 +31,8 @@ def test_what_sends_less_says_so() -> None:
     bits = {each.name: each.bits for each in CATALOGUE}
     assert bits["sparseloco"] < bits["streaming"] < bits["diloco"] < bits["fedavg"] < bits["ddp"]
     assert bits["ddp"] == pytest.approx(24, rel=1e-3)
+    assert bits["sparseloco"] == pytest.approx(bits["diloco"] / 60, rel=0.01)
+    assert "`sparseloco` sends a sixtieth of `diloco`'s bytes" in PAGE
     # signs, scale and places of a chunk, both ways
     assert bits["sparseloco"] == pytest.approx(2 * 0.75 * (64 + 16 + 472) / 4096 / 30, rel=0.01)
 
