@@ -125,7 +125,7 @@ CASES: dict[str, tuple[ShapedModel, MethodConfig, tuple[Kind, ...]]] = {
 }
 
 
-QUICK = ("two peers", "homes, int8", "a site and homes")
+QUICK = ("two peers", "a site and homes")
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_a_claim_of_a_quintillion_tokens_changes_nothing(theatre: Theatre) -> No
 
 
 @pytest.mark.parametrize("about", ["branch", "progress"])
-@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_who_claims_to_be_far_ahead_takes_nobody_along(
     theatre: Theatre, about: Literal["branch", "progress"], count: int
 ) -> None:
@@ -195,7 +195,7 @@ def test_an_owner_that_says_it_can_have_nobodys_work_keeps_nobody_out(theatre: T
         assert liar.peer not in {part.owner for part in manifest.parts}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_nobody_follows_a_leader_that_proposes_nonsense(theatre: Theatre, seed: int) -> None:
     honest = theatre(seed=seed)
     (fourth,) = [each for each in honest.manifests if each.round == 4]

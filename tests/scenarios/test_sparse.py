@@ -51,7 +51,14 @@ METHODS: dict[str, MethodConfig] = {
     "top_k int8": custom(TopKConfig(kept=200, values="int8"), TopKConfig(kept=400, values="bf16")),
 }
 BRINGING = ("sparseloco", "random_k", "sign", "top_k int8")  # what a branch has counted to another
-by_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+QUICK = ("sparseloco", "demo", "cocktail", "low rank")  # one of each kind of codec and of feedback
+by_method = pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, method in METHODS.items()
+    ],
+)
 
 
 @by_method

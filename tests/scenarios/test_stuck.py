@@ -45,7 +45,8 @@ def reopened(members: tuple[Member, ...]) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("is_strict", "num_refusals"), [pytest.param(False, 0, marks=pytest.mark.slow), (True, 0), (True, 1), (False, 1)]
+    ("is_strict", "num_refusals"),
+    [*(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 0), (False, 1))), (True, 0), (True, 1)],
 )
 def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, is_strict: bool, num_refusals: int
@@ -90,7 +91,7 @@ def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
     assert len(refused) == num_refusals
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("is_strict", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_after_a_power_cut_for_all_the_run_goes_on_from_the_newest_checkpoint(
     make_swarm: MakeSwarm, is_strict: bool
 ) -> None:
