@@ -8,8 +8,10 @@ Half of the others may show anything without moving a median far, and neither ho
 scatter leaves the band. Who has shown five values is judged by each new one. A member has left the band once three in
 a row were outside, and is back after three in a row inside: each is said once.
 
-Progress is told by the median over members: over the last rounds, against the first ones. It is judged by who
-saw the run begin: later a loss may stand still for good reasons.
+Progress is told by the median over members: over the last rounds, against the first ones, of
+both the median, and where there are two in the middle the one that speaks for progress. A run of few rounds is judged
+by fewer of them, so by whether they are clearly apart. It is judged by who saw the run begin: later a loss may stand
+still for good reasons.
 
 Pure. It does not know what the values are, nor where they come from.
 """
@@ -17,7 +19,7 @@ Pure. It does not know what the values are, nor where they come from.
 from collections import deque
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_high, median_low
 
 from weft.ids import PeerId
 
@@ -26,7 +28,10 @@ MADS = 6.0  # some three standard deviations: of five values one is their median
 IN_A_ROW = 3
 LEAST_OTHERS = 2
 STRETCH = 6  # losses whose median stands for all of them
-BEGUN = 0.05  # of the run: who comes later did not see it begin
+SHORT = 2  # as many where the run has few rounds
+PIECES = 8  # of the run: a longer stretch is no beginning
+BEGUN = 0.05  # of the run: who comes later did not see it begin,
+FIRST_ROUNDS = 2  # but in these
 DUE = 0.1  # of the run, by when there is progress, or none
 
 
@@ -74,9 +79,10 @@ class Band:
             self._in_a_row.pop(peer, None)
             self._outside.discard(peer)
 
-    def usual(self) -> float | None:
-        """Return the median of the last that each member showed; None: too few did."""
-        return median(shown[-1] for shown in self._shown.values()) if len(self._shown) > LEAST_OTHERS else None
+    def usual(self, num_members: int) -> float | None:
+        """Return the median of the last that each member showed; None: too few did, of so many."""
+        is_enough = len(self._shown) >= max(1, min(LEAST_OTHERS + 1, num_members))
+        return median(shown[-1] for shown in self._shown.values()) if is_enough else None
 
     def _judge(self, peer: PeerId) -> Strayed | None:
         others = [shown for other, shown in self._shown.items() if other != peer and len(shown) == WINDOW]
@@ -111,32 +117,41 @@ class Progress:
     def __init__(self) -> None:
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=STRETCH)
+        self._num = 0
         self._saw_it_begin: bool | None = None
         self._is_said = False
 
-    def take(self, share: float, loss: float) -> Stalled | None:
+    def take(self, round: int, share: float, loss: float) -> Stalled | None:
         """Take up a loss.
 
         Args:
+            round: after which it is told.
             share: of the run's tokens that is counted by now.
 
         Returns:
             once, that there is no progress; again after there was some.
         """
         if self._saw_it_begin is None:
-            self._saw_it_begin = share <= BEGUN
+            self._saw_it_begin = share <= BEGUN or round <= FIRST_ROUNDS
         if not self._saw_it_begin:
             return None
+        self._num += 1
+        self._last.append(loss)
         if len(self._first) < STRETCH:
             self._first.append(loss)
+        stretch = self._stretch(share)
+        if share < DUE or self._num < 2 * stretch:
             return None
-        self._last.append(loss)
-        if share < DUE or len(self._last) < STRETCH:
-            return None
-        first, now = median(self._first), median(self._last)
+        first, now = median_high(self._first[:stretch]), median_low(list(self._last)[-stretch:])
         if now < first:
             self._is_said = False
         elif not self._is_said:
             self._is_said = True
             return Stalled(first, now)
         return None
+
+    def _stretch(self, share: float) -> int:
+        """Return how many losses are the first, of as many as a whole run would tell at this pace: an even number, of
+        which the middle is two."""
+        wanted = STRETCH if share <= 0 else int(self._num / share) // PIECES * 2
+        return max(SHORT, min(STRETCH, wanted))

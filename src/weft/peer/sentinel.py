@@ -70,10 +70,10 @@ class Sentinel:
         self._told = {peer: told for peer, told in self._told.items() if peer in head.members}
         beats = {peer: membership.heartbeat_of(peer) for peer in head.members} | {self._peer: self._heartbeat()}
         self._say("loss", self._losses.take(self._news(beats)), float)
-        usual, is_new, self._round = self._losses.usual(), head.round != self._round, head.round
+        usual, is_new, self._round = self._losses.usual(len(head.members)), head.round != self._round, head.round
         if usual is None or not is_new:
             return
-        if stalled := self._progress.take(head.committed_tokens / tokens, usual):
+        if stalled := self._progress.take(head.round, head.committed_tokens / tokens, usual):
             counted, first, now = head.committed_tokens, stalled.first, stalled.now
             self._emit(NotLearning(round=head.round, committed_tokens=counted, first_loss=first, loss=now))
 

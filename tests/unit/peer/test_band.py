@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weft.ids import PeerId
-from weft.peer.band import BEGUN, DUE, IN_A_ROW, STRETCH, WINDOW, Band, Progress, Strayed
+from weft.peer.band import BEGUN, DUE, FIRST_ROUNDS, IN_A_ROW, STRETCH, WINDOW, Band, Progress, Strayed
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 
@@ -77,10 +77,13 @@ def test_who_left_is_forgotten() -> None:
     assert left.peer == C
 
 
-def progress(losses: list[float], begins: float = 0.0) -> list[int]:
-    """Return after how many losses it was said that there is no progress, in a run of a hundred."""
-    one = Progress()
-    return [number for number, loss in enumerate(losses) if one.take(begins + number / 100, loss) is not None]
+def progress(losses: list[float], begins: int = 0, whole: int = 100) -> list[int]:
+    """Return after which rounds it was said that there is no progress, in a run of so many."""
+    one, said = Progress(), list[int]()
+    for round, loss in enumerate(losses, begins + 1):
+        if one.take(round, round / whole, loss) is not None:
+            said.append(round)
+    return said
 
 
 def test_a_loss_that_falls_is_progress_however_slowly() -> None:
@@ -88,7 +91,7 @@ def test_a_loss_that_falls_is_progress_however_slowly() -> None:
 
 
 def test_no_progress_is_said_once_as_soon_as_it_can_be_told() -> None:
-    assert progress([5.0] * 100) == [max(2 * STRETCH - 1, round(100 * DUE))]
+    assert progress([5.0] * 100) == [max(2 * STRETCH, round(100 * DUE))]
     assert len(progress([3.0] * STRETCH + [4.0 + number for number in range(80)])) == 1
 
 
@@ -98,4 +101,32 @@ def test_it_is_said_again_after_there_was_some() -> None:
 
 
 def test_who_did_not_see_the_run_begin_says_nothing() -> None:
-    assert not progress([5.0] * 60, begins=BEGUN + 0.01)
+    assert not progress([5.0] * 60, begins=round(100 * BEGUN))
+    assert not progress([5.0] * 6, begins=FIRST_ROUNDS, whole=8)
+
+
+@pytest.mark.parametrize("num", [5, 8, 12, 15, 16, 19, 24, 30])
+def test_a_run_of_few_rounds_is_judged_too(num: int) -> None:
+    """The last round is not heard of: the run is over."""
+    for losses in ([5.0] * num, [5.0 + 0.1 * number for number in range(num)]):
+        (said,) = progress(losses[:-1], whole=num)
+        assert said <= max(4, num / 2)
+
+
+@pytest.mark.parametrize("num", [5, 8, 12, 15, 16, 19, 24, 30])
+def test_a_run_of_few_rounds_that_learns_is_left_alone_though_losses_scatter(num: int) -> None:
+    for seed in range(200):
+        luck = np.random.default_rng(seed)
+        losses = [5.5 - 2 * number / num + 0.1 * float(luck.standard_normal()) for number in range(num)]
+        assert not progress(losses[:-1], whole=num), (seed, losses)
+
+
+def test_the_usual_loss_is_that_of_three_or_of_all_where_these_are_fewer() -> None:
+    band = Band()
+    assert band.usual(1) is None
+    band.take({A: 1.0})
+    assert (band.usual(1), band.usual(2), band.usual(4)) == (1.0, None, None)
+    band.take({B: 2.0})
+    assert (band.usual(2), band.usual(4)) == (1.5, None)
+    band.take({C: 5.0})
+    assert band.usual(4) == 2.0

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.events import Event, MemberStrays
+from weft.events import Event, MemberStrays, NotLearning
 from weft.ids import BranchId, PeerId, Round, Tokens
 from weft.net.messages import Heartbeat
 from weft.peer.sentinel import Sentinel
@@ -58,10 +58,12 @@ class Watch:
             each = msgspec.structs.replace(each, **(more if peer == ODD else {}))
             self.sentinel.merged(Round(self.heard.round), each, length)
 
-    def tell(self, losses: dict[PeerId, float | None], members: list[PeerId] = PEERS) -> None:
+    def tell(self, losses: dict[PeerId, float | None], members: list[PeerId] = PEERS, rounds: int = 10**9) -> None:
+        """Tell losses after a round, of a run of so many."""
         self.heard.losses, self.heard.round = losses, self.heard.round + 1
-        head: Any = SimpleNamespace(members=tuple(members), round=Round(self.heard.round), committed_tokens=1)
-        self.sentinel.look(head, self.heard, 10**9)  # type: ignore[arg-type]
+        round = self.heard.round
+        head: Any = SimpleNamespace(members=tuple(members), round=Round(round), committed_tokens=round)
+        self.sentinel.look(head, self.heard, rounds)  # type: ignore[arg-type]
 
     @property
     def strayed(self) -> set[tuple[PeerId, str]]:
@@ -141,3 +143,21 @@ def test_who_is_no_member_any_more_is_no_longer_judged() -> None:
     for number in range(30):
         watch.tell(dict.fromkeys(PEERS, 3.0 - 0.01 * number) | {ODD: 6.0}, PEERS[:3])
     assert not watch.strayed
+
+
+@pytest.mark.parametrize("num", [1, 2, 4])
+@pytest.mark.parametrize("rounds", [8, 19, 200])
+def test_that_nobody_learns_is_said_of_few_members_and_of_few_rounds_too(num: int, rounds: int) -> None:
+    learning, watch = Watch(), Watch()
+    for number in range(1, rounds):
+        watch.tell(dict.fromkeys(PEERS[:num], 5.0 + 0.1 * number), PEERS[:num], rounds)
+        learning.tell(dict.fromkeys(PEERS[:num], 5.0 - 2.0 * number / rounds), PEERS[:num], rounds)
+    assert [type(event) for event in watch.events] == [NotLearning]
+    assert not learning.events
+
+
+def test_of_two_members_both_are_heard_before_anything_is_said() -> None:
+    watch = Watch()
+    for number in range(1, 200):
+        watch.tell({SELF: 5.0 + 0.1 * number, PEERS[1]: None}, PEERS[:2], 200)
+    assert not watch.events
