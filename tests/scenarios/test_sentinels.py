@@ -11,7 +11,7 @@ from weft.codec import Fp32Config
 from weft.data.batch import Batch
 from weft.events import Event, MemberStrays, NotLearning, RoundCommitted
 from weft.peer.trainer import Trainer
-from weft.sync.rows import AsyncDiLoCoConfig, FedAvgConfig
+from weft.sync.rows import AsyncDiLoCoConfig, ChocoConfig, DPsgdConfig, FedAvgConfig, MethodConfig, NoLoCoConfig
 
 EVERY = 4
 FEDAVG = FedAvgConfig(every=EVERY, codec=Fp32Config())
@@ -84,8 +84,31 @@ def test_everybody_names_who_strays_and_nobody_else(make_swarm: MakeSwarm, spoil
     assert not any(said(swarm, NotLearning).values())
 
 
-def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=FEDAVG, num_rounds=40)
+GOSSIP = [
+    DPsgdConfig(every=EVERY, mean_every=4),
+    pytest.param(ChocoConfig(every=EVERY, mean_every=4), marks=pytest.mark.slow),
+    pytest.param(NoLoCoConfig(every=EVERY), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("method", GOSSIP, ids=lambda method: type(method).__name__)
+def test_neighbours_name_who_strays_and_nobody_else(make_swarm: MakeSwarm, method: MethodConfig) -> None:
+    swarm = make_swarm(method=method, num_rounds=40)
+    spoilt(swarm, "d", times_the_rate(10))
+    play(swarm)
+    d, found = swarm.member("d").id, said(swarm, MemberStrays)
+    named = {name: {event.member for event in events if event.what == "update"} for name, events in found.items()}  # type: ignore[attr-defined]
+    assert all(each <= {d} for each in named.values()), named
+    assert sum(map(bool, named.values())) >= 2, named  # all who are its neighbours often enough
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FEDAVG, NoLoCoConfig(every=EVERY), pytest.param(GOSSIP[0], marks=pytest.mark.slow)],
+    ids=["fedavg", "noloco", "dpsgd"],
+)
+def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm, method: MethodConfig) -> None:
+    swarm = make_swarm(method=method, num_rounds=40)
     play(swarm)
     assert not any(said(swarm, MemberStrays).values())
     assert not any(said(swarm, NotLearning).values())

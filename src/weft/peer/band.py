@@ -8,10 +8,9 @@ Half of the others may show anything without moving a median far, and neither ho
 scatter leaves the band. Who has shown five values is judged by each new one. A member has left the band once three in
 a row were outside, and is back after three in a row inside: each is said once.
 
-Progress is told by the median over members: over the last rounds, against the first ones, of
-both the median, and where there are two in the middle the one that speaks for progress. A run of few rounds is judged
-by fewer of them, so by whether they are clearly apart. It is judged by who saw the run begin: later a loss may stand
-still for good reasons.
+Progress is told by the median over members: that of the last rounds against that of the first ones, and where two are
+in the middle, the one that speaks for progress. Of a run of few rounds it takes fewer, two at least. It is judged by
+who saw the run begin: later a loss may stand still for good reasons.
 
 Pure. It does not know what the values are, nor where they come from.
 """

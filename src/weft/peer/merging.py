@@ -38,8 +38,8 @@ from weft.sync.coding import codec_in, coding_in, payload_codec_in, reply_codec_
 from weft.sync.groups import counted, payload_of
 from weft.sync.machine import MergeDone, MergeFailed, Noticed, ResultHeld
 from weft.sync.messages import Base, Collect, Contribution, Manifest
-from weft.sync.neighbours import NOTHING, is_gossip, taken, takes_from
-from weft.sync.reduce import EncodedPart, Merger
+from weft.sync.neighbours import NOTHING, has_result, is_gossip, taken, takes_from
+from weft.sync.reduce import EncodedPart, Merger, decode_parts
 from weft.sync.replies import Replies
 from weft.sync.scope import Scope
 from weft.sync.weights import awaited_weight, weight_of
@@ -72,6 +72,9 @@ class _Work:
     is_mine: bool
 
 
+OnAdded = Callable[[Round, Contribution, float, bool], None]  # the round, what, how long, is it a whole payload
+
+
 class Merging:
     """Of one peer.
 
@@ -88,7 +91,7 @@ class Merging:
         self._gathering = gathering
         self._replies = Replies(scope)
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
-        self.on_added: Callable[[Round, Contribution, float], None] = lambda _round, _contribution, _length: None
+        self.on_added: OnAdded = lambda _round, _contribution, _length, _is_whole: None
 
     async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
         """Merge this peer's part of a plan, and serve the result.
@@ -221,7 +224,7 @@ class Merging:
             if legacy is None:
                 length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
                 if work.is_mine:
-                    self.on_added(work.round, contribution, length)
+                    self.on_added(work.round, contribution, length, False)
             else:
                 await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
         except PayloadError as error:
@@ -233,27 +236,55 @@ class Merging:
     async def _take(self, plan: Collect, part: int, base: Base) -> EncodedPart | _Failed:
         me, round = self._node.peer, base.round
         wanted = taken(base, plan, me) if base.electorate[part] == me else ()
+        alone = _alone(base, self._chain.head)
         self._taken = {key: data for key, data in self._taken.items() if key[0] == round}
-        fetched = await asyncio.gather(*(self._whole(each, part, base) for each in wanted))
+        fetched = await asyncio.gather(*(self._whole(each, part, base, alone) for each in wanted))
         if missing := [each.peer for each, data in zip(wanted, fetched, strict=True) if data is None]:
             return _Failed(tuple(missing))
+        if wanted and alone:
+            await self._measure_own(plan, base, alone)
         return EncodedPart(encoded=b"", digest=NOTHING)
 
-    async def _whole(self, contribution: Contribution, part: int, base: Base) -> Buffer | None:
+    async def _whole(self, contribution: Contribution, part: int, base: Base, alone: float) -> Buffer | None:
         """Return a neighbour's payload, from it or whoever has it, once it decodes; None: it cannot be had."""
-        num, codec = self.parts.nums(base, contribution.peer)[part], codec_in(base.charter.settings.method, base.round)
+        num = self.parts.nums(base, contribution.peer)[part]
         data = await self.parts.contribution(contribution, part, num, base.round)
         if data is None:
             data = await self.parts.from_others(contribution, contribution.parts[part], num, base)
         if data is None:
             return None
         try:
-            await self._compute.serve(lambda: self.parts.check(codec, data, num))
+            await self._measure(contribution, data, num, base, alone)
         except PayloadError as error:
             self._emit(PayloadRejected(round=base.round, member=contribution.peer, reason=str(error)))
             return None
         self._taken[base.round, counted(contribution).payload] = data
         return data
+
+    async def _measure_own(self, plan: Collect, base: Base, alone: float) -> None:
+        """Tell how long what this peer brings to its neighbours is: theirs are compared with it."""
+        nums = self.parts.nums(base, self._node.peer)
+        for each in plan.contributions:
+            if each.peer == self._node.peer and any(nums):
+                part = nums.index(max(nums))
+                if (data := await self.parts.here(each.parts[part])) is not None:
+                    await self._measure(each, data, nums[part], base, alone)
+
+    async def _measure(self, contribution: Contribution, data: Buffer, num: int, base: Base, alone: float) -> None:
+        """Decode a payload for neighbours, and tell how long the share `alone` of it is, if that is any.
+
+        Raises:
+            PayloadError: it is none.
+        """
+        codec = codec_in(base.charter.settings.method, base.round)
+
+        def measured() -> float:
+            decoded = decode_parts(codec, [data], [range(num)], self.parts.pool.empty(num))
+            return float(torch.linalg.vector_norm(decoded[: int(num * alone)]))
+
+        length = await self._compute.serve(measured)
+        if alone:
+            self.on_added(base.round, contribution, length, True)
 
 
 def plan_behind(manifest: Manifest, announced: Mapping[PeerId, Sequence[Digest]]) -> Collect | None:
@@ -271,6 +302,17 @@ def plan_behind(manifest: Manifest, announced: Mapping[PeerId, Sequence[Digest]]
     return Collect(
         attempt=manifest.attempt, revision=0, contributions=contributions, owners=owners, awaited=manifest.awaited
     )
+
+
+def _alone(base: Base, head: Manifest) -> float:
+    """Return of which share of what members send to neighbours, from its beginning, nothing but inner steps is told.
+
+    Of weights, and of how they differ from those before, it is all where everybody has begun from the same in this
+    round, and nothing once they are mixed with others'.
+    """
+    if base.charter.settings.method.send == "delta+weights":
+        return 0.5
+    return 1.0 if head.round == 0 or has_result(head) else 0.0
 
 
 def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:

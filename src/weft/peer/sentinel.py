@@ -2,10 +2,12 @@
 
     loss      what members tell of their inner steps with each heartbeat: their word
     update    the length of what they bring, of a delta by the root of the tokens in it: measured by this peer, on the
-              part that it merges, once decoded
+              part that it merges, once decoded; or of what its neighbours bring, in lengths of what it brings itself
 
 A member that computes on garbage, or with other rates than the run's, shows in both; one that lies about its loss shows
-in the second alone. What has a legacy or a group in it is not measured: it is the work of several.
+in the second alone. What has a legacy or a group in it is not measured: it is the work of several. Neither is,
+where members exchange with neighbours, what is mixed with others' work (`Merging`). In lengths of this peer's own,
+since each meets others in other rounds, in which rates are others.
 
 It does not know why.
 """
@@ -42,22 +44,35 @@ class Sentinel:
         self._heartbeat = heartbeat
         self._losses = Band(share=LOSS_SHARE)
         self._lengths = Band(width=math.log(TIMES if method.wait == "all" else TIMES_AGED))
-        self._is_sum = method.send == "delta"  # of steps: the more, the longer
+        self._is_sum = method.send != "gradient"  # of steps: the more, the longer
+        self._has_neighbours = method.graph is not None
         self._progress = Progress()
         self._told: dict[PeerId, tuple[Round, float]] = {}  # the last that each told, and in which round
         self._measured: tuple[Round, dict[PeerId, float]] = (Round(0), {})  # logarithms, of the round that is merged
         self._round = Round(0)  # of the last look
 
-    def merged(self, round: Round, contribution: Contribution, length: float) -> None:
-        """Take up how long a contribution is in the part that this peer merges."""
+    def merged(self, round: Round, contribution: Contribution, length: float, is_whole: bool = False) -> None:
+        """Take up how long a contribution is in the part that this peer merges.
+
+        Args:
+            is_whole: it is that of a neighbour, or this peer's own to them.
+        """
+        if is_whole != self._has_neighbours:  # a mean of what neighbours have mixed
+            return
         if contribution.legacy is not None or contribution.group is not None or not (contribution.tokens and length):
             return
         if self._measured[0] != round:  # the one before is whole
-            self._say("update", self._lengths.take(self._measured[1]), math.exp)
+            self._say("update", self._lengths.take(self._comparable(self._measured[1])), math.exp)
             self._measured = round, {}
         self._measured[1][contribution.peer] = math.log(
             length / math.sqrt(contribution.tokens if self._is_sum else 1.0)
         )
+
+    def _comparable(self, lengths: dict[PeerId, float]) -> dict[PeerId, float]:
+        if not self._has_neighbours:
+            return lengths
+        own = lengths.get(self._peer)
+        return {} if own is None else {peer: length - own for peer, length in lengths.items()}
 
     def look(self, head: Manifest, membership: Membership, tokens: int) -> None:
         """Take up what members tell.

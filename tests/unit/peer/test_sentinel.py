@@ -12,7 +12,7 @@ from weft.ids import BranchId, PeerId, Round, Tokens
 from weft.net.messages import Heartbeat
 from weft.peer.sentinel import Sentinel
 from weft.sync.messages import Contribution
-from weft.sync.rows import AsyncDiLoCoConfig, DdpConfig, FedAvgConfig, MethodConfig, spell_out
+from weft.sync.rows import AsyncDiLoCoConfig, DdpConfig, FedAvgConfig, MethodConfig, NoLoCoConfig, spell_out
 
 PEERS = [PeerId(digit * 64) for digit in "abcd"]
 SELF, ODD = PEERS[0], PEERS[3]
@@ -50,13 +50,13 @@ class Watch:
         assert found is not None
         return found
 
-    def merge(self, lengths: dict[PeerId, float], **more: Any) -> None:
+    def merge(self, lengths: dict[PeerId, float], is_whole: bool = False, **more: Any) -> None:
         """Merge a round's contributions, of which the odd one has more to it."""
         self.heard.round += 1
         for peer, length in lengths.items():
             each = Contribution(peer=peer, tokens=Tokens(100), parts=())
             each = msgspec.structs.replace(each, **(more if peer == ODD else {}))
-            self.sentinel.merged(Round(self.heard.round), each, length)
+            self.sentinel.merged(Round(self.heard.round), each, length, is_whole)
 
     def tell(self, losses: dict[PeerId, float | None], members: list[PeerId] = PEERS, rounds: int = 10**9) -> None:
         """Tell losses after a round, of a run of so many."""
@@ -110,6 +110,27 @@ def test_where_rounds_wait_for_nobody_lengths_may_differ_more() -> None:
         for _ in range(12):
             watch.merge(alike(odd))
         assert watch.strayed == strayed
+
+
+def test_neighbours_are_measured_by_what_one_brings_oneself() -> None:
+    for odd in (9.0, 1 / 9):
+        watch = Watch(NoLoCoConfig())
+        for number in range(30):  # another neighbour each time, while rates rise
+            pair = {SELF: 1.0, PEERS[1 + number % 3]: 1.0} | ({ODD: odd} if number % 3 == 2 else {})
+            watch.merge({peer: 1.4**number * length for peer, length in pair.items()}, is_whole=True)
+        assert watch.strayed == {(ODD, "update")}
+    watch = Watch(NoLoCoConfig())
+    for number in range(30):
+        watch.merge({SELF: 9.0, PEERS[1 + number % 3]: 1.0}, is_whole=True)
+    assert watch.strayed == {(SELF, "update")}
+
+
+def test_neighbours_are_not_measured_where_this_peer_brings_nothing_nor_in_what_all_have_mixed() -> None:
+    absent, means = Watch(NoLoCoConfig()), Watch(NoLoCoConfig())
+    for _ in range(20):
+        absent.merge({peer: length for peer, length in alike(9.0).items() if peer != SELF}, is_whole=True)
+        means.merge(alike(9.0))
+    assert not absent.strayed | means.strayed
 
 
 def test_a_loss_far_from_the_others_is_heard_also_of_oneself() -> None:
