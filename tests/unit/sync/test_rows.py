@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -55,25 +56,40 @@ def row(choices: Choices, train: Train, shapes: Shapes = ()) -> Tensor:
     return outer
 
 
-def sparseloco(train: Train, kept: int, beta: float, lr: float) -> Tensor:
-    """SparseLoCo, algorithm 1, by its notation; Q is the sign and the mean magnitude of a chunk."""
-    theta, e = torch.zeros(NUM), [torch.zeros(NUM) for _ in range(PEERS)]
+def by_sign(x: Tensor, kept: int) -> Tensor:
+    """SparseLoCo's Q: of each chunk the largest, of equal ones the first, as their signs and their mean magnitude."""
+    hat = torch.zeros(len(x))
+    for start in range(0, len(x), 4096):
+        chunk = x[start : start + 4096]
+        k = -(-kept * len(chunk) // 4096)
+        places = chunk.abs().sort(descending=True, stable=True).indices[:k]
+        hat[start + places] = chunk[places].abs().mean().bfloat16().float() * chunk[places].sign()
+    return hat
+
+
+def sparseloco(train: Train, kept: int, beta: float, lr: float, owners_beta: float | None = None) -> Tensor:
+    """SparseLoCo, algorithm 1, by its notation.
+
+    Args:
+        owners_beta: the mean over senders is sent by Q, too, and owners keep what that leaves, which is no part of the
+            paper; None: it is sent whole.
+    """
+    theta, e, kept_by_owners = torch.zeros(NUM), [torch.zeros(NUM) for _ in range(PEERS)], torch.zeros(NUM)
     for t in range(1, ROUNDS + 1):
         sent = []
         for r in range(PEERS):
             delta = theta - train(theta, t, r)
             e[r] = beta * e[r] + delta
-            hat = torch.zeros(NUM)
-            for start in range(0, NUM, 4096):
-                chunk = e[r][start : start + 4096]
-                k = -(-kept * len(chunk) // 4096)
-                places = chunk.abs().topk(k).indices
-                scale = chunk[places].abs().mean().bfloat16().float()
-                hat[start + places] = scale * chunk[places].sign()
+            hat = by_sign(e[r], kept)
             e[r] = e[r] - hat
             sent.append(hat)
-        stacked = torch.stack(sent)
-        theta = theta - lr * stacked.sum(0) / (stacked != 0).sum(0).clamp(min=1)
+        stacked = torch.stack(sent).double()
+        mean = (stacked.sum(0) / (stacked != 0).sum(0).clamp(min=1)).float()
+        if owners_beta is not None:
+            whole = owners_beta * kept_by_owners + mean
+            mean = by_sign(whole, kept)
+            kept_by_owners = whole - mean
+        theta = theta - lr * mean
     return theta
 
 
@@ -84,11 +100,12 @@ def test_sparseloco_is_its_paper() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_sparseloco_with_sparse_replies_moves_where_it_would_with_dense_ones() -> None:
-    dense = row(spell_out(SparseLoCoConfig(reply_codec=Fp32Config(), reply_feedback=None), PEERS), trained)
-    sparse = row(spell_out(SparseLoCoConfig(), PEERS), trained)
-    cosine = torch.nn.functional.cosine_similarity(dense, sparse, dim=0)
-    assert 0.5 < float(cosine) < 0.999  # not all has been sent yet
+@pytest.mark.parametrize("owners_beta", [1.0, 0.5])
+def test_sparseloco_with_sparse_replies_keeps_at_owners_what_they_leave(owners_beta: float) -> None:
+    config = SparseLoCoConfig(feedback=0.95, lr=0.7, reply_feedback=owners_beta)
+    found, wanted = row(spell_out(config, PEERS), trained), sparseloco(trained, 64, 0.95, 0.7, owners_beta)
+    assert torch.count_nonzero(wanted) > 0.05 * NUM
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def sparseloco_of_tiles(train: Train) -> Tensor:
