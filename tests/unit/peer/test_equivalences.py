@@ -1,4 +1,4 @@
-"""Methods that are the same where the choices in which they differ do not matter, over twenty steps of real models."""
+"""Methods that are the same where their choices do not matter, over twenty steps of real models; one a plain loop."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from unit.peer.tiny import batches, run_config
 from weft.clock import VirtualClock
 from weft.codec import Fp32Config
-from weft.model import initial_vector
+from weft.model import assemble, initial_vector
 from weft.peer.config import RunConfig
 from weft.peer.machine import PeerConfig
 from weft.peer.trainer import Trainer
@@ -74,12 +74,29 @@ def test_fedavg_of_one_step_is_ddp_with_sgd(tmp_path: Path) -> None:
     assert_same(trained(fedavg, tmp_path, 4), trained(ddp, tmp_path, 4))
 
 
+def plain(run: RunConfig, folder: Path, momentum: float) -> Tensor:
+    """Return where torch's own SGD leads over the same samples, with nothing of weft but the model."""
+    vector, data = initial_vector(run.model, run.seed), batches(folder)
+    model = assemble(run.model, vector).requires_grad_(True).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+    for step in range(STEPS):
+        size = run.train.batch_size
+        tokens, targets = data.at(np.arange(step * size, (step + 1) * size, dtype=np.int64))
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return vector  # the model's memory
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_one_peer_whose_delta_is_taken_as_it_is_trains_as_if_it_were_alone(tmp_path: Path, momentum: float) -> None:
-    diloco = Choices(every=5, send="delta", apply=SgdConfig(lr=1.0), codec=Fp32Config())
-    whole = Choices(every=STEPS, send="delta", apply=SgdConfig(lr=1.0), codec=Fp32Config())
-    optimizer = InnerSgdConfig(momentum=momentum)
-    assert_same(trained(of(diloco, optimizer), tmp_path, 1), trained(of(whole, optimizer), tmp_path, 1))
+@pytest.mark.parametrize("every", [1, 5, STEPS])
+def test_one_peer_whose_delta_is_taken_as_it_is_trains_as_a_plain_loop_does(
+    tmp_path: Path, every: int, momentum: float
+) -> None:
+    choices = Choices(every=every, send="delta", apply=SgdConfig(lr=1.0), codec=Fp32Config())
+    run = of(choices, InnerSgdConfig(momentum=momentum))
+    assert_same(plain(run, tmp_path, momentum), trained(run, tmp_path, 1))
 
 
 def test_the_proximal_term_pulls_each_inner_step_towards_the_outer_parameters(tmp_path: Path) -> None:
