@@ -24,6 +24,7 @@ from weft.codec import (
     TopKConfig,
 )
 from weft.codec.build import build
+from weft.ids import Round
 from weft.model.config import named
 from weft.model.initial import initial_vector
 from weft.rng import integers64, stream
@@ -32,9 +33,12 @@ from weft.sync.coding import codec_in, coding_in, reply_codec_in
 from weft.sync.mean import merge
 from weft.sync.method import Method
 from weft.sync.outer import StepContext, norm
+from weft.sync.payload import encode as encode_payload
 from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
+from weft.sync.replies import Replies
 from weft.sync.rows import (
     AsyncDiLoCoConfig,
+    CocktailConfig,
     DdpConfig,
     DeMoConfig,
     DiLoCoConfig,
@@ -42,9 +46,11 @@ from weft.sync.rows import (
     MethodConfig,
     PowerSgdConfig,
     SparseLoCoConfig,
+    StreamingConfig,
     spell_out,
 )
 from weft.sync.schedule import CosineConfig, WsdConfig, lr
+from weft.sync.scope import Scope
 from weft.wire import digest
 
 NUM = (1 << 17) + 4096 + 77  # several chunks of every loop, enough for torch to start threads, and a short block
@@ -112,6 +118,35 @@ def rounds(config: MethodConfig, device: str) -> str:
     return of(torch.cat([outer, *state.values()]))
 
 
+def rounds_with_errors(config: MethodConfig, device: str) -> str:
+    """The same by the whole way of a payload: of fragments, with feedback of peers and of who merges."""
+    method, num = Method(spell_out(config, 3), AdamWConfig()), NUM
+    scope, outer = Scope(num, method.choices.fragments), numbers("outer").to(device)
+    state = {name: tensor.to(device) for name, tensor in method.init(num).items()}
+    errors = [torch.zeros(num) for _ in range(3)]
+    replies, seen = Replies(scope), list[torch.Tensor]()
+    for t in (1, 2, 1 + scope.fragments, 2 + scope.fragments):  # a fragment's second round starts from errors
+        here = range(scope.num_sent(t))
+        merger = Merger(len(here), coding_in(method.choices, t))
+        for peer, tokens in enumerate(TOKENS):
+            local = (numbers("local", t, peer) * 2.0**-10).to(device)
+            delta = method.delta(outer, local).cpu()
+            (encoded,), left = encode_payload(method, scope, state, delta, errors[peer], (here,), t)
+            if left is not None:
+                scope.put(errors[peer], t, left)
+            merger.add(tokens, encoded)
+        result = replies.encode(merger.merged(), here, Round(t), method.choices)
+        replies.settle(Round(t), [result.digest])
+        merged = reply_codec_in(method.choices, t).decode(result.encoded, len(here)).to(device)
+        mine, parts = scope.take(outer, t), {name: scope.take(vector, t) for name, vector in state.items()}
+        method.apply(mine, parts, merged, StepContext(number=t, round=t))
+        scope.put(outer, t, mine)
+        for name, vector in parts.items():
+            scope.put(state[name], t, vector)
+        seen.append(merged.cpu())
+    return of(torch.cat([each.cpu() for each in (outer, *state.values(), *errors, *seen)]))
+
+
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
     device = sys.argv[2]
@@ -131,6 +166,8 @@ def main() -> None:
         "demo": rounds(DeMoConfig(), device),
         "powersgd": rounds(PowerSgdConfig(), device),
         "async-diloco": rounds(AsyncDiLoCoConfig(delay=2), device),
+        "streaming": rounds_with_errors(StreamingConfig(), device),
+        "cocktail": rounds_with_errors(CocktailConfig(), device),
     }
     sys.stdout.write(json.dumps(stages))
 
