@@ -9,6 +9,10 @@ DeMo, CCLoco and SparseLoCo that over senders. Where peers send different elemen
 times larger: an outer learning rate that fits one rule does not fit the other. It awaits nothing: what is late will be
 a sender's in its own round.
 
+Of a group (`group_mean`) only its mean comes to the owner of a part, with the weight of the whole group. The mean over
+peers stays what it is, but for rounding. That over senders does not: it is taken within the group, and then over groups
+and lone members, so an element that one of ten wards sent weighs there as if all ten had.
+
 All in float64, elementwise, one rounding per operation, and one more to fp32 at the end: a fixed sequence of IEEE
 operations, equal on every machine. Weights are integers and are not normalised first: w/W rounded to fp32 would not
 sum to one. With float64 every w x is exact (24 + 29 bits, for w < 2^29), so

@@ -52,7 +52,7 @@ CHUNK = 1 << 16  # elements: three operands of 256 KiB fit a core's second-level
 class StepContext:
     """What a step needs beside the vectors; equal on all members."""
 
-    number: int  # counts outer steps, from 1
+    number: int  # the round's; with fragments about how many steps its fragment has had: max(round // fragments, 1)
     round: int = 0
     lr: float = 0.0  # of the schedule; sgd and nesterov have their own
     num_decayed: int = 0  # elements [0, num_decayed) decay: the layout puts matrices first
