@@ -296,6 +296,12 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 'method: wait: "ready" lets each member bring its delta when that is done; set wait = "all", or '
                 'send = "delta" and among = "all".'
             )
+        if self.wait == "ready" and self.fragments > 1:
+            raise ConfigError(
+                f"method: fragments: {self.fragments} follow the round's number, and where rounds wait for nobody each "
+                "member is counted in every so many of them: some would bring one fragment and lose the others; set "
+                'fragments = 1, or wait = "all".'
+            )
         if self.send == "delta" and isinstance(self.apply, InnerConfig):
             raise ConfigError(
                 'method: apply: "inner" steps along gradients, a delta already holds inner steps; '
@@ -330,6 +336,11 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             raise ConfigError(
                 'method: error: what stays in the local parameters stays whole; set send = "delta", feedback = 1.0 and '
                 'fragments = 1, or error = "apart".'
+            )
+        if self.error == "local" and self.mix:
+            raise ConfigError(
+                f"method: mix: {self.mix:g} is a share of what a member goes on from, and with error = "
+                '"local" that keeps all that was not sent; set mix = 0, or error = "apart".'
             )
         if isinstance(self.basis, LowRankConfig) and self.feedback is None:
             raise ConfigError(

@@ -14,17 +14,20 @@ from unit.peer import tiny
 from unit.peer.test_contribution import carry_of
 from unit.peer.test_equivalences import assert_same
 from unit.peer.test_streaming import samples
-from weft.codec import CodecConfig, Fp32Config, Int8Config, TopKConfig
+from weft.codec import CodecConfig, Fp32Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.build import build
+from weft.errors import ConfigError
 from weft.ids import Digest, PeerId, Round
 from weft.model import initial_vector
 from weft.peer.config import RunConfig
 from weft.peer.mixing import Met
-from weft.sync.choices import Choices, GraphConfig, InnerSgdConfig, MixConfig
+from weft.sync.choices import Choices, GraphConfig, InnerSgdConfig, MixConfig, check_graph
 from weft.sync.coding import codec_in
+from weft.sync.gossip import Neighbour
+from weft.sync.gossip import build as build_gossip
 from weft.sync.graph import mixing
 from weft.sync.mean import merge
-from weft.sync.rows import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig
+from weft.sync.rows import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig, spell_out
 
 PEERS, ROUNDS, EVERY = 5, 8, 2
 KEY = "run"
@@ -280,3 +283,46 @@ def test_a_method_of_neighbours_is_refused_where_it_is_no_whole() -> None:
     ):
         with pytest.raises(ValueError, match="method: "):
             Choices(every=1, **fields)  # type: ignore[arg-type]
+
+
+def test_a_graph_in_which_not_all_hear_of_each_other_is_refused() -> None:
+    check_graph(GraphConfig(graph="ring"), num_peers=32, electors=32)
+    with pytest.raises(ConfigError, match="of 40 peers only 32 can be members"):
+        check_graph(GraphConfig(graph="ring"), num_peers=40, electors=32)
+    with pytest.raises(ConfigError, match=r'graph "random" of degree 1, 32 peers do not mix'):
+        check_graph(GraphConfig(graph="random", degree=1), num_peers=32, electors=32)
+
+
+@pytest.mark.parametrize("num", [4, 8])
+@pytest.mark.parametrize(
+    ("codec", "most"),
+    [
+        (TopKConfig(), 0.7),
+        (TopKConfig(kept=256), 0.4),
+        (RandomKConfig(kept=410, largest=82, values="int4"), 0.75),
+        (SignConfig(), 0.1),
+        (Int8Config(), 0.02),
+    ],
+)
+def test_choco_brings_members_together_by_default(codec: CodecConfig, most: float, num: int) -> None:
+    """Of what would stay if nothing were exchanged, where nobody trains meanwhile."""
+    num_numbers = 4096
+    gossip = build_gossip(spell_out(ChocoConfig(codec=codec), num))
+    assert gossip is not None
+    outer, states = torch.zeros(num_numbers), [dict[str, Tensor]() for _ in range(num)]
+    x = list(torch.randn(num, num_numbers, generator=torch.Generator().manual_seed(0)))
+
+    def apart() -> float:
+        return float((torch.stack(x) - torch.stack(x).mean(0)).norm())
+
+    before = apart()
+    for number in range(1, 41):
+        codec_now = build(codec, number)
+        sent = [
+            codec_now.decode(codec_now.encode(gossip.payload(outer, *each)), num_numbers)
+            for each in zip(x, states, strict=True)
+        ]
+        for i, row in enumerate(mixing("ring", num)):
+            theirs = [Neighbour(PeerId(str(j)), weight, sent[j]) for j, weight in row.items()]
+            x[i], states[i] = gossip.mixed(x[i], states[i], sent[i], theirs)
+    assert apart() < most * before

@@ -7,14 +7,24 @@ import torch
 from weft.codec import Bf16Config, Fp32Config, Int8Config
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
-from weft.sync.choices import AdamWConfig, Choices, InnerConfig, InnerSgdConfig, MuonConfig, NesterovConfig, SgdConfig
+from weft.sync.choices import (
+    AdamWConfig,
+    Choices,
+    InnerConfig,
+    InnerSgdConfig,
+    MixConfig,
+    MuonConfig,
+    NesterovConfig,
+    SgdConfig,
+)
 from weft.sync.coding import coding_in
 from weft.sync.mean import merge
 from weft.sync.method import Method
 from weft.sync.outer import StepContext, build
 from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, diloco_defaults, spell_out
 
-WHOLE = {"type": "custom", "every": 5, "send": "delta", "apply": {"type": "sgd"}, "merged_by": "all"}
+DELTA = {"type": "custom", "every": 5, "send": "delta", "apply": {"type": "sgd"}}
+WHOLE = {**DELTA, "merged_by": "all"}
 
 
 class Holder(Config, frozen=True, kw_only=True):
@@ -41,6 +51,21 @@ def test_rows_spell_out_the_table() -> None:
 def test_diloco_rates_follow_the_scaling_law_table(num_peers: int, lr: float) -> None:
     assert diloco_defaults(num_peers) == (lr, 0.9)
     assert spell_out(DiLoCoConfig(), num_peers).apply == NesterovConfig(lr=lr, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("codec", "step"),
+    [
+        ({"type": "top_k"}, 0.0625),
+        ({"type": "top_k", "kept": 256}, 0.125),
+        ({"type": "random_k", "kept": 410, "largest": 64}, 0.0312),
+        ({"type": "sign"}, 0.4),
+        ({"type": "bf16"}, 1.0),
+    ],
+)
+def test_the_step_of_choco_follows_from_its_codec(codec: dict[str, object], step: float) -> None:
+    assert read({"type": "choco", "codec": codec}).apply == MixConfig(step=step)
+    assert read({"type": "choco", "codec": codec, "step": 0.3}).apply == MixConfig(step=0.3)
 
 
 def test_a_custom_mix_is_taken_as_it_is() -> None:
@@ -75,6 +100,8 @@ def test_a_custom_mix_is_taken_as_it_is() -> None:
         ({"type": "sparseloco", "reply_feedback": None}, "reply_feedback"),
         ({**WHOLE, "codec": {"type": "int8"}, "reply_feedback": 1.0}, "nobody finds the same"),
         ({**WHOLE, "tune": 0.05}, "tune"),
+        ({**DELTA, "wait": "ready", "fragments": 4}, "fragments: 4 follow the round's number"),
+        ({**DELTA, "error": "local", "feedback": 1.0, "mix": 0.5}, "mix: 0.5 is a share"),
     ],
 )
 def test_a_mix_that_cannot_work_is_refused(tree: dict[str, object], message: str) -> None:
