@@ -32,6 +32,7 @@ _Name = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z][a-z0-9_.-]*\
 # No path and no address: it is handed to code, and a stranger may have written it.
 _Word = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_-]*\Z")]
 _Setting = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z][a-z0-9_]*\Z")]
+_Value = bool | int | float | _Word
 
 
 class ExtensionConfig(Config, frozen=True, kw_only=True, tag_field="type"):
@@ -40,7 +41,7 @@ class ExtensionConfig(Config, frozen=True, kw_only=True, tag_field="type"):
     name: _Name
     source: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z", description="digest of the text it is made by")]
     settings: Annotated[
-        tuple[tuple[_Setting, bool | int | float | _Word], ...],
+        tuple[tuple[_Setting, _Value], ...],
         msgspec.Meta(max_length=MAX_SETTINGS, description="names and values, ascending by name"),
     ] = ()
 
@@ -70,10 +71,15 @@ def learn(name: str, make: Callable[..., Any]) -> Known:
         make: a class, or a function, of a module that has a file. The digest is of the whole file's text.
 
     Raises:
-        ConfigError: the text cannot be found.
+        ConfigError: no such name, or the text cannot be found or is not UTF-8.
     """
+    if not _fits(name, _Name):
+        allowed = 'lower-case letters, digits, dots, dashes and underscores, 64 at most, a letter first: "acme.bits12"'
+        raise ConfigError(f"an extension's name is {name!r:.80}. Allowed: {allowed}.")
     try:
         text = Path(inspect.getsourcefile(make) or "").read_text(encoding="utf-8")  # line ends are one on all systems
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: the file of {make!r} is not UTF-8, as every member reads it: {error}.") from None
     except (OSError, TypeError) as error:
         raise ConfigError(f"{name}: {make!r} is of no file whose text others could have: {error}.") from None
     known = Known(name, digest(text.encode()), make)
@@ -92,13 +98,36 @@ def make(config: ExtensionConfig) -> Any:
         raise ConfigError(f"the run computes with {_described(config)}, and {_instead(config)}")
     try:
         return known.make(**dict(config.settings))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{config.name}: it cannot be made with {dict(config.settings)}: {error}.") from error
+    except Exception as error:  # of whatever kind: settings are anybody's
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{config.name}: it cannot be made with {dict(config.settings)}: {said}.") from error
 
 
-def settings_of(values: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
-    """Return `values` as a config has them."""
+def settings_of(name: str, values: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
+    """Return `values`, settings of the extension `name`, as a config has them.
+
+    Raises:
+        ConfigError: names the first that no member would take.
+    """
+    if len(values) > MAX_SETTINGS:
+        raise ConfigError(f"{name}: it is made with {len(values)} settings. Allowed: {MAX_SETTINGS} at most.")
+    for setting, value in values.items():
+        if not _fits(setting, _Setting):
+            allowed = "lower-case letters, digits and underscores, 64 at most, a letter first"
+            raise ConfigError(f"{name}: a setting's name is {setting!r:.80}. Allowed: {allowed}.")
+        is_number = isinstance(value, int | float) and abs(value) < (1 << 63)
+        if not (_fits(value, _Word) if isinstance(value, str) else is_number):
+            allowed = "a number that is finite and of at most 64 bits, a truth, or a word of at most 64 letters, digits"
+            raise ConfigError(f"{name}: its setting {setting} is {value!r:.80}. Allowed: {allowed}, - and _.")
     return tuple(sorted(values.items()))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _described(config: ExtensionConfig) -> str:

@@ -1,5 +1,8 @@
 """What a run may name of code from outside the package, and who may compute with it."""
 
+from importlib import import_module
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -104,6 +107,39 @@ def test_settings_that_it_refuses_are_a_mistake_in_the_run() -> None:
             require(Choices(every=1, send="delta", apply=yogi.outer(**settings)))
 
 
+@pytest.mark.parametrize("name", ["Bad Name!", "", "1st", "a" * 65, 7])
+def test_a_name_that_no_run_could_have_is_refused_where_it_is_given(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"an extension's name is .*Allowed: lower-case letters"):
+        weft.extend(name, Plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"path": "/etc/passwd"}, "its setting path is '/etc/passwd'. Allowed: a number"),
+        ({"of": [1]}, r"its setting of is \[1\]"),
+        ({"lr": float("nan")}, "its setting lr is nan"),
+        ({"big": 1 << 64}, "its setting big is 18446744073709551616"),
+        ({"Upper": 1}, "a setting's name is 'Upper'"),
+        ({f"a{number}": 1 for number in range(33)}, "it is made with 33 settings"),
+    ],
+)
+def test_settings_that_no_member_would_take_are_refused_where_they_are_given(
+    settings: dict[str, object], words: str
+) -> None:
+    known = weft.extend("test.plain", Plain)
+    for use in (known.codec, known.outer):
+        with pytest.raises(ConfigError, match=f"test.plain: {words}"):
+            use(**settings)  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "latin.py").write_bytes("# coding: latin-1\nclass Latin:\n    word = 'é'\n".encode("latin-1"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"test\.latin: the file of .* is not UTF-8"):
+        weft.extend("test.latin", import_module("latin").Latin)
+
+
 def test_what_has_no_file_cannot_be_named() -> None:
     with pytest.raises(ConfigError, match="of no file"):
         weft.extend("test.builtin", dict)
@@ -121,9 +157,83 @@ def test_a_codec_is_held_to_its_lengths_and_to_finite_values() -> None:
         build(sized()).decode(b"abc", 3)
     with pytest.raises(PayloadError):
         build(sized(value=torch.nan)).decode(b"xxx", 3)
-    with pytest.raises(ValueError, match="3 of fp32 are due"):
+    with pytest.raises(PayloadError, match="3 of fp32 are due"):
         build(sized(num=1)).decode(b"xxx", 3)
     assert build(sized(value=2.0)).decode(b"xxx", 3).tolist() == [2.0] * 3
+
+
+class Plain:
+    """fp32 as it lies in memory, which decodes, or makes a step, as its subclasses say."""
+
+    def encode(self, vector: torch.Tensor) -> bytes:
+        return vector.numpy().tobytes()
+
+    def decode(self, data: bytes, num: int, out: torch.Tensor | None = None) -> object:
+        return torch.frombuffer(bytearray(data), dtype=torch.float32)
+
+    def nbytes(self, num: int) -> int:
+        return 4 * num
+
+
+class CannotEncode(Plain):
+    def encode(self, vector: torch.Tensor) -> bytes:
+        raise KeyError("typo")
+
+
+class CannotDecode(Plain):
+    def decode(self, data: bytes, num: int, out: torch.Tensor | None = None) -> object:
+        raise KeyError("typo")
+
+
+class DecodesNaN(Plain):
+    def decode(self, data: bytes, num: int, out: torch.Tensor | None = None) -> object:
+        return torch.full((num,), torch.nan)
+
+
+class DecodesMore(Plain):
+    def decode(self, data: bytes, num: int, out: torch.Tensor | None = None) -> object:
+        return torch.zeros(num + 1)
+
+
+class DecodesNothing(Plain):
+    def decode(self, data: bytes, num: int, out: torch.Tensor | None = None) -> object:
+        return None
+
+
+def codec_of(kind: type) -> ExtensionCodecConfig:
+    return weft.extend(f"test.{kind.__name__.lower()}", kind).codec()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (CannotEncode, "cannot encode 3 numbers: KeyError: 'typo'"),
+        (CannotDecode, "cannot decode what it has made itself: .*KeyError: 'typo'"),
+        (DecodesNaN, "cannot decode what it has made itself: .*NaN"),
+        (DecodesMore, "cannot decode what it has made itself: .*3 of fp32 are due"),
+        (DecodesNothing, "cannot decode what it has made itself: .*NoneType"),
+    ],
+)
+def test_a_codec_that_cannot_read_its_own_payload_is_told_so_where_it_encodes(kind: type, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"codec test.{kind.__name__.lower()} {words}"):
+        build(codec_of(kind)).encode(torch.ones(3))
+
+
+def test_a_codec_that_takes_no_notice_of_where_to_decode_to_has_it_copied_there() -> None:
+    out = torch.zeros(3)
+    codec = build(codec_of(Plain))
+    assert codec.decode(codec.encode(torch.ones(3)), 3, out) is out
+    assert out.tolist() == [1.0] * 3
+
+
+def test_what_is_neither_codec_nor_outer_step_is_refused_as_such() -> None:
+    known = weft.extend("test.remembers", Remembers)
+    with pytest.raises(
+        ConfigError, match=r"test\.remembers: Remembers is no codec: it needs encode, decode and nbytes"
+    ):
+        build(known.codec())
+    with pytest.raises(ConfigError, match=r"test\.plain: Plain is no outer step: it needs init and apply"):
+        optimizers.build(weft.extend("test.plain", Plain).outer())
 
 
 def test_what_is_encoded_once_is_not_encoded_by_a_codec_that_may_lose_it() -> None:
@@ -138,6 +248,84 @@ def test_the_state_of_an_outer_step_is_vectors_as_long_as_the_parameters(setting
     assert isinstance(optimizers.build(config), Outer)
     with pytest.raises(ConfigError, match=r"test\.remembers"):
         optimizers.build(config).init(4)
+
+
+class Steps:
+    """An outer step with one vector of state; subclasses break one promise each."""
+
+    def init(self, num: int) -> State:
+        return {"m": torch.zeros(num)}
+
+    def apply(self, outer: torch.Tensor, state: State, merged: torch.Tensor, context: StepContext) -> None:
+        outer.sub_(merged)
+
+
+class Grows(Steps):
+    def apply(self, outer: torch.Tensor, state: State, merged: torch.Tensor, context: StepContext) -> None:
+        state["new"] = torch.zeros(2)
+
+
+class Replaces(Steps):
+    def apply(self, outer: torch.Tensor, state: State, merged: torch.Tensor, context: StepContext) -> None:
+        state["m"] = state["m"] + merged
+
+
+class Lengthens(Steps):
+    def apply(self, outer: torch.Tensor, state: State, merged: torch.Tensor, context: StepContext) -> None:
+        state["m"].resize_(9)
+
+
+class BreaksItself(Steps):
+    def apply(self, outer: torch.Tensor, state: State, merged: torch.Tensor, context: StepContext) -> None:
+        raise KeyError("typo")
+
+
+class MakesNaN(Steps):
+    def apply(self, outer: torch.Tensor, state: State, merged: torch.Tensor, context: StepContext) -> None:
+        outer.fill_(torch.nan)
+
+
+class RemembersInfinity(Steps):
+    def apply(self, outer: torch.Tensor, state: State, merged: torch.Tensor, context: StepContext) -> None:
+        state["m"].fill_(torch.inf)
+
+
+class BeginsWithNaN(Steps):
+    def init(self, num: int) -> State:
+        return {"m": torch.full((num,), torch.nan)}
+
+
+class BeginsWithNothing(Steps):
+    def init(self, num: int) -> State:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (Grows, ConfigError, "its state was 'm' and is 'm', 'new' after a step"),
+        (Replaces, ConfigError, "its state 'm' is another tensor"),
+        (Lengthens, ConfigError, "its state 'm' is another tensor after a step, or of another shape"),
+        (BreaksItself, ConfigError, "step 7 raised KeyError: 'typo'"),
+        (MakesNaN, NotFinite, "what it made of the parameters holds NaN or infinity"),
+        (RemembersInfinity, NotFinite, "its state 'm' holds NaN or infinity"),
+        (BeginsWithNaN, NotFinite, "its first state 'm' holds NaN or infinity"),
+        (BeginsWithNothing, ConfigError, "its state is a NoneType"),
+    ],
+)
+def test_an_outer_step_is_held_to_its_state_and_to_finite_values(
+    kind: type, error: type[Exception], words: str
+) -> None:
+    name = f"test.{kind.__name__.lower()}"
+    step = optimizers.build(weft.extend(name, kind).outer())
+    with pytest.raises(error, match=f"{name}: {words}"):
+        step.apply(torch.zeros(4), step.init(4), torch.ones(4), StepContext(number=7))
+
+
+def test_an_outer_step_that_keeps_to_it_is_made() -> None:
+    step, outer = optimizers.build(weft.extend("test.steps", Steps).outer()), torch.zeros(4)
+    step.apply(outer, step.init(4), torch.ones(4), StepContext(number=1))
+    assert outer.tolist() == [-1.0] * 4
 
 
 def test_the_method_of_the_example_is_the_papers() -> None:

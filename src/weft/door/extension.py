@@ -27,23 +27,23 @@ class Extension:
     def codec(self, **settings: Value) -> ExtensionCodecConfig:
         """Return it as a method's `codec` or `reply_codec`, made with `settings` on every member."""
         known = self.known
-        return ExtensionCodecConfig(name=known.name, source=known.source, settings=settings_of(settings))
+        return ExtensionCodecConfig(name=known.name, source=known.source, settings=settings_of(known.name, settings))
 
     def outer(self, **settings: Value) -> ExtensionOuterConfig:
         """Return it as a method's `apply`, made with `settings` on every member."""
         known = self.known
-        return ExtensionOuterConfig(name=known.name, source=known.source, settings=settings_of(settings))
+        return ExtensionOuterConfig(name=known.name, source=known.source, settings=settings_of(known.name, settings))
 
 
 def extend(name: str, make: Any) -> Extension:
     """Let this process compute with what `make` makes, in runs that name it.
 
     Args:
-        name: lower-case letters, digits, dots, dashes and underscores: "acme.bits12".
+        name: lower-case letters, digits, dots, dashes and underscores, a letter first: "acme.bits12".
         make: a class or function in a file of its own. Called with a run's settings by keyword, it returns a `Codec`
             where a method has it as a codec, an `Outer` where a method has it as an outer step.
 
     Raises:
-        ConfigError: the text of `make` cannot be found.
+        ConfigError: another name, or the text of `make` cannot be found.
     """
     return Extension(learn(name, make))
