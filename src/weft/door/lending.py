@@ -39,6 +39,11 @@ class Lending:
         """Whether the loop makes no more steps."""
         return self._has_left
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no step is lent beyond the one under way."""
+        return self._num_lent <= 1
+
     # --- the peer's side ---
 
     def lend(self, num_steps: int, should_stop: Callable[[], bool]) -> list[Made]:

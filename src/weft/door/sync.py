@@ -14,25 +14,27 @@ Failure:
 - other members come, leave, die, are slow: rounds go on with who is there.
 - this peer cannot go on (removed, disk full, parameters that are not finite): `step` and `finish` raise why.
 - the loop raises, or is interrupted: the peer says goodbye, saves, and the exception goes on. The model stays as it is.
+- the script ends without `with` or `finish`: as if it were interrupted, at the exit of Python.
 - this process is killed: started again, it goes on from its last checkpoint. The optimizer's state is the loop's own.
 """
 
 import asyncio
-import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Self
+from weakref import ref
 
 from torch import Tensor, nn
 
-from weft.config import load
+from weft.door.given import config_of, require_kind, require_members, require_one_process, shown, whole
 from weft.door.home import default_home
 from weft.door.learner import LoopLearner
+from weft.door.leaving import RoundTimes, at_exit, hand_in
 from weft.door.lending import Lending
 from weft.door.tensors import Tensors, require_same
 from weft.errors import ConfigError
@@ -44,9 +46,7 @@ from weft.peer.launch_loop import Loop, found, join
 from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer
 
-LOOK_S = 0.1
-MOST_ROUNDS = 2  # that a loop which has ended stays for, so that what it made last is counted
-MOST_S = 60.0  # the same where no round is decided any more
+NOT_STARTED = "weft.Sync has not started: use it as `with weft.Sync(...) as sync`, or call start()"
 LEAVES_S = 60.0  # for goodbye and checkpoint where the loop broke: what takes longer goes on without being waited for
 
 
@@ -62,10 +62,12 @@ class Machine:
     def options(self) -> Options:
         """
         Raises:
-            ConfigError: the settings' file.
+            ConfigError: the settings, or their file; a field of another type.
         """
+        for name in ("home", "key"):
+            require_kind(getattr(self, name), (str, Path, NoneType), f"machine: {name}", "a path, or None")
         given = PeerConfig() if self.settings is None else self.settings
-        settings = given if isinstance(given, PeerConfig) else load(Path(given), PeerConfig)
+        settings = config_of(given, PeerConfig, "machine: settings")
         home = Home(default_home() if self.home is None else Path(self.home).absolute())
         key = None if self.key is None else Path(self.key)
         return Options(home=home, key=key, settings=settings, sinks=tuple(self.sinks))
@@ -89,7 +91,8 @@ class Sync:
         on_ticket: told the ticket of a run that is founded, from another thread. Printed to standard error by default.
 
     Raises:
-        ConfigError: a file that says something weft cannot do, or a model with nothing to train.
+        ConfigError: something that weft cannot do is in a file or an argument; a model with nothing to train; or a
+            process that is one rank of several of torch.distributed.
     """
 
     def __init__(
@@ -104,10 +107,16 @@ class Sync:
     ) -> None:
         if config is None and ticket is None:
             raise ConfigError('weft.Sync needs a config, to found a run, or ticket="...", to join one.')
-        self._config = load(Path(config), SyncConfig) if isinstance(config, str | Path) else config
+        require_one_process()
+        require_kind(ticket, (str, NoneType), "ticket", "a str, as a member printed it, or None")
+        require_kind(machine, (Machine, NoneType), "machine", "a weft.Machine(home=..., settings=...), or None")
+        require_members(wait_for)
+        self._config = None if config is None else config_of(config, SyncConfig, "config")
         self._given = ticket
         self._wait_for = wait_for
+        self._times = RoundTimes()
         self._options = (machine or Machine()).options()
+        self._options = replace(self._options, sinks=(*self._options.sinks, self._times))
         self._on_ticket = on_ticket
         self._tensors = Tensors(model)
         self._lending = Lending()
@@ -127,8 +136,14 @@ class Sync:
 
         Raises:
             WeftError: as `weft.peer.launch_loop`: the run, the ticket, the network, or a model that is not the run's.
+            RuntimeError: it was started before, which goes on as it was.
         """
+        if self._thread.is_alive():
+            raise RuntimeError("weft.Sync has started already: go on with step(), or end it with finish()")
+        if self._thread.ident is not None or self._lending.has_left:
+            raise RuntimeError("weft.Sync has ended: make another to go on, from where the others are by then")
         try:
+            at_exit(partial(_close, ref(self)))
             self._thread.start()
             self._lending.begin()
         except BaseException as error:
@@ -148,20 +163,24 @@ class Sync:
             model holds the parameters of the last round.
 
         Raises:
-            ConfigError: more samples than the run's `batch_size`, or none.
+            ConfigError: more samples than the run's `batch_size`, or none; a loss that is no number; or other
+                parameters of the module are trained than when this was made.
             WeftError: the peer cannot go on.
         """
         peer = self._peer
         if peer is None:
-            raise RuntimeError("weft.Sync has not started: use it as `with weft.Sync(...) as sync`, or call start()")
+            raise RuntimeError(NOT_STARTED)
         most = peer.replica.charter.settings.batch_size
-        samples = most if num_samples is None else int(num_samples)
+        samples = most if num_samples is None else whole(num_samples)
         if not 0 < samples <= most:
             raise ConfigError(
-                f"step: num_samples is {samples}, and the run's batch_size, the most of one step, {most}. Make smaller "
-                "steps, or a run with a larger batch_size."
+                f"step: num_samples is {num_samples}, and the run's batch_size, the most of one step, {most}. Make "
+                "smaller steps, or a run with a larger batch_size."
             )
-        goes_on = self._lending.made(samples, _shown(loss))
+        if self._lending.is_last:  # the parameters are about to be read: often enough, and no longer in between
+            require_one_process()
+            self._tensors.require_unchanged()
+        goes_on = self._lending.made(samples, shown(loss))
         if not goes_on:
             self._settle()
         return goes_on
@@ -169,16 +188,20 @@ class Sync:
     def finish(self) -> Outcome:
         """Hand in what is left, leave with a goodbye, and put the parameters of the last round into the model.
 
-        What was made since the last round is counted in the next one, which is waited for. Called again, it returns the
-        same.
+        What was made since the last round is counted in the next one, which is waited for: twice as long as rounds took
+        here, 60 s at least. What is not counted by then is in the checkpoint, and a Notice says how much. Called again,
+        it returns the same.
 
         Raises:
             WeftError: the peer could not go on.
+            RuntimeError: it has not started.
         """
+        if self._thread.ident is None:
+            raise RuntimeError(NOT_STARTED)
         self._lending.leave()
         loop, peer = self._loop, self._peer
         if loop is not None and peer is not None and self._thread.is_alive():
-            _call(loop, lambda: asyncio.ensure_future(_hand_in(peer)))
+            _call(loop, lambda: asyncio.ensure_future(hand_in(peer, self._times)))
         while self._thread.is_alive():
             self._thread.join(1.0)  # not for ever: some systems deliver no signal meanwhile
         self._settle()
@@ -286,20 +309,6 @@ class Sync:
             raise self._failure
 
 
-async def _hand_in(peer: Peer) -> None:
-    """Stop `peer` once all that it has made is counted, or will not be soon."""
-    began, since_s = 0 if peer.head is None else peer.head.round, 0.0
-    with suppress(RuntimeError):  # it has ended meanwhile
-        await peer.place.compute.train(lambda: None)  # after the last loan
-    await asyncio.sleep(LOOK_S)
-    while peer.carried_tokens and since_s < MOST_S:
-        if peer.head is not None and peer.head.round >= began + MOST_ROUNDS:
-            break
-        await asyncio.sleep(LOOK_S)
-        since_s += LOOK_S
-    peer.stop("finished")
-
-
 def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
     try:
         loop.call_soon_threadsafe(work)
@@ -307,9 +316,6 @@ def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
         return
 
 
-def _shown(loss: float | Tensor | None) -> float:
-    """Return a loss as a number that can be shown; NaN: there is none."""
-    if loss is None:
-        return math.nan
-    number = float(loss.detach() if isinstance(loss, Tensor) else loss)
-    return number if math.isfinite(number) else math.nan
+def _close(sync: "ref[Sync]") -> None:
+    if (mine := sync()) is not None:
+        mine.close()

@@ -1,11 +1,8 @@
 """The tensors of somebody's model as one flat vector: what is trained, in order, fp32 on the CPU.
 
-    module     parameters that require gradients are trained; others are frozen, and named by their values
-    mapping    all its tensors are trained
-
     vector   | tensor 0 | tensor 1 | ... |      read() gathers it, write() scatters it; the tensors stay where they are
 
-A tensor that two names share is one. Buffers are not in it: they stay each member's own. A dtype narrower than fp32
+Which are in it, `model` says. Buffers of a module are not: they stay each member's own. A dtype narrower than fp32
 holds a rounded value; what rounding left is kept beside it, so that `read` right after `write` returns the same bits,
 and a difference of two reads is what training did.
 
@@ -18,6 +15,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
+from weft.door.model import sorted_out, trained_besides
 from weft.errors import ConfigError, GenesisMismatch
 from weft.ids import Digest
 from weft.peer.config import FrozenConfig, LoopConfig, TensorConfig
@@ -29,7 +27,6 @@ _DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
-_COMPILED = "_orig_mod."  # what torch.compile puts into names: a member may compile, and another not
 
 
 class Tensors:
@@ -38,12 +35,13 @@ class Tensors:
         model: a module, or tensors by name, of any device and float dtype. In a mapping, in the order of the vector.
 
     Raises:
-        ConfigError: nothing in it is trained, or a tensor cannot be: complex, an integer, sparse, or without values.
+        ConfigError: nothing in it is trained, or a tensor cannot be: complex, an integer, sparse, or without values; or
+            two share part of their memory, or a name.
     """
 
     def __init__(self, model: nn.Module | Mapping[str, Tensor]) -> None:
-        trained, frozen = _sorted_out(model)
-        if not trained:
+        trained, frozen = sorted_out(model)
+        if not any(tensor.numel() for tensor in trained.values()):
             raise ConfigError(
                 "the model has no tensor to train: every parameter has requires_grad = False, or there is none."
             )
@@ -51,6 +49,8 @@ class Tensors:
         self.configs = tuple(_config(name, tensor) for name, tensor in trained.items())
         self.frozen = tuple(_frozen(name, tensor) for name, tensor in frozen.items())
         self.num = sum(tensor.numel() for tensor in self._tensors)
+        self._model = model if isinstance(model, nn.Module) else None
+        self._known = {} if self._model is None else {id(each): each for each in _trained_in(self._model)}
         self._left: dict[int, Tensor] = {}  # by place: what a narrow dtype could not hold when it was written
 
     @torch.no_grad()
@@ -74,6 +74,24 @@ class Tensors:
             if tensor.itemsize < vector.itemsize:
                 self._left[place] = part - tensor.to("cpu", torch.float32)
         self._wait()
+
+    def require_unchanged(self) -> None:
+        """Refuse a module in which other parameters are trained by now than those that were when this was made.
+
+        Raises:
+            ConfigError: names one.
+        """
+        if self._model is None:
+            return  # what became of a mapping's tensors elsewhere, nobody can see
+        if (name := trained_besides(self._model, self._known)) is not None:
+            raise ConfigError(
+                f"parameter {name!r} is trained, and was not in the model, or was frozen, when weft.Sync was made, "
+                "which is when it is settled what members share. Unfreeze, add and load with assign=True before that; "
+                "what is trained from here on is another run."
+            )
+        for config, tensor in zip(self.configs, self._tensors, strict=True):
+            if config != (now := _config(config.name, tensor)):
+                raise ConfigError(f"{_described(config)} has become {_described(now)} since weft.Sync was made.")
 
     def _pairs(self) -> Iterator[tuple[Tensor, slice]]:
         start = 0
@@ -123,38 +141,22 @@ def _described(config: TensorConfig | FrozenConfig) -> str:
     return f"{printable(config.name)!r} ({config.dtype}, {shape}{values})"
 
 
-def _sorted_out(model: nn.Module | Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return what is trained and what is frozen, each tensor once, under its first name."""
-    if not isinstance(model, nn.Module):
-        seen: dict[int, str] = {}
-        for name, tensor in model.items():
-            seen.setdefault(id(tensor), name)
-        return {name: tensor for name, tensor in model.items() if seen[id(tensor)] == name}, {}
-    named: dict[str, Tensor] = {name.replace(_COMPILED, ""): parameter for name, parameter in model.named_parameters()}
-    trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-    return trained, {name: parameter for name, parameter in named.items() if name not in trained}
+def _trained_in(model: nn.Module) -> Iterator[Tensor]:
+    return (parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _config(name: str, tensor: Tensor) -> TensorConfig:
     if tensor.dtype not in _DTYPES:
         allowed = ", ".join(_DTYPES.values())
         raise ConfigError(f"tensor {name!r} has dtype {_name(tensor)}, which is not trained. Allowed: {allowed}.")
-    _require_values(name, tensor)
     return TensorConfig(name=name, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))  # type: ignore[arg-type]
 
 
 def _frozen(name: str, tensor: Tensor) -> FrozenConfig:
-    _require_values(name, tensor)
     values = tensor.detach().to("cpu").reshape(-1).contiguous().view(torch.uint8)
     return FrozenConfig(
         name=name, dtype=_name(tensor), shape=tuple(tensor.shape), digest=Digest(digest(values.numpy().data))
     )
-
-
-def _require_values(name: str, tensor: Tensor) -> None:
-    if tensor.is_meta or tensor.layout != torch.strided:
-        what = "has no values yet" if tensor.is_meta else f"is laid out as {tensor.layout}"
-        raise ConfigError(f"tensor {name!r} {what}: members keep dense tensors alike. Load the model before weft.Sync.")
 
 
 def _name(tensor: Tensor) -> str:

@@ -12,7 +12,7 @@ tensors that members train in loops of their own (`weft.Sync`), which a `SyncCon
 
 from dataclasses import dataclass
 from math import inf, prod
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -250,7 +250,8 @@ class RunConfig(_Shared, frozen=True, kw_only=True):
 
 MAX_TENSORS = 1 << 14  # of one run: their names and shapes fit a record
 MAX_DIMS = 16
-_TensorName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+MAX_TENSOR_NAME = 200
+_TensorName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TENSOR_NAME)]
 _Dims = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=MAX_DIMS)]
 
 
@@ -293,6 +294,15 @@ class SyncConfig(Config, frozen=True, kw_only=True):
     predecessor: _Predecessor | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(
+            self.method, get_args(MethodConfig)
+        ):  # a program wrote it: files are checked as they are read
+            raise ConfigError(
+                f"method is {self.method!r:.80}, of type {type(self.method).__name__}. Allowed: a row of "
+                "weft.sync.rows, such as DiLoCoConfig(every=30) or FedAvgConfig(), or a weft.sync.choices.Choices."
+            )
+        if not isinstance(self.peers, int) or not 1 <= self.peers <= MAX_PEERS:
+            raise ConfigError(f"peers is {self.peers!r:.80}. Allowed: a whole number from 1 to {MAX_PEERS}.")
         check_loop(spell_out(self.method, self.peers))
 
 

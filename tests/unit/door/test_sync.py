@@ -14,6 +14,8 @@ from torch.nn.functional import mse_loss
 from example import example
 from unit.door.loops import BATCH, EVERY, Runner, Yard, batches, ending, small, train
 from weft.codec import Fp32Config
+from weft.door import leaving
+from weft.door.extension import extend
 from weft.door.sync import Sync
 from weft.errors import ConfigError, GenesisMismatch, NotFinite
 from weft.events import MemberLeft, Notice, Paused, RoundCommitted, StateJoined
@@ -260,6 +262,94 @@ def test_what_was_made_when_a_loop_broke_is_there_when_it_is_started_again(tmp_p
     assert torch.allclose(left[0], left[1], atol=1e-6)
     assert b.outcome is not None
     assert b.outcome.committed_tokens == 2 * ROUND
+
+
+def test_what_no_round_counts_before_a_loop_has_to_leave_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "LEAST_S", 0.5)
+    yard = Yard(tmp_path, samples=4_000)
+    with ending(yard):
+        a = yard.found("a", wait_for=2, work=lambda runner: train_some(runner, 1))
+        b = yard.join("b", a, is_held=True)  # it makes no step: no round is decided
+        a.join()
+        assert b.num_steps == 0
+        assert a.error is None
+    (said,) = [event.text for event in a.events(Notice) if "no round has counted" in event.text]
+    assert said.startswith(f"leaving with {BATCH} samples")
+
+
+def test_calls_out_of_order_are_refused_and_break_nothing(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    said: list[str] = []
+
+    def refused(call: Callable[[], object]) -> None:
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        said.append(str(caught.value))
+
+    def twice(runner: Runner) -> None:
+        refused(runner.sync.start)
+        refused(runner.sync.__enter__)
+        train(runner, 0)
+
+    never = Sync(small(), yard.config)
+    refused(never.finish)
+    refused(never.step)
+    assert never._thread.ident is None
+    assert not never._lending.has_left
+    with ending(yard):
+        a = yard.found("a", work=twice)
+        (outcome,) = yard.done(a)
+    assert outcome.reason == "complete"
+    refused(a.sync.start)
+    assert a.sync.finish() is outcome
+    closed = Sync(small(), yard.config)
+    closed.close()
+    refused(closed.start)
+    assert [text.split(":")[0] for text in said] == [
+        *["weft.Sync has not started"] * 2,
+        *["weft.Sync has started already"] * 2,
+        *["weft.Sync has ended"] * 2,
+    ]
+
+
+def test_a_parameter_that_is_unfrozen_in_the_middle_is_refused_by_the_next_read(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    model = small()
+    next(model.parameters()).requires_grad_(False)
+
+    def unfreezes(runner: Runner) -> None:
+        train_some(runner, EVERY)
+        next(model.parameters()).requires_grad_(True)
+        train_some(runner, EVERY)
+
+    with ending(yard):
+        a = yard.found("a", model=model, work=unfreezes)
+        a.join()
+    assert isinstance(a.error, ConfigError)
+    assert "parameter '0.weight' is trained, and was not" in str(a.error)
+
+
+def test_a_codec_that_cannot_read_what_it_makes_ends_the_loop_with_its_name(tmp_path: Path) -> None:
+    method = FedAvgConfig(every=EVERY, codec=extend("test.unreadable", Unreadable).codec())
+    yard = Yard(tmp_path, method=method)
+    with ending(yard):
+        a = yard.found("a")
+        a.join()
+    assert isinstance(a.error, ConfigError)
+    assert "codec test.unreadable cannot decode what it has made itself" in str(a.error)
+
+
+class Unreadable:
+    def encode(self, vector: Tensor) -> bytes:
+        return bytes(4 * vector.numel())
+
+    def decode(self, data: bytes, num: int, out: Tensor | None = None) -> Tensor:
+        raise KeyError("typo")
+
+    def nbytes(self, num: int) -> int:
+        return 4 * num
 
 
 def test_more_samples_than_a_step_may_have_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""What is given to `weft.Sync` and its `step`, looked at where it is given: before a home or a network is touched.
+
+Structs of msgspec check what is read, not what a program writes; so what a program wrote is checked as a file would be.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from torch import Tensor, distributed
+
+from weft.config import from_tree, load
+from weft.errors import ConfigError
+
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+def config_of(given: Any, kind: type[C], what: str) -> C:
+    """Return `given`, or the TOML file that it is a path of, once every field is one that `kind` allows.
+
+    Args:
+        what: it is, in errors: "config".
+
+    Raises:
+        ConfigError: it is something else, or a field is out of its range; says which.
+    """
+    if isinstance(given, str | Path):
+        return load(Path(given), kind)
+    if not isinstance(given, kind):
+        raise ConfigError(
+            f"{what} is {given!r:.80}, of type {type(given).__name__}. Allowed: a {kind.__name__}, or the path of a "
+            "TOML file."
+        )
+    try:
+        tree = msgspec.to_builtins(given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: a field is of no kind that {kind.__name__} has: {error}.") from None
+    return from_tree(tree, kind, where=what)
+
+
+def require_kind(given: Any, kinds: type | tuple[type, ...], what: str, allowed: str) -> None:
+    """
+    Raises:
+        ConfigError: `given` is none of `kinds`.
+    """
+    if not isinstance(given, kinds):
+        raise ConfigError(f"{what} is {given!r:.80}, of type {type(given).__name__}. Allowed: {allowed}.")
+
+
+def require_members(wait_for: Any) -> None:
+    """
+    Raises:
+        ConfigError: no number of peers that a run could wait for.
+    """
+    if not isinstance(wait_for, int) or isinstance(wait_for, bool) or wait_for < 1:
+        raise ConfigError(
+            f"wait_for is {wait_for!r:.80}. Allowed: a whole number of peers, this one included: 1 or more."
+        )
+
+
+def require_one_process() -> None:
+    """Refuse a process that holds its model together with others: they would not be told what a round came to.
+
+    Raises:
+        ConfigError: torch.distributed has more than one rank.
+    """
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() <= 1:
+        return
+    rank, num = distributed.get_rank(), distributed.get_world_size()
+    raise ConfigError(
+        f"this process is rank {rank} of {num} of torch.distributed, as with DistributedDataParallel or FSDP. "
+        "weft.Sync would write what members agree on into this rank's model alone, and the ranks would part. Start one "
+        "process per GPU without torch.distributed, each with a weft.Sync of its own: each is a member."
+    )
+
+
+def whole(num_samples: Any) -> int:
+    """Return it as a number, from whatever counts samples.
+
+    Raises:
+        ConfigError: it counts nothing.
+    """
+    try:
+        return int(num_samples)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        what = f"num_samples is {num_samples!r:.80}, of type {type(num_samples).__name__}"
+        raise ConfigError(f"step: {what}. Allowed: a whole number, or None.") from None
+
+
+def shown(loss: float | Tensor | None) -> float:
+    """Return a loss as a number that can be shown; NaN: there is none.
+
+    Raises:
+        ConfigError: it is no number, or several.
+    """
+    if loss is None:
+        return math.nan
+    try:
+        number = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    except (TypeError, ValueError, RuntimeError):
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r:.80}"
+        raise ConfigError(f"step: loss is {what}. Allowed: one number, of any kind, or None.") from None
+    return number if math.isfinite(number) else math.nan
