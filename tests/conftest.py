@@ -1,5 +1,7 @@
 """What every test shares: shapes in signatures are checked while tests run, and no test asserts wall time."""
 
+import gc
+
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -12,3 +14,10 @@ install_import_hook([f"weft.{room}" for room in SHAPED], "beartype.beartype")
 # A slow machine is no fault of the code: hypothesis does not time examples.
 settings.register_profile("weft", deadline=None)
 settings.load_profile("weft")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage less often: a twelfth of the time of a suite that makes many small objects goes there."""
+    gc.collect()
+    gc.freeze()  # all that was imported stays
+    gc.set_threshold(50_000, 20, 100)

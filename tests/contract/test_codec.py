@@ -30,7 +30,7 @@ from weft.errors import NotFinite, PayloadError, PeerError
 
 BY_BLOCKS = (Fp8Config, Int8Config, Int4Config, E3m0Config, SignConfig)
 CONFIGS: list[CodecConfig] = [Fp32Config(), Bf16Config()]
-CONFIGS += [kind(block=block) for kind in BY_BLOCKS for block in (32, 256, 4096)]
+CONFIGS += [kind(block=block) for kind in BY_BLOCKS for block in (32, 4096)]
 CONFIGS += [TopKConfig(), TopKConfig(kept=100, values="int8"), TopKConfig(kept=4096, values="fp32")]
 CONFIGS += [TopKConfig(kept=1, values="e3m0"), TopKConfig(kept=3000, values="bf16"), TopKConfig(kept=7, values="int4")]
 CONFIGS += [RandomKConfig(), RandomKConfig(kept=410, largest=82, values="int4"), RandomKConfig(kept=9, values="fp8")]

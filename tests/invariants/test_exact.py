@@ -107,7 +107,7 @@ ALLOWED_METHODS = {
     *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
     *("forward", "inverse", "_moved", "_pairs", "_transformed", "_factor", "_left", "_right", "num_sent"),
-    *("_num_after", "sections", "read", "write", "room"),
+    *("_num_after", "sections", "read", "write", "room", "num_kept", "_num_of"),
     *("take", "put", "fragment"),
     *("to_bits", "to_places", "_to_bits", "_to_places", "to_counts", "_named", "_where", "_most_bits", "up_to"),
 }

@@ -10,7 +10,7 @@ from weft.net import roll as rolls
 from weft.net import swim
 
 NUM = 8
-SEEDS = range(30)
+SEEDS = range(12)
 
 
 def disturb(world, num_dead):
@@ -67,7 +67,7 @@ def test_who_answers_is_alive_and_who_died_is_not(seed):
     assert wrong_beliefs(world) == []
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_jitter_and_loss_alone_remove_nobody(seed):
     world = World(NUM, seed)
     world.loss = 0.05  # of messages, as if nothing were sent again
@@ -87,7 +87,7 @@ def test_a_liar_alone_removes_nobody():
     assert world.recoveries() > 0  # they were suspected, and refuted
 
 
-@pytest.mark.parametrize("stall_s", [1.0, 30.0, 3600.0])
+@pytest.mark.parametrize("stall_s", [1.0, 30.0, pytest.param(3600.0, marks=pytest.mark.slow)])
 def test_who_thaws_does_not_bury_the_others(stall_s):
     world = World(NUM, 2)
     world.until(10.0)

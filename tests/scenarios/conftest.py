@@ -9,8 +9,12 @@ import pytest
 
 from scenarios.swarm import Swarm
 from scenarios.theatre import Theatre, make_run_file
+from weft.ids import Digest, PeerId
+from weft.net.node import Node
 from weft.peer.config import RunFile
 from weft.sim.memo import shared
+
+Fetched = tuple[PeerId, PeerId, Digest, int]  # who fetched of whom which blob, and its bytes
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -49,3 +53,17 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFile:
 @pytest.fixture
 def theatre(run_file: RunFile, tmp_path: Path) -> Theatre:
     return Theatre(run_file, tmp_path)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Fetched]:
+    """All blobs that anybody fetched."""
+    found: list[Fetched] = []
+    fetch = Node.fetch
+
+    async def noted(node: Node, peer: PeerId, wanted: Digest, into: Any) -> None:
+        await fetch(node, peer, wanted, into)
+        found.append((node.peer, peer, wanted, memoryview(into).nbytes))
+
+    monkeypatch.setattr(Node, "fetch", noted)
+    return found

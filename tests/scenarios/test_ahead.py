@@ -166,6 +166,7 @@ def test_who_is_stopped_ahead_of_its_leases_comes_back_as_far_ahead_and_goes_no_
     swarm.check()
 
 
+@pytest.mark.slow
 def test_wards_train_on_like_their_electors(make_swarm: MakeSwarm) -> None:
     """Of three electors one is cut off with its wards."""
     swarm = make_swarm(num_rounds=20, num_peers=9, electors=3)

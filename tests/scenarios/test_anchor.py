@@ -234,7 +234,7 @@ def test_the_run_goes_on_with_a_newcomer_after_every_trainer_was_killed(make: Ma
     run(swarm, scenario)
 
 
-@pytest.mark.parametrize("save_every_s", [0.0, 3.0])
+@pytest.mark.parametrize("save_every_s", [pytest.param(0.0, marks=pytest.mark.slow), 3.0])
 def test_all_that_were_killed_meet_at_the_newest_round_that_one_has(
     make: Make, tmp_path: Path, save_every_s: float
 ) -> None:
@@ -270,9 +270,8 @@ def test_all_that_were_killed_meet_at_the_newest_round_that_one_has(
     run(swarm, scenario)
 
 
-@pytest.mark.parametrize(
-    "is_one_killed", [pytest.param(False, marks=pytest.mark.slow), True], ids=["all live", "one is killed"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_one_killed", [False, True], ids=["all live", "one is killed"])
 def test_several_donors_deliver_the_state_at_once(make: Make, tmp_path: Path, is_one_killed: bool) -> None:
     swarm = make(method=DILOCO, num_rounds=3, num_peers=3, model=LARGER)
     up_mbit = 8

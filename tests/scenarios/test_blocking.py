@@ -94,6 +94,7 @@ def test_members_wait_for_who_asks_until_it_is_in_and_then_go_on(make_swarm: Mak
     swarm.check()
 
 
+@pytest.mark.slow
 def test_who_is_in_and_falls_behind_again_is_told_once_more_and_may_leave(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=40)
 
@@ -132,6 +133,7 @@ def test_a_line_that_is_fast_enough_stops_nobody_though_it_may(make_swarm: MakeS
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_dies_while_members_wait_frees_them(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=10)
 
@@ -151,6 +153,7 @@ def test_a_newcomer_that_dies_while_members_wait_frees_them(make_swarm: MakeSwar
     swarm.check()
 
 
+@pytest.mark.slow
 def test_no_member_waits_longer_than_its_machine_allows(make_swarm: MakeSwarm) -> None:
     """Nor does it wait again for the same key, nor for long if another follows."""
     swarm = small(make_swarm, num_rounds=40)

@@ -78,6 +78,7 @@ def test_sides_that_heal_before_a_branch_opens_lose_nothing(eight: Eight, num: i
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [pytest.param(5, marks=pytest.mark.slow), 4], ids=["5|3", "4|4"])
 def test_of_a_side_that_opened_a_branch_all_is_brought_to_the_other_once(eight: Eight, num: int) -> None:
     sides = lab(*range(num)), lab(*range(num, 8))
@@ -100,6 +101,7 @@ def test_of_a_side_that_opened_a_branch_all_is_brought_to_the_other_once(eight: 
         assert [event.kept == event.tokens for event in left] == ([True] if machine.peer in members else [])
 
 
+@pytest.mark.slow
 def test_who_sleeps_until_others_would_have_opened_a_branch_goes_on_with_them(eight: Eight) -> None:
     theatre, played = eight(16, Freeze(peer="lab-3", at_s=AT_S, lasts_s=ORPHAN_AFTER_S + 20.0))
     (sleeper,) = names(played, "lab-3")

@@ -9,22 +9,22 @@ import pytest
 import torch
 
 from scenarios.comings import assert_it_came, replace_in_mid_round
+from scenarios.conftest import Fetched
 from scenarios.swarm import EVERY, Life, Member, Swarm
 from scenarios.test_faults import one_replica
-from weft.codec import Bf16Config, Fp32Config, Int8Config, TopKConfig
+from weft.codec import Bf16Config, Fp32Config, Int8Config, RandomKConfig, TopKConfig
 from weft.errors import PeerError
 from weft.events import PayloadRejected, RoundCommitted
 from weft.ids import Digest, PeerId, Round
 from weft.net.node import Node
 from weft.sync.choices import Choices, InnerConfig, NesterovConfig, SgdConfig
-from weft.sync.machine import MergeDone, MergeFailed, Received, is_leading, results_of
-from weft.sync.messages import Collect, Holding, Merged
+from weft.sync.machine import Input, MergeDone, MergeFailed, Received, is_leading, results_of
+from weft.sync.messages import Certificate, Collect, Holding, Manifest, Merged
 from weft.sync.reduce import EncodedPart, named
 from weft.sync.traffic import round_traffic
-from weft.wire import digest
+from weft.wire import Buffer, digest
 
 MakeSwarm = Callable[..., Swarm]
-Fetched = tuple[PeerId, PeerId, Digest, int]  # who fetched of whom which blob, and its bytes
 
 DELTA = Choices(every=EVERY, send="delta", apply=NesterovConfig(), codec=Int8Config(), merged_by="all")
 METHODS = {
@@ -36,20 +36,6 @@ METHODS = {
     "streaming": msgspec.structs.replace(DELTA, fragments=2, overlap=1, mix=0.5),
     "async": msgspec.structs.replace(DELTA, wait="ready"),
 }
-
-
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Fetched]:
-    """All blobs that anybody fetched."""
-    found: list[Fetched] = []
-    fetch = Node.fetch
-
-    async def noted(node: Node, peer: PeerId, wanted: Digest, into: Any) -> None:
-        await fetch(node, peer, wanted, into)
-        found.append((node.peer, peer, wanted, memoryview(into).nbytes))
-
-    monkeypatch.setattr(Node, "fetch", noted)
-    return found
 
 
 def results(swarm: Swarm) -> set[Digest]:
@@ -76,7 +62,10 @@ def test_each_takes_every_payload_once_and_no_result(make_swarm: MakeSwarm, fetc
         assert sum(nbytes for *_, nbytes in fetched) == num_brought * expected
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    ["sparse", "streaming", *(pytest.param(name, marks=pytest.mark.slow) for name in ("delta", "gradient", "async"))],
+)
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm, name: str) -> None:
     swarm = make_swarm(method=METHODS[name], num_rounds=9)
 
@@ -162,6 +151,50 @@ def swarm_index(member: Member) -> int:
     """Return which part a member owns."""
     base = member.peer._rounds.chain.base  # type: ignore[union-attr]
     return base.electorate.index(member.id)
+
+
+def test_who_hears_of_means_only_as_their_round_is_decided_accuses_nobody(make_swarm: MakeSwarm) -> None:
+    """They are of what the round counted, as that round encodes it, not of what the next one brings."""
+    method = msgspec.structs.replace(DELTA, codec=RandomKConfig(values="fp32"), feedback=1.0)
+    swarm = make_swarm(method=method, num_rounds=8)
+    num_late = 0
+
+    async def scenario() -> None:
+        _, b, *_ = members = await swarm.start("abcd")
+        await swarm.round(b, 2)
+        rounds = b.peer._rounds
+        assert rounds is not None
+        hearing, feed, decide, results = rounds.hearing, rounds.hearing._feed, rounds._decide, rounds.parts.results
+        held: list[Received] = []
+
+        def hold(event: Input) -> None:
+            if isinstance(event, Received) and isinstance(event.message, Merged) and event.sender != b.id:
+                held.append(event)
+            else:
+                feed(event)
+
+        def decided(certificate: Certificate) -> None:
+            nonlocal num_late
+            num_late += len(held)
+            while held:
+                feed(held.pop(0))
+            decide(certificate)
+
+        async def slowly(manifest: Manifest) -> tuple[Buffer, ...]:
+            await asyncio.sleep(0.1)
+            return await results(manifest)
+
+        hearing._feed, rounds._decide = hold, decided  # type: ignore[method-assign]
+        rounds.parts.results = slowly  # type: ignore[method-assign]
+        rounds._weighing.weigh = lambda *_: None  # type: ignore[method-assign]  # nor of what is proposed
+        await swarm.round(b, 5)
+        hearing._feed = feed
+        one_replica(await swarm.done(*members))
+        assert num_late
+        assert not accused(members)
+
+    swarm.run(scenario)
+    swarm.check()
 
 
 def test_a_leader_that_lets_nobody_hear_what_it_names_gets_no_vote_for_it(make_swarm: MakeSwarm) -> None:

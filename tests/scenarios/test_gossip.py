@@ -38,7 +38,10 @@ def test_members_exchange_and_end_with_one_mean(make_swarm: MakeSwarm, method: M
     assert len(rounds) == 12
 
 
-@each_method
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(each, id=name, marks=() if name == "choco" else pytest.mark.slow) for name, each in METHODS.items()],
+)
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=16)
 

@@ -124,7 +124,16 @@ def has_group(message: Any) -> bool:
     return isinstance(message, Ready) and message.group is not None and len(message.group.stakes) > 1
 
 
-@pytest.mark.parametrize("when", ["before it announces", "once it has announced", "before it tells of the commit"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "before it announces",
+        *(
+            pytest.param(when, marks=pytest.mark.slow)
+            for when in ("once it has announced", "before it tells of the commit")
+        ),
+    ],
+)
 def test_a_sponsor_dies_and_what_it_was_brought_is_counted_once(make_swarm: MakeSwarm, when: str) -> None:
     swarm = start_of(make_swarm, num_rounds=12)
     announced: set[PeerId] = set()
@@ -270,7 +279,8 @@ def test_a_sponsor_that_is_paused_lets_its_wards_go_and_they_lose_nothing(make_s
     swarm.check()
 
 
-@pytest.mark.parametrize("num", [pytest.param(1, marks=pytest.mark.slow), NUM])
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [1, NUM])
 def test_a_sponsor_cut_off_with_wards_and_what_they_learnt_come_back(make_swarm: MakeSwarm, num: int) -> None:
     swarm = start_of(make_swarm, num_rounds=30, is_strict=True)
 

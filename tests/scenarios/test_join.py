@@ -199,6 +199,7 @@ def test_who_is_killed_while_it_joins_fetches_only_what_is_missing(make_swarm: M
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_lost_connection_costs_the_chunks_under_way_though_a_round_is_committed_meanwhile(
     make_swarm: MakeSwarm, transfers: Transfers
 ) -> None:
@@ -323,7 +324,7 @@ def test_a_newcomer_may_come_in_every_phase_of_a_round(make_swarm: MakeSwarm, ph
     swarm.check()
 
 
-@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("is_first", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_who_offers_another_state_than_the_others_is_outvoted_and_told_of(
     make_swarm: MakeSwarm, is_first: bool
 ) -> None:
@@ -348,6 +349,7 @@ def test_who_offers_another_state_than_the_others_is_outvoted_and_told_of(
     swarm.run(scenario)
 
 
+@pytest.mark.slow
 def test_what_was_committed_meanwhile_is_replayed_a_little_at_a_time(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def everybody_knows(hall):
     return all(set(seat.membership.alive()) == living - {seat.id} for seat in hall.living)
 
 
+@pytest.mark.slow
 def test_forty_members_know_of_each_death_and_goodbye_over_few_links(hall):
     log = Log(hall)
 

@@ -409,6 +409,7 @@ def test_own_stall_makes_nobody_look_dead(world):
     world.run(scenario)
 
 
+@pytest.mark.slow
 def test_swarm_of_thirty_two_is_quiet_and_notices_one_death(world):
     async def scenario():
         peers = await world.swarm(32)

@@ -31,7 +31,11 @@ def run(swarm: Swarm, scenario: Callable[[], Awaitable[None]]) -> None:
     swarm.check()
 
 
-@pytest.mark.parametrize("method", [FEDAVG, DILOCO, DDP], ids=["fedavg", "diloco", "ddp"])
+@pytest.mark.parametrize(
+    "method",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (FEDAVG, DILOCO)), DDP],
+    ids=["fedavg", "diloco", "ddp"],
+)
 @pytest.mark.parametrize("num_rounds_before", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_rounds_go_on_as_fast_without_one_that_is_paused(make: Make, method: object, num_rounds_before: int) -> None:
     swarm = make(method=method, num_rounds=12)
@@ -170,6 +174,7 @@ def test_a_peer_that_starts_outside_its_hours_joins_paused_and_leaves_politely(m
     run(swarm, scenario)
 
 
+@pytest.mark.slow
 def test_where_most_are_paused_the_others_do_not_wait_for_the_slowest(make: Make) -> None:
     swarm = make(num_rounds=30, num_peers=5)
 

@@ -80,6 +80,7 @@ def test_two_that_are_cut_off_together_reach_each_other(theatre: Theatre) -> Non
     assert any({played.machines[2].peer, played.machines[1].peer} == set(event.contributors) for event in commits)
 
 
+@pytest.mark.slow
 def test_a_slower_machine_makes_rounds_longer_while_it_lasts(theatre: Theatre) -> None:
     usual_s = theatre().took_s
     slow_s = theatre(Slow(peer="lab-1", at_s=1.5, factor=0.5, lasts_s=6.0)).took_s

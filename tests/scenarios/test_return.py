@@ -205,7 +205,7 @@ def test_who_comes_again_after_the_end_adds_nothing(make_swarm: MakeSwarm) -> No
     swarm.run(scenario)
 
 
-@pytest.mark.parametrize("is_maker", [False, True], ids=["joined", "made it"])
+@pytest.mark.parametrize("is_maker", [pytest.param(False, marks=pytest.mark.slow), True], ids=["joined", "made it"])
 @pytest.mark.parametrize("num_peers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_who_comes_back_to_nobody_waits_for_them_and_then_goes_on_alone(
     make_swarm: MakeSwarm, num_peers: int, is_maker: bool
@@ -276,7 +276,7 @@ def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: Make
     swarm.run(scenario)
 
 
-@pytest.mark.parametrize("has_committed", [False, True])
+@pytest.mark.parametrize("has_committed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_who_goes_over_and_is_killed_goes_on_from_where_its_checkpoint_stands(
     make_swarm: MakeSwarm, has_committed: bool
 ) -> None:

@@ -104,7 +104,7 @@ def test_neighbours_name_who_strays_and_nobody_else(make_swarm: MakeSwarm, metho
 
 @pytest.mark.parametrize(
     "method",
-    [FEDAVG, NoLoCoConfig(every=EVERY), pytest.param(GOSSIP[0], marks=pytest.mark.slow)],
+    [FEDAVG, *(pytest.param(each, marks=pytest.mark.slow) for each in (NoLoCoConfig(every=EVERY), GOSSIP[0]))],
     ids=["fedavg", "noloco", "dpsgd"],
 )
 def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm, method: MethodConfig) -> None:

@@ -51,17 +51,19 @@ METHODS: dict[str, MethodConfig] = {
     "top_k int8": custom(TopKConfig(kept=200, values="int8"), TopKConfig(kept=400, values="bf16")),
 }
 BRINGING = ("sparseloco", "random_k", "sign", "top_k int8")  # what a branch has counted to another
-QUICK = ("sparseloco", "demo", "cocktail", "low rank")  # one of each kind of codec and of feedback
-by_method = pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, method in METHODS.items()
-    ],
-)
 
 
-@by_method
+def by_method(*quick: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "method",
+        [
+            pytest.param(method, id=name, marks=() if name in quick else pytest.mark.slow)
+            for name, method in METHODS.items()
+        ],
+    )
+
+
+@by_method("sparseloco", "cocktail")
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=9)
 
@@ -79,7 +81,7 @@ def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwa
     swarm.check()
 
 
-@by_method
+@by_method("sparseloco")
 def test_the_mean_of_a_group_is_sent_whole(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=6, num_peers=NUM, electors=3)
 
@@ -101,7 +103,7 @@ def left(member: Member) -> Tensor:
     return carry._replica.outer - carry._trainer.local()
 
 
-@by_method
+@by_method("demo", "low rank")
 def test_what_is_kept_for_later_outlives_the_process(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=8)
 

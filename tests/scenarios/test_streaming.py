@@ -44,7 +44,7 @@ def test_inner_steps_go_on_while_a_fragment_is_on_its_way(make_swarm: MakeSwarm)
         assert len(life.seen(StepDone)) <= every * len(life.committed) + METHOD.overlap + every
 
 
-@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_the_log_shows_which_inner_steps_end_while_a_fragment_is_in_flight(make_swarm: MakeSwarm, overlap: int) -> None:
     method = msgspec.structs.replace(METHOD, overlap=overlap)
     swarm = make_swarm(method=method, num_rounds=8, delay_s=0.3, has_even_leases=False)

@@ -46,7 +46,11 @@ def reopened(members: tuple[Member, ...]) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize(
     ("is_strict", "num_refusals"),
-    [*(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 0), (False, 1))), (True, 0), (True, 1)],
+    [
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 0), (False, 1))),
+        pytest.param(True, 0, marks=pytest.mark.slow),
+        (True, 1),
+    ],
 )
 def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, is_strict: bool, num_refusals: int

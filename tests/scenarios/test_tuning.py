@@ -14,7 +14,9 @@ STEP_S = 0.5
 NUM_STEPS = 600  # of each member
 
 
-@pytest.mark.parametrize(("delay_s", "is_slow"), [(0.2, True), (0.001, False)], ids=["far", "near"])
+@pytest.mark.parametrize(
+    ("delay_s", "is_slow"), [(0.2, True), pytest.param(0.001, False, marks=pytest.mark.slow)], ids=["far", "near"]
+)
 def test_all_go_over_at_once_to_what_the_links_bear(make_swarm: MakeSwarm, delay_s: float, is_slow: bool) -> None:
     swarm = make_swarm(method=AutoConfig(), num_rounds=NUM_STEPS, delay_s=delay_s, has_even_leases=False)
 
@@ -43,6 +45,7 @@ def test_all_go_over_at_once_to_what_the_links_bear(make_swarm: MakeSwarm, delay
     assert waited[len(waited) // 2] < 0.06
 
 
+@pytest.mark.slow
 def test_who_comes_after_a_change_goes_on_with_it(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=AutoConfig(), num_rounds=NUM_STEPS, delay_s=0.2, has_even_leases=False)
 

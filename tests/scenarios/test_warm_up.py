@@ -140,6 +140,7 @@ def test_a_run_begins_once_its_maker_has_compiled(make_swarm: MakeSwarm, met: li
     swarm.check()
 
 
+@pytest.mark.slow
 def test_who_resumes_and_compiles_for_minutes_delays_no_round(
     make_swarm: MakeSwarm, met: list[tuple[int, ...]]
 ) -> None:

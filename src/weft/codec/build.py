@@ -24,15 +24,16 @@ from weft.codec.extension import Extension
 from weft.codec.minifloat import E3m0, Fp8
 from weft.codec.quantize import Int4, Int8
 from weft.codec.sign import Sign
-from weft.codec.sparse import RandomK, TopK
+from weft.codec.sparse import RandomK, Room, TopK
 from weft.extension import make
 
 
-def build(config: CodecConfig, round: int = 0) -> Codec:
+def build(config: CodecConfig, round: int = 0, num_peers: int = 1) -> Codec:
     """Return the codec that `config` describes.
 
     Args:
         round: in which it is used: what is drawn at random is drawn anew in each.
+        num_peers: whose mean it encodes: what each of them keeps has room in it.
     """
     match config:
         case Fp32Config():
@@ -50,13 +51,18 @@ def build(config: CodecConfig, round: int = 0) -> Codec:
         case SignConfig(block=block):
             return _values("sign", block)
         case TopKConfig():
-            return TopK(MAX_BLOCK, config.kept, _values(config.values, config.kept))
+            return _top_k(MAX_BLOCK, config.kept, config.values, num_peers)
         case RandomKConfig(kept=kept, largest=largest):
-            values = _values(config.values, largest or kept)
-            return RandomK(MAX_BLOCK, kept, round, TopK(kept, largest, values) if largest else values)
+            values = _top_k(kept, largest, config.values, num_peers) if largest else _values(config.values, kept)
+            return RandomK(Room(MAX_BLOCK, kept), round, values)
         case ExtensionCodecConfig():
             return Extension(config.name, make(config))
     assert_never(config)
+
+
+def _top_k(chunk: int, kept: int, values: Values, num_peers: int) -> TopK:
+    room = Room(chunk, kept, num_peers)
+    return TopK(room, _values(values, room.num_kept(chunk)))
 
 
 def _values(name: Values, block: int) -> Sectioned:

@@ -3,9 +3,10 @@
     top-k      which places, as one number a chunk (`rank`)  |  the values there, by another codec
     random-k   the values at places that all peers draw alike, by another codec
 
-A chunk is 4096 values that lie together, the last one short: of n' values it keeps ceil(k n' / 4096). Equal magnitudes
-are kept from the lowest place on, and the choice is made by integers, the bits of |x|. The values of a chunk are a
-block of the other codec: they share a scale.
+A chunk is 4096 values that lie together, the last one short: of n' values it keeps ceil(k n' / 4096). The mean of m
+peers' work has room for m times as many: all that they kept. Equal magnitudes are kept from the lowest place on, and
+the choice is made by integers, the bits of |x|. The values of a chunk are a block of the other codec: they share a
+scale.
 
 Where the other codec makes zeros of values that were kept, their places tell nothing: the lowest that are free take
 them. So a vector has one encoding, and what is decoded is encoded to the same bytes.
@@ -35,6 +36,23 @@ _BATCH = 32  # chunks searched together: 512 KiB
 
 
 @dataclass(frozen=True)
+class Room:
+    """How many values of each `chunk` are kept: `kept` for each of `num_peers`, or all."""
+
+    chunk: int
+    kept: int
+    num_peers: int = 1
+
+    def num_kept(self, num: int) -> int:
+        """Return how many of `num` values are kept."""
+        short = num % self.chunk
+        return num // self.chunk * self._num_of(self.chunk) + self._num_of(short)
+
+    def _num_of(self, width: int) -> int:
+        return min(-(-self.kept * width // self.chunk) * self.num_peers, width)
+
+
+@dataclass(frozen=True)
 class _Run:
     """Chunks of one width that are worked on together."""
 
@@ -52,23 +70,22 @@ class _Run:
 
 @final
 class TopK:
-    """The `kept` largest magnitudes of each `chunk` values.
+    """The largest magnitudes of each chunk, as many as it has room for.
 
     Args:
-        values: encodes what is kept; its blocks have `kept` values.
+        values: encodes what is kept; its blocks have as many values as a chunk keeps.
     """
 
-    def __init__(self, chunk: int, kept: int, values: Sectioned) -> None:
-        self._chunk = chunk
-        self._kept = kept
+    def __init__(self, room: Room, values: Sectioned) -> None:
+        self._room = room
         self._values = values
 
     def encode(self, vector: Float32[Tensor, " num"]) -> Buffer:
         bounds.require_flat(vector)
         array, num = vector.detach().numpy(), vector.numel()
-        runs = _runs(num, self._chunk, self._kept)
+        runs = _runs(num, self._room)
         data = np.empty(self.nbytes(num), dtype=np.uint8)
-        kept = bounds.empty(num_kept(num, self._chunk, self._kept))
+        kept = bounds.empty(self._room.num_kept(num))
         places = []
         for run in runs:
             rows = array[run.values].reshape(-1, run.width)
@@ -89,9 +106,9 @@ class TopK:
 
     def decode(self, data: Buffer, num: int, out: Float32[Tensor, " num"] | None = None) -> Float32[Tensor, " num"]:
         view = bounds.require_nbytes(data, self.nbytes(num))
-        found, runs = np.frombuffer(view, np.uint8), _runs(num, self._chunk, self._kept)
+        found, runs = np.frombuffer(view, np.uint8), _runs(num, self._room)
         end = runs[-1].places.stop if runs else 0
-        kept = self._values.decode(view[end:], num_kept(num, self._chunk, self._kept)).numpy()
+        kept = self._values.decode(view[end:], self._room.num_kept(num)).numpy()
         out = bounds.target(num, out)
         out.zero_()
         for run in runs:
@@ -108,42 +125,42 @@ class TopK:
         return sum(self.sections(num))
 
     def sections(self, num: int) -> tuple[int, ...]:
-        places = rank.nbytes(rank.build(self._chunk, self._kept), num // self._chunk)
-        if short := num % self._chunk:
-            places += rank.nbytes(rank.build(short, num_kept(short, self._chunk, self._kept)), 1)
-        return places, *self._values.sections(num_kept(num, self._chunk, self._kept))
+        room = self._room
+        places = rank.nbytes(rank.build(room.chunk, room.num_kept(room.chunk)), num // room.chunk)
+        if short := num % room.chunk:
+            places += rank.nbytes(rank.build(short, room.num_kept(short)), 1)
+        return places, *self._values.sections(self._room.num_kept(num))
 
 
 @final
 class RandomK:
-    """`kept` of each `chunk` values, at places that follow from `salt` and are the same in all whole chunks.
+    """Values of each chunk, as many as it has room for, at places that follow from `salt`: the same in whole chunks.
 
     Args:
         salt: equal for all that merge with each other, another in each round.
-        values: encodes what is kept; its blocks have `kept` values.
+        values: encodes what is kept; its blocks have as many values as a chunk keeps.
     """
 
-    def __init__(self, chunk: int, kept: int, salt: int, values: Sectioned) -> None:
-        self._chunk = chunk
-        self._kept = kept
+    def __init__(self, room: Room, salt: int, values: Sectioned) -> None:
+        self._room = room
         self._salt = salt
         self._values = values
 
     def encode(self, vector: Float32[Tensor, " num"]) -> Buffer:
         bounds.require_flat(vector)
         vector, num = vector.detach(), vector.numel()
-        kept = bounds.empty(num_kept(num, self._chunk, self._kept))
-        for run in _runs(num, self._chunk, self._kept):
+        kept = bounds.empty(self._room.num_kept(num))
+        for run in _runs(num, self._room):
             rows = vector.numpy()[run.values].reshape(-1, run.width)
             bounds.require_finite_vector(bounds.largest(vector[run.values]))
             kept.numpy()[run.kept] = rows[:, self._places(run)].reshape(-1)
         return self._values.encode(kept)
 
     def decode(self, data: Buffer, num: int, out: Float32[Tensor, " num"] | None = None) -> Float32[Tensor, " num"]:
-        kept = self._values.decode(data, num_kept(num, self._chunk, self._kept)).numpy()
+        kept = self._values.decode(data, self._room.num_kept(num)).numpy()
         out = bounds.target(num, out)
         out.zero_()
-        for run in _runs(num, self._chunk, self._kept):
+        for run in _runs(num, self._room):
             rows = out.numpy()[run.values].reshape(-1, run.width)
             rows[:, self._places(run)] = kept[run.kept].reshape(-1, run.num_kept)
         return out
@@ -152,7 +169,7 @@ class RandomK:
         return sum(self.sections(num))
 
     def sections(self, num: int) -> tuple[int, ...]:
-        return self._values.sections(num_kept(num, self._chunk, self._kept))
+        return self._values.sections(self._room.num_kept(num))
 
     def _places(self, run: _Run) -> Places:
         """Return the places with the `num_kept` smallest words of a stream, ascending."""
@@ -160,29 +177,25 @@ class RandomK:
         return np.sort(np.argsort(words, kind="stable")[: run.num_kept])
 
 
-def num_kept(num: int, chunk: int, kept: int) -> int:
-    """Return how many of `num` values are kept."""
-    return num // chunk * kept + -(-kept * (num % chunk) // chunk)
-
-
-def _runs(num: int, chunk: int, kept: int) -> list[_Run]:
+def _runs(num: int, room: Room) -> list[_Run]:
     """Return whole chunks in runs, then the short last one."""
+    chunk = room.chunk
     whole = num - num % chunk
     runs, end = [], 0
     for start, stop, width in [
         *((start, min(start + _RUN * chunk, whole), chunk) for start in range(0, whole, _RUN * chunk)),
         *([(whole, num, num - whole)] if whole < num else []),
     ]:
-        choices = rank.build(width, num_kept(width, chunk, kept))
+        choices = rank.build(width, room.num_kept(width))
         begin, end = end, end + rank.nbytes(choices, (stop - start) // width)
         runs.append(
             _Run(
                 values=slice(start, stop),
-                kept=slice(num_kept(start, chunk, kept), num_kept(stop, chunk, kept)),
+                kept=slice(room.num_kept(start), room.num_kept(stop)),
                 places=slice(begin, end),
                 width=width,
                 choices=choices,
-                num_kept=num_kept(width, chunk, kept),
+                num_kept=room.num_kept(width),
             )
         )
     return runs

@@ -275,34 +275,46 @@ class Carry:
     def _stream(self, apply: Callable[[], None], is_counted: bool, round: Round | None) -> None:
         """The same where a round is of a fragment: the rest of the local parameters stays where it is.
 
-        counted        local = mix local + (1 - mix) outer      Douillard et al., 2501.18512, equation 4
+        counted        local = mix local + (1 - mix) outer      Douillard et al., 2501.18512, equation 4;
+                       what is ahead of the overlap, because no majority was in sight, keeps its distance
         not counted    local follows outer, and keeps its distance
         counted, and what was not sent stays in local: it keeps its distance but for what was sent
         """
         outer, mix, scope = self._replica.outer, self._replica.method.choices.mix, self._replica.scope
-        mine = [self._trainer.local()] + ([] if self._mark is None else [self._mark])
+        mine = [(self._trainer.local(), self._overlapped())] + (
+            [] if self._mark is None else [(self._mark, self._mark)]
+        )
         before = outer.clone() if round is None else scope.take(outer, round).clone()
         apply()
         if round is None:
-            for vector in mine:
+            for vector, _ in mine:
                 vector.add_(outer - before)
         else:
             after = scope.take(outer, round)
             sent = self._sent if is_counted else None
-            for vector in mine:
+            for vector, overlapped in mine:
                 held = scope.take(vector, round)
                 if sent is not None:
                     held = held + (after - before) + sent
                 elif is_counted:
-                    held = mix * held + (1 - mix) * after
+                    within = scope.take(overlapped, round)
+                    held = mix * within + (1 - mix) * after + (held - within)
                 else:
                     held = held + (after - before)
                 scope.put(vector, round, held)
         self._sent = None
         if is_counted or not self.tokens:
             self._drop()
-        self._trainer.set_local(mine[0])
+        self._trainer.set_local(mine[0][0])
         self._trainer.set_anchor(outer)
+
+    def _overlapped(self) -> Float32[Tensor, " num"]:
+        """Return the local parameters where the steps end that the method makes while a round is decided."""
+        local, config = self._trainer.local(), self._replica.config
+        num_within = config.method.overlap * config.settings.tokens_per_step
+        if self._mark is None or self.ahead <= num_within:
+            return local
+        return self._mark.lerp(local, num_within / self.ahead)
 
     def _keep_error(self, encoded: _Encoded) -> None:
         """Keep what a codec left of a payload that is counted."""

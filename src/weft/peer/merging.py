@@ -113,16 +113,19 @@ class Merging:
         await self.parts.keep(round, found.digest, found.encoded)
         return MergeDone(plan=plan, part=part, result=found.digest)
 
-    async def find(self, plan: Collect, wanted: Wanted, here: range) -> ResultHeld | Noticed | None:
+    async def find(self, base: Base, plan: Collect, wanted: Wanted, here: range) -> ResultHeld | Noticed | None:
         """Find the result of another's part, where all merge for themselves.
 
+        Args:
+            base: of the round that it is a result of.
+
         Returns:
-            None: they do not, or not all that was brought is here; the result may be had, then.
+            None: they do not, not all that was brought is here, or the round is decided; the result may be had, then.
         """
         if not self._chain.choices_in(wanted.round).is_merged_by_all:
             return None
         try:
-            is_held = await self._is_found(plan, wanted, here)
+            is_held = await self._is_found(base, plan, wanted, here)
         except PayloadError as error:
             owner = plan.owners[wanted.part]
             self._emit(PayloadRejected(round=wanted.round, member=owner, reason=str(error)))
@@ -143,7 +146,7 @@ class Merging:
         if (plan := plan_behind(manifest, self._gathering.announced)) is None:
             return
         for part, (named, here) in enumerate(zip(manifest.parts, self.parts.cut(base), strict=True)):
-            await self._is_found(plan, Wanted(part, named.result, len(here), base.round), here)
+            await self._is_found(base, plan, Wanted(part, named.result, len(here), base.round), here)
 
     def settle(self, manifest: Manifest) -> None:
         """Keep what was left of the results that a round has counted."""
@@ -167,13 +170,17 @@ class Merging:
                 found[each.peer] = data
         return found
 
-    async def _is_found(self, plan: Collect, wanted: Wanted, here: range) -> bool:
-        """Return whether a result is held once all that is here was merged; False: not all that was brought is here.
+    async def _is_found(self, base: Base, plan: Collect, wanted: Wanted, here: range) -> bool:
+        """Return whether a result is held once all that is here was merged.
+
+        False: not all that was brought is here, or the round after `base` is decided: another mean is made of it now.
 
         Raises:
             PayloadError: what is here has another mean, or none.
         """
-        base, work = self._chain.base, self._work(plan, here, wanted.round, is_mine=False)
+        if self._chain.base != base:
+            return False
+        work = self._work(plan, here, wanted.round, is_mine=False)
         digests = [each.parts[wanted.part] for each in plan.contributions]
         brought = [await self.parts.here(each) if wanted.num else b"" for each in digests]
         async with self.parts.alone(wanted.result):  # who makes the outer step waits, and fetches nothing

@@ -169,7 +169,7 @@ class Rounds:
         self.measure(self.speeds)
         self._carry_out(outputs)
         if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
-            self._give_up_attempt()
+            self._expire("progress", self._member.attempt)
         for known in self.standing.known():
             self._feed(known)
         read_early()
@@ -257,7 +257,7 @@ class Rounds:
         for _ in range(MAX_GIVEN_UP):
             if (state := self._state) is None or not self.standing.is_attempt_over(state):
                 return
-            self._give_up_attempt()
+            self._expire("progress", self._member.attempt)
             if self._state is not None and self._state.attempt == state.attempt:
                 return  # it is decided, or this peer has left
 
@@ -358,9 +358,9 @@ class Rounds:
                     if not (isinstance(message, Ready) and self._gathering.has_said):
                         self._send(self.chain.base.electorate, message)
                 case Merge(plan=plan, part=part):
-                    self._tasks.spawn(self._merge(plan, part, self.parts.results_in(self.chain.base)[part]))
+                    self._tasks.spawn(self._merge(self.chain.base, plan, part))
                 case Fetch(plan=plan, part=part, result=result):
-                    self._tasks.spawn(self._fetch(plan, part, result, self.parts.results_in(self.chain.base)[part]))
+                    self._tasks.spawn(self._fetch(self.chain.base, plan, part, result))
                 case SetTimer(timer=timer, attempt=attempt):
                     self._timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
@@ -431,17 +431,15 @@ class Rounds:
     def _leads(self) -> bool:
         return self._state is not None and leader(self._state.base, self._state.attempt) == self._node.peer
 
-    def _give_up_attempt(self) -> None:
-        self._expire("progress", self._member.attempt)
+    async def _merge(self, base: Base, plan: Collect, part: int) -> None:
+        if self.chain.base == base:  # else it was decided before this began
+            self._feed(await self.merging.merge(plan, part, self.parts.results_in(base)[part], base.round))
 
-    async def _merge(self, plan: Collect, part: int, here: range) -> None:
-        self._feed(await self.merging.merge(plan, part, here, self.chain.base.round))
-
-    async def _fetch(self, plan: Collect, part: int, result: Digest, here: range) -> None:
-        base = self.chain.base
+    async def _fetch(self, base: Base, plan: Collect, part: int, result: Digest) -> None:
+        here = self.parts.results_in(base)[part]
         wanted = Wanted(part, result, len(here), base.round)
-        learnt = await self.merging.find(plan, wanted, here)
-        learnt = learnt or await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan)
+        if (learnt := await self.merging.find(base, plan, wanted, here)) is None:
+            learnt = await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan)
         if learnt is not None and self.chain.base == base:  # who lies in one round is judged in that
             self._feed(learnt)
 

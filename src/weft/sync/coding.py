@@ -10,6 +10,8 @@ It does not know how bytes travel.
 
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from weft.codec import (
     LOSSY,
     CodecConfig,
@@ -22,7 +24,6 @@ from weft.codec import (
 )
 from weft.codec.build import build
 from weft.codec.codec import Codec
-from weft.codec.config import MAX_BLOCK
 from weft.sync.choices import Choices
 from weft.sync.messages import Brought
 from weft.sync.reduce import Coding
@@ -45,7 +46,7 @@ def coding_in(choices: Choices, round: int) -> Coding:
 
 def group_codec_in(choices: Choices, round: int, num_merged: int) -> Codec:
     """Return how the mean of `num_merged` peers' work is encoded in a round: all that they sent has room in it."""
-    return build(_of_group(choices.codec, num_merged), round)
+    return build(_of_group(choices.codec), round, num_merged)
 
 
 def legacy_codec_in(choices: Choices, round: int) -> Codec:
@@ -62,13 +63,10 @@ def payload_codec_in(choices: Choices, round: int, brought: Brought) -> Codec:
     return codec_in(choices, round)
 
 
-def _of_group(config: CodecConfig, num_merged: int) -> CodecConfig:
+def _of_group(config: CodecConfig) -> CodecConfig:
     match config:
-        case TopKConfig(kept=kept, values=values):
-            return TopKConfig(kept=min(kept * num_merged, MAX_BLOCK), values=_fine(values))
-        case RandomKConfig(kept=kept, largest=largest, values=values):
-            most = None if largest is None else min(largest * num_merged, kept)
-            return RandomKConfig(kept=kept, largest=most, values=_fine(values))
+        case TopKConfig() | RandomKConfig():
+            return replace(config, values=_fine(config.values))
         case SignConfig() | ExtensionCodecConfig():  # what the latter leaves out, nobody knows
             return Int8Config()
     return config

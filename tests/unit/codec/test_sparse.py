@@ -9,7 +9,7 @@ from unit.codec import reference
 from weft.codec import RandomKConfig, TopKConfig
 from weft.codec.build import build
 from weft.codec.dense import Fp32
-from weft.codec.sparse import RandomK, TopK
+from weft.codec.sparse import RandomK, Room, TopK
 from weft.errors import NotFinite, PayloadError
 
 CHUNK = 4096
@@ -34,12 +34,12 @@ def top_k(values: list[float], chunk: int, kept: int) -> list[float]:
 @pytest.mark.parametrize("kept", [1, 64, 100, 3000, 4096])
 def test_the_largest_of_each_chunk_are_kept_and_of_equal_ones_the_first(numbers: str, kept: int) -> None:
     vector = VECTORS[numbers](2 * CHUNK + 700)
-    codec = TopK(CHUNK, kept, Fp32())
+    codec = TopK(Room(CHUNK, kept), Fp32())
     assert codec.decode(codec.encode(vector), vector.numel()).tolist() == top_k(vector.tolist(), CHUNK, kept)
 
 
 def test_the_order_in_which_equal_values_lie_decides_nothing_else() -> None:
-    codec, vector = TopK(CHUNK, 64, Fp32()), torch.ones(CHUNK)
+    codec, vector = TopK(Room(CHUNK, 64), Fp32()), torch.ones(CHUNK)
     decoded = codec.decode(codec.encode(vector), CHUNK)
     assert decoded.tolist() == [1.0] * 64 + [0.0] * (CHUNK - 64)
 
@@ -74,7 +74,7 @@ def test_kept_values_that_the_other_codec_makes_zero_leave_one_encoding(kept: in
 
 
 def test_a_payload_that_keeps_zeros_at_other_places_is_refused() -> None:
-    codec = TopK(CHUNK, 3, Fp32())
+    codec = TopK(Room(CHUNK, 3), Fp32())
     vector = torch.zeros(CHUNK)
     vector[[7, 8, 9]] = torch.tensor([1.0, 2.0, 3.0])
     data = bytearray(codec.encode(vector))
@@ -93,7 +93,7 @@ def test_a_payload_that_keeps_zeros_at_other_places_is_refused() -> None:
 
 
 def kept_places(salt: int, num: int = CHUNK, kept: int = 64) -> list[int]:
-    codec = RandomK(CHUNK, kept, salt, Fp32())
+    codec = RandomK(Room(CHUNK, kept), salt, Fp32())
     return codec.decode(codec.encode(torch.ones(num)), num).nonzero()[:, 0].tolist()
 
 
@@ -131,7 +131,7 @@ def test_of_those_at_random_places_the_largest_are_kept() -> None:
 
 
 def test_nan_at_a_place_that_is_not_kept_is_refused_all_the_same() -> None:
-    codec, vector = RandomK(CHUNK, 64, 0, Fp32()), torch.zeros(CHUNK)
+    codec, vector = RandomK(Room(CHUNK, 64), 0, Fp32()), torch.zeros(CHUNK)
     unkept = next(place for place in range(CHUNK) if place not in kept_places(0))
     vector[unkept] = torch.nan
     with pytest.raises(NotFinite):

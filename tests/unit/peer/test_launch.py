@@ -144,6 +144,7 @@ async def test_a_ticket_whose_maker_is_gone_leads_back_who_met_others(tmp_path: 
     assert again.id == c.id
 
 
+@pytest.mark.slow
 async def test_tickets_outlive_the_maker_of_the_run_where_they_name_others(tmp_path: Path) -> None:
     crew = Crew(tmp_path, num_peers=4, num_rounds=10_000)
     async with crew.deadline():

@@ -71,13 +71,14 @@ def chain_of(method):
     return Chain(open_branch(genesis(RUN, A, holds), [A, B], A, BranchId(RUN)), holds)
 
 
-async def find(parts, chain, result=MEAN, plan=PLAN):
-    """Return what a member finds of part 0, and of whom it has told."""
+async def find(parts, chain, result=MEAN, plan=PLAN, base=None):
+    """Return what a member finds of part 0 of a round, and of whom it has told."""
     events = []
     place = SimpleNamespace(node=SimpleNamespace(peer=A), compute=Inline(), emit=events.append)
     merging = Merging(place, chain, parts, SimpleNamespace(announced={}), Scope(NUM))
-    wanted = Wanted(0, digest(result), NUM, Round(chain.base.round))
-    return await merging.find(plan, wanted, range(NUM)), [event.member for event in events]
+    base = base or chain.base
+    wanted = Wanted(0, digest(result), NUM, Round(base.round))
+    return await merging.find(base, plan, wanted, range(NUM)), [event.member for event in events]
 
 
 async def test_what_is_here_is_merged_and_held():
@@ -94,6 +95,12 @@ async def test_its_owner_is_suspected_where_it_cannot_be_that(data):
     plan = msgspec.structs.replace(PLAN, contributions=(one, other))
     assert await find(parts, chain_of(WHOLE), plan=plan) == (Noticed(peer=B, status="suspected"), [B])
     assert parts.held == {}
+
+
+async def test_nobody_is_suspected_of_a_round_that_is_decided_before_this_begins():
+    chain = chain_of(WHOLE)
+    base = msgspec.structs.replace(chain.base, round=Round(chain.base.round - 1))
+    assert await find(FakeParts(HERE.values()), chain, result=HERE[A], base=base) == (None, [])
 
 
 async def test_what_is_not_all_here_is_not_found():

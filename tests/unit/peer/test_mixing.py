@@ -162,7 +162,10 @@ def test_dpsgd_is_its_paper(tmp_path: Path, graph: str) -> None:
         assert_same(one, other)
 
 
-@pytest.mark.parametrize(("codec", "step"), [(Fp32Config(), 0.5), (Int8Config(), 0.5), (TopKConfig(kept=128), 0.1)])
+@pytest.mark.parametrize(
+    ("codec", "step"),
+    [(Fp32Config(), 0.5), (Int8Config(), 0.5), pytest.param(TopKConfig(kept=128), 0.1, marks=pytest.mark.slow)],
+)
 def test_choco_is_its_paper(tmp_path: Path, codec: CodecConfig, step: float) -> None:
     run, built = of(ChocoConfig(every=EVERY, codec=codec, step=step)), build(codec)
     paper = Paper(run, tmp_path).choco(step, lambda x: -built.decode(built.encode(-x), x.numel()))
@@ -293,7 +296,7 @@ def test_a_graph_in_which_not_all_hear_of_each_other_is_refused() -> None:
         check_graph(GraphConfig(graph="random", degree=1), num_peers=32, electors=32)
 
 
-@pytest.mark.parametrize("num", [4, 8])
+@pytest.mark.parametrize("num", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("codec", "most"),
     [
