@@ -23,7 +23,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch
+from jaxtyping import Float32
+from numpy.typing import NDArray
+from torch import Tensor
 
 from scenarios import rules
 from scenarios.ledger import Ledger, Step
@@ -41,10 +45,13 @@ from weft.net.node import Node
 from weft.peer.compute import Compute, Inline
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.home import Home
+from weft.peer.learner import Work
 from weft.peer.legacies import MAX_KEPT_NBYTES, KeptBranches
 from weft.peer.messages import Decision, Letter
 from weft.peer.seal import seal
 from weft.peer.state import replica_digest
+from weft.peer.trainer import Trainer
+from weft.sim.cost import CostTrainer, change
 from weft.sim.world import Life, Member, World
 from weft.sync.legacy import history
 from weft.sync.lineage import History, Stretch
@@ -85,6 +92,30 @@ class WatchedNode(Node):
         return super().post(peer, record)
 
 
+class Walker(CostTrainer):
+    """Trains as cheaply as a simulation does, but reads its samples, batch by batch, as a trainer that learns does."""
+
+    def train(
+        self,
+        positions: NDArray[np.int64],
+        committed_tokens: int,
+        pace: float,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Work:
+        return self._steps.make(positions, committed_tokens, pace, should_stop, self._walk)
+
+    def gradient(
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
+    ) -> tuple[Float32[Tensor, " num"], Work]:
+        self._batches.at(positions)
+        return super().gradient(positions, committed_tokens, pace)
+
+    def _walk(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:  # cheap steps
+        self._batches.at(positions)
+        self._vector.mul_(1 - change(positions))
+        return self._loss, 0.0
+
+
 class Swarm(World):
     def __init__(
         self,
@@ -98,8 +129,13 @@ class Swarm(World):
         train: dict[str, Any] | None = None,
         model: ShapedModel = MODEL,
         has_even_leases: bool = True,
+        learns: bool = False,
         **run: Any,
     ) -> None:
+        """
+        Args:
+            learns: members make inner steps; otherwise they do what takes a fraction of their time (`Walker`).
+        """
         torch.set_num_threads(1)
         self.root = root
         fields: dict[str, Any] = {
@@ -123,6 +159,7 @@ class Swarm(World):
         home = Home(root / "home")
         super().__init__(seal(run_file, root, home, lambda event: None), home, MemoryNetwork(delay_s=delay_s), seed)
         self.run_config = self.sealed.config
+        self.make_trainer = Trainer if learns else Walker
         self.on_event = self._note
         self.limit_s = LIMIT_S
         self.watchers: list[Before] = []

@@ -451,7 +451,7 @@ def test_a_full_disk_ends_the_peer_with_its_reason(make_swarm: MakeSwarm) -> Non
 
 
 def test_a_peer_whose_parameters_are_not_finite_says_so_and_leaves(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=5)
+    swarm = make_swarm(learns=True, num_rounds=5)
 
     async def scenario() -> None:
         a, b, c, d = await swarm.start("abcd")

@@ -94,7 +94,7 @@ def test_branches_meet(make_swarm: MakeSwarm, method: MethodConfig) -> None:
 
 
 def test_members_say_who_exchanges_and_how_far_they_were_from_the_mean(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(method=METHODS["dpsgd"], num_rounds=12, train={"evaluate_every": 1})
+    swarm = make_swarm(learns=True, method=METHODS["dpsgd"], num_rounds=12, train={"evaluate_every": 1})
 
     async def scenario() -> None:
         await swarm.done(*await swarm.start("abcd"))

@@ -74,7 +74,7 @@ def said(swarm: Swarm, kind: type[Event]) -> dict[str, list[Event]]:
     ids=["rate too high", "rate too low", "garbage"],
 )
 def test_everybody_names_who_strays_and_nobody_else(make_swarm: MakeSwarm, spoil: Spoil, what: str) -> None:
-    swarm = make_swarm(method=FEDAVG, num_rounds=20)
+    swarm = make_swarm(learns=True, method=FEDAVG, num_rounds=20)
     spoilt(swarm, "d", spoil)
     play(swarm)
     d = swarm.member("d").id
@@ -93,7 +93,7 @@ GOSSIP = [
 
 @pytest.mark.parametrize("method", GOSSIP, ids=lambda method: type(method).__name__)
 def test_neighbours_name_who_strays_and_nobody_else(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(method=method, num_rounds=40)
+    swarm = make_swarm(learns=True, method=method, num_rounds=40)
     spoilt(swarm, "d", times_the_rate(10))
     play(swarm)
     d, found = swarm.member("d").id, said(swarm, MemberStrays)
@@ -108,7 +108,7 @@ def test_neighbours_name_who_strays_and_nobody_else(make_swarm: MakeSwarm, metho
     ids=["fedavg", "noloco", "dpsgd"],
 )
 def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(method=method, num_rounds=40)
+    swarm = make_swarm(learns=True, method=method, num_rounds=40)
     play(swarm)
     assert not any(said(swarm, MemberStrays).values())
     assert not any(said(swarm, NotLearning).values())
@@ -126,7 +126,7 @@ def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm, m
 def test_rounds_that_count_what_is_stale_and_never_learn_are_named(
     make_swarm: MakeSwarm, method: AsyncDiLoCoConfig, does_learn: bool
 ) -> None:
-    swarm = make_swarm(method=method, num_rounds=15)
+    swarm = make_swarm(learns=True, method=method, num_rounds=15)
     play(swarm, a=1.0, b=2.0, c=5.0, d=9.0)
     for name, events in said(swarm, NotLearning).items():
         assert len(events) == (0 if does_learn else 1), name

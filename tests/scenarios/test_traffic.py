@@ -23,7 +23,7 @@ def test_members_fetch_as_much_as_rounds_are_said_to_take(
     make_swarm: MakeSwarm, fetched: list[Fetched], name: str
 ) -> None:
     method, num_rounds = METHODS[name]
-    swarm = make_swarm(method=method, num_rounds=24)
+    swarm = make_swarm(method=method, num_rounds=12)
 
     async def scenario() -> None:
         one_replica(await swarm.done(*await swarm.start("abcd")))

@@ -31,7 +31,7 @@ METHODS: dict[str, MethodConfig] = {
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_four_peers_train_to_the_end_with_one_replica(make_swarm: MakeSwarm, method: MethodConfig) -> None:
-    swarm = make_swarm(method=method, num_rounds=4)
+    swarm = make_swarm(learns=True, method=method, num_rounds=4)
 
     async def scenario() -> None:
         members = await swarm.start("abcd")
@@ -52,7 +52,7 @@ def test_four_peers_train_to_the_end_with_one_replica(make_swarm: MakeSwarm, met
 
 
 def test_more_members_than_the_vector_has_blocks_leave_some_parts_empty(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=2, num_peers=7)
+    swarm = make_swarm(learns=True, num_rounds=2, num_peers=7)
 
     async def scenario() -> None:
         members = await swarm.start("abcdefg")
@@ -70,7 +70,7 @@ def test_more_members_than_the_vector_has_blocks_leave_some_parts_empty(make_swa
 def test_a_scenario_has_one_log_byte_for_byte(make_swarm: MakeSwarm) -> None:
     logs = []
     for _ in range(2):
-        swarm = make_swarm(num_rounds=6, num_peers=3)
+        swarm = make_swarm(learns=True, num_rounds=6, num_peers=3)
 
         async def scenario(swarm: Swarm = swarm) -> None:
             a, b, c = await swarm.start("abc")
@@ -89,7 +89,7 @@ def test_a_scenario_has_one_log_byte_for_byte(make_swarm: MakeSwarm) -> None:
 def test_one_peer_is_plain_training(make_swarm: MakeSwarm) -> None:
     """fedavg with H inner steps and rate 1, alone: outer - (outer - local), and nothing else."""
     schedule = CosineConfig(lr=1e-2, total_tokens=4 * LEASE_TOKENS, warmup_tokens=LEASE_TOKENS)
-    swarm = make_swarm(num_rounds=4, num_peers=1, train={"schedule": schedule})
+    swarm = make_swarm(learns=True, num_rounds=4, num_peers=1, train={"schedule": schedule})
 
     async def scenario() -> None:
         (a,) = await swarm.start("a")
@@ -121,7 +121,7 @@ def _trainer(swarm: Swarm) -> Trainer:
 
 def test_gradients_averaged_over_three_peers_are_one_step_of_sgd(make_swarm: MakeSwarm) -> None:
     method = Choices(every=1, send="gradient", apply=SgdConfig(lr=0.5), codec=Fp32Config())
-    swarm = make_swarm(method=method, num_rounds=3, num_peers=3, train={"clip": 1e9})
+    swarm = make_swarm(learns=True, method=method, num_rounds=3, num_peers=3, train={"clip": 1e9})
 
     async def scenario() -> None:
         outcomes = await swarm.done(*await swarm.start("abc"))
@@ -139,7 +139,7 @@ def test_gradients_averaged_over_three_peers_are_one_step_of_sgd(make_swarm: Mak
 
 
 def test_late_joiner_receives_the_state_and_stops_nobody(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=8)
+    swarm = make_swarm(learns=True, num_rounds=8)
 
     async def scenario() -> None:
         a, b, c = await swarm.start("abc")
@@ -165,7 +165,7 @@ def test_late_joiner_receives_the_state_and_stops_nobody(make_swarm: MakeSwarm) 
 
 
 def test_goodbye_lets_the_others_commit_at_once(make_swarm: MakeSwarm) -> None:
-    swarm = make_swarm(num_rounds=8)
+    swarm = make_swarm(learns=True, num_rounds=8)
 
     async def scenario() -> None:
         a, b, c, d = await swarm.start("abcd")
@@ -189,7 +189,7 @@ def test_goodbye_lets_the_others_commit_at_once(make_swarm: MakeSwarm) -> None:
 
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_goodbye_between_two_lets_the_other_go_on_alone_within_one_round(make_swarm: MakeSwarm, leaver: int) -> None:
-    swarm = make_swarm(num_rounds=6, num_peers=2)
+    swarm = make_swarm(learns=True, num_rounds=6, num_peers=2)
 
     async def scenario() -> None:
         members = await swarm.start("ab")
@@ -213,7 +213,7 @@ def test_a_run_stopped_in_the_middle_of_a_lease_resumes_exactly(make_swarm: Make
     replicas = []
     for is_stopped in (False, True):
         schedule = CosineConfig(lr=1e-2, total_tokens=tokens, warmup_tokens=tokens // 4)
-        swarm = make_swarm(method=method, num_rounds=4, num_peers=1, train={"schedule": schedule})
+        swarm = make_swarm(learns=True, method=method, num_rounds=4, num_peers=1, train={"schedule": schedule})
 
         async def scenario(swarm: Swarm = swarm, is_stopped: bool = is_stopped) -> None:
             (a,) = await swarm.start("a", on_batch=stop_at_the_third if is_stopped else ignore)

@@ -82,7 +82,7 @@ def slowest_s(member: Member, since: float) -> float:
 def test_a_newcomer_that_compiles_for_minutes_delays_no_round(
     make_swarm: MakeSwarm, met: list[tuple[int, ...]]
 ) -> None:
-    swarm = make_swarm(num_rounds=NUM_ROUNDS)
+    swarm = make_swarm(learns=True, num_rounds=NUM_ROUNDS)
     posts = Posts(swarm)
 
     async def scenario() -> None:
@@ -105,7 +105,7 @@ def test_a_newcomer_that_compiles_for_minutes_delays_no_round(
 def test_a_newcomer_compiles_anew_for_amended_samples_before_it_is_counted_in(
     make_swarm: MakeSwarm, met: list[tuple[int, ...]]
 ) -> None:
-    swarm = make_swarm(num_rounds=NUM_ROUNDS, stewards=BOTH)
+    swarm = make_swarm(learns=True, num_rounds=NUM_ROUNDS, stewards=BOTH)
     posts = Posts(swarm)
 
     async def scenario() -> None:
@@ -125,7 +125,7 @@ def test_a_newcomer_compiles_anew_for_amended_samples_before_it_is_counted_in(
 
 
 def test_a_run_begins_once_its_maker_has_compiled(make_swarm: MakeSwarm, met: list[tuple[int, ...]]) -> None:
-    swarm = make_swarm(num_rounds=6)
+    swarm = make_swarm(learns=True, num_rounds=6)
 
     async def scenario() -> None:
         a, b = swarm.member("a"), swarm.member("b")
@@ -144,7 +144,7 @@ def test_a_run_begins_once_its_maker_has_compiled(make_swarm: MakeSwarm, met: li
 def test_who_resumes_and_compiles_for_minutes_delays_no_round(
     make_swarm: MakeSwarm, met: list[tuple[int, ...]]
 ) -> None:
-    swarm = make_swarm(num_rounds=NUM_ROUNDS)
+    swarm = make_swarm(learns=True, num_rounds=NUM_ROUNDS)
 
     async def scenario() -> None:
         a, b, c = await swarm.start("abc")

@@ -65,7 +65,7 @@ class CostTrainer(Trainer):
             losses.append(self._loss)
             self._steps.done(self._loss, 0.0, rate, size, began)
         if losses:
-            self._vector.mul_(1 - _change(positions))
+            self._vector.mul_(1 - change(positions))
         return self._steps.work(losses, len(losses) * size, began)
 
     def gradient(
@@ -73,7 +73,7 @@ class CostTrainer(Trainer):
     ) -> tuple[Float32[Tensor, " num"], Work]:
         began = self._clock.now()
         self._steps.done(self._loss, 0.0, self._steps.rate(committed_tokens, 1, pace), len(positions), began)
-        return self._vector * _change(positions), self._steps.work([self._loss], len(positions), began)
+        return self._vector * change(positions), self._steps.work([self._loss], len(positions), began)
 
     def private_state(self) -> State:
         return {"num_steps": tensor([self._steps.num_made])}
@@ -114,5 +114,5 @@ class CostTrainer(Trainer):
         return math.log(self._run.model.vocab_size)
 
 
-def _change(positions: NDArray[np.int64]) -> float:
+def change(positions: NDArray[np.int64]) -> float:
     return RATE * (1 + int(positions[0]) % SPREAD / SPREAD)
