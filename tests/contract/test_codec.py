@@ -104,6 +104,20 @@ def test_arbitrary_bytes_are_refused_or_canonical(codec: Codec, num: int, data: 
 
 
 @every_codec
+@pytest.mark.parametrize("num", [4095, 4096, 3 * 4096 + 100])
+def test_random_bytes_of_whole_chunks_are_refused_or_canonical(codec: Codec, num: int) -> None:
+    luck, num_bytes = np.random.default_rng(num), codec.nbytes(num)
+    for _ in range(4):
+        payload = luck.bytes(num_bytes)
+        try:
+            decoded = codec.decode(payload, num)
+        except PayloadError:
+            continue
+        assert torch.isfinite(decoded).all()
+        assert bytes(codec.encode(decoded)) == payload
+
+
+@every_codec
 @settings(max_examples=60, deadline=None)
 @given(words=st.lists(finite_words, min_size=1, max_size=70), data=st.data())
 def test_one_changed_byte_is_refused_or_means_another_vector(

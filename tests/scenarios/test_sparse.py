@@ -12,7 +12,7 @@ from scenarios.test_branches import TRAIN_S, halves
 from scenarios.test_faults import one_replica
 from scenarios.test_groups import NAMES, NUM
 from scenarios.test_return import stop
-from weft.codec import CodecConfig, Int8Config, RandomKConfig, SignConfig, TopKConfig
+from weft.codec import CodecConfig, Fp32Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected
 from weft.sync.choices import Choices, LowRankConfig, SgdConfig
 from weft.sync.rows import CocktailConfig, DeMoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
@@ -119,6 +119,20 @@ def test_what_is_kept_for_later_outlives_the_process(make_swarm: MakeSwarm, meth
 
     swarm.run(scenario)
     swarm.check()
+
+
+def test_who_keeps_all_values_sends_what_a_dense_codec_sends(make_swarm: MakeSwarm) -> None:
+    found = []
+    for codec in (Fp32Config(), TopKConfig(kept=4096, values="fp32")):
+        swarm = make_swarm(method=custom(codec, codec), num_rounds=5)
+
+        async def scenario(swarm: Swarm = swarm) -> None:
+            members = await swarm.start("abc")
+            one_replica(await swarm.done(*members))
+            found.append(members[0].peer._replica.outer.clone())
+
+        swarm.run(scenario)
+    assert torch.equal(*found)
 
 
 @pytest.mark.slow

@@ -322,6 +322,12 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
                 "method: merged_by: what an owner keeps for later nobody else knows, so nobody finds the same; leave "
                 'out reply_feedback, or set merged_by = "owners".'
             )
+        if self.is_merged_by_all and isinstance(self.reply, LOSSY):
+            raise ConfigError(
+                f"method: reply_codec: {self.reply.__struct_config__.tag!r} leaves most of a vector out, and where all "
+                "merge for themselves nobody keeps that for later; choose a dense codec, or set merged_by = "
+                '"owners".'
+            )
         if self.overlap > self.every:
             raise ConfigError(
                 f"method: overlap: {self.overlap} inner steps are more than the {self.every} of a round; what is made "

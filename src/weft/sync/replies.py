@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from jaxtyping import Float32
 from torch import Tensor, zeros
 
-from weft.codec import bounds
 from weft.ids import Digest, Round
 from weft.sync import feedback
 from weft.sync.choices import Choices
@@ -39,7 +38,10 @@ class Replies:
         self._left: dict[Digest, tuple[Round, range, Tensor]] = {}  # by result, until its round is decided
 
     def encode(self, mean: Float32[Tensor, " part"], here: range, round: Round, choices: Choices) -> EncodedPart:
-        """Return a merged part, encoded; change nothing that a later round starts from."""
+        """Return a merged part, encoded; change nothing that a later round starts from.
+
+        It may run on another thread than `settle`.
+        """
         codec, decay = reply_codec_in(choices, round), choices.reply_feedback
         if decay is None:
             return named(codec.encode(mean))
@@ -47,16 +49,19 @@ class Replies:
         kept = None if known is None else known[here.start : here.stop]
         (encoded,), left = feedback.encode(codec, mean, [range(len(here))], kept, decay)
         part = named(encoded)
-        self._left = {result: found for result, found in self._left.items() if found[0] == round}
         self._left[part.digest] = (round, here, left)
         return part
 
     def settle(self, round: Round, results: Iterable[Digest]) -> None:
-        """Keep what was left of those results that a round has counted."""
+        """Keep what was left of those results that a round has counted, and nothing of others."""
         for result in results:
-            encoded_in, here, left = self._left.pop(result, (None, range(0), bounds.empty(0)))
-            if encoded_in == round:
+            found = self._left.get(result)
+            if found is not None and found[0] == round:
+                _, here, left = found
                 fragment = self._scope.fragment(round)
                 if fragment not in self._kept:
                     self._kept[fragment] = zeros(self._scope.num_sent(round))
                 self._kept[fragment][here.start : here.stop] = left
+        for result, (encoded_in, _, _) in list(self._left.items()):
+            if encoded_in <= round:
+                del self._left[result]

@@ -21,7 +21,7 @@ def of(name: str, block: int = 32) -> Codec:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("block", [32, 64, 256, 4096])
+@pytest.mark.parametrize("block", [32, 64, 256, pytest.param(4096, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("numbers", VECTORS)
 def test_encodes_like_the_scalar_reference(name: str, block: int, numbers: str) -> None:
     vector = VECTORS[numbers](4500 if block == 4096 else 1003)

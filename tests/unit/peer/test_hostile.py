@@ -73,7 +73,7 @@ NAN, INFINITY = np.float32(np.nan).tobytes(), np.float32(np.inf).tobytes()
         (Fp32Config(), overwrite(NAN), "NaN"),
         pytest.param(Fp32Config(), overwrite(INFINITY), "infinity", marks=pytest.mark.slow),
         pytest.param(Bf16Config(), overwrite(NAN[2:]), "NaN", marks=pytest.mark.slow),
-        (Int8Config(), overwrite(NAN), "scale"),
+        pytest.param(Int8Config(), overwrite(NAN), "scale", marks=pytest.mark.slow),
         # Codes of 127 times the largest scale would decode to infinity.
         (Int8Config(), overwrite(np.float32(3e38).tobytes()), "scale"),
     ],

@@ -154,7 +154,10 @@ def compare(mine: list[Tensor], theirs: list[Tensor]) -> None:
     assert float((mine[0] - mine[2]).abs().max()) > 1e-4  # there are no replicas
 
 
-@pytest.mark.parametrize("graph", ["ring", "exponential", "one_peer", "random", "complete", "pairs"])
+SLOW_GRAPHS = [pytest.param(each, marks=pytest.mark.slow) for each in ("one_peer", "random", "complete")]
+
+
+@pytest.mark.parametrize("graph", ["ring", "exponential", "pairs", *SLOW_GRAPHS])
 def test_dpsgd_is_its_paper(tmp_path: Path, graph: str) -> None:
     run = of(DPsgdConfig(every=EVERY, graph=graph, degree=2, codec=Fp32Config()))  # type: ignore[arg-type]
     mine, theirs = Crew(run, tmp_path).train(), Paper(run, tmp_path).dpsgd()
@@ -301,7 +304,7 @@ def test_a_graph_in_which_not_all_hear_of_each_other_is_refused() -> None:
     ("codec", "most"),
     [
         (TopKConfig(), 0.7),
-        (TopKConfig(kept=256), 0.4),
+        pytest.param(TopKConfig(kept=256), 0.4, marks=pytest.mark.slow),
         (RandomKConfig(kept=410, largest=82, values="int4"), 0.75),
         (SignConfig(), 0.1),
         (Int8Config(), 0.02),

@@ -51,6 +51,7 @@ def test_a_site_trains_as_one_process_does(num_ranks: int, tmp_path: Path) -> No
     assert len(run("training", num_ranks, tmp_path)[0]) == 5
 
 
+@pytest.mark.slow
 def test_ranks_that_are_not_alike_all_say_so(tmp_path: Path) -> None:
     said = run("alike", 2, tmp_path)
     assert ["precision is bf16 on rank 1 and fp32 on rank 0" in each[0] for each in said] == [True, True]
