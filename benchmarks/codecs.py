@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,13 +36,14 @@ from torch import Tensor
 from benchmarks import report
 from benchmarks._against_copy import error, speeds
 from benchmarks._power_sgd import RANK, best_error, low_rank_rows, matrices, one_process
-from benchmarks.step import BareLoop, _run, own_model
+from benchmarks.step import BareLoop, WeftLoop, _run, own_model
 from weft.codec import (
     Bf16Config,
     CodecConfig,
     E3m0Config,
     Fp8Config,
     Fp32Config,
+    Int2Config,
     Int4Config,
     Int8Config,
     RandomKConfig,
@@ -53,6 +55,7 @@ from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.model import initial_vector, layout, named
 from weft.sync import basis
+from weft.sync.choices import MuonConfig
 
 CODECS: dict[str, CodecConfig] = {
     "fp32": Fp32Config(),
@@ -61,6 +64,7 @@ CODECS: dict[str, CodecConfig] = {
     "int8": Int8Config(),
     "int4": Int4Config(),
     "e3m0": E3m0Config(),
+    "int2": Int2Config(),
     "sign": SignConfig(),
     "top-k 64, sign (sparseloco)": TopKConfig(),
     "top-k 32, bf16 (demo)": TopKConfig(kept=32, values="bf16"),
@@ -82,9 +86,14 @@ STEPS = (60, 30)  # before the delta that is measured, and of it
 
 @dataclass(frozen=True)
 class Trained:
-    """What a small model gave: a round's delta and a step's gradient, with the shapes that lie in them."""
+    """What a small model gave: a round's delta and a step's gradient, with the shapes that lie in them.
+
+    Args:
+        muon: the delta of as many steps with Muon in the place of AdamW.
+    """
 
     delta: Tensor
+    muon: Tensor
     gradient: Tensor
     shapes: tuple[tuple[int, ...], ...]
 
@@ -104,8 +113,14 @@ def trained() -> Trained:
     config = named("nano", 257, 128)
     spans = layout(config)
     with tempfile.TemporaryDirectory() as folder:
-        _, batches = _run(config, 8, 128, Path(folder))
+        run, batches = _run(config, 8, 128, Path(folder))
         ready = [batches.at(np.arange(step * 8, (step + 1) * 8)) for step in range(sum(STEPS))]
+        muon = msgspec.structs.replace(run, train=msgspec.structs.replace(run.train, optimizer=MuonConfig()))
+        ours = WeftLoop(muon, torch.device("cpu"), batches, initial_vector(config, 0))
+        ours(STEPS[0])
+        at_first = ours.local()
+        ours(STEPS[1])
+        by_muon = at_first - ours.local()
     model = own_model(config, initial_vector(config, 0))
     loop = BareLoop(model, torch.device("cpu"), ready)  # type: ignore[arg-type]
 
@@ -117,6 +132,7 @@ def trained() -> Trained:
     loop(STEPS[1])
     return Trained(
         delta=before - vector(lambda parameter: parameter),
+        muon=by_muon,
         gradient=vector(lambda parameter: parameter.grad),  # type: ignore[arg-type, return-value]
         shapes=tuple(tuple(model.get_parameter(span.name).shape) for span in spans),
     )
@@ -236,11 +252,13 @@ def measure(num: int, turns: int) -> tuple[list[str], bool]:
         "heavy-tailed": heavy_tailed(1 << 20),
         "delta": found.delta,
         "gradient": found.gradient,
+        "Muon's delta": found.muon,
     }
     large = gaussian(num)
     print("trained", file=sys.stderr, flush=True)
     what = f"Speed: {num:,} Gaussian numbers, {turns} turns. `delta` and `gradient` are those of a model of "
-    what += f"{found.delta.numel():,} parameters after {sum(STEPS)} steps of AdamW; the delta is that of {STEPS[1]}."
+    what += f"{found.delta.numel():,} parameters after {sum(STEPS)} steps of AdamW; the delta is that of {STEPS[1]}. "
+    what += "`Muon's delta` is that of as many steps with Muon, at the same rate."
     sections, is_met = [what], []
     for make in (codec_section, hivemind_section, index_section):
         text, met = make(vectors, large, turns)

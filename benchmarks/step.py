@@ -189,6 +189,10 @@ class WeftLoop:
         self._trainer.train(np.arange(start, self._next), 0, 1)
         return list(self._losses)
 
+    def local(self) -> Tensor:
+        """Return a copy of the local parameters."""
+        return self._trainer.local().clone()
+
 
 # --- the comparison ---
 

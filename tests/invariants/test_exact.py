@@ -271,6 +271,8 @@ GOLDEN = {
     "int4 decoded": "3f925d37fc2d8fbb",
     "e3m0 encoded": "9323b678f2f67ec6",
     "e3m0 decoded": "6ae989bfdc51e85b",
+    "int2 encoded": "c2b578ab9304f5f0",
+    "int2 decoded": "0171aa38cce6614c",
     "sign encoded": "78925a822d8432ef",
     "sign decoded": "22edf531028db23d",
     "top_k encoded": "8284c80404485b8e",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from weft import wire
-from weft.codec import E3m0Config, Fp8Config, Int4Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
+from weft.codec import E3m0Config, Fp8Config, Int2Config, Int4Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.blocks import Blocks
 from weft.codec.build import build
 from weft.codec.codec import Codec
@@ -379,6 +379,10 @@ def codec_e3m0() -> Vector:
     return encoded(build(E3m0Config(block=32)), ramp())
 
 
+def codec_int2() -> Vector:
+    return encoded(build(Int2Config(block=32)), ramp())
+
+
 def codec_sign() -> Vector:
     return encoded(build(SignConfig(block=32)), ramp())
 
@@ -423,6 +427,7 @@ VECTORS: dict[str, Callable[[], Vector]] = {
     "codec-fp8": codec_fp8,
     "codec-int4": codec_int4,
     "codec-e3m0": codec_e3m0,
+    "codec-int2": codec_int2,
     "codec-sign": codec_sign,
     "codec-top-k": codec_top_k,
     "codec-random-k": codec_random_k,

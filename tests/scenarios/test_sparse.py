@@ -12,7 +12,7 @@ from scenarios.test_branches import TRAIN_S, halves
 from scenarios.test_faults import one_replica
 from scenarios.test_groups import NAMES, NUM
 from scenarios.test_return import stop
-from weft.codec import CodecConfig, Fp32Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
+from weft.codec import CodecConfig, Fp32Config, Int2Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected
 from weft.sync.choices import Choices, LowRankConfig, SgdConfig
 from weft.sync.rows import CocktailConfig, DeMoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
@@ -48,6 +48,7 @@ METHODS: dict[str, MethodConfig] = {
     "cocktail": CocktailConfig(every=EVERY),
     "random_k": custom(RandomKConfig(kept=410, largest=82, values="int4"), RandomKConfig(kept=410, values="int8")),
     "sign": custom(SignConfig(), Int8Config()),
+    "int2": custom(Int2Config(), Int8Config()),
     "top_k int8": custom(TopKConfig(kept=200, values="int8"), TopKConfig(kept=400, values="bf16")),
 }
 BRINGING = ("sparseloco", "random_k", "sign", "top_k int8")  # what a branch has counted to another

@@ -14,7 +14,17 @@ import msgspec
 
 from weft.cli import settings
 from weft.cli.quantity import rate_bps
-from weft.codec import Bf16Config, CodecConfig, E3m0Config, Fp8Config, Fp32Config, Int4Config, Int8Config, SignConfig
+from weft.codec import (
+    Bf16Config,
+    CodecConfig,
+    E3m0Config,
+    Fp8Config,
+    Fp32Config,
+    Int2Config,
+    Int4Config,
+    Int8Config,
+    SignConfig,
+)
 from weft.config import load
 from weft.data import CharactersConfig, CharTokenizer, make_tokenizer
 from weft.errors import ConfigError, DataError
@@ -50,6 +60,7 @@ _CODECS: dict[str, CodecConfig] = {
     "int8": Int8Config(),
     "int4": Int4Config(),
     "e3m0": E3m0Config(),
+    "int2": Int2Config(),
     "sign": SignConfig(),
 }
 _METHODS: dict[str, MethodConfig] = {

@@ -39,7 +39,7 @@ def plan(
         int | None, typer.Option(help="Inner steps between outer ones.", min=1, max=100_000, show_default=False)
     ] = None,
     codec: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp8, int8, int4, e3m0 or sign.", show_default=False)
+        str | None, typer.Option(help="fp32, bf16, fp8, int8, int4, e3m0, int2 or sign.", show_default=False)
     ] = None,
     price_per_kwh: Annotated[float | None, typer.Option(help="What peers pay.", min=0.0, show_default=False)] = None,
     price_per_hour: Annotated[float, typer.Option(help="Rent of each peer's machine, if it is rented.", min=0.0)] = 0.0,

@@ -25,7 +25,7 @@ NO_ENCODER = "payload of blocks that no encoder makes: {}; dropped"
 
 @runtime_checkable  # the shape check that is on in tests asks
 class Scheme(Protocol):
-    num_bits: int  # of a code: 1, 4 or 8
+    num_bits: int  # of a code: 1, 2, 4 or 8
     scale: np.dtype[np.generic]
 
     def quantize(
@@ -36,7 +36,7 @@ class Scheme(Protocol):
     ) -> NDArray[np.generic]:
         """Fill `codes` and return the scales; `work` is overwritten.
 
-        Codes of 4 bits have no others; that of 1 bit is any number but 0, or 0.
+        Codes of 2 and 4 bits have no others; that of 1 bit is any number but 0, or 0.
 
         As large a tensor that is made anew costs more than all arithmetic on it: its pages are touched first here.
 
@@ -142,9 +142,9 @@ def table(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the values that each of 256 bytes of codes stands for, given those of each code, the lowest bits first.
 
     Args:
-        values: of 2, 16 or 256 codes.
+        values: of 2, 4, 16 or 256 codes.
     """
-    num_bits = {2: 1, 16: 4, 256: 8}[len(values)]
+    num_bits = {2: 1, 4: 2, 16: 4, 256: 8}[len(values)]
     shifts = np.arange(0, 8, num_bits)
     codes = np.arange(256).reshape(-1, 1) >> shifts & len(values) - 1
     found: NDArray[np.float32] = values[codes]
@@ -155,9 +155,9 @@ def look_up(table: NDArray[np.float32], packed: NDArray[np.uint8], out: NDArray[
     """Fill `out` with what `packed` codes stand for by `table`."""
     per_byte = table.shape[1]
     whole = len(out) // per_byte
-    if per_byte == 8:
+    if per_byte > 2:
         np.take(table, packed[:whole], axis=0, out=out[: whole * per_byte].reshape(whole, per_byte), mode="clip")
-    else:  # as integers of as many bits: torch moves those faster, and numpy rows of eight
+    else:  # as integers of as many bits: torch moves those faster, and numpy rows of more
         word = {1: np.int32, 2: np.int64}[per_byte]
         words = torch.from_numpy(table.view(word).reshape(-1))
         target = torch.from_numpy(out[: whole * per_byte].view(word))
@@ -172,6 +172,15 @@ def _pack(codes: NDArray[np.uint8], packed: NDArray[np.uint8], num_bits: int) ->
         packed[: len(codes)] = codes
     elif num_bits == 1:
         packed[: -(-len(codes) // 8)] = np.packbits(codes, bitorder="little")
+    elif num_bits == 2:
+        rest = len(codes) % 4
+        fours = codes[: len(codes) - rest].view("<u4")
+        fours *= 0x01041040  # 2^24 c0 + 2^26 c1 + 2^28 c2 + 2^30 c3, and products below 2^24 or beyond 2^32
+        fours >>= 24
+        np.copyto(packed[: len(fours)], fours, casting="unsafe")
+        if rest:
+            shifts = np.array((0, 2, 4), np.uint8)[:rest]
+            packed[len(fours)] = np.add.reduce(codes[len(codes) - rest :] << shifts, dtype=np.uint8)
     else:
         pairs = codes[: len(codes) // 2 * 2].view("<u2")
         pairs *= 17  # p + 16 p, at most FFFF, so that its lower byte without 4 bits is the first code, then the second

@@ -12,6 +12,7 @@ from weft.codec.config import (
     ExtensionCodecConfig,
     Fp8Config,
     Fp32Config,
+    Int2Config,
     Int4Config,
     Int8Config,
     RandomKConfig,
@@ -23,7 +24,7 @@ from weft.codec.dense import Bf16, Fp32
 from weft.codec.extension import Extension
 from weft.codec.minifloat import E3m0, Fp8
 from weft.codec.quantize import Int4, Int8
-from weft.codec.sign import Sign
+from weft.codec.sign import Int2, Sign
 from weft.codec.sparse import RandomK, Room, TopK
 from weft.extension import make
 
@@ -48,6 +49,8 @@ def build(config: CodecConfig, round: int = 0, num_peers: int = 1) -> Codec:
             return _values("int4", block)
         case E3m0Config(block=block):
             return _values("e3m0", block)
+        case Int2Config(block=block):
+            return Blocks(Int2(), block)
         case SignConfig(block=block):
             return _values("sign", block)
         case TopKConfig():

@@ -46,6 +46,10 @@ class E3m0Config(_Blocks, frozen=True, kw_only=True, tag="e3m0"):
     """4 bits a value and 1 byte a block: 7 powers of two, either sign, and zero."""
 
 
+class Int2Config(_Blocks, frozen=True, kw_only=True, tag="int2"):
+    """2 bits a value and 2 bytes a block: the sign, and whether it is once or three times the scale."""
+
+
 class SignConfig(_Blocks, frozen=True, kw_only=True, tag="sign"):
     """1 bit a value and 2 bytes a block: the sign, and the mean magnitude."""
 
@@ -82,7 +86,7 @@ class ExtensionCodecConfig(ExtensionConfig, frozen=True, kw_only=True, tag="exte
     """A codec from outside of weft (`weft.extend`), which every member has to have."""
 
 
-LOSSY = (SignConfig, TopKConfig, RandomKConfig)  # what they leave out has to be kept for later
+LOSSY = (Int2Config, SignConfig, TopKConfig, RandomKConfig)  # what they leave out has to be kept for later
 
 CodecConfig = (
     Fp32Config
@@ -91,6 +95,7 @@ CodecConfig = (
     | Int8Config
     | Int4Config
     | E3m0Config
+    | Int2Config
     | SignConfig
     | TopKConfig
     | RandomKConfig

@@ -264,6 +264,8 @@ class Peer:
             if not len(leased):
                 leased = resting.leased_instead(rounds, self.peer, head)
             await self._training.make(head, leased, self._replica.config, lambda: turn.is_hurried)
+            if self._training.work is not None:
+                rounds.timers.note_worked(self._training.took_s)
         await self._unless_stopped(self._blocking.passed(lambda: self._is_needless_to_wait(rounds)))
         if not rounds.decided.empty() or self._stopping.is_set():
             return
@@ -339,7 +341,9 @@ class Peer:
             if (reason := self._report.tell_acts(manifest)) is not None:
                 self.fail(Removed(reason))
             if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_away:
+                since = self.place.clock.now()
                 await self._evaluator.maybe(manifest)
+                rounds.timers.note_apart(self.place.clock.now() - since)
         await self._saver.save_if_due()
         self._legacies.follow(manifest)
 

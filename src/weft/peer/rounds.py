@@ -113,17 +113,17 @@ class Rounds:
         self._is_closed = False
         self.on_decided: Callable[[Certificate], None] = lambda _certificate: None
         self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
-        self._timers = Timers(place.clock, self._expire)
+        self.timers = Timers(place.clock, self._expire)
         self._memory = Memory(place.folder.measured, place.clock.now, is_on=place.settings.checkpoint_every_s > 0)
         self._tasks = Tasks(on_failure)
         self._prefetching = asyncio.Lock()
         awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
         self.acts = Acts(place.node, chain, place.emit, awaiting, lies, self._move)
         self._reach = reach = Reach(self._feed, lambda: self._state)
-        self._gathering = Gathering(place, chain, self.parts, self._tasks, self._timers, reach)
+        self._gathering = Gathering(place, chain, self.parts, self._tasks, self.timers, reach)
         self.merging = Merging(place, chain, self.parts, self._gathering, scope)
         self._weighing = Weighing(chain, self.merging, self.standing, self._tasks, place.emit, reach)
-        self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self._timers, self.acts.accuse)
+        self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self.timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     # --- what the peer does ---
@@ -145,12 +145,12 @@ class Rounds:
             CheckpointError: the file is damaged.
         """
         self.acts.recall()
-        self._timers.recall(self._memory.read())
+        self.timers.recall(self._memory.read())
         return self._promises.read()
 
     def begin(self) -> None:
         """Enter the round after the chain's head, where this peer is in its electorate and may vote."""
-        self._timers.begin()
+        self.timers.begin()
         base = self.chain.base
         self._state = None
         self._node.exchange(False)
@@ -188,7 +188,7 @@ class Rounds:
             group: whose mean it is, where it is not this peer's alone.
         """
         digests = self.parts.offer(parts)
-        self._timers.note_announced()
+        self.timers.note_announced()
         legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
         ready, base = Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof), self.chain.base
         if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
@@ -229,7 +229,7 @@ class Rounds:
     def measure(self, speeds: dict[PeerId, float]) -> None:
         """Take up how fast members train (positive, finite, in one unit): what they are leased next depends on it."""
         self.speeds = speeds
-        self._feed(Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self._timers.seen))
+        self._feed(Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self.timers.seen))
 
     @property
     def is_hurried(self) -> bool:
@@ -243,7 +243,7 @@ class Rounds:
             return not self.decided.empty()
         if charter.has_even_leases:
             return False
-        return not self.decided.empty() or self._timers.is_grace_half_over
+        return not self.decided.empty() or self.timers.is_grace_half_over
 
     def keep_up(self) -> None:
         """Wait for nobody that has no vote, and give up attempts that nobody leads any more: the others' timers ran out
@@ -303,14 +303,14 @@ class Rounds:
 
     def give_up(self) -> None:
         """Take no part in a round that the others have long left behind."""
-        self._timers.stop()
+        self.timers.stop()
         self._state = None
         self.decided.put_nowait(None)
 
     def close(self) -> None:
         """Decide nothing more; what is known can still be asked for."""
         self._is_closed = True
-        self._timers.stop()
+        self.timers.stop()
         self._state = None
 
     async def aclose(self) -> None:
@@ -362,7 +362,7 @@ class Rounds:
                 case Fetch(plan=plan, part=part, result=result):
                     self._tasks.spawn(self._fetch(self.chain.base, plan, part, result))
                 case SetTimer(timer=timer, attempt=attempt):
-                    self._timers.set(timer, attempt)
+                    self.timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
                     committed = Committed(attempt=attempt, manifest=manifest)
                     self._decide(self.hearing.proofs.certify(self._member, committed))
@@ -397,15 +397,15 @@ class Rounds:
         manifest = certificate.manifest
         fate: Fate = "late"
         # Also a legacy was what this peer offered: its own work was not, and is late.
-        if counted_of(manifest, self._node.peer) is None and self._timers.was_in_time:
+        if counted_of(manifest, self._node.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
-        self._timers.note_decided(each.peer for each in manifest.contributions)
-        self._memory.keep(self._timers.measured)
+        self.timers.note_decided(each.peer for each in manifest.contributions)
+        self._memory.keep(self.timers.measured)
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.standing.statuses)
         taken = self.merging.taken(base, manifest) if manifest.is_gossip else {}
         if manifest.tuned is not None or manifest.acts:
-            self._timers.forget()
+            self.timers.forget()
         self.merging.settle(manifest)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)

@@ -39,6 +39,8 @@ class Timers:
         self._quorum_at: float | None = None  # since when the leader could go on
         self._gathering_s = 0.0  # leader: how long a quorum's payloads took to arrive
         self._began_at = clock.now()  # the present round
+        self._worked_s: float | None = None  # in inner steps of it
+        self._apart_s = 0.0  # with what is no part of it
         self._seen: list[tuple[float, float]] = []  # of the last rounds: waited, worked
         self._graces_s: list[float] = []
         self._latencies_s: list[float] = []
@@ -57,6 +59,7 @@ class Timers:
         self._began_at = self._clock.now()
         self._all_ready_at = {}
         self._announced_at, self._ready_at, self._quorum_at, self._gathering_s = None, None, None, 0.0
+        self._worked_s, self._apart_s = None, 0.0
         self._watched.clear()
 
     def note_ready(self, peer: PeerId) -> None:
@@ -70,6 +73,14 @@ class Timers:
     def note_gathering(self, took_s: float) -> None:
         """A quorum's payloads have taken so long to arrive: the others' may take half as long more."""
         self._gathering_s = took_s
+
+    def note_worked(self, took_s: float) -> None:
+        """This peer's inner steps of the present round took so long."""
+        self._worked_s = took_s
+
+    def note_apart(self, took_s: float) -> None:
+        """So long it did what is no part of a round: it evaluated."""
+        self._apart_s += took_s
 
     def note_announced(self) -> None:
         """This peer has announced its payload."""
@@ -93,10 +104,11 @@ class Timers:
         Args:
             counted: who; of others nobody has waited for the announcement.
         """
-        if self._announced_at is not None:
+        if self._announced_at is not None and self._worked_s is not None:
             ready_at = max((self._all_ready_at.get(peer, 0.0) for peer in counted), default=0.0)
-            waited_s = self._clock.now() - max(self._announced_at, ready_at)
-            self._seen = [*self._seen, (waited_s, self._announced_at - self._began_at)][-NUM_REMEMBERED:]
+            before_s = self._announced_at - self._began_at - self._apart_s - self._worked_s
+            waited_s = max(before_s, 0.0) + self._clock.now() - max(self._announced_at, ready_at)
+            self._seen = [*self._seen, (waited_s, self._worked_s)][-NUM_REMEMBERED:]
         if self._quorum_at is None or self._ready_at is None:
             return
         self._latencies_s = [*self._latencies_s, self._clock.now() - self._quorum_at][-NUM_REMEMBERED:]

@@ -38,6 +38,7 @@ class Training:
         self._is_over = is_over
         self._speeds: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self.work: Work | None = None  # since the last lease began
+        self.took_s = 0.0  # of the calls of it
         self.loss: float | None = None  # of the last steps that were made, of this lease or of the one before
 
     @property
@@ -67,7 +68,7 @@ class Training:
         is_whole = config.has_even_leases and config.method.wait == "all"
         is_whole |= self._carry.sends_gradient
         if not self._carry.num_done:
-            self.work = None
+            self.work, self.took_s = None, 0.0
         self._carry.cover(len(leased) // size - self._carry.num_done, settings.tokens_per_step)
         while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
             positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
@@ -100,6 +101,7 @@ class Training:
         took_s = self._place.clock.now() - began
         if took_s > 0 and work.num_tokens:
             self._speeds.append(work.num_tokens / took_s)
+        self.took_s += took_s
         self.work = work if self.work is None else _sum(self.work, work)
         if work.num_steps:
             self.loss = self.work.mean_loss

@@ -46,6 +46,7 @@ _CODECS = {
     "fp8": _PerValue(11.2, 7.1, 2.6),
     "int4": _PerValue(1.9, 4.1, 1.9),
     "e3m0": _PerValue(3.1, 4.4, 1.9),
+    "int2": _PerValue(4.4, 4.9, 1.9),
     "sign": _PerValue(4.4, 4.9, 1.3),
     "top_k": _PerValue(10.8, 16.6, 9.3),
     "random_k": _PerValue(1.0, 3.3, 0.9),

@@ -16,6 +16,7 @@ from weft.codec import (
     LOSSY,
     CodecConfig,
     ExtensionCodecConfig,
+    Int2Config,
     Int8Config,
     RandomKConfig,
     SignConfig,
@@ -67,7 +68,7 @@ def _of_group(config: CodecConfig) -> CodecConfig:
     match config:
         case TopKConfig() | RandomKConfig():
             return replace(config, values=_fine(config.values))
-        case SignConfig() | ExtensionCodecConfig():  # what the latter leaves out, nobody knows
+        case Int2Config() | SignConfig() | ExtensionCodecConfig():  # what the latter leaves out, nobody knows
             return Int8Config()
     return config
 

@@ -15,6 +15,7 @@ from weft.codec import (
     ExtensionCodecConfig,
     Fp8Config,
     Fp32Config,
+    Int2Config,
     Int4Config,
     Int8Config,
     RandomKConfig,
@@ -394,7 +395,7 @@ def choco_step(codec: CodecConfig) -> float:
 
         top_k of 4096, signs   16: 0.05    64: 0.05 to 0.1    256: 0.2    1024: 0.4 and more    about 0.8 sqrt(k / 4096)
         random_k               410, of which 82: 0.06, while 0.13 no longer mixes
-        sign, 4 bits           0.7 and more; the paper's authors tune 0.4 or so
+        sign, 2 and 4 bits     0.7 and more; the paper's authors tune 0.4 or so
         8 bits and more        1
     """
     match codec:
@@ -405,7 +406,7 @@ def choco_step(codec: CodecConfig) -> float:
             return round(0.25 * math.sqrt(num_sent / MAX_BLOCK), 4)
         case ExtensionCodecConfig():  # what it leaves out, nobody knows
             return 0.05
-        case SignConfig() | Int4Config() | E3m0Config():
+        case SignConfig() | Int2Config() | Int4Config() | E3m0Config():
             return 0.4
         case Int8Config() | Fp8Config() | Bf16Config() | Fp32Config():
             return 1.0

@@ -1,6 +1,6 @@
 """How often members synchronise and in which bytes, chosen from what rounds take: `method = "auto"`.
 
-    share = waited / (waited + worked)      of a round: from the last announcement to the decision, and inner steps
+    share = waited / (waited + worked)      of a round: worked, in inner steps; waited, all else that it takes
     a rung of the ladder (H', c') takes     worked H' / H,  and waits  waited bits(c') / bits(c)
 
 Rungs stand in order: those above learn more from the same tokens. The leader of a round names the first on which
@@ -8,7 +8,9 @@ members wait for at most the share that the run allows; to go up, it must be cle
 All go over with the manifest's outer step. Whoever votes checks that it is a rung, and that the last change was some
 rounds ago: a leader that names a bad one harms a few rounds, until the next.
 
-What does not shrink with the bytes, the delay of messages, is foretold too small at first and measured then.
+All else is encoding, from the last announcement to the decision, and fetching and applying results; not evaluation,
+nor waiting for others' inner steps. What does not shrink with the bytes, the delay of messages, is foretold too small
+at first and measured then.
 
 Pure: it does not know how time is measured.
 """

@@ -100,11 +100,26 @@ def sign(chunk: list[float]) -> tuple[bytes, list[int]]:
     return struct.pack("<H", word if word >= 0x80 else 0), codes
 
 
+def int2(chunk: list[float]) -> tuple[bytes, list[int]]:
+    top = max(map(abs, chunk))
+    signs = [word_of(value) >> 31 for value in chunk]
+    unit = Fraction(2) ** ((word_of(top) >> 23) - 127 - 30)
+    whole = [abs(Fraction(value)) // unit for value in chunk]
+    threes = [3 if number * len(chunk) >= sum(whole) else 1 for number in whole]
+    weighed = sum(three * number for three, number in zip(threes, whole, strict=True))
+    found = fp32(float(weighed) / sum(three * three for three in threes) * float(unit))
+    word = min(word_of(found) + (word_of(found) >> 16 & 1) + 0x7FFF >> 16, 0x7EAA)
+    if word < 0x80:
+        return b"\0\0", [sign << 1 for sign in signs]
+    return struct.pack("<H", word), [sign << 1 | three >> 1 for sign, three in zip(signs, threes, strict=True)]
+
+
 SCHEMES = {
     "int8": (8, linear(127, 0xFFFFFF80, 4)),
     "int4": (4, linear(7, 0xFFFF0000, 2)),
     "fp8": (8, fp8),
     "e3m0": (4, e3m0),
+    "int2": (2, int2),
     "sign": (1, sign),
 }
 

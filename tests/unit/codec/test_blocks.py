@@ -1,18 +1,26 @@
 """Codecs by blocks against scalar references, and against payloads no encoder makes."""
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from unit.codec import reference
-from weft.codec import E3m0Config, Fp8Config, Int4Config, Int8Config, SignConfig
+from weft.codec import CodecConfig, E3m0Config, Fp8Config, Int2Config, Int4Config, Int8Config, SignConfig
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
 
-CONFIGS = {"int8": Int8Config, "int4": Int4Config, "fp8": Fp8Config, "e3m0": E3m0Config, "sign": SignConfig}
+CONFIGS: dict[str, Callable[..., CodecConfig]] = {
+    "int8": Int8Config,
+    "int4": Int4Config,
+    "fp8": Fp8Config,
+    "e3m0": E3m0Config,
+    "int2": Int2Config,
+    "sign": SignConfig,
+}
 VECTORS = {"heavy-tailed": reference.heavy_tailed, "normal": reference.normal, "few": reference.few_values}
 
 
@@ -52,11 +60,20 @@ def test_a_scale_on_the_grid_makes_products_exact() -> None:
     assert of("int8", 4096).decode(data, 4096).tolist() == exact
 
 
-def test_the_scale_of_signs_is_the_one_with_the_least_error() -> None:
+@pytest.mark.parametrize("name", ["sign", "int2"])
+def test_the_scale_of_few_bits_is_the_one_with_the_least_error(name: str) -> None:
     vector = reference.normal(4096)
-    decoded = of("sign", 4096).decode(of("sign", 4096).encode(vector), 4096)
+    decoded = of(name, 4096).decode(of(name, 4096).encode(vector), 4096)
     squared = [float((decoded * factor - vector).square().sum()) for factor in (0.98, 1.0, 1.02)]
     assert squared[1] < min(squared[0], squared[2])
+
+
+@pytest.mark.parametrize(("name", "share"), [("sign", 0.3634), ("int2", 0.128)])  # 1 - 2 / pi, and by its integrals
+def test_few_bits_leave_as_much_of_normal_values_as_they_should(name: str, share: float) -> None:
+    vector = torch.randn(1 << 20, generator=torch.Generator().manual_seed(6))
+    codec = of(name, 4096)
+    left = codec.decode(codec.encode(vector), len(vector)) - vector
+    assert float(left.square().sum() / vector.square().sum()) == pytest.approx(share, rel=0.005)
 
 
 ONE = 0x3F800000
@@ -80,6 +97,10 @@ def fp8(exponent: int, codes: list[int]) -> bytes:
 
 def e3m0(exponent: int, codes: list[int]) -> bytes:
     return by_halves(bytes([exponent]), codes)
+
+
+def int2(scale_word: int, codes: list[int]) -> bytes:
+    return struct.pack("<H", scale_word) + reference.packed(codes + [0] * (32 - len(codes)), 2)
 
 
 REFUSED = {
@@ -115,6 +136,12 @@ REFUSED = {
     "e3m0: scale too small": ("e3m0", e3m0(6, [7])),
     "e3m0: scale infinite": ("e3m0", e3m0(255, [7])),
     "e3m0: code under a zero scale": ("e3m0", e3m0(0, [1])),
+    "int2: scale infinite": ("int2", int2(0x7F80, [1])),
+    "int2: scale negative": ("int2", int2(0xBF80, [1])),
+    "int2: scale subnormal": ("int2", int2(0x0040, [1])),
+    "int2: 3 times the scale overflows": ("int2", int2(0x7EAB, [1])),
+    "int2: no three under a scale": ("int2", int2(0x3F80, [2])),
+    "int2: a three under a zero scale": ("int2", int2(0, [3])),
     "sign: scale infinite": ("sign", struct.pack("<H", 0x7F80) + bytes(4)),
     "sign: scale negative": ("sign", struct.pack("<H", 0xBF80) + bytes(4)),
     "sign: scale subnormal": ("sign", struct.pack("<H", 0x0001) + bytes(4)),
@@ -128,7 +155,9 @@ def test_a_payload_no_encoder_makes_is_refused(case: str) -> None:
         of(name).decode(payload, 32)
 
 
-@pytest.mark.parametrize(("name", "num"), [("int4", 33), ("sign", 33), ("e3m0", 1)])
+@pytest.mark.parametrize(
+    ("name", "num"), [("int4", 33), ("sign", 33), ("int2", 33), ("int2", 34), ("int2", 35), ("e3m0", 1)]
+)
 def test_bits_beyond_the_last_code_are_refused(name: str, num: int) -> None:
     data = bytearray(of(name).encode(torch.ones(num)))
     data[-1] |= 0x80
@@ -141,6 +170,8 @@ ACCEPTED = {
     **{f"int4 {word:x}": ("int4", int4(word, [-7, 5])) for word in (0x3F80, 0x0080, 0x7E12)},
     **{f"fp8 {b}": ("fp8", fp8(b, [254, 1])) for b in (18, 127, 254)},
     **{f"e3m0 {b}": ("e3m0", e3m0(b, [15, 1])) for b in (7, 127, 254)},
+    **{f"int2 {word:x}": ("int2", int2(word, [1, 0, 3, 2])) for word in (0x3F80, 0x0080, 0x7EAA)},
+    "int2 without a scale": ("int2", int2(0, [0, 2])),
     **{f"sign {word:x}": ("sign", struct.pack("<H", word) + b"\x05\0\0\0") for word in (0, 0x80, 0x7F7F)},
 }
 
@@ -157,3 +188,4 @@ def test_largest_finite_vector_reaches_the_highest_scale() -> None:
     largest = torch.full((32,), torch.finfo(torch.float32).max)
     assert struct.unpack("<I", bytes(of("int8").encode(largest))[:4])[0] == 0x7C010200
     assert struct.unpack("<H", bytes(of("int4").encode(largest))[:2])[0] == 0x7E12
+    assert struct.unpack("<H", bytes(of("int2").encode(largest))[:2])[0] == 0x7EAA

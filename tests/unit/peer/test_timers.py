@@ -97,14 +97,19 @@ def test_who_is_announced_when_others_are_planned_says_nothing_about_what_rounds
         for number in range(NUM_SEEN):
             assert timers.seen is None
             timers.begin()
+            await asyncio.sleep(0.5)  # results come
+            await asyncio.sleep(100)
+            timers.note_apart(100)  # it evaluates
             await asyncio.sleep(10 + number)
+            timers.note_worked(10 + number)
+            await asyncio.sleep(0.25)  # it encodes
             timers.note_announced()
             await asyncio.sleep(1)
             timers.note_ready(A)
             await asyncio.sleep(4)
             timers.note_ready(B)  # too late to be counted
             timers.note_decided([A])
-        assert timers.seen == Seen(waited_s=4.0, worked_s=11.0)
+        assert timers.seen == Seen(waited_s=4.75, worked_s=11.0)
         timers.forget()
         assert timers.seen is None
 

@@ -6,7 +6,7 @@ Over a thousand rounds, and through a peer's carry: unit/peer/test_feedback.py.
 import pytest
 import torch
 
-from weft.codec import CodecConfig, E3m0Config, Int4Config, RandomKConfig, SignConfig, TopKConfig
+from weft.codec import CodecConfig, E3m0Config, Int2Config, Int4Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.build import build
 from weft.rng import integers64, stream
 from weft.sync import feedback
@@ -20,6 +20,7 @@ CODECS: list[CodecConfig] = [
     TopKConfig(kept=64, values="int8"),
     RandomKConfig(kept=410, largest=82, values="int4"),
     SignConfig(),
+    Int2Config(),
     Int4Config(),
     E3m0Config(),
 ]
