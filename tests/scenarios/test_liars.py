@@ -259,7 +259,7 @@ def test_announcing_again_and_again_makes_nobody_wait_longer(make_swarm: MakeSwa
     async def scenario() -> None:
         a, b, c, d = await swarm.start("abcd", train_s=3.0)
         await swarm.round(a, 1)
-        timers = a.peer._rounds._timers  # type: ignore[union-attr]
+        timers = a.peer._rounds.timers  # type: ignore[union-attr]
         counted = [0]
         ready, begin = timers.note_ready, timers.begin
 
