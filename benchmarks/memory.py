@@ -24,9 +24,9 @@ import torch
 
 from benchmarks.report import load, load_line, table, write
 from weft import cost
-from weft.codec.build import build as build_codec
 from weft.data import CorpusConfig, TextSource
 from weft.model.config import num_parameters
+from weft.model.flat import layout
 from weft.net.tls import TlsConfig
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.device import decoder
@@ -35,13 +35,28 @@ from weft.peer.home import Home
 from weft.peer.launch import found
 from weft.peer.machine import PeerConfig
 from weft.peer.peer import Peer
-from weft.sync.choices import NesterovConfig
-from weft.sync.rows import DdpConfig, DiLoCoConfig, MethodConfig
+from weft.sync.memory import peer_memory
+from weft.sync.rows import (
+    DdpConfig,
+    DeMoConfig,
+    DiLoCoConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    SparseLoCoConfig,
+    StreamingConfig,
+)
 from weft.sync.schedule import ConstantConfig
 
 MODEL = ShapedModel(num_layers=10, num_heads=14, width=896, ffn_width=2432)
 SEQ_LEN, BATCH, ROUNDS = 128, 4, 3
-METHODS: dict[str, MethodConfig] = {"diloco": DiLoCoConfig(every=1), "ddp": DdpConfig()}
+METHODS: dict[str, MethodConfig] = {
+    "diloco": DiLoCoConfig(every=1),
+    "ddp": DdpConfig(),
+    "streaming": StreamingConfig(every=2, fragments=2, overlap=0),
+    "sparseloco": SparseLoCoConfig(every=1),
+    "demo": DeMoConfig(),
+    "powersgd": PowerSgdConfig(),
+}
 SAMPLE_S = 0.004
 DEADLINE_S = 280.0
 
@@ -112,14 +127,12 @@ def child(name: str, folder: Path) -> None:
     watch.join()
     run = outcome.run
     choices, num = run.method, num_parameters(run.model)
-    memory = cost.peer_memory(
-        num,
+    memory = peer_memory(
+        choices,
+        run.train.optimizer,
+        tuple(span.shape for span in layout(run.model)),
         num,
         1,
-        build_codec(choices.codec),
-        build_codec(choices.reply_codec or choices.codec),
-        sends_delta=choices.send == "delta",
-        has_momentum=isinstance(choices.apply, NesterovConfig),
         activations=cost.activation_nbytes(decoder(run.model), BATCH, SEQ_LEN),
         num_rounds=ROUNDS,
     )

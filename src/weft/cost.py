@@ -268,7 +268,7 @@ class Memory:
 
     local: int  # the parameters it trains
     gradient: int
-    inner_optimizer: int  # AdamW moments
+    inner_optimizer: int  # its moments
     outer: int  # parameters of the last commit
     outer_optimizer: int  # momentum
     merged: int  # what the last round came to, decoded
@@ -278,11 +278,12 @@ class Memory:
     delta: int  # only while it is encoded
     merge: int  # as the owner of a part: accumulator, decoded and encoded parts
     errors: int = 0  # what codecs have left, and what the payload under way would leave
+    copies: int = 0  # what is known of neighbours, and where to go from there
 
     @property
     def always_nbytes(self) -> int:
         vectors = self.local + self.gradient + self.inner_optimizer + self.outer + self.outer_optimizer
-        return vectors + self.merged + self.kept + self.errors
+        return vectors + self.merged + self.kept + self.errors + self.copies
 
     @property
     def exchange_nbytes(self) -> int:
@@ -307,39 +308,54 @@ def peer_memory(
     reply: Encoding,
     *,
     sends_delta: bool,
-    has_momentum: bool,
     activations: int,
-    num_rounds: int | None = None,
+    num_sent: int | None = None,
+    num_moments: int = 2,
+    num_momenta: int = 0,
     num_errors: int = 0,
+    num_copies: int = 0,
+    is_in_basis: bool = False,
+    has_senders_mean: bool = False,
+    has_reply_errors: bool = False,
+    num_rounds: int | None = None,
 ) -> Memory:
     """Return the memory of a peer by component.
 
     Args:
-        num: parameters; num_owned: elements of its part; num_peers: contributors.
+        num: parameters; num_owned: elements of its part of what is sent; num_peers: contributors.
         payload, reply: what contributions and results are encoded as.
         sends_delta: it keeps the outer parameters beside those it trains, and subtracts; otherwise its gradient is
             copied, and the outer parameters are those it trains.
-        has_momentum: the outer optimizer is Nesterov.
         activations: `activation_nbytes`.
-        num_rounds: that it lives for; None: until no more results are kept.
+        num_sent: numbers that are encoded of so many parameters; None: as many.
+        num_moments, num_momenta: vectors of the inner and of the outer optimizer.
         num_errors: vectors of what codecs leave: two with feedback, one more with feedback of replies.
+        num_copies: vectors of who exchanges with neighbours, beside its own.
+        is_in_basis: vectors are copied into another order or basis before they are encoded.
+        has_senders_mean: the weight of who sent it stands beside each element's sum.
+        has_reply_errors: an owner keeps what the codec of results leaves.
+        num_rounds: that it lives for; None: until no more results are kept.
     """
-    vector = vector_nbytes(num)
-    encoded = payload.nbytes(num)
+    vector, num_sent = vector_nbytes(num), num if num_sent is None else num_sent
+    encoded, result, moved = payload.nbytes(num_sent), reply.nbytes(num_sent), vector_nbytes(num) * is_in_basis
     is_view = encoded == vector  # fp32 bytes are a view of the vector
-    kept = max(KEPT_NBYTES, 2 * reply.nbytes(num))
+    kept = max(KEPT_NBYTES, 2 * result)
     return Memory(
         local=vector,
         gradient=vector,
-        inner_optimizer=2 * vector,
+        inner_optimizer=num_moments * vector,
         outer=vector if sends_delta else 0,
-        outer_optimizer=vector if has_momentum else 0,
+        outer_optimizer=num_momenta * vector,
         merged=vector,
-        kept=kept if num_rounds is None else min(kept, num_rounds * reply.nbytes(num)),
+        kept=kept if num_rounds is None else min(kept, num_rounds * result),
         activations=activations,
         payload=encoded if sends_delta or is_view else vector + encoded,
-        delta=vector if sends_delta and not is_view else 0,
-        # float64 sum, one decoded contribution, the mean, what came from the others; the result is among those kept
-        merge=(8 + 4 + 4) * num_owned + (num_peers - 1) * payload.nbytes(num_owned),
+        delta=(vector if sends_delta and not is_view else 0) + moved,
+        # float64 sum, one decoded contribution, the mean, what came from the others; the result is among those kept.
+        # float64 weights; the mean with what was left before, and what is left now.
+        merge=(8 + 4 + 4 + 8 * has_senders_mean + 8 * has_reply_errors) * num_owned
+        + (num_peers - 1) * payload.nbytes(num_owned)
+        + moved,
         errors=num_errors * vector,
+        copies=num_copies * vector,
     )

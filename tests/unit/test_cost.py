@@ -274,16 +274,14 @@ def test_activations_are_the_peak_of_a_step(vocab_size: int, is_half: bool, has_
 
 def test_memory_by_hand() -> None:
     num, owned = 100 * ALIGNMENT, 25 * ALIGNMENT
-    diloco = cost.peer_memory(num, owned, 4, INT8, INT8, sends_delta=True, has_momentum=True, activations=10**9)
+    diloco = cost.peer_memory(num, owned, 4, INT8, INT8, sends_delta=True, num_momenta=1, activations=10**9)
     vector = 4 * num
     # local, gradient, two moments, outer, momentum, the merged delta; and the results kept
     assert diloco.always_nbytes == 7 * vector + cost.KEPT_NBYTES
     encoded, merge = num + num // 64, 16 * owned + 3 * (owned + owned // 64)
     assert merge > vector
     assert diloco.peak_nbytes == diloco.always_nbytes + 10**9 + encoded + merge
-    ddp = cost.peer_memory(
-        num, owned, 4, FP32, FP32, sends_delta=False, has_momentum=False, activations=0, num_rounds=2
-    )
+    ddp = cost.peer_memory(num, owned, 4, FP32, FP32, sends_delta=False, activations=0, num_rounds=2)
     assert ddp.always_nbytes == 5 * vector + 2 * vector
     assert ddp.peak_nbytes == ddp.always_nbytes + vector + (16 + 3 * 4) * owned
 
@@ -292,7 +290,7 @@ def test_large_results_are_kept_for_two_rounds() -> None:
     assert cost.KEPT_NBYTES == RESULTS_NBYTES
     num = 10**9
     memory = cost.peer_memory(
-        num, num // 4, 4, INT8, FP32, sends_delta=True, has_momentum=True, activations=0, num_rounds=100
+        num, num // 4, 4, INT8, FP32, sends_delta=True, num_momenta=1, activations=0, num_rounds=100
     )
     assert memory.kept == 2 * 4 * num
 

@@ -107,7 +107,7 @@ def _largest_model() -> Finding:
             codec,
             codec,
             sends_delta=True,
-            has_momentum=True,
+            num_momenta=1,
             activations=cost.activation_nbytes(decoder(config), 1, _SEQ_LEN),
         )
         if memory.peak_nbytes <= 0.9 * free:

@@ -20,14 +20,14 @@ import torch
 from torch import dtype
 
 from weft import cost
-from weft.codec.build import build as build_codec
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import layout
 from weft.peer.caps import CapsConfig
 from weft.peer.config import LoopConfig, RunConfig
 from weft.peer.host import host_free_nbytes, process_nbytes
 from weft.peer.machine import PeerConfig
-from weft.sync.choices import Choices, NesterovConfig
+from weft.sync.memory import peer_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -173,9 +173,17 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
     Raises:
         TooLarge: says the figures.
     """
-    choices, num = run.method, run.num_parameters
-    memory = _memory(choices, num, num_rounds=-(-run.samples // run.settings.quota), activations=0)
-    needed = memory.peak_nbytes - memory.gradient - memory.inner_optimizer
+    num = run.num_parameters
+    memory = peer_memory(
+        run.method,
+        None,
+        tuple(tensor.shape for tensor in run.tensors),
+        num,
+        _ASSUMED_PEERS,
+        num_rounds=-(-run.samples // run.settings.quota),
+        activations=0,
+    )
+    needed = memory.peak_nbytes - memory.gradient
     free = _within(peer.caps.memory_nbytes, host_free_nbytes(), process_nbytes)
     if needed > _SPARE * free:
         raise TooLarge(
@@ -184,27 +192,15 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
         )
 
 
-def _memory(choices: Choices, num: int, *, num_rounds: int, activations: int) -> cost.Memory:
-    return cost.peer_memory(
-        num,
-        num if choices.is_merged_by_all else cost.part_size(num, _ASSUMED_PEERS),
-        _ASSUMED_PEERS,
-        build_codec(choices.codec),
-        build_codec(choices.reply),
-        sends_delta=choices.send != "gradient",
-        has_momentum=isinstance(choices.apply, NesterovConfig),
-        num_errors=choices.num_errors,
-        num_rounds=num_rounds,
-        activations=activations,
-    )
-
-
 def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:
     """Return the bytes a member of `run` needs at its peak, on the host ("cpu") and on its device, by place."""
     choices, num = run.method, num_parameters(run.model)
-    memory = _memory(
+    memory = peer_memory(
         choices,
+        run.train.optimizer,
+        tuple(span.shape for span in layout(run.model)),
         num,
+        _ASSUMED_PEERS,
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
         activations=cost.activation_nbytes(
             decoder(run.model),

@@ -25,6 +25,7 @@ from weft.plan.question import Cluster, Machines, Question
 from weft.plan.serving import sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.sync.choices import NesterovConfig
+from weft.sync.memory import peer_memory
 from weft.sync.method import most_sent
 from weft.sync.shares import num_drawn
 
@@ -305,16 +306,13 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
     """
     num, num_peers, choices = question.num_parameters, question.num_peers, question.choices
     num_electors = question.num_electors
-    payload, reply = _encodings(question)
-    memory = cost.peer_memory(
+    payload, _ = _encodings(question)
+    memory = peer_memory(
+        choices,
+        question.train.optimizer,
+        tuple(span.shape for span in layout(question.model)),
         num,
-        cost.part_size(num, num_electors),
         num_electors,
-        payload,
-        reply,
-        sends_delta=choices.send != "gradient",
-        has_momentum=isinstance(choices.apply, NesterovConfig),
-        num_errors=choices.num_errors,
         num_rounds=math.ceil(question.train.tokens / (num_peers * choices.every * question.tokens_per_step)),
         activations=cost.activation_nbytes(
             decoder(question.model), micro_batch, question.train.seq_len, is_half=machines.is_half

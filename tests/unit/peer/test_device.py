@@ -113,7 +113,7 @@ def test_what_a_cpu_needs_is_what_the_closed_form_says(monkeypatch: pytest.Monke
         build(Int8Config()),
         build(Int8Config()),
         sends_delta=True,
-        has_momentum=True,
+        num_momenta=1,
         activations=activations,
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),
     )
