@@ -1,4 +1,4 @@
-"""What each process of torch's DistributedDataParallel does in `slow_links`, the peer that weft is measured against.
+"""What each process of torch's DistributedDataParallel does in `slow_links` and `hook`, the peer that weft is beside.
 
     python -m benchmarks._slow_ddp fp32|fp16 RANK FOLDER SECONDS
 
@@ -9,7 +9,9 @@ with communication is waiting. Rank 0 evaluates while the clock stands still, an
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -79,11 +81,11 @@ class Member:
         self._optimizer = torch.optim.AdamW([decayed, rest], betas=betas, eps=config.eps, fused=True)
         self.num_steps = 0
 
-    def link(self, *, is_fp16: bool) -> None:
-        """Average gradients with the others from now on."""
+    def link(self, hook: Callable[..., Any] | None = None, state: object = None) -> None:
+        """Average gradients with the others from now on, by one of torch's hooks if one is given."""
         wrapped = DistributedDataParallel(self._loss, gradient_as_bucket_view=True)
-        if is_fp16:
-            wrapped.register_comm_hook(None, fp16_compress_hook)
+        if hook is not None:
+            wrapped.register_comm_hook(state, hook)
         self._loss = wrapped
 
     def step(self) -> None:
@@ -126,7 +128,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=GROUP)
     alone = alone_s(rank, folder)
     member, losses, stood_s = Member(rank, folder), list[tuple[int, float]](), 0.0
-    member.link(is_fp16=kind == "fp16")
+    member.link(fp16_compress_hook if kind == "fp16" else None)
     member.step()  # torch lays its buckets anew after the first
     dist.barrier()
     began = time.monotonic()
