@@ -26,6 +26,7 @@ from weft.net.throttle import Throttled
 from weft.net.ticket import Ticket, issue
 from weft.net.tls import TlsTransport
 from weft.net.transport import Transport
+from weft.peer.bulletin import Bulletins
 from weft.peer.control import Control
 from weft.peer.guard import DayCount, Guard, Guarded, valve
 from weft.peer.home import Home, PeerFolder
@@ -53,6 +54,7 @@ class Footing:
     identity: Identity
     folder: PeerFolder
     emit: Emit
+    bulletins: Bulletins
     day: DayCount
 
     @asynccontextmanager
@@ -66,6 +68,7 @@ class Footing:
         via = self.identity if VIA in settings.transports else None
         node = Node(passport, self._transports(), SystemClock(), self.emit, relay=settings.relay, via=via)
         Gauge(node, SystemClock())
+        self.bulletins.serve(node)
         for peer, addresses in read_addresses(folder).items():
             node.remember(peer, addresses)
 
@@ -147,9 +150,18 @@ def footing(options: Options, run: RunId, identity: Identity) -> Iterator[Footin
         folder = options.home.folder(run, identity.peer)
         day = DayCount(folder.moved, options.settings.caps, SystemClock())
         day.require()
-        log = EventLog(SystemClock(), identity.peer, [JsonlSink(folder.log), *options.sinks])
+        bulletins = Bulletins(identity, run, SystemClock())
+        log = EventLog(SystemClock(), identity.peer, [JsonlSink(folder.log), bulletins, *options.sinks])
         try:
-            yield Footing(run=run, options=options, identity=identity, folder=folder, emit=log.emit, day=day)
+            yield Footing(
+                run=run,
+                options=options,
+                identity=identity,
+                folder=folder,
+                emit=log.emit,
+                bulletins=bulletins,
+                day=day,
+            )
         finally:
             log.close()
 

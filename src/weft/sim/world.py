@@ -18,7 +18,7 @@ from typing import TypeVar
 from weft import rng
 from weft.clock import Clock, VirtualClock
 from weft.errors import CheckpointError, Unreachable
-from weft.events import Event, RoundCommitted, StepDone
+from weft.events import VERSION, Entry, Event, RoundCommitted, StepDone
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.claims import ClaimReader
@@ -27,6 +27,7 @@ from weft.net.membership import MAX_MEMBERS
 from weft.net.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
 from weft.net.ticket import MAX_CONTACTS
+from weft.peer.bulletin import Bulletins
 from weft.peer.checkpoint import load
 from weft.peer.compute import Compute, Inline
 from weft.peer.home import Home
@@ -48,9 +49,10 @@ SECRET = bytes(16)  # of the tickets: nobody else is on this network
 class Life:
     """One process of a member: from its start to its end or death."""
 
-    def __init__(self, member: "Member", number: int) -> None:
+    def __init__(self, member: "Member", number: int, bulletins: Bulletins) -> None:
         self.member = member
         self.number = number
+        self.bulletins = bulletins
         self.is_dead = False
         self.is_frozen = False
         self.has_ended = asyncio.Event()  # by itself, or because it was killed
@@ -68,7 +70,9 @@ class Life:
 
     def emit(self, event: Event) -> None:
         if not self.is_dead:
-            self.events.append((self.member.world.clock.now(), event))
+            clock = self.member.world.clock
+            self.events.append((clock.now(), event))
+            self.bulletins.write(Entry(v=VERSION, at=clock.wall(), peer=self.member.id, event=event))
             self.member.world.hear(self, event)
 
     def seen(self, kind: type[E], since: float = 0.0) -> list[E]:
@@ -198,7 +202,7 @@ class World:
             wait_for: peers with which a founder begins.
             clock: where the machine's own differs from the world's.
         """
-        life = Life(member, len(member.lives))
+        life = Life(member, len(member.lives), Bulletins(member.identity, self.sealed.config.run, clock or self.clock))
         member.lives.append(life)
         self.lives.append(life)
         settings = settings or PeerConfig(device="cpu", micro_batch=self.sealed.config.train.batch_size)
@@ -220,6 +224,7 @@ class World:
         others = self.known_to(member)
         for other in others:
             node.remember(other.id, [SCHEME + other.id], other.name)
+        life.bulletins.serve(node)
         await node.start()
         try:
             assert self._initial is not None

@@ -1,0 +1,147 @@
+"""An observer: hears what peers tell of a run, and takes no part in it.
+
+    observer                               a few peers, eight at most
+      BulletinRequest ───────────────────►   every two seconds
+      ◄───────────────────── BulletinAnswer  what happened since, signed
+
+It sends no heartbeat, so it is no member: nobody waits for it, no vote is its own. What a peer tells of itself it has
+signed; what it tells of others is its word. Each entry names the peer that said it.
+
+Failure:
+- a peer does not answer: the others are asked, and it is asked again.
+- a peer tells what it has not signed, or what is no bulletin: it is not heard for a while, and a notice says so.
+- a line is of a later version, no event, or one that cannot be: it is left out, and counted.
+
+It does not know what events mean, nor who shows them.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from weft.clock import Clock
+from weft.errors import ConfigError, NetError, PeerError, Refused, WireError
+from weft.events import VERSION, Entry, Notice
+from weft.ids import PeerId, RunId, short
+from weft.keys import verify
+from weft.log_file import read_lines
+from weft.net.node import Node
+from weft.net.tasks import Tasks
+from weft.peer.bulletin import MAX_LINES, WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest
+from weft.peer.plausible import is_plausible
+from weft.peer.public import public
+from weft.wire import Signed, unseal
+
+MAX_HEARD = 8  # peers
+CALL_S = 10.0
+DEAF_S = 60.0  # to who told what it had not signed
+MOST_AHEAD_S = 3600.0  # of this clock: what is said to happen later happens now
+
+
+@dataclass
+class _Heard:
+    """How far one peer was heard."""
+
+    began_ms: int = 0
+    number: int = -1
+    not_before: float = 0.0  # on this clock
+
+
+class Observer:
+    """Of one run.
+
+    Args:
+        on_entry: is given what peers tell, of each in order.
+    """
+
+    def __init__(self, node: Node, run: RunId, clock: Clock, on_entry: Callable[[Entry], None]) -> None:
+        self._node = node
+        self._run = run
+        self._clock = clock
+        self._on_entry = on_entry
+        self._heard: dict[PeerId, _Heard] = {}
+
+    async def watch(self) -> None:
+        """Hear the peers that the node is linked to until this is cancelled."""
+        asking: dict[PeerId, asyncio.Task[None]] = {}
+        async with aclosing(Tasks()) as tasks:
+            while True:
+                asking = {peer: task for peer, task in asking.items() if not task.done()}
+                for peer in self._chosen():
+                    if peer not in asking:
+                        asking[peer] = tasks.spawn(self._ask(peer))
+                await asyncio.sleep(WINDOW_S)
+
+    def _chosen(self) -> Sequence[PeerId]:
+        """Return whom to ask: those that were heard before first, so that they tell all."""
+        now = self._clock.now()
+        linked = [peer for peer in self._node.peers if self._of(peer).not_before <= now]
+        return sorted(linked, key=lambda peer: (self._of(peer).number < 0, peer))[:MAX_HEARD]
+
+    def _of(self, peer: PeerId) -> _Heard:
+        return self._heard.setdefault(peer, _Heard())
+
+    async def _ask(self, peer: PeerId) -> None:
+        heard = self._of(peer)
+        try:
+            while True:
+                request = BulletinRequest(run=self._run, began_ms=heard.began_ms, after=heard.number)
+                answer = await self._node.call(peer, request, BulletinAnswer, deadline_s=CALL_S)
+                for signed in answer.bulletins:
+                    self._hear(peer, heard, signed)
+                if not (answer.has_more and answer.bulletins):
+                    return
+        except WireError as error:
+            heard.not_before = self._clock.now() + DEAF_S
+            self._tell(f"{short(peer)} told what is no word of its own, and is not heard for a minute: {error}")
+        except (PeerError, NetError, Refused):
+            pass  # it is asked again
+
+    def _hear(self, peer: PeerId, heard: _Heard, signed: Signed) -> None:
+        bulletin = unseal(signed, Bulletin, verify)
+        if signed.signer != peer or bulletin.run != self._run:
+            raise WireError(f"a bulletin of {short(signed.signer)} in run {short(bulletin.run)}")
+        is_same = bulletin.began_ms == heard.began_ms
+        if is_same and bulletin.number <= heard.number:
+            return
+        num_missed = bulletin.number - heard.number - 1 if is_same else 0
+        heard.began_ms, heard.number = bulletin.began_ms, bulletin.number
+        entries = list(entries_of(bulletin, peer, self._clock.wall()))
+        for entry in entries:
+            self._on_entry(entry)
+        if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
+            self._tell(
+                f"{num_lost} events of {short(peer)} are not shown: it had no room for them, or weft is older here"
+            )
+        if num_missed:
+            self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it keeps them no more")
+
+    def _tell(self, text: str) -> None:
+        entry = Entry(v=VERSION, at=self._clock.wall(), peer=self._node.peer, event=Notice(text=text))
+        self._on_entry(entry)
+
+
+def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[Entry]:
+    """Yield what a bulletin tells, as far as it is known here.
+
+    Words are held to what may be told at all, whatever its signer did, and times to this clock.
+
+    Args:
+        now: wall seconds.
+    """
+    for line in bulletin.lines[:MAX_LINES]:
+        try:
+            told = msgspec.json.decode(line)
+            whole = msgspec.json.encode({"v": VERSION, "at": told["at"], "peer": signer, "event": told["event"]})
+            found = list(read_lines([whole + b"\n"], short(signer)))
+        except (msgspec.DecodeError, ConfigError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
+            continue
+        for entry in found:
+            event = public(entry.event)
+            at = entry.at if math.isfinite(entry.at) else now
+            if event is not None and is_plausible(event):
+                yield Entry(v=VERSION, at=min(max(at, 0.0), now + MOST_AHEAD_S), peer=signer, event=event)
