@@ -37,6 +37,7 @@ from weft.peer.public import public
 from weft.wire import Signed, unseal
 
 MAX_HEARD = 8  # peers
+FIRST_S = 2 * WINDOW_S  # until who has just begun has something to tell
 CALL_S = 10.0
 DEAF_S = 60.0  # to who told what it had not signed
 MOST_AHEAD_S = 3600.0  # of this clock: what is said to happen later happens now
@@ -64,6 +65,21 @@ class Observer:
         self._clock = clock
         self._on_entry = on_entry
         self._heard: dict[PeerId, _Heard] = {}
+
+    @property
+    def heard(self) -> tuple[PeerId, ...]:
+        """Return who has told anything, ascending."""
+        return tuple(sorted(peer for peer, heard in self._heard.items() if heard.number >= 0))
+
+    async def once(self) -> None:
+        """Hear all that the peers keep which the node is linked to; wait a little for those that have just begun."""
+        until = self._clock.now() + FIRST_S
+        while True:
+            chosen = self._chosen()
+            await asyncio.gather(*map(self._ask, chosen))
+            if set(chosen) <= set(self.heard) or self._clock.now() >= until:
+                return
+            await asyncio.sleep(WINDOW_S / 4)
 
     async def watch(self) -> None:
         """Hear the peers that the node is linked to until this is cancelled."""
@@ -112,7 +128,8 @@ class Observer:
         heard.began_ms, heard.number = bulletin.began_ms, bulletin.number
         entries = list(entries_of(bulletin, peer, self._clock.wall()))
         for entry in entries:
-            self._on_entry(entry)
+            if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
+                self._on_entry(entry)
         if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
             self._tell(
                 f"{num_lost} events of {short(peer)} are not shown: it had no room for them, or weft is older here"

@@ -40,12 +40,12 @@ _EMPTY: dict[type[Event], dict[str, Any]] = {
 _PLACE = re.compile(
     r"""
       \bweft[0-9]{1,4}[a-z2-7]{16,}                          # a ticket
-    | \b[a-z][a-z0-9+.-]*://\S+                              # a URL
+    | \b[a-z][a-z0-9+.-]*://\S*[^\s,;.)]                     # a URL
     | \b(?:[0-9]{1,3}\.){3}[0-9]{1,3}\b(?::[0-9]+)?          # IPv4
     | \[?(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}\b(?:\]:[0-9]+)?  # IPv6, and times of day
     | \b[\w-]+(?:\.[\w-]+)*:[0-9]{2,5}\b                     # a host and its port
     | (?<![\w.)])(?:~|\.{1,2})?/[\w.~-]+(?:/[\w.~-]*)*       # a path
-    | \b[a-z]:\\[^\s'"]+                                     # a path of Windows
+    | \b[a-z]:\\[^\s'"]*[^\s'",;.)]                          # a path of Windows
     """,
     re.VERBOSE | re.IGNORECASE,
 )

@@ -167,7 +167,13 @@ def test_a_lost_majority_is_the_state_of_who_lost_it() -> None:
 def test_a_link_that_broke_is_down() -> None:
     up, down = LinkUp(remote=B, transport="iroh", address="iroh://x"), LinkDown(remote=B, reason="reset")
     assert fold(entry(up)).lines[B].link == "iroh"
-    assert fold(entry(up), entry(down)).lines[B].link == "down"
+    assert fold(progressed(B), entry(up), entry(down)).lines[B].link == "down"
+
+
+def test_who_came_for_an_errand_is_no_longer_shown() -> None:
+    up, down = LinkUp(remote=B, transport="tls", address=""), LinkDown(remote=B, reason="closed")
+    assert set(fold(started(), entry(up)).lines) == {A, B}
+    assert set(fold(started(), entry(up), entry(down)).lines) == {A}
 
 
 def test_a_commit_that_all_report_counts_once_and_its_bytes_for_each() -> None:

@@ -1,0 +1,123 @@
+"""Where events of a run come from: its members, over the network, or logs on this machine.
+
+a ticket, or "-" for one on standard input    what its members tell (`peer.observer`)
+nothing                                       the same, of the run that a member here takes part in
+a log file, a peer's folder, a run's folder   what peers of this machine have logged
+"""
+
+import asyncio
+import heapq
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.cli.view import Facts
+    from weft.events import Entry
+    from weft.net.ticket import Ticket
+    from weft.peer.observer import Observer
+
+LOG_FILES = ("*.jsonl", "*/*.jsonl", "*/*/*.jsonl")
+LOOK_S = 0.5  # how often logs are looked at that may grow
+
+
+@dataclass(frozen=True)
+class Logs:
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Members:
+    ticket: "Ticket"
+
+
+def find(given: str | None, home: Path) -> Logs | Members:
+    """Return what is meant.
+
+    Raises:
+        ConfigError, TicketError: nothing; says what there is to give.
+    """
+    from weft.cli.ticket import kept_ticket, read_kept
+    from weft.net.ticket import MAX_CHARS, read
+
+    if given is None:
+        return Members(read(read_kept(kept_ticket(None, home))))
+    if given == "-":
+        return Members(read(sys.stdin.readline(MAX_CHARS + 1)))
+    path = Path(given[:4096])
+    try:
+        if path.is_file():
+            return Logs((path,))
+        if path.is_dir():
+            return Logs(_logs_below(path))
+    except OSError:  # longer than a name may be: a ticket
+        pass
+    if given.lstrip().startswith("weft"):
+        return Members(read(given))
+    raise ConfigError(
+        f"{given[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run. Without an argument it is the run "
+        "of the member on this machine."
+    )
+
+
+def _logs_below(folder: Path) -> tuple[Path, ...]:
+    for pattern in LOG_FILES:
+        if found := sorted(folder.glob(pattern)):
+            return tuple(found)
+    raise ConfigError(
+        f"{folder} holds no log of events: there is no .jsonl file in it, nor in the folders in it. A run's folder is "
+        "runs/RUN in the home."
+    )
+
+
+def logged(paths: Sequence[Path]) -> "Iterator[Entry]":
+    """Yield the entries of several logs in the order of their times.
+
+    Raises:
+        ConfigError: a line is no event, or a file cannot be read.
+    """
+    from weft.log_file import read_jsonl
+
+    def read(path: Path) -> "list[Entry]":
+        try:
+            return read_jsonl(path)
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
+
+    return heapq.merge(*map(read, paths), key=lambda entry: entry.at)
+
+
+async def follow_logs(paths: Sequence[Path], on_entry: "Callable[[Entry], None]") -> None:
+    """Give all that is in logs, and what they grow by, until this is cancelled."""
+    from weft.log_file import LogTail
+
+    tails = [LogTail(path) for path in paths]
+    while True:
+        for entry in heapq.merge(*(tail.read() for tail in tails), key=lambda entry: entry.at):
+            on_entry(entry)
+        await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def observe(
+    ticket: "Ticket", transports: str | None, on_entry: "Callable[[Entry], None]"
+) -> "AsyncIterator[tuple[Observer, Facts]]":
+    """Link to members of a run; yield who hears them, and what they say of the run."""
+    from weft.cli.settings import check_transports, machine_settings
+    from weft.cli.view import Facts
+    from weft.clock import SystemClock
+    from weft.ids import short
+    from weft.keys import Identity
+    from weft.peer.errand import ask_charter, visit
+    from weft.peer.observer import Observer
+
+    chosen = machine_settings(None, {"transports": check_transports(transports)})
+    async with visit(ticket, Identity.generate(), chosen) as node:
+        settings = (await ask_charter(node, SystemClock())).charter.settings
+        facts = Facts(run=short(ticket.run), total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step)
+        yield Observer(node, ticket.run, SystemClock(), on_entry), facts
