@@ -60,8 +60,8 @@ def find(given: str | None, home: Path) -> Logs | Members:
     if given.lstrip().startswith("weft"):
         return Members(read(given))
     raise ConfigError(
-        f"{given[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run. Without an argument it is the run "
-        "of the member on this machine."
+        f"{given[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run. Without an argument it is the "
+        "run of the member on this machine."
     )
 
 

@@ -191,8 +191,8 @@ def _fold(view: View, entry: Entry) -> View:
             before = view.lines.get(event.remote, Line())
             return _line(view, event.remote, link=event.transport, state=before.state or "joining")
         case LinkDown():
-            before = view.lines.get(event.remote)
-            if before is not None and before.state == "joining" and not before.name:  # it came for an errand
+            known = view.lines.get(event.remote, Line())
+            if known.state == "joining" and not known.name:  # it came for an errand
                 return replace(view, lines={peer: line for peer, line in view.lines.items() if peer != event.remote})
             return _line(view, event.remote, link="down")
         case MemberProgress():
