@@ -23,7 +23,7 @@ FLOORS = (
     ("sync",),
     ("inference",),
     ("peer",),
-    ("sim", "plan", "door", "site"),
+    ("sim", "plan", "door", "site", "dashboard"),
     ("cli",),
     ("__main__",),
     ("",),  # the package itself: it names what it looks up when that is asked for

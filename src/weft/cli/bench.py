@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import figures, settings
+from weft.cli import settings
 from weft.config import load, load_tree, replace_field
+from weft.dashboard import figures
 from weft.errors import ConfigError, PointFailed
 
 if TYPE_CHECKING:

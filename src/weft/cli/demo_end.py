@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from weft.cli import figures
 from weft.cli.draw import ring
 from weft.cli.generate import excerpt
 from weft.cli.place import command_for
@@ -15,6 +14,7 @@ from weft.cli.swarm import Swarm
 from weft.cli.trained import Trained, open_trained
 from weft.cli.view import View
 from weft.cli.yardstick import ORDER
+from weft.dashboard import figures
 from weft.errors import CheckpointError
 from weft.ids import RunId, short
 from weft.model import write_folder

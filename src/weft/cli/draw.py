@@ -12,9 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli import figures
 from weft.cli.paragraph import wrapped
 from weft.cli.view import AWAY, Line, View
+from weft.dashboard import figures
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _CURVE_HEIGHT = 6

@@ -6,10 +6,10 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from weft.cli import figures
 from weft.cli.finding import Fact, Finding
 from weft.cli.loop import run_loop
 from weft.clock import SystemClock
+from weft.dashboard import figures
 from weft.errors import WeftError
 from weft.keys import Identity
 from weft.net.address import reachable_hosts

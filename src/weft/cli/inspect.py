@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import figures
 from weft.cli.place import home_of
+from weft.dashboard import figures
 
 _START_NBYTES = 4096  # as much as tells files apart
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli import figures, settings
+from weft.cli import settings
 from weft.cli.place import home_of
 from weft.cli.site import served
 from weft.cli.spread import spread
 from weft.cli.until import until as read_until
 from weft.clock import SystemClock
+from weft.dashboard import figures
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

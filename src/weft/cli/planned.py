@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from weft import cost
-from weft.cli import figures
 from weft.cli.asked import Asked
 from weft.cli.paragraph import terminal_width, wrapped
+from weft.dashboard import figures
 from weft.plan.forecast import Bill, Forecast, Hold, Part
 from weft.plan.loss import FEW_ROUNDS
 from weft.plan.methods import Row, name_of

@@ -6,10 +6,10 @@ It knows the digest of this peer's replica alone: no message tells that of anoth
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli import figures
 from weft.cli.draw import ring
 from weft.cli.generate import excerpt
 from weft.cli.view import Line, View
+from weft.dashboard import figures
 from weft.ids import short
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from pathlib import Path
 import typer
 from torch import Tensor
 
-from weft.cli import figures
 from weft.cli.locate import CHECKPOINT_FILE, find_checkpoint
 from weft.cli.settings import check_option
 from weft.clock import SystemClock
 from weft.config import from_tree
+from weft.dashboard import figures
 from weft.data import JsonTokenizer, Tokenizer
 from weft.data.tokenizer import from_bytes
 from weft.errors import CheckpointError, WireError

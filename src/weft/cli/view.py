@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from weft import cost
-from weft.cli.notable import notable
+from weft.dashboard.notable import notable
 from weft.events import (
     ActEnacted,
     CheckpointSaved,

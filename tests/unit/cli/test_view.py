@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from weft import cost
-from weft.cli import figures
 from weft.cli.draw import curve, draw, progress, scale, traffic
-from weft.cli.notable import notable
 from weft.cli.screen import PlainScreen, plain_line
 from weft.cli.view import MAX_NOTABLE, Facts, Line, View, update
+from weft.dashboard import figures
+from weft.dashboard.notable import notable
 from weft.events import (
     ActWaits,
     BranchOpened,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from weft.cli import figures
+from weft.dashboard import figures
 from weft.events import (
     ActEnacted,
     ActRefused,

@@ -1,0 +1,334 @@
+"""The history of a run as a page shows it: a fold over events into lists of small rows.
+
+    take(entry)        adds the rows that an entry makes
+    whole()            everything, as one tree of JSON
+    since(cursor)      the rows that came after a cursor, by list
+
+Rows are never changed, so a page that has some of them needs only the others, and goes back in time by leaving the
+last ones out. Peers are told by their number, in the order in which they were first heard of; a row of `peers` with a
+key that was there before tells its name anew.
+
+What a peer says of itself is believed before what others say of it, which is shown as their word. Loss is the mean over
+inner steps since the last commit; bytes are those of the peers that are heard, beside what a ring all-reduce of bf16
+gradients would have moved for the same steps.
+
+It does not know where entries come from, nor who is shown them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft import cost
+from weft.dashboard.advice import advice_of
+from weft.dashboard.notable import notable
+from weft.dashboard.severity import severity_of
+from weft.events import (
+    ActEnacted,
+    AttemptStarted,
+    CountedThrough,
+    Entry,
+    Evaluated,
+    Event,
+    GraphChosen,
+    LinkDown,
+    LinkUp,
+    MajorityLost,
+    MemberGone,
+    MemberJoined,
+    MemberLeft,
+    MemberProgress,
+    MemberRecovered,
+    MemberSuspected,
+    MethodTuned,
+    Paused,
+    PeerStarted,
+    PeerStopped,
+    Resumed,
+    RoundCommitted,
+    RoundMissed,
+    Sampled,
+    StepDone,
+)
+from weft.ids import PeerId, short
+from weft.wire import printable
+
+Row = list[Any]
+Tree = dict[str, Any]
+
+LISTS = (
+    *("peers", "states", "links", "rounds", "turns", "train", "heldout", "bytes"),
+    *("samples", "methods", "events", "advice"),
+)
+MAX_ROWS = 400_000  # of all lists together: a page holds them all
+_SMOOTHING = 0.2  # weight of the newest step in a peer's speed
+_UNTOLD = (StepDone, MemberProgress)  # too many to list, and each is in another list
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is known of the run, as far as it is."""
+
+    name: str | None = None
+    id: str | None = None
+    total_tokens: int | None = None
+    tokens_per_step: int | None = None  # of one peer
+    num_parameters: int | None = None
+    method: str | None = None
+
+
+@dataclass
+class _Peer:
+    number: int
+    row: Row
+    state: str = ""
+    round: int | None = None
+    loss: float | None = None
+    tokens_per_s: float = 0.0
+    is_heard: bool = False  # it speaks for itself
+    counted_through: int | None = None
+
+
+class History:
+    """Of one run."""
+
+    def __init__(self, run: Run | None = None) -> None:
+        self.run = Run() if run is None else run
+        self.num_left_out = 0
+        self._rows: list[tuple[str, Row]] = []
+        self._peers: dict[PeerId, _Peer] = {}
+        self._leaders: dict[tuple[str, int, int], PeerId] = {}
+        self._committed: set[tuple[str, int]] = set()
+        self._evaluated: set[int] = set()
+        self._committed_tokens = 0
+        self._moved_nbytes = self._ring_nbytes = 0
+        self._losses: list[float] = []
+
+    # --- for who shows it ---
+
+    @property
+    def cursor(self) -> int:
+        return len(self._rows)
+
+    def since(self, cursor: int) -> Tree:
+        """Return what came after a cursor, with the one to go on from."""
+        tree: Tree = {}
+        for name, row in self._rows[max(cursor, 0) :]:
+            tree.setdefault(name, []).append(row)
+        return {"cursor": self.cursor, "run": asdict(self.run), **tree}
+
+    def whole(self) -> Tree:
+        return {name: [] for name in LISTS} | self.since(0)
+
+    # --- the fold ---
+
+    def take(self, entry: Entry) -> None:
+        """Add what an entry tells."""
+        if len(self._rows) >= MAX_ROWS:
+            self.num_left_out += 1
+            return
+        own, at = self._peer(entry.peer), entry.at
+        self._fold(own, at, entry)
+        if not isinstance(entry.event, _UNTOLD):
+            kind = type(entry.event).__name__
+            self._add("events", [at, own.number, severity_of(entry.event), kind, self._words(entry)])
+        for about, text, what_to_do in advice_of(entry, self.name):
+            number = None if about is None else self._peer(about).number
+            self._add("advice", [at, number, printable(text), printable(what_to_do)])
+
+    def name(self, peer: PeerId) -> str:
+        known = self._peers.get(peer)
+        return known.row[1] if known is not None and known.row[1] else short(peer)
+
+    def _words(self, entry: Entry) -> str:
+        return notable(entry, self.name) or printable(_described(entry.event, self.name))
+
+    def _add(self, name: str, row: Row) -> None:
+        self._rows.append((name, row))
+
+    def _peer(self, peer: PeerId) -> _Peer:
+        if peer not in self._peers:
+            self._peers[peer] = _Peer(number=len(self._peers), row=[str(peer), "", "", ""])
+            self._add("peers", self._peers[peer].row)
+        return self._peers[peer]
+
+    def _call(self, peer: PeerId, name: str, device: str = "", software: str = "") -> None:
+        known = self._peer(peer)
+        row = [
+            str(peer),
+            *(printable(new) or old for new, old in zip((name, device, software), known.row[1:], strict=True)),
+        ]
+        if row != known.row:
+            known.row = row
+            self._add("peers", row)
+
+    def _state(self, of: _Peer, at: float, by: _Peer, state: str | None = None) -> None:
+        of.state = of.state if state is None else state
+        self._add("states", [at, of.number, of.state, of.round, _finite(of.loss), of.tokens_per_s, by.number])
+
+    def _fold(self, own: _Peer, at: float, entry: Entry) -> None:
+        if not own.is_heard:  # its own word counts from now on
+            own.is_heard, own.state, own.tokens_per_s = True, "", 0.0
+        match entry.event:
+            case PeerStarted(name=name, device=device, software=software, num_parameters=num, run=run):
+                self._call(entry.peer, name, device, software)
+                self.run = Run(**(asdict(self.run) | {"num_parameters": num, "id": self.run.id or run}))
+                self._state(own, at, own, "starting")
+            case StepDone() as step:
+                self._step(own, at, step)
+            case RoundCommitted() as commit:
+                self._commit(own, at, entry.peer, commit)
+            case AttemptStarted(branch=branch, round=round, attempt=attempt, leader=leader):
+                self._leaders[branch, round, attempt] = leader
+            case CountedThrough(round=round):
+                own.counted_through = round
+            case Evaluated(committed_tokens=tokens, loss=loss, nats_per_byte=per_byte):
+                if tokens not in self._evaluated and math.isfinite(loss):
+                    self._evaluated.add(tokens)
+                    self._add("heldout", [at, tokens, loss, _finite(per_byte)])
+            case Sampled(round=round, prompt=prompt, text=text):
+                self._add("samples", [at, round, printable(prompt, keep="\n\t"), printable(text, keep="\n\t")])
+            case MethodTuned(round=round) | GraphChosen(round=round) | ActEnacted(kind="amend", round=round):
+                self._add("methods", [at, round, self._words(entry)])
+            case LinkUp(remote=remote, transport=transport):
+                self._add("links", [at, own.number, self._peer(remote).number, printable(transport)])
+            case LinkDown(remote=remote):
+                self._add("links", [at, own.number, self._peer(remote).number, ""])
+            case _:
+                self._stand(own, at, entry.event)
+
+    def _stand(self, own: _Peer, at: float, event: Event) -> None:
+        """Take up what somebody is doing."""
+        match event:
+            case Paused():
+                own.tokens_per_s = 0.0
+                self._state(own, at, own, "paused")
+            case Resumed():
+                self._state(own, at, own, "training")
+            case RoundMissed():
+                self._state(own, at, own, "missed a round")
+            case MajorityLost(alive=alive, electorate=electorate):
+                self._state(own, at, own, f"{alive} of {electorate} left")
+            case PeerStopped(reason=reason):
+                own.tokens_per_s = 0.0
+                self._state(own, at, own, "finished" if reason == "complete" else "stopped")
+            case MemberProgress():
+                self._claim(own, at, event)
+            case MemberJoined(member=member, name=name):
+                self._call(member, name)
+                self._hearsay(own, at, member, "joined")
+            case MemberRecovered(member=member):
+                self._hearsay(own, at, member, "back")
+            case MemberSuspected(member=member):
+                self._away(own, at, member, "silent")
+            case MemberGone(member=member):
+                self._away(own, at, member, "gone")
+            case MemberLeft(member=member):
+                self._away(own, at, member, "left")
+
+    def _hearsay(self, own: _Peer, at: float, member: PeerId, state: str) -> None:
+        of = self._peer(member)
+        if not of.is_heard and of.state != state:
+            self._state(of, at, own, state)
+
+    def _away(self, own: _Peer, at: float, member: PeerId, state: str) -> None:
+        """Take up that somebody is away, which is no news of one that said so itself."""
+        of = self._peer(member)
+        if of.state not in {"stopped", "finished", "left", state}:
+            of.tokens_per_s = 0.0
+            self._state(of, at, own, state)
+
+    def _claim(self, own: _Peer, at: float, told: MemberProgress) -> None:
+        self._call(told.member, told.name)
+        of = self._peer(told.member)
+        if of.is_heard or (of.state, of.round) == (told.state, told.round):
+            return
+        of.round, of.loss, of.tokens_per_s = told.round, told.loss, told.tokens_per_s
+        self._state(of, at, own, printable(told.state))
+
+    def _step(self, own: _Peer, at: float, step: StepDone) -> None:
+        speed = step.num_tokens / step.duration_s if step.duration_s > 0 else 0.0
+        own.tokens_per_s = (
+            speed if own.tokens_per_s == 0.0 else own.tokens_per_s + _SMOOTHING * (speed - own.tokens_per_s)
+        )
+        own.loss = step.loss
+        if math.isfinite(step.loss):
+            self._losses.append(step.loss)
+        if own.state != "training":
+            self._state(own, at, own, "training")
+
+    def _commit(self, own: _Peer, at: float, peer: PeerId, commit: RoundCommitted) -> None:
+        is_counted = peer in commit.contributors or own.counted_through == commit.round
+        own.round = commit.round
+        self._moved_nbytes += commit.sent_nbytes + commit.received_nbytes
+        self._ring_nbytes += self._ring(commit)
+        turn = [
+            at,
+            own.number,
+            commit.round,
+            commit.work_s,
+            commit.duration_s,
+            commit.sent_nbytes,
+            commit.received_nbytes,
+        ]
+        self._add("turns", [*turn, is_counted])
+        if own.state != "paused":
+            self._state(own, at, own, "training" if is_counted else "left out")
+        if (commit.branch, commit.round) in self._committed:
+            return
+        self._committed.add((commit.branch, commit.round))
+        leader = self._leaders.get((commit.branch, commit.round, commit.attempt))
+        self._add(
+            "rounds",
+            [
+                *(at, commit.round, commit.attempt, None if leader is None else self._peer(leader).number),
+                *(commit.tokens, commit.committed_tokens),
+                [self._peer(each).number for each in commit.contributors],
+                [[self._peer(each).number, printable(reason)] for each, reason in commit.left_out.items()],
+            ],
+        )
+        if commit.committed_tokens <= self._committed_tokens:  # of a lesser branch
+            return
+        self._committed_tokens = commit.committed_tokens
+        self._add("bytes", [at, commit.committed_tokens, self._moved_nbytes, self._ring_nbytes])
+        if self._losses:
+            self._add("train", [at, commit.committed_tokens, sum(self._losses) / len(self._losses)])
+            self._losses.clear()
+
+    def _ring(self, commit: RoundCommitted) -> int:
+        """Return the bytes, both ways, that one peer would have moved with ring DDP for the tokens of a round."""
+        num_peers, run = len(commit.contributors) + commit.num_through, self.run
+        if not (num_peers and run.tokens_per_step and run.num_parameters):
+            return 0
+        num_steps = round(commit.tokens / (num_peers * run.tokens_per_step))
+        traffic = cost.ring_ddp_traffic(run.num_parameters, num_peers, num_steps)
+        return traffic.sent_nbytes + traffic.received_nbytes
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _described(event: Event, name: Callable[[PeerId], str]) -> str:
+    """Return what happened in routine, in words."""
+    match event:
+        case RoundCommitted():
+            counted = f"{len(event.contributors) + event.num_through} counted"
+            left = f", without {', '.join(map(name, event.left_out))}" if event.left_out else ""
+            took_s = event.work_s + event.duration_s
+            return f"round {event.round}: {counted}{left}, {event.tokens:,} tokens in {took_s:.1f} s"
+        case PeerStarted():
+            return f"{event.name} starts on {event.device}, {event.software}"
+        case PeerStopped():
+            return f"stops: {event.reason}"
+        case Evaluated():
+            return f"held-out loss {event.loss:.4f} after round {event.round}, {event.nats_per_byte:.4f} nats per byte"
+        case AttemptStarted():
+            return f"{name(event.leader)} leads round {event.round}, attempt {event.attempt}: {event.reason}"
+        case LinkUp():
+            return f"a link to {name(event.remote)} over {event.transport}"
+        case LinkDown():
+            return f"no link to {name(event.remote)}: {event.reason}"
+    fields = (f"{key} {getattr(event, key)}" for key in event.__struct_fields__)
+    return ", ".join(fields)[:200]

@@ -1,0 +1,53 @@
+"""How much an event concerns a person: 0 routine, 1 good to know, 2 look at it, 3 something is broken."""
+
+from weft.events import (
+    ActRefused,
+    AdmissionRefused,
+    AttemptStarted,
+    BranchOpened,
+    CheckpointFailed,
+    CheckpointSaved,
+    ConnectionDropped,
+    CountedThrough,
+    Event,
+    FellBack,
+    JoinTooSlow,
+    LegacyDropped,
+    LieProven,
+    LinkDown,
+    LinkUp,
+    LoopStalled,
+    MajorityLost,
+    MemberGone,
+    MemberProgress,
+    MemberStrays,
+    MemberSuspected,
+    NotLearning,
+    PayloadOffered,
+    PayloadRejected,
+    RoundCommitted,
+    RoundMissed,
+    StepDone,
+    TransportUp,
+)
+
+ROUTINE, NOTE, WARNING, ERROR = range(4)
+
+_ROUTINE = (
+    *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough),
+    *(LinkUp, LinkDown, TransportUp, CheckpointSaved),
+)
+_WARNINGS = (
+    *(MemberSuspected, MemberGone, MemberStrays, LoopStalled, RoundMissed, PayloadRejected, FellBack, JoinTooSlow),
+    *(ActRefused, AdmissionRefused, ConnectionDropped, LegacyDropped, BranchOpened),
+)
+_ERRORS = (MajorityLost, CheckpointFailed, NotLearning, LieProven)
+
+
+def severity_of(event: Event) -> int:
+    if isinstance(event, MemberStrays) and event.is_back:
+        return NOTE
+    for kinds, severity in ((_ERRORS, ERROR), (_WARNINGS, WARNING), (_ROUTINE, ROUTINE)):
+        if isinstance(event, kinds):
+            return severity
+    return NOTE
