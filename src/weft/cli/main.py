@@ -34,6 +34,7 @@ from weft.cli import (
     ticket,
     tokenizer,
     train,
+    watch,
 )
 from weft.cli.failure import explain, explain_usage
 from weft.cli.place import Place
@@ -95,6 +96,7 @@ def make_app(place: Place) -> typer.Typer:
         join.join,
         anchor.anchor,
         status.status,
+        watch.watch,
         ticket.ticket,
         pause.pause,
         pause.resume,

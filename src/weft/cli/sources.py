@@ -18,6 +18,7 @@ from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.cli.view import Facts
+    from weft.dashboard.history import Run
     from weft.events import Entry
     from weft.net.ticket import Ticket
     from weft.peer.observer import Observer
@@ -92,15 +93,46 @@ def logged(paths: Sequence[Path]) -> "Iterator[Entry]":
     return heapq.merge(*map(read, paths), key=lambda entry: entry.at)
 
 
-async def follow_logs(paths: Sequence[Path], on_entry: "Callable[[Entry], None]") -> None:
-    """Give all that is in logs, and what they grow by, until this is cancelled."""
+async def follow_logs(paths: Sequence[Path], on_entry: "Callable[[Entry], None]", *, is_from_end: bool = False) -> None:
+    """Give all that is in logs, and what they grow by, until this is cancelled.
+
+    Args:
+        is_from_end: only what they grow by.
+    """
     from weft.log_file import LogTail
 
     tails = [LogTail(path) for path in paths]
+    if is_from_end:
+        for tail in tails:
+            tail.read()
     while True:
         for entry in heapq.merge(*(tail.read() for tail in tails), key=lambda entry: entry.at):
             on_entry(entry)
         await asyncio.sleep(LOOK_S)
+
+
+def run_of(log: Path, known: "Run") -> "Run":
+    """Return what this machine's home knows of the run whose log lies in it; as it was, where that is nothing."""
+    from contextlib import suppress
+    from dataclasses import asdict
+
+    from weft.dashboard.history import Run
+    from weft.errors import WeftError
+    from weft.ids import Digest
+    from weft.peer.home import BlobStore
+    from weft.peer.machine import PeerConfig
+    from weft.peer.seal import MAX_RUN_NBYTES, read_run
+
+    folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
+    if folder.parent.name != "runs" or len(folder.name) != 64:
+        return known
+    with suppress(WeftError, OSError, ValueError):
+        data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
+        if data is not None:
+            run = read_run(data, PeerConfig().max_parameters)
+            found = {"name": run.name, "id": folder.name, "total_tokens": run.settings.tokens}
+            return Run(**(asdict(known) | found | {"tokens_per_step": run.settings.tokens_per_step}))
+    return known
 
 
 @asynccontextmanager

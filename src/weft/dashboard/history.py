@@ -23,7 +23,7 @@ from typing import Any
 from weft import cost
 from weft.dashboard.advice import advice_of
 from weft.dashboard.notable import notable
-from weft.dashboard.severity import severity_of
+from weft.dashboard.severity import SEVERITIES, severity_of
 from weft.events import (
     ActEnacted,
     AttemptStarted,
@@ -61,6 +61,7 @@ LISTS = (
     *("peers", "states", "links", "rounds", "turns", "train", "heldout", "bytes"),
     *("samples", "methods", "events", "advice"),
 )
+AWAY = {"gone", "left", "stopped", "finished", "silent"}
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
 _SMOOTHING = 0.2  # weight of the newest step in a peer's speed
 _UNTOLD = (StepDone, MemberProgress)  # too many to list, and each is in another list
@@ -76,6 +77,32 @@ class Run:
     tokens_per_step: int | None = None  # of one peer
     num_parameters: int | None = None
     method: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerNow:
+    """A peer as it stands."""
+
+    key: str
+    name: str
+    is_here: bool
+    tokens_per_s: float
+    round: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Now:
+    """How a run stands, in figures."""
+
+    num_rounds: int
+    committed_tokens: int
+    total_tokens: int | None
+    moved_nbytes: int
+    ring_nbytes: int
+    loss: float | None
+    heldout: float | None
+    num_events: tuple[int, ...]  # by severity
+    peers: tuple[PeerNow, ...]
 
 
 @dataclass
@@ -104,6 +131,9 @@ class History:
         self._committed_tokens = 0
         self._moved_nbytes = self._ring_nbytes = 0
         self._losses: list[float] = []
+        self._loss: float | None = None
+        self._heldout: float | None = None
+        self._num_events = [0] * len(SEVERITIES)
 
     # --- for who shows it ---
 
@@ -121,6 +151,29 @@ class History:
     def whole(self) -> Tree:
         return {name: [] for name in LISTS} | self.since(0)
 
+    @property
+    def now(self) -> Now:
+        return Now(
+            num_rounds=len(self._committed),
+            committed_tokens=self._committed_tokens,
+            total_tokens=self.run.total_tokens,
+            moved_nbytes=self._moved_nbytes,
+            ring_nbytes=self._ring_nbytes,
+            loss=self._loss,
+            heldout=self._heldout,
+            num_events=tuple(self._num_events),
+            peers=tuple(
+                PeerNow(
+                    key=key,
+                    name=peer.row[1],
+                    is_here=bool(peer.state) and peer.state not in AWAY,
+                    tokens_per_s=peer.tokens_per_s,
+                    round=peer.round,
+                )
+                for key, peer in self._peers.items()
+            ),
+        )
+
     # --- the fold ---
 
     def take(self, entry: Entry) -> None:
@@ -131,8 +184,9 @@ class History:
         own, at = self._peer(entry.peer), entry.at
         self._fold(own, at, entry)
         if not isinstance(entry.event, _UNTOLD):
-            kind = type(entry.event).__name__
-            self._add("events", [at, own.number, severity_of(entry.event), kind, self._words(entry)])
+            kind, severity = type(entry.event).__name__, severity_of(entry.event)
+            self._num_events[severity] += 1
+            self._add("events", [at, own.number, severity, kind, self._words(entry)])
         for about, text, what_to_do in advice_of(entry, self.name):
             number = None if about is None else self._peer(about).number
             self._add("advice", [at, number, printable(text), printable(what_to_do)])
@@ -186,6 +240,7 @@ class History:
             case Evaluated(committed_tokens=tokens, loss=loss, nats_per_byte=per_byte):
                 if tokens not in self._evaluated and math.isfinite(loss):
                     self._evaluated.add(tokens)
+                    self._heldout = loss
                     self._add("heldout", [at, tokens, loss, _finite(per_byte)])
             case Sampled(round=round, prompt=prompt, text=text):
                 self._add("samples", [at, round, printable(prompt, keep="\n\t"), printable(text, keep="\n\t")])
@@ -293,7 +348,8 @@ class History:
         self._committed_tokens = commit.committed_tokens
         self._add("bytes", [at, commit.committed_tokens, self._moved_nbytes, self._ring_nbytes])
         if self._losses:
-            self._add("train", [at, commit.committed_tokens, sum(self._losses) / len(self._losses)])
+            self._loss = sum(self._losses) / len(self._losses)
+            self._add("train", [at, commit.committed_tokens, self._loss])
             self._losses.clear()
 
     def _ring(self, commit: RoundCommitted) -> int:

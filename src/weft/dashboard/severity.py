@@ -31,7 +31,8 @@ from weft.events import (
     TransportUp,
 )
 
-ROUTINE, NOTE, WARNING, ERROR = range(4)
+SEVERITIES = ("routine", "note", "warning", "error")
+ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
 
 _ROUTINE = (
     *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough),

@@ -1,0 +1,135 @@
+"""`weft watch`: a page that shows a run as it goes on, or replays one from its logs. It disturbs nobody."""
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli import settings
+from weft.cli.place import home_of
+
+if TYPE_CHECKING:
+    import socket
+
+    from weft.cli.sources import Logs, Members
+    from weft.dashboard.feed import Feed
+
+LOCAL = {"127.0.0.1", "::1", "localhost"}
+PORT = 8650
+
+
+def watch(
+    context: typer.Context,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help='Ticket ("-" reads it), log file, or folder of a run. Default: the run of a member here.',
+            show_default=False,
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="For strangers: no addresses, nothing to control, no token.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 lets the system choose.", min=0, max=65535)] = PORT,
+    transports: settings.Transports = None,
+) -> None:
+    """Show a run on a page of this machine: losses, peers, rounds, bytes, what is wrong. Ctrl-C ends it."""
+    from weft.cli.loop import run_loop
+    from weft.cli.sources import find
+    from weft.rng import fresh_secret
+
+    source = find(run, home_of(context))
+    token = None if public or host in LOCAL else fresh_secret(16).hex()
+    listener = _listen(host, port)
+    try:
+        run_loop(_serve(source, listener, token, is_public=public, transports=transports))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        pass
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int) -> "socket.socket":
+    """Return a socket that listens; of a port that is taken say so, and what to do."""
+    import socket
+
+    from weft.errors import ConfigError
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there: {error.strerror or error}. Choose another port, or "
+            "--port 0 for any that is free."
+        ) from error
+
+
+async def _serve(
+    source: "Logs | Members", listener: "socket.socket", token: str | None, *, is_public: bool, transports: str | None
+) -> None:
+    import uvicorn
+
+    from weft.cli.sources import Logs
+    from weft.dashboard.app import make_app
+    from weft.dashboard.feed import Feed
+
+    feed = Feed(is_public=is_public)
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(feed, token), log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    )
+    feeding = asyncio.ensure_future(
+        _follow(source, feed) if isinstance(source, Logs) else _observe(source, feed, transports)
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    print(_address(listener, token), flush=True)  # noqa: T201  # what was asked for
+    try:
+        await asyncio.wait((feeding, serving), return_when=asyncio.FIRST_COMPLETED)
+        if feeding.done():
+            feeding.result()  # a log that cannot be read, a run that cannot be reached
+        await serving
+    finally:
+        feeding.cancel()
+        server.should_exit = True
+        await asyncio.gather(feeding, serving, return_exceptions=True)
+
+
+def _address(listener: "socket.socket", token: str | None) -> str:
+    host, port = listener.getsockname()[:2]
+    name = {"0.0.0.0": "THIS-MACHINE", "::": "THIS-MACHINE"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}/" + ("" if token is None else f"?token={token}")
+
+
+async def _follow(source: "Logs", feed: "Feed") -> None:
+    """Show logs: those of peers that have all stopped as finished, others as they grow."""
+    from weft.cli.sources import follow_logs, logged, run_of
+
+    feed.history.run = run_of(source.paths[0], feed.history.run)
+    last: dict[str, str] = {}
+    for number, entry in enumerate(logged(source.paths)):
+        feed.take(entry)
+        last[entry.peer] = type(entry.event).__name__
+        if number % 1000 == 0:
+            await asyncio.sleep(0)  # the page is there before the log is read
+    if last and set(last.values()) == {"PeerStopped"}:
+        feed.finish()
+        return
+    await follow_logs(source.paths, feed.take, is_from_end=True)
+
+
+async def _observe(source: "Members", feed: "Feed", transports: str | None) -> None:
+    from weft.cli.sources import observe
+    from weft.dashboard.history import Run
+
+    async with observe(source.ticket, transports, feed.take) as (observer, facts):
+        feed.history.run = Run(
+            name=facts.run,
+            id=source.ticket.run,
+            total_tokens=facts.total_tokens,
+            tokens_per_step=facts.tokens_per_step,
+            num_parameters=feed.history.run.num_parameters,
+        )
+        print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
+        await observer.watch()

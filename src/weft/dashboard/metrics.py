@@ -1,0 +1,61 @@
+"""A history's figures for Prometheus, in its text format.
+
+Names begin with weft_ and end in their unit; a peer is a label, by name and the first digits of its key.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from weft.dashboard.history import History
+from weft.dashboard.severity import SEVERITIES
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+def metrics_of(history: History) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_Collector(history))
+    return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._history.now
+        yield _counter("weft_rounds", "Rounds that were committed.", now.num_rounds)
+        yield _counter("weft_tokens", "Tokens that rounds have counted.", now.committed_tokens)
+        if now.total_tokens is not None:
+            yield _gauge("weft_wanted_tokens", "Tokens that the run is to count.", now.total_tokens)
+        yield _counter("weft_moved_bytes", "Sent and received by the peers that are heard.", now.moved_nbytes)
+        yield _counter("weft_ring_bytes", "What ring data-parallel training would have moved.", now.ring_nbytes)
+        if now.loss is not None:
+            yield _gauge("weft_loss_nats_per_token", "Mean loss of the last round's inner steps.", now.loss)
+        if now.heldout is not None:
+            yield _gauge("weft_heldout_loss_nats_per_token", "Loss on held-out text.", now.heldout)
+        events = CounterMetricFamily("weft_events", "Events by how much they concern a person.", labels=["severity"])
+        for name, count in zip(SEVERITIES, now.num_events, strict=True):
+            events.add_metric([name], count)
+        yield events
+        labels = ["peer", "name"]
+        up = GaugeMetricFamily("weft_peer_up", "1 while a peer takes part, by what is known.", labels=labels)
+        speed = GaugeMetricFamily("weft_peer_tokens_per_second", "Speed of inner steps.", labels=labels)
+        at_round = GaugeMetricFamily("weft_peer_round", "The last round that a peer has applied.", labels=labels)
+        for peer in now.peers:
+            of = [peer.key[:16], peer.name]
+            up.add_metric(of, float(peer.is_here))
+            speed.add_metric(of, peer.tokens_per_s)
+            if peer.round is not None:
+                at_round.add_metric(of, peer.round)
+        yield from (up, speed, at_round)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
