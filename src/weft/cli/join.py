@@ -43,6 +43,7 @@ def join(
     hardware: settings.Hardware,
     stay: settings.Stay,
     report: settings.Report = None,
+    log: settings.Log = None,
 ) -> None:
     """Show what a run will cost this machine, ask, and take part."""
     from weft.errors import ConfigError
@@ -83,7 +84,16 @@ def join(
     watch = TrafficWatch(SystemClock())
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))
     run(
-        start, options, Manner(is_quiet=stay.quiet, prints_ticket=False, until=stays, report=report, parent=stay.parent)
+        start,
+        options,
+        Manner(
+            is_quiet=stay.quiet,
+            prints_ticket=False,
+            until=stays,
+            report=report,
+            parent=stay.parent,
+            logs=tuple(log or ()),
+        ),
     )
 
 

@@ -20,6 +20,7 @@ from weft.cli.stopper import NOTHING_TO_SAVE, Stopper
 from weft.cli.summary import summary
 from weft.cli.until import Contributed, Until
 from weft.cli.view import Facts
+from weft.dashboard.scalars import make_sink
 from weft.data import write_atomically
 from weft.errors import ConfigError
 from weft.peer.config import Genesis
@@ -44,6 +45,7 @@ class Manner:
     parent: int = 0  # a process to stop with; 0: none
     wait_for: int = 1  # peers with which the run begins
     until: Until = field(default_factory=Until)  # when it leaves by itself
+    logs: tuple[str, ...] = ()  # where curves are drawn, too
 
 
 def run(start: Start, options: Options, manner: Manner) -> None:
@@ -54,12 +56,13 @@ def run(start: Start, options: Options, manner: Manner) -> None:
     """
     if manner.report is not None:
         _check_report(manner.report)
+    boards = tuple(map(make_sink, manner.logs))
     screen = make_screen(is_quiet=manner.is_quiet)
     stopper = Stopper(screen)
     if manner.parent:
         stop_with_parent(manner.parent)
     contributed = Contributed(manner.until)
-    options = replace(options, sinks=(*options.sinks, screen, contributed), until=manner.until.wall)
+    options = replace(options, sinks=(*options.sinks, screen, contributed, *boards), until=manner.until.wall)
 
     def on_started(peer: Peer, ticket: str) -> None:
         stopper.peer = peer

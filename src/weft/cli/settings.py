@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 Transports = Annotated[str | None, typer.Option(help="Ways to reach others, best first. Default: tls,iroh,via.")]
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
+Log = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="Draw curves, too: tensorboard:FOLDER or wandb:PROJECT.", metavar="WHERE"),
+]
 Report = Annotated[Path | None, typer.Option(help="Write how it ended to this file, as JSON.")]
 
 

@@ -46,6 +46,7 @@ def train(
     hardware: settings.Hardware,
     stay: settings.Stay,
     report: settings.Report = None,
+    log: settings.Log = None,
 ) -> None:
     """Start a run and print its ticket on standard output; progress goes to standard error."""
     chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
@@ -67,6 +68,12 @@ def train(
         start,
         options,
         Manner(
-            is_quiet=stay.quiet, prints_ticket=True, until=stays, report=report, parent=stay.parent, wait_for=wait_for
+            is_quiet=stay.quiet,
+            prints_ticket=True,
+            until=stays,
+            report=report,
+            parent=stay.parent,
+            wait_for=wait_for,
+            logs=tuple(log or ()),
         ),
     )

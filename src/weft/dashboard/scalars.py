@@ -1,0 +1,136 @@
+"""Curves for TensorBoard and for Weights & Biases, from the same events as everything else.
+
+    tensorboard:FOLDER     files that `tensorboard --logdir FOLDER` shows
+    wandb:PROJECT          a run there, by the account that `wandb login` knows
+
+Both are sinks of one peer: its loss, its speed, its bytes, and what all have in common. The step is the tokens that
+rounds have counted, so curves of runs with other batches or peers can be laid over each other.
+"""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from weft.errors import ConfigError
+from weft.events import Entry, Evaluated, Event, PeerStarted, RoundCommitted, RoundMissed, Sampled, StepDone
+
+Figures = dict[str, float]
+
+
+class Board(Protocol):
+    """Where figures go."""
+
+    def figures(self, at: float, tokens: int, values: Figures) -> None: ...
+
+    def text(self, at: float, tokens: int, name: str, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ScalarSink:
+    """A sink that turns events into figures."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._tokens = 0  # that rounds have counted
+        self._sent = self._received = 0
+        self._num_missed = 0
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+
+    def write(self, entry: Entry) -> None:
+        values = self._values(entry.event)
+        if values:
+            self._board.figures(entry.at, self._tokens, values)
+        if isinstance(entry.event, Sampled):
+            self._board.text(entry.at, self._tokens, "sample", entry.event.prompt + entry.event.text)
+
+    def close(self) -> None:
+        self._board.close()
+
+    def _values(self, event: Event) -> Figures:
+        match event:
+            case PeerStarted(num_parameters=num):
+                return {"run/parameters": float(num)}
+            case StepDone(loss=loss, gradient_norm=norm):
+                self._losses.append(loss)
+                self._norms.append(norm)
+            case RoundMissed():
+                self._num_missed += 1
+            case Evaluated(loss=loss, nats_per_byte=per_byte):
+                return {"loss/heldout": loss, "loss/heldout_nats_per_byte": per_byte}
+            case RoundCommitted():
+                return self._commit(event)
+        return {}
+
+    def _commit(self, event: RoundCommitted) -> Figures:
+        self._tokens = int(event.committed_tokens)
+        self._sent += event.sent_nbytes
+        self._received += event.received_nbytes
+        took_s = event.work_s + event.duration_s
+        values = {
+            "round/number": float(event.round),
+            "round/counted": float(len(event.contributors) + event.num_through),
+            "round/missed": float(self._num_missed),
+            "round/seconds": took_s,
+            "bytes/sent": float(self._sent),
+            "bytes/received": float(self._received),
+        }
+        if took_s > 0:
+            values |= {"round/tokens_per_s": event.tokens / took_s, "round/utilisation": event.work_s / took_s}
+        if self._losses:
+            values["loss/train"] = sum(self._losses) / len(self._losses)
+            values["loss/gradient_norm"] = sum(self._norms) / len(self._norms)
+        self._losses.clear()
+        self._norms.clear()
+        return values
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def figures(self, at: float, tokens: int, values: Figures) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, tokens, walltime=at)
+
+    def text(self, at: float, tokens: int, name: str, text: str) -> None:
+        self._writer.add_text(name, text, tokens, walltime=at)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, project: str) -> None:
+        import wandb
+
+        self._run: Any = wandb.init(project=project)
+        self._run.define_metric("*", step_metric="tokens")
+
+    def figures(self, at: float, tokens: int, values: Figures) -> None:  # noqa: ARG002  # it takes its own time
+        self._run.log({"tokens": tokens, **values})
+
+    def text(self, at: float, tokens: int, name: str, text: str) -> None:  # noqa: ARG002  # the same
+        self._run.log({"tokens": tokens, name: text})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def make_sink(where: str) -> ScalarSink:
+    """Return the sink that `where` names.
+
+    Raises:
+        ConfigError: no such kind, or its package is not installed.
+    """
+    kind, _, place = where.partition(":")
+    try:
+        if kind == "tensorboard" and place:
+            return ScalarSink(TensorBoard(Path(place)))
+        if kind == "wandb" and place:
+            return ScalarSink(WeightsAndBiases(place))
+    except ImportError as error:
+        raise ConfigError(f"--log {where}: {error.name} is not installed: pip install 'weft[{kind}]'.") from error
+    raise ConfigError(f"--log {where}: should be tensorboard:FOLDER or wandb:PROJECT.")
