@@ -50,20 +50,29 @@ def find(given: str | None, home: Path) -> Logs | Members:
         return Members(read(read_kept(kept_ticket(None, home))))
     if given == "-":
         return Members(read(sys.stdin.readline(MAX_CHARS + 1)))
-    path = Path(given[:4096])
-    try:
-        if path.is_file():
-            return Logs((path,))
-        if path.is_dir():
-            return Logs(_logs_below(path))
-    except OSError:  # longer than a name may be: a ticket
-        pass
-    if given.lstrip().startswith("weft"):
+    if given.lstrip().startswith("weft") and not _is_there(Path(given)):
         return Members(read(given))
-    raise ConfigError(
-        f"{given[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run. Without an argument it is the "
-        "run of the member on this machine."
-    )
+    return find_logs(Path(given))
+
+
+def find_logs(path: Path) -> Logs:
+    """Return the logs that a path means.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if not _is_there(path):
+        raise ConfigError(
+            f"{str(path)[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run: runs/RUN in the home."
+        )
+    return Logs(_logs_below(path) if path.is_dir() else (path,))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # longer than a name may be: a ticket
+        return False
 
 
 def _logs_below(folder: Path) -> tuple[Path, ...]:
@@ -111,11 +120,15 @@ async def follow_logs(paths: Sequence[Path], on_entry: "Callable[[Entry], None]"
         await asyncio.sleep(LOOK_S)
 
 
-def run_of(log: Path, known: "Run") -> "Run":
-    """Return what this machine's home knows of the run whose log lies in it; as it was, where that is nothing."""
+def run_of(log: Path, known: "Run") -> "tuple[Run, str]":
+    """Return what this machine's home knows of the run whose log lies in it, and what its peers share, in TOML.
+
+    As it was, and nothing, where the log does not lie in a home.
+    """
     from contextlib import suppress
     from dataclasses import asdict
 
+    from weft.config import dump
     from weft.dashboard.history import Run
     from weft.errors import WeftError
     from weft.ids import Digest
@@ -125,14 +138,15 @@ def run_of(log: Path, known: "Run") -> "Run":
 
     folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
     if folder.parent.name != "runs" or len(folder.name) != 64:
-        return known
+        return known, ""
     with suppress(WeftError, OSError, ValueError):
         data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
         if data is not None:
             run = read_run(data, PeerConfig().max_parameters)
             found = {"name": run.name, "id": folder.name, "total_tokens": run.settings.tokens}
-            return Run(**(asdict(known) | found | {"tokens_per_step": run.settings.tokens_per_step}))
-    return known
+            found |= {"tokens_per_step": run.settings.tokens_per_step}
+            return Run(**(asdict(known) | found)), dump(run)
+    return known, ""
 
 
 @asynccontextmanager

@@ -106,7 +106,7 @@ async def _follow(source: "Logs", feed: "Feed") -> None:
     """Show logs: those of peers that have all stopped as finished, others as they grow."""
     from weft.cli.sources import follow_logs, logged, run_of
 
-    feed.history.run = run_of(source.paths[0], feed.history.run)
+    feed.history.run, _ = run_of(source.paths[0], feed.history.run)
     last: dict[str, str] = {}
     for number, entry in enumerate(logged(source.paths)):
         feed.take(entry)

@@ -43,6 +43,7 @@ from weft.events import (
     MemberSuspected,
     MethodTuned,
     Paused,
+    PayloadOffered,
     PeerStarted,
     PeerStopped,
     Resumed,
@@ -88,6 +89,13 @@ class PeerNow:
     is_here: bool
     tokens_per_s: float
     round: int | None
+    device: str
+    software: str
+    counted_tokens: int  # that rounds counted of it, by its own account
+    sent_nbytes: int
+    received_nbytes: int
+    num_missed: int
+    is_heard: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +123,11 @@ class _Peer:
     tokens_per_s: float = 0.0
     is_heard: bool = False  # it speaks for itself
     counted_through: int | None = None
+    offered: tuple[int, int] = (0, 0)  # to which round, tokens
+    counted_tokens: int = 0
+    sent_nbytes: int = 0
+    received_nbytes: int = 0
+    num_missed: int = 0
 
 
 class History:
@@ -169,6 +182,13 @@ class History:
                     is_here=bool(peer.state) and peer.state not in AWAY,
                     tokens_per_s=peer.tokens_per_s,
                     round=peer.round,
+                    device=peer.row[2],
+                    software=peer.row[3],
+                    counted_tokens=peer.counted_tokens,
+                    sent_nbytes=peer.sent_nbytes,
+                    received_nbytes=peer.received_nbytes,
+                    num_missed=peer.num_missed,
+                    is_heard=peer.is_heard,
                 )
                 for key, peer in self._peers.items()
             ),
@@ -237,6 +257,8 @@ class History:
                 self._leaders[branch, round, attempt] = leader
             case CountedThrough(round=round):
                 own.counted_through = round
+            case PayloadOffered(round=round, tokens=tokens):
+                own.offered = (round, tokens)
             case Evaluated(committed_tokens=tokens, loss=loss, nats_per_byte=per_byte):
                 if tokens not in self._evaluated and math.isfinite(loss):
                     self._evaluated.add(tokens)
@@ -262,6 +284,7 @@ class History:
             case Resumed():
                 self._state(own, at, own, "training")
             case RoundMissed():
+                own.num_missed += 1
                 self._state(own, at, own, "missed a round")
             case MajorityLost(alive=alive, electorate=electorate):
                 self._state(own, at, own, f"{alive} of {electorate} left")
@@ -316,6 +339,10 @@ class History:
     def _commit(self, own: _Peer, at: float, peer: PeerId, commit: RoundCommitted) -> None:
         is_counted = peer in commit.contributors or own.counted_through == commit.round
         own.round = commit.round
+        own.sent_nbytes += commit.sent_nbytes
+        own.received_nbytes += commit.received_nbytes
+        offered_to, offered = own.offered
+        own.counted_tokens += offered if is_counted and offered_to == commit.round else 0
         self._moved_nbytes += commit.sent_nbytes + commit.received_nbytes
         self._ring_nbytes += self._ring(commit)
         turn = [

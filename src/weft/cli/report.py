@@ -1,0 +1,74 @@
+"""`weft report` and `weft compare`: what a run came to, or several, in one file that can be sent around."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.dashboard.report import Section, Told
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The file: .html or .md. Default: report.html here.", show_default=False),
+]
+
+
+def report(
+    run: Annotated[
+        Path, typer.Argument(help="Log file, or folder of a run: runs/RUN in the home.", show_default=False)
+    ],
+    out: Out = None,
+) -> None:
+    """Write what a run came to: curves, peers and what each gave, bytes, faults, configuration."""
+    from weft.dashboard.report import told_of
+
+    told = _told(run)
+    _write(out or Path("report.html"), f"Run {told.title}", told_of(told))
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Log files or folders of runs, two or more.", show_default=False)],
+    out: Out = None,
+) -> None:
+    """Write several runs side by side, their curves over each other."""
+    from weft.dashboard.report import compared
+
+    if len(runs) < 2:
+        raise ConfigError("one run cannot be compared. Name two or more, or make a report: weft report RUN")
+    _write(out or Path("compare.html"), "Runs side by side", compared([_told(run) for run in runs]))
+
+
+def _told(path: Path) -> "Told":
+    """Read a run's logs; of words only those that anybody may read."""
+    from weft.cli.sources import find_logs, logged, run_of
+    from weft.dashboard.history import History, Run
+    from weft.dashboard.report import Told
+    from weft.events import Entry
+    from weft.peer.public import public
+
+    logs = find_logs(path)
+    run, config = run_of(logs.paths[0], Run())
+    history = History(run)
+    for entry in logged(logs.paths):
+        event = public(entry.event)
+        if event is not None:
+            history.take(Entry(v=entry.v, at=entry.at, peer=entry.peer, event=event))
+    name, digest = history.run.name or path.absolute().name[:16], history.run.id or ""
+    return Told(title=name, history=history, config=config, digest=digest)
+
+
+def _write(path: Path, title: str, sections: "list[Section]") -> None:
+    from weft.clock import SystemClock
+    from weft.dashboard.report import html, markdown
+    from weft.data import write_atomically
+
+    if path.suffix not in (".html", ".md"):
+        raise ConfigError(f"--out {path}: should end in .html or .md.")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--out {path}: there is no folder {path.absolute().parent}. Make it, or name another place.")
+    text = markdown(title, sections) if path.suffix == ".md" else html(title, sections, SystemClock().wall())
+    write_atomically(path, [text.encode()])
+    typer.echo(f"written: {path}")
