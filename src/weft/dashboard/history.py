@@ -407,6 +407,8 @@ def _described(event: Event, name: Callable[[PeerId], str]) -> str:
             return f"stops: {event.reason}"
         case Evaluated():
             return f"held-out loss {event.loss:.4f} after round {event.round}, {event.nats_per_byte:.4f} nats per byte"
+        case Sampled():
+            return f"a sample of what the model writes after round {event.round}"
         case AttemptStarted():
             return f"{name(event.leader)} leads round {event.round}, attempt {event.attempt}: {event.reason}"
         case LinkUp():

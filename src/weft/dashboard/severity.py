@@ -27,6 +27,7 @@ from weft.events import (
     PayloadRejected,
     RoundCommitted,
     RoundMissed,
+    Sampled,
     StepDone,
     TransportUp,
 )
@@ -36,7 +37,7 @@ ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
 
 _ROUTINE = (
     *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough),
-    *(LinkUp, LinkDown, TransportUp, CheckpointSaved),
+    *(LinkUp, LinkDown, TransportUp, CheckpointSaved, Sampled),
 )
 _WARNINGS = (
     *(MemberSuspected, MemberGone, MemberStrays, LoopStalled, RoundMissed, PayloadRejected, FellBack, JoinTooSlow),

@@ -30,7 +30,7 @@ export function drawGraph(canvas, store, states, links, at) {
     if (!a || !b) continue;
     const isBusy = busy.has(one) && busy.has(other);
     pen.strokeStyle = colour(isBusy ? "--accent" : "--dim");
-    pen.globalAlpha = isBusy ? 0.6 : few ? 0.35 : 0.06;
+    pen.globalAlpha = few ? (isBusy ? 0.6 : 0.35) : Math.min(0.3, 300 / links.length);
     pen.lineWidth = isBusy && few ? 2 : 1;
     pen.beginPath();
     pen.moveTo(...a);

@@ -1,6 +1,6 @@
 // A list of any length in a box that scrolls: only the rows that are seen are there. Cells are text, never markup.
 
-const HEIGHT = 28;
+const HEIGHT = 28; // of a row, the head's too
 
 export class List {
   // columns: [{title, sort}]; cells: row => [[text, class]...]; open: whether a row shows all of its text when asked
@@ -51,6 +51,7 @@ export class List {
   show(rows) {
     this.rows = rows;
     this.space.style.height = `${rows.length * HEIGHT}px`;
+    this.box.style.height = `min(${(rows.length + 1) * HEIGHT + 2}px, var(--most, 340px))`;
     this.box.setAttribute("aria-rowcount", String(rows.length + 1));
     this.draw();
   }
@@ -79,9 +80,7 @@ export class List {
   }
 
   fill(element, number) {
-    element.style.transform = `translateY(${(number + 1) * HEIGHT - this.head.offsetHeight}px)`;
-    element.style.top = `${this.head.offsetHeight}px`;
-    element.style.marginTop = `-${HEIGHT}px`;
+    element.style.transform = `translateY(${(number + 1) * HEIGHT}px)`;
     element.setAttribute("aria-rowindex", String(number + 2));
     this.cells(this.rows[number]).forEach(([text, kind], i) => {
       const cell = element.children[i];

@@ -10,7 +10,7 @@ import { amount, bytes, duration, percent } from "./words.js";
 const by = (id) => document.getElementById(id);
 const store = new Store();
 const moment = { at: null, isPlaying: false }; // at: null is now
-let sorting = { title: "tokens", isDown: true };
+let sorting = { title: "share", isDown: true };
 let isDue = false;
 
 // --- what is shown ---
@@ -20,7 +20,7 @@ const traffic = new Chart(by("bytes"));
 const rounds = new Rounds(by("rounds"), by("round-words"));
 const peers = new List(by("peers"), {
   label: "Peers",
-  columns: [{ title: "name" }, { title: "state" }, { title: "round" }, { title: "tokens/s" }, { title: "tokens" }],
+  columns: [{ title: "name" }, { title: "state" }, { title: "round" }, { title: "tokens/s" }, { title: "share" }],
   cells: ({ name, state, round, speed, share, isClaim }) => [
     [name, ""], [state, isClaim ? "claim" : ""], [round === null ? "" : String(round), ""], [speed ? amount(speed) : "", ""], [percent(share, 1), ""],
   ],
@@ -185,7 +185,7 @@ function showPeers(states, tokens) {
     const [, , what, round, , speed, whose] = state;
     rows.push({ name: store.name(number), state: what, round, speed: AWAY.has(what) ? 0 : speed, share: tokens[number] / all, isClaim: whose !== number });
   });
-  const key = { name: (row) => row.name, state: (row) => row.state, round: (row) => row.round ?? -1, "tokens/s": (row) => row.speed, tokens: (row) => row.share }[sorting.title];
+  const key = { name: (row) => row.name, state: (row) => row.state, round: (row) => row.round ?? -1, "tokens/s": (row) => row.speed, share: (row) => row.share }[sorting.title];
   rows.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (sorting.isDown ? -1 : 1));
   peers.sorted(peers.columns.find((column) => column.title === sorting.title), sorting.isDown);
   peers.show(rows);

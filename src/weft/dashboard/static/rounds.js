@@ -38,6 +38,7 @@ export class Rounds {
     Object.assign(this, { store, lanes, at });
     if (!this.isChosen) this.seconds = Math.min(Math.max(at - store.first, 30), 600);
     const lane = new Map(lanes.map((peer, i) => [peer, i]));
+    this.box.style.height = `${Math.min(lanes.length * LANE + 26, 320)}px`;
     this.space.style.height = `${Math.max(0, lanes.length * LANE + 24 - this.box.clientHeight)}px`;
     const { pen, width, height } = surface(this.canvas);
     const top = this.box.scrollTop;

@@ -1,0 +1,196 @@
+"""The page of `weft watch` in a real browser: Debian's Chromium, headless, driven by Playwright.
+
+Needs `pip install -e '.[page]'` and a Chromium on the path; where they are not, it says so.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from unit.cli.test_status import A, B, commit, started, step
+from weft.events import (
+    VERSION,
+    Entry,
+    Evaluated,
+    Event,
+    LinkUp,
+    MemberGone,
+    MemberSuspected,
+    Notice,
+    PeerStopped,
+    Sampled,
+)
+from weft.ids import PeerId, Round, Tokens
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: the page was looked at by nobody"),
+]
+sync_api = pytest.importorskip("playwright.sync_api", reason="the extra page is not installed")
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+NUM_ROUNDS = 40
+MOST_MS = 10_000
+
+
+def told(peer: PeerId, at: float, event: Event) -> bytes:
+    return msgspec.json.encode(Entry(v=VERSION, at=at, peer=peer, event=event)) + b"\n"
+
+
+def rounds() -> Iterator[bytes]:
+    """Yield a run of two peers; the second has a name that a careless page would run."""
+    yield told(A, 1000.0, started("anna"))
+    yield told(B, 1000.5, started(HOSTILE))
+    yield told(A, 1001.0, LinkUp(remote=B, transport="tls", address="tls://10.1.2.3:4"))
+    for number in range(1, NUM_ROUNDS + 1):
+        at = 1000.0 + 10 * number
+        yield from (told(peer, at - 2, step(4.0 - number / 20)) for peer in (A, B))
+        yield from (told(peer, at, commit(number, 1024, A, B)) for peer in (A, B))
+    yield told(A, 1401.0, Sampled(round=Round(40), prompt="once ", text="upon a time"))
+    evaluated = Evaluated(
+        round=Round(40), loss=2.1, nats_per_byte=1.9, num_tokens=64, committed_tokens=Tokens(1024 * NUM_ROUNDS)
+    )
+    yield told(A, 1402.0, evaluated)
+    yield told(A, 1403.0, Notice(text=HOSTILE))
+
+
+class Watched:
+    def __init__(self, log: Path, *arguments: str) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "weft", "--home", str(log.parent / "home"), "watch", "--port", "0"]
+        self.process = subprocess.Popen([*command, str(log), *arguments], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+
+    def grow(self, *lines: bytes) -> None:
+        with self.log.open("ab") as file:
+            file.write(b"".join(lines))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Watched]:
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b"".join(rounds()))
+    watched = Watched(log)
+    yield watched
+    watched.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, live: Watched) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1440, "height": 1000})
+    opened = context.new_page()
+    opened.set_default_timeout(MOST_MS)
+    opened.faults = []
+    opened.asked = []
+    opened.on("pageerror", lambda error: opened.faults.append(str(error)))
+    opened.on("console", lambda said: opened.faults.append(said.text) if said.type == "error" else None)
+    opened.on("request", lambda request: opened.asked.append(request.url))
+    opened.on("dialog", lambda dialog: (opened.faults.append(dialog.message), dialog.dismiss()))
+    opened.goto(live.address)
+    opened.wait_for_selector("#figures dd")
+    yield opened
+    context.close()
+
+
+def waits_for(page: Any, selector: str, text: str) -> None:
+    sync_api.expect(page.locator(selector)).to_contain_text(text, timeout=MOST_MS)
+
+
+def test_it_shows_the_run_and_asks_nobody_else(page: Any, live: Watched) -> None:
+    waits_for(page, "#stands", "round 40 · 2 of 2 peers here")
+    waits_for(page, "#loss-words", "training from 3.950 to 2.000 nats per token; held-out from 2.100")
+    waits_for(page, "#peers", "anna")
+    waits_for(page, "#graph-words", "2 peers, 1 links. 1 over tls")
+    waits_for(page, "#samples", "once upon a time")
+    assert all(url.startswith(live.address) for url in page.asked)
+    assert page.faults == []
+
+
+def test_what_a_stranger_wrote_is_text(page: Any) -> None:
+    waits_for(page, "#events", HOSTILE)
+    waits_for(page, "#peers", HOSTILE)
+    assert page.locator("#main img").count() == 0
+    assert page.faults == []
+
+
+def test_a_peer_that_dies_is_shown_with_its_reason_and_curves_move(page: Any, live: Watched) -> None:
+    live.grow(
+        told(A, 1410.0, MemberSuspected(member=B, silent_s=5.0, reason="no heartbeat")),
+        told(A, 1411.0, MemberGone(member=B, silent_s=11.0)),
+        told(A, 1412.0, step(1.5)),
+        told(A, 1413.0, commit(41, 1024, A)),
+    )
+    waits_for(page, "#stands", "round 41 · 1 of 2 peers here")
+    waits_for(page, "#loss-words", "to 1.500 nats per token")
+    waits_for(page, "#advice-list", "has been silent for 11 s and is gone.")
+    waits_for(page, "#events", "is silent (no heartbeat)")
+
+
+def test_the_slider_goes_back_and_live_returns(page: Any) -> None:
+    page.evaluate(
+        "() => { const s = document.getElementById('slider'); s.value = 500; s.dispatchEvent(new Event('input')); }"
+    )
+    waits_for(page, "#stands", "round 20 ")
+    page.click("#live")
+    waits_for(page, "#stands", "round 40 ")
+
+
+def test_a_finished_log_is_replayed(browser: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    ends = [told(peer, 1404.0, PeerStopped(reason="complete")) for peer in (A, B)]
+    log.write_bytes(b"".join([*rounds(), *ends]))
+    watched = Watched(log)
+    try:
+        page = browser.new_page()
+        page.goto(watched.address)
+        waits_for(page, "#stands", "round 40 ")
+        page.select_option("#speed", "300")
+        page.click("#play")
+        waits_for(page, "#stands", "round 3")  # on its way
+        waits_for(page, "#stands", "round 40 ")
+    finally:
+        watched.close()
+
+
+def test_events_can_be_searched_and_filtered_by_keyboard(page: Any) -> None:
+    page.select_option("#severity", "0")
+    page.focus("#search")
+    page.keyboard.type("round 17:")
+    waits_for(page, "#events", "round 17: 2 counted")
+    assert page.locator("#events").get_attribute("aria-rowcount") == "3"  # of both peers, and the head
+
+
+@pytest.mark.parametrize(("width", "theme"), [(375, "dark"), (1440, "light")])
+def test_it_can_be_read_by_everybody(browser: Any, live: Watched, width: int, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the extra page is not installed")
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, bypass_csp=True)
+    page = context.new_page()
+    page.goto(live.address)
+    page.wait_for_selector("#figures dd")
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    assert page.evaluate("() => document.documentElement.dataset.theme") == theme
+    context.close()
