@@ -166,7 +166,7 @@ def test_a_finished_log_is_replayed(browser: Any, tmp_path: Path) -> None:
         page = browser.new_page()
         page.goto(watched.address)
         waits_for(page, "#stands", "round 40 ")
-        page.select_option("#speed", "300")
+        page.select_option("#speed", "60")
         page.click("#play")
         waits_for(page, "#stands", "round 3")  # on its way
         waits_for(page, "#stands", "round 40 ")
