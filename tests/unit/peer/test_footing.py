@@ -12,6 +12,7 @@ from weft.clock import VirtualClock
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.peer import control
+from weft.peer.bulletin import Bulletins
 from weft.peer.caps import CapsConfig
 from weft.peer.footing import Footing
 from weft.peer.guard import DayCount
@@ -51,6 +52,7 @@ def test_a_peer_whose_caps_or_wishes_are_watched_no_more_fails(
         folder=PeerFolder(tmp_path),
         emit=lambda event: None,
         day=day,
+        bulletins=Bulletins(identity, RunId("7" * 64), clock),
     )
 
     async def main() -> None:
