@@ -9,7 +9,8 @@ import pytest
 
 from scenarios.swarm import BATCH, EVERY, FEDAVG, SEQ_LEN, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.codec import Bf16Config, Int8Config
+from scenarios.test_gossip import METHODS as GOSSIP
+from weft.codec import Bf16Config, Int8Config, TopKConfig
 from weft.errors import Refused, Removed
 from weft.events import ActEnacted, ActRefused, ActWaits, AdmissionRefused, RoundCommitted, StateJoined, StepDone
 from weft.ids import PeerId, RunId
@@ -214,6 +215,26 @@ def test_the_rate_is_amended_where_gradients_are_sent(make_swarm: MakeSwarm) -> 
         assert (await act(swarm, a, AMENDMENTS["rate"])).outcome == "decided"
         one_replica(await swarm.done(*members))
         assert {member.life.seen(StepDone)[-1].learning_rate for member in members} == {3e-3}
+
+    swarm.run(scenario)
+    swarm.check()
+
+
+@pytest.mark.parametrize(
+    "name", ["dpsgd", pytest.param("choco", marks=pytest.mark.slow), pytest.param("noloco", marks=pytest.mark.slow)]
+)
+def test_where_members_exchange_another_codec_holds_from_the_round_after(make_swarm: MakeSwarm, name: str) -> None:
+    codec = TopKConfig(kept=128) if name == "choco" else Int8Config()
+    swarm = make_swarm(num_rounds=16, stewards=BOTH, method=GOSSIP[name])
+
+    async def scenario() -> None:
+        a, *_ = members = await swarm.start("abcd")
+        await swarm.round(a, 1)
+        assert (await act(swarm, a, Amend(reason="", codec=codec))).outcome == "decided"
+        (enacted,) = a.life.seen(ActEnacted)
+        assert enacted.round % 5, "the round was a mean, of another codec"
+        one_replica(await swarm.done(*members))
+        assert a.peer._replica.config.method.codec == codec
 
     swarm.run(scenario)
     swarm.check()

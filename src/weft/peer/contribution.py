@@ -247,6 +247,7 @@ class Carry:
     def _mix(self, apply: Callable[[], None], is_counted: bool, round: Round | None, met: Met | None) -> None:
         """The same where members exchange with neighbours: what was made ahead keeps its distance."""
         leased, local, outer = self._leased(), self._trainer.local(), self._replica.outer
+        choices = self._replica.config.method  # of the round: what its manifest amends holds after it
         before, encoded = outer.clone() if round is None else None, self._encoded
         apply()
         if before is not None:  # another state
@@ -255,7 +256,7 @@ class Carry:
         elif met is not None:
             is_sent = is_counted and met.is_known
             sent = encoded.payload[0].encoded if encoded is not None and is_sent else None
-            position = self.mixing.meet(leased, sent, met, Round(round or 0))
+            position = self.mixing.meet(leased, sent, met, Round(round or 0), choices)
         else:
             head = self._replica.head
             is_mean = head is None or has_result(head)  # where a branch opens, nothing is made

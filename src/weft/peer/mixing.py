@@ -23,6 +23,7 @@ from weft.errors import PayloadError
 from weft.ids import PeerId, Round
 from weft.peer.replica import Replica
 from weft.sync import gossip
+from weft.sync.choices import Choices
 from weft.sync.coding import codec_in
 from weft.sync.gossip import Neighbour
 from weft.sync.outer import State
@@ -87,19 +88,19 @@ class Mixing:
         return position
 
     def meet(
-        self, local: Float32[Tensor, " num"], sent: Buffer | None, met: Met, round: Round
+        self, local: Float32[Tensor, " num"], sent: Buffer | None, met: Met, round: Round, choices: Choices
     ) -> Float32[Tensor, " num"]:
         """Return where this peer goes on after a gossip round.
 
         Args:
             sent: its own payload, which is counted; None: it is not.
+            choices: by which the round was made.
         """
         if met.lost or not met.is_known:
             self._is_in_step = False
-        choices = self._replica.config.method
         codec, num = codec_in(choices, round), gossip.num_sent(choices, local.numel())
         mine = None if sent is None else codec.decode(sent, num, bounds.empty(num))
-        position, self._state = self._gossip().mixed(local, self._state, mine, self._theirs(met, codec, num))
+        position, self._state = self._gossip(choices).mixed(local, self._state, mine, self._theirs(met, codec, num))
         return position
 
     def begin(self, is_counted: bool) -> None:
@@ -132,7 +133,7 @@ class Mixing:
                 continue
             yield Neighbour(peer, met.weights.get(peer, 0.0), decoded)
 
-    def _gossip(self) -> gossip.Gossip:
-        built = gossip.build(self._replica.config.method)
+    def _gossip(self, choices: Choices | None = None) -> gossip.Gossip:
+        built = gossip.build(choices or self._replica.config.method)
         assert built is not None, "only asked where members have neighbours"
         return built
