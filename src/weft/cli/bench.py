@@ -200,12 +200,14 @@ def side_by_side(
 def said(line: "BenchLine") -> str:
     """Return a line of CSV in words."""
     took = f"{figures.duration(line.cpu_s)} of computing"
-    if line.heldout_loss is None or line.ratio_bf16 is None:
-        return f"{line.row} {line.grid}, seed {line.seed}: {line.outcome}, {took}"
-    return (
-        f"{line.row} {line.grid}, seed {line.seed}: held-out {line.heldout_loss:.4f}, {figures.nbytes(line.sent_mean)} "
-        f"sent by a peer, {figures.ratio(line.ratio_bf16, 1)} ring DDP's, {took}"
-    )
+    what = f"{line.row} {line.grid}, seed {line.seed}"
+    if line.heldout_loss is None:
+        return f"{what}: {line.outcome}, {took}"
+    learnt = f"{what}: held-out {line.heldout_loss:.4f}"
+    if line.ratio_bf16 is None:  # a machine alone sends nothing
+        return f"{learnt}, {took}"
+    sent = f"{figures.nbytes(line.sent_mean)} sent by a peer, {figures.ratio(line.ratio_bf16, 1)} ring DDP's"
+    return f"{learnt}, {sent}, {took}"
 
 
 def _write(

@@ -82,7 +82,7 @@ def make_app(feed: Feed, token: str | None = None) -> Starlette:
         ],
         middleware=[
             Middleware(BaseHTTPMiddleware, dispatch=_guard(token)),
-            Middleware(GZipMiddleware, minimum_size=4096),
+            Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
         ],
     )
 

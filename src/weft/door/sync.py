@@ -68,8 +68,8 @@ class Machine:
             require_kind(getattr(self, name), (str, Path, NoneType), f"machine: {name}", "a path, or None")
         given = PeerConfig() if self.settings is None else self.settings
         settings = config_of(given, PeerConfig, "machine: settings")
-        home = Home(default_home() if self.home is None else Path(self.home).absolute())
-        key = None if self.key is None else Path(self.key)
+        home = Home(default_home() if self.home is None else Path(self.home).expanduser().absolute())
+        key = None if self.key is None else Path(self.key).expanduser()
         return Options(home=home, key=key, settings=settings, sinks=tuple(self.sinks))
 
 

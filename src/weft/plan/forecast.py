@@ -24,7 +24,7 @@ from weft.plan.loss import NONE, Penalty, penalty
 from weft.plan.question import Cluster, Machines, Question
 from weft.plan.serving import sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
-from weft.sync.choices import NesterovConfig
+from weft.sync.choices import LowRankConfig, NesterovConfig
 from weft.sync.memory import peer_memory
 from weft.sync.method import most_sent
 from weft.sync.shares import num_drawn
@@ -273,7 +273,7 @@ def _traffic(load: Load, num_peers: int, share: float, round_s: float) -> cost.T
 
 def _penalty(question: Question) -> Penalty | None:
     choices = question.choices
-    if question.num_peers > 1 and isinstance(choices.codec, LOSSY):
+    if question.num_peers > 1 and (isinstance(choices.codec, LOSSY) or isinstance(choices.basis, LowRankConfig)):
         return None
     if question.num_peers == 1 or choices.send == "gradient":
         return NONE

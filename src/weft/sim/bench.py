@@ -229,6 +229,9 @@ def _run_file(row: BenchRow, values: Values, shared: Mapping[str, Any], steps: i
     tree = copy.deepcopy({**shared, "method": row.method})
     for dotted, value in {**row.set, **values}.items():
         replace_field(tree, dotted, copy.deepcopy(value))
+    for name in ("warmup_tokens", "total_tokens"):  # of a whole schedule that a row brings, as of the others'
+        if name in shared["train"]["schedule"] and tree["train"]["schedule"].get("type") != "constant":
+            tree["train"]["schedule"].setdefault(name, shared["train"]["schedule"][name])
     run_file: RunFile = from_tree(tree, RunFile, where=where)
     every = spell_out(run_file.method, run_file.peers).every
     if steps % every:

@@ -151,6 +151,11 @@ def test_where_everything_is_objected_to_the_runs_own_stays() -> None:
     assert choose(table).is_asked
 
 
+def test_of_a_projection_nobody_knows_the_loss() -> None:
+    assert forecast(question(method=DdpConfig())).pace.penalty is not None
+    assert forecast(question(method=PowerSgdConfig())).pace.penalty is None
+
+
 @pytest.mark.parametrize(
     ("less", "more", "times"),
     [

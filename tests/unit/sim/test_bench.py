@@ -14,7 +14,7 @@ from weft.peer.home import Home
 from weft.peer.seal import seal
 from weft.sim.bench import MAX_POINTS, TUNED, Bench, Point, config_of, name_of, names_of
 from weft.sync.choices import Choices
-from weft.sync.schedule import CosineConfig
+from weft.sync.schedule import CosineConfig, WsdConfig
 
 COSINE = 'type = "cosine"\ntotal_tokens = 320'
 
@@ -55,6 +55,19 @@ def test_a_point_is_the_run_of_its_row_with_what_its_grid_sets(tmp_path: Path) -
     assert (first.data, first.model, first.initial) == (config.data, config.model, config.initial)
     assert config == seal(points[-1].run_file, tmp_path, Home(tmp_path / "home"), lambda _event: None).config
     assert bench.num_peers == points[0].run_file.peers == 2
+
+
+def test_a_whole_schedule_of_a_row_has_the_plans_warmup_and_length(tmp_path: Path) -> None:
+    more = 'set = { "train.schedule" = { type = "wsd", lr = 1e-3, decay_tokens = 10 } }\n'
+    path = write(tmp_path, PLAN + ROW + more)
+    run = tmp_path / "run.toml"
+    run.write_text(run.read_text().replace('type = "constant"', COSINE))
+    _, points = read(path)
+    plain, own = (point.run_file.train.schedule for point in (points[0], points[-1]))
+    assert isinstance(plain, CosineConfig)
+    assert isinstance(own, WsdConfig)
+    assert (own.warmup_tokens, own.total_tokens) == (plain.warmup_tokens, plain.total_tokens)
+    assert own.warmup_tokens > 0
 
 
 def test_every_seed_and_length_is_a_point_and_rows_may_have_their_own(tmp_path: Path) -> None:
