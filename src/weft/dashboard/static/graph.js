@@ -20,7 +20,7 @@ const FRAME_MS = 30; // calm enough, and easy on a laptop that trains
 const LATE_S = 8; // where nothing comes for so long, the graph comes to rest
 
 export class Graph {
-  constructor(history, moment, selection) {
+  constructor(history, moment, selection, wake) {
     Object.assign(this, { history, moment, selection });
     this.canvas = find("graph");
     this.still = document.createElement("canvas");
@@ -34,6 +34,7 @@ export class Graph {
     selection.onChange(() => this.draw());
     new IntersectionObserver(([entry]) => {
       this.isSeen = entry.isIntersecting;
+      wake();
     }).observe(this.canvas);
   }
 
@@ -61,10 +62,13 @@ export class Graph {
     tell(find("graph-words"), this._words());
   }
 
+  /** Return whether there is something to see that moves. */
+  isLively(now) {
+    return this.isSeen && !wantsStillness() && now - this.came < LATE_S * 1000;
+  }
+
   frame(now) {
-    const isStill = wantsStillness() || now - this.came > LATE_S * 1000;
-    if (!this.isSeen || isStill || now - this.drawn < FRAME_MS) return;
-    this.draw(now);
+    if (this.isLively(now) && now - this.drawn >= FRAME_MS) this.draw(now);
   }
 
   draw(now = performance.now()) {

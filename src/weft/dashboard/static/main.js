@@ -27,11 +27,25 @@ function start() {
   const history = new History();
   const moment = new Moment(history);
   const selection = new Selection();
-  const page = { due: false, source: "loading", drawn: 0, pause_ms: PAUSE_MS, before: performance.now() };
-  const changed = () => (page.due = true);
+  const page = {
+    due: false,
+    source: "loading",
+    isAwake: false,
+    drawn: 0,
+    pause_ms: PAUSE_MS,
+    before: performance.now(),
+  };
+  const changed = () => {
+    page.due = true;
+    wake();
+  };
+  const wake = () => {
+    if (!page.isAwake) requestAnimationFrame(frame);
+    page.isAwake = true;
+  };
   const replay = new Replay(history, moment, changed);
   const curves = new Curves(history, moment);
-  const graph = new Graph(history, moment, selection);
+  const graph = new Graph(history, moment, selection, wake);
   const peers = new Peers(history, moment, selection);
   const rounds = new Rounds(history, moment, selection);
   const panels = [peers, new Events(history, moment, selection), new Stories(history, moment), replay, graph];
@@ -44,7 +58,7 @@ function start() {
     rounds.draw();
   };
   const frame = (now) => {
-    if (replay.frame((now - page.before) / 1000)) changed();
+    if (replay.frame(Math.min(now - page.before, PAUSE_MS) / 1000)) changed();
     page.before = now;
     graph.pace = replay.isPlaying ? replay.speed : 1;
     if (replay.isPlaying) graph.came = now;
@@ -55,11 +69,12 @@ function start() {
       page.pause_ms = Math.max(PAUSE_MS, MOST_BUSY * (performance.now() - now));
     }
     graph.frame(now);
-    requestAnimationFrame(frame);
+    page.isAwake = false;
+    if (page.due || replay.isPlaying || graph.isLively(now)) wake(); // else the page sleeps, and costs nothing
   };
   onTheme(changed);
   new ResizeObserver(changed).observe(document.body);
-  requestAnimationFrame(frame);
+  wake();
   follow(
     (piece, isWhole) => {
       if (isWhole) history.clear();
