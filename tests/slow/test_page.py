@@ -39,6 +39,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="the extra page is 
 HOSTILE = "<img src=x onerror=alert(1)>"
 NUM_ROUNDS = 40
 MOST_MS = 10_000
+SHOWN = '#round:not(:text-is("–"))'
 
 
 def told(peer: PeerId, at: float, event: Event) -> bytes:
@@ -109,7 +110,7 @@ def page(browser: Any, live: Watched) -> Iterator[Any]:
     opened.on("request", lambda request: opened.asked.append(request.url))
     opened.on("dialog", lambda dialog: (opened.faults.append(dialog.message), dialog.dismiss()))
     opened.goto(live.address)
-    opened.wait_for_selector("#figures dd")
+    opened.wait_for_selector(SHOWN)
     yield opened
     context.close()
 
@@ -119,10 +120,12 @@ def waits_for(page: Any, selector: str, text: str) -> None:
 
 
 def test_it_shows_the_run_and_asks_nobody_else(page: Any, live: Watched) -> None:
-    waits_for(page, "#stands", "round 40 · 2 of 2 peers here")
-    waits_for(page, "#loss-words", "training from 3.950 to 2.000 nats per token; held-out from 2.100")
+    waits_for(page, "#round", "40")
+    waits_for(page, "#alive", "2")
+    waits_for(page, "#loss-words", "Training loss is 2.000 nats per token after 41.0 k tokens, down from 3.950.")
+    waits_for(page, "#loss-words", "Held-out loss is 2.100")
     waits_for(page, "#peers", "anna")
-    waits_for(page, "#graph-words", "2 peers, 1 links. 1 over tls")
+    waits_for(page, "#graph-words", "2 peers of 2 here, 1 link up: 1 over tls.")
     waits_for(page, "#samples", "once upon a time")
     assert all(url.startswith(live.address) for url in page.asked)
     assert page.faults == []
@@ -142,19 +145,21 @@ def test_a_peer_that_dies_is_shown_with_its_reason_and_curves_move(page: Any, li
         told(A, 1412.0, step(1.5)),
         told(A, 1413.0, commit(41, 1024, A)),
     )
-    waits_for(page, "#stands", "round 41 · 1 of 2 peers here")
-    waits_for(page, "#loss-words", "to 1.500 nats per token")
-    waits_for(page, "#advice-list", "has been silent for 11 s and is gone.")
+    waits_for(page, "#round", "41")
+    waits_for(page, "#alive", "1")
+    waits_for(page, "#loss-words", "Training loss is 1.500 nats per token")
+    waits_for(page, "#advice", "has been silent for 11 s and is gone.")
     waits_for(page, "#events", "is silent (no heartbeat)")
 
 
 def test_the_slider_goes_back_and_live_returns(page: Any) -> None:
     page.evaluate(
-        "() => { const s = document.getElementById('slider'); s.value = 500; s.dispatchEvent(new Event('input')); }"
+        "() => { const s = document.getElementById('time'); s.value = 1000; s.dispatchEvent(new Event('input')); }"
     )
-    waits_for(page, "#stands", "round 20 ")
+    waits_for(page, "#round", "20")
+    waits_for(page, "#standing", "In the past")
     page.click("#live")
-    waits_for(page, "#stands", "round 40 ")
+    waits_for(page, "#round", "40")
 
 
 def test_a_finished_log_is_replayed(browser: Any, tmp_path: Path) -> None:
@@ -165,18 +170,19 @@ def test_a_finished_log_is_replayed(browser: Any, tmp_path: Path) -> None:
     try:
         page = browser.new_page()
         page.goto(watched.address)
-        waits_for(page, "#stands", "round 40 ")
+        waits_for(page, "#standing", "Finished log")
         page.select_option("#speed", "60")
         page.click("#play")
-        waits_for(page, "#stands", "round 3")  # on its way
-        waits_for(page, "#stands", "round 40 ")
+        waits_for(page, "#standing", "Replaying")
+        waits_for(page, "#round", "3")  # on its way
+        waits_for(page, "#round", "40")
     finally:
         watched.close()
 
 
 def test_events_can_be_searched_and_filtered_by_keyboard(page: Any) -> None:
-    page.select_option("#severity", "0")
-    page.focus("#search")
+    page.select_option("#event-severity", "0")
+    page.focus("#event-search")
     page.keyboard.type("round 17:")
     waits_for(page, "#events", "round 17: 2 counted")
     assert page.locator("#events").get_attribute("aria-rowcount") == "3"  # of both peers, and the head
@@ -188,9 +194,9 @@ def test_it_can_be_read_by_everybody(browser: Any, live: Watched, width: int, th
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, bypass_csp=True)
     page = context.new_page()
     page.goto(live.address)
-    page.wait_for_selector("#figures dd")
+    page.wait_for_selector(SHOWN)
     found = axe.Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-    assert page.evaluate("() => document.documentElement.dataset.theme") == theme
+    assert page.get_attribute("#theme", "aria-pressed") == str(theme == "dark").lower()
     context.close()

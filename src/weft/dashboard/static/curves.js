@@ -1,0 +1,150 @@
+// The curves: loss, bytes beside data-parallel training, utilisation; and a sentence that tells each.
+
+import { Chart } from "./chart.js";
+import { find, tell } from "./dom.js";
+import { count, last } from "./history.js";
+import { median } from "./moment.js";
+import { duration, nbytes, percent, plural, short, since, tick } from "./words.js";
+
+const NUM_RECENT = 10; // rounds that the figure for utilisation is taken over
+
+export class Curves {
+  constructor(history, moment) {
+    this.history = history;
+    this.moment = moment;
+    this.axis = "tokens";
+    this.loss = new Chart(find("loss"), find("loss-legend"));
+    this.traffic = new Chart(find("traffic"), find("traffic-legend"));
+    this.usage = new Chart(find("usage"), find("usage-legend"));
+    find("loss-axis").addEventListener("change", (event) => {
+      this.axis = event.target.value;
+      this.loss.under = null;
+      this.draw();
+    });
+  }
+
+  draw() {
+    if (!this.history.hasRows) return;
+    this._drawLoss();
+    this._drawTraffic();
+    this._drawUsage();
+  }
+
+  _drawLoss() {
+    const { train, heldout } = this.history.rows;
+    const place = this._places();
+    const points = (rows) => rows.map((row) => [place(row), row[2]]);
+    const { time } = this.moment;
+    this.loss.draw({
+      series: [
+        { name: "train", colour: "train", points: points(train) },
+        { name: "held-out", colour: "heldout", points: points(heldout), isDotted: true },
+      ],
+      x: { tokens: { format: tick }, time: { format: since, isTime: true }, bytes: { format: (x) => tick(x, "B") } }[
+        this.axis
+      ],
+      y: { format: tidy, formatValue: (y) => y.toFixed(3) },
+      x_now: this.moment.at < this.history.end ? place([time, this.moment.tokens]) : Infinity,
+    });
+    tell(find("loss-words"), this._lossWords());
+  }
+
+  /** Return what tells a row's place on the chosen axis. */
+  _places() {
+    if (this.axis === "tokens") return (row) => row[1];
+    if (this.axis === "time") return (row) => row[0] - this.history.start;
+    return (row) => last(this.history.rows.bytes, row[0])?.[2] ?? 0;
+  }
+
+  _lossWords() {
+    const { train, heldout } = this.history.rows;
+    const now = this.moment.last("train");
+    if (!now) return "No loss is known yet.";
+    const held = this.moment.last("heldout");
+    const first = train[0][2];
+    const what = `Training loss is ${now[2].toFixed(3)} nats per token after ${short(now[1])} tokens, ${
+      now[2] <= first ? "down" : "up"
+    } from ${first.toFixed(3)}.`;
+    if (!held || !heldout.length) return `${what} Nothing was held out yet.`;
+    const perByte =
+      held[3] === null || held[3] === undefined ? "" : ` (${(held[3] / Math.LN2).toFixed(3)} bits per byte)`;
+    return `${what} Held-out loss is ${held[2].toFixed(3)}${perByte}.`;
+  }
+
+  _drawTraffic() {
+    const rows = this.history.rows.bytes;
+    const { start } = this.history;
+    const points = (column) => rows.filter((row) => row[column] > 0).map((row) => [row[0] - start, row[column]]);
+    this.traffic.draw({
+      series: [
+        { name: "ring DDP", colour: "done", points: points(3) },
+        { name: "this run", colour: "train", points: points(2) },
+      ],
+      x: { format: since, isTime: true },
+      y: { format: (y) => tick(y, "B"), formatValue: nbytes, isLog: true },
+      x_now: this._now(),
+    });
+    tell(find("traffic-figure"), trafficFigure(this.moment.last("bytes")));
+    tell(find("traffic-words"), trafficWords(this.moment.last("bytes")));
+  }
+
+  _drawUsage() {
+    const usage = this.moment.usage;
+    this.usage.draw({
+      series: [
+        { name: "by round", colour: "work", points: usage.map(([at, share]) => [at - this.history.start, share]) },
+      ],
+      x: { format: since, isTime: true },
+      y: { format: percent, min: 0, max: 1 },
+      x_now: this._now(),
+    });
+    const num = count(usage, this.moment.at);
+    const recent = usage.slice(Math.max(0, num - NUM_RECENT), num).map(([, share]) => share);
+    const words = "of its time the median peer spent in inner steps";
+    tell(find("usage-figure"), recent.length ? percent(median(recent)) : "");
+    tell(
+      find("usage-words"),
+      recent.length
+        ? `${words}, over the last ${plural(recent.length, "round")}.`
+        : "It is known after the second round.",
+    );
+  }
+
+  _now() {
+    return this.moment.at < this.history.end ? this.moment.time - this.history.start : Infinity;
+  }
+}
+
+function tidy(y) {
+  return String(Number(y.toPrecision(3)));
+}
+
+/** Return how many times fewer bytes went than ring DDP needs. */
+function times(row) {
+  return row && row[2] > 0 && row[3] > 0 ? row[3] / row[2] : null;
+}
+
+function trafficFigure(row) {
+  const ratio = times(row);
+  if (ratio === null) return "";
+  return ratio >= 1 ? `${tidyTimes(ratio)}×` : `1/${tidyTimes(1 / ratio)}`;
+}
+
+function trafficWords(row) {
+  const ratio = times(row);
+  if (ratio === null) return row ? `${nbytes(row[2])} sent and received so far.` : "No bytes are counted yet.";
+  const what = `${nbytes(row[2])} sent and received, where ring DDP would have moved ${nbytes(row[3])}.`;
+  return ratio >= 1 ? `times fewer bytes than ring DDP: ${what}` : `of the thrift of ring DDP: ${what}`;
+}
+
+function tidyTimes(ratio) {
+  return ratio < 9.95 ? ratio.toFixed(1) : ratio.toFixed(0);
+}
+
+/** Return the time left in words, for the header. */
+export function leftWords(moment) {
+  const left_s = moment.left_s;
+  if (left_s === 0) return "done";
+  if (!moment.history.isLive && moment.at >= moment.history.end) return "ended";
+  return left_s === null ? "–" : duration(left_s);
+}

@@ -1,0 +1,151 @@
+// How a run stood at a time: the history with everything after that left out.
+//
+// Sums over many rows are kept between calls and carried forward; going back begins them anew, which takes some
+// milliseconds where there are 100,000 rows.
+//
+// A round's tokens are taken as brought in equal parts by those that counted: the history has no finer account.
+
+import { count, last } from "./history.js";
+
+const AWAY = new Set(["gone", "left", "stopped", "finished", "silent", ""]);
+const NUM_RECENT = 20; // rounds that a pace is taken over
+
+/** A sum over the first rows of a list. */
+class Fold {
+  constructor(zero, step) {
+    this.zero = zero;
+    this.step = step;
+    this.done = Infinity;
+    this.moves = -1;
+  }
+
+  to(rows, num, moves) {
+    if (num < this.done || moves !== this.moves) {
+      this.done = 0;
+      this.moves = moves;
+      this.sum = this.zero();
+    }
+    for (; this.done < num; this.done++) this.step(this.sum, rows[this.done]);
+    return this.sum;
+  }
+}
+
+export class Moment {
+  constructor(history) {
+    this.history = history;
+    this.at = Infinity; // the time that is shown; Infinity: all there is
+    this._shares = new Fold(
+      () => [],
+      (sum, row) => this._bring(sum, row),
+    );
+    this._links = new Fold(() => new Map(), link);
+    this._usage = new Fold(() => ({ lastOf: [], byRound: new Map() }), use);
+  }
+
+  /** The time that is shown, as a number. */
+  get time() {
+    return Math.min(this.at, this.history.end);
+  }
+
+  count(name) {
+    return count(this.history.rows[name], this.at);
+  }
+
+  last(name) {
+    return last(this.history.rows[name], this.at);
+  }
+
+  state(peer) {
+    return last(this.history.statesOf[peer] ?? [], this.at);
+  }
+
+  turn(peer) {
+    return last(this.history.turnsOf[peer] ?? [], this.at);
+  }
+
+  isHere(peer) {
+    const row = this.state(peer);
+    return row !== undefined && !AWAY.has(row[2]);
+  }
+
+  get tokens() {
+    return this.last("rounds")?.[5] ?? this.last("train")?.[1] ?? 0;
+  }
+
+  /** The tokens that each peer brought, by peer. */
+  get shares() {
+    return this._shares.to(this.history.rows.rounds, this.count("rounds"), this.history.moves.rounds);
+  }
+
+  share(peer) {
+    const shares = this.shares;
+    return shares.total ? (shares[peer] ?? 0) / shares.total : 0;
+  }
+
+  /** The links that are up: by pair, [at, from, to, transport]. */
+  get links() {
+    return this._links.to(this.history.rows.links, this.count("links"), this.history.moves.links);
+  }
+
+  /** The share of its time that the median peer spent in inner steps, by round: [at, share]. */
+  get usage() {
+    const { turns } = this.history.rows;
+    const { byRound } = this._usage.to(turns, turns.length, this.history.moves.turns);
+    const points = [];
+    for (const each of byRound.values()) {
+      if (each.median === null) each.median = median(each.shares);
+      points.push([each.at, each.median]);
+    }
+    return points.sort((a, b) => a[0] - b[0]);
+  }
+
+  /** Tokens per second of the whole run, over the last rounds. */
+  get pace() {
+    const { rounds } = this.history.rows;
+    const num = this.count("rounds");
+    if (num < 2) return 0;
+    const first = rounds[Math.max(0, num - 1 - NUM_RECENT)];
+    const until = rounds[num - 1];
+    return until[0] > first[0] ? Math.max(0, (until[5] - first[5]) / (until[0] - first[0])) : 0;
+  }
+
+  /** Seconds until all tokens are done at the pace of late, or null where that is not known. */
+  get left_s() {
+    const total = this.history.run.total_tokens;
+    if (!total) return null;
+    if (this.tokens >= total) return 0;
+    return this.pace ? (total - this.tokens) / this.pace : null;
+  }
+
+  _bring(sum, [, number, , , tokens, , contributors]) {
+    const through = this.history.throughOf.get(number) ?? [];
+    const part = tokens / (contributors.length + (through.size ?? 0) || 1);
+    for (const peer of contributors) sum[peer] = (sum[peer] ?? 0) + part;
+    for (const peer of through) sum[peer] = (sum[peer] ?? 0) + part;
+    sum.total = (sum.total ?? 0) + tokens;
+  }
+}
+
+function link(sum, row) {
+  const [, one, other, transport] = row;
+  const pair = Math.min(one, other) * 65_536 + Math.max(one, other);
+  if (transport) sum.set(pair, row);
+  else sum.delete(pair);
+}
+
+function use(sum, [at, peer, number, work_s]) {
+  const before = sum.lastOf[peer];
+  sum.lastOf[peer] = at;
+  if (before === undefined || at <= before) return;
+  if (!sum.byRound.has(number)) sum.byRound.set(number, { at, shares: [], median: null });
+  const round = sum.byRound.get(number);
+  round.at = Math.max(round.at, at);
+  round.shares.push(Math.min(1, Math.max(0, work_s / (at - before))));
+  round.median = null;
+}
+
+export function median(numbers) {
+  const sorted = [...numbers].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}

@@ -1,0 +1,29 @@
+// The peer that a reader looks at, which the graph, the table and the rounds show alike.
+
+export class Selection {
+  constructor() {
+    this.peer = null;
+    this._calls = [];
+  }
+
+  onChange(call) {
+    this._calls.push(call);
+  }
+
+  pick(peer) {
+    this.peer = peer;
+    for (const call of this._calls) call(peer);
+  }
+}
+
+const KINDS = new Map([
+  ...["training", "joined", "back", "waiting", "exchanging"].map((state) => [state, "good"]),
+  ...["starting", "paused", "joining", "syncing"].map((state) => [state, "wait"]),
+  ...["gone", "left", "stopped", ""].map((state) => [state, "idle"]),
+  ["finished", "done"],
+]);
+
+/** Return what a state means for who looks: good, wait, warn; done and idle are not here. */
+export function kindOf(state) {
+  return KINDS.get(state ?? "") ?? "warn";
+}
