@@ -65,11 +65,16 @@ class Machine:
             ConfigError: the settings, or their file; a field of another type.
         """
         for name in ("home", "key"):
-            require_kind(getattr(self, name), (str, Path, NoneType), f"machine: {name}", "a path, or None")
+            given_path = getattr(self, name)
+            require_kind(given_path, (str, Path, NoneType), f"machine: {name}", "a path, or None")
+            if str(given_path).startswith("~"):  # would be a folder of that name: only a shell, or Python, knows whose
+                raise ConfigError(
+                    f"machine: {name}: {given_path} is no path yet; give Path({str(given_path)!r}).expanduser()."
+                )
         given = PeerConfig() if self.settings is None else self.settings
         settings = config_of(given, PeerConfig, "machine: settings")
-        home = Home(default_home() if self.home is None else Path(self.home).expanduser().absolute())
-        key = None if self.key is None else Path(self.key).expanduser()
+        home = Home(default_home() if self.home is None else Path(self.home).absolute())
+        key = None if self.key is None else Path(self.key)
         return Options(home=home, key=key, settings=settings, sinks=tuple(self.sinks))
 
 
