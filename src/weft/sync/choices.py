@@ -324,8 +324,8 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             )
         if self.is_merged_by_all and isinstance(self.reply, LOSSY):
             raise ConfigError(
-                f"method: reply_codec: {self.reply.__struct_config__.tag!r} leaves most of a vector out, and where all "
-                "merge for themselves nobody keeps that for later; choose a dense codec, or set merged_by = "
+                f"method: reply_codec: {self.reply.__struct_config__.tag!r} loses much of a vector, and where all merge "
+                "for themselves nobody keeps that for later; choose a codec of 4 bits or more, or set merged_by = "
                 '"owners".'
             )
         if self.overlap > self.every:
@@ -360,8 +360,9 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
             if isinstance(codec, LOSSY) and decay is None:
                 kind = codec.__struct_config__.tag
                 raise ConfigError(
-                    f"method: {name}: codec {kind!r} leaves most of a vector out, and without feedback it is lost; "
-                    f"set {name} = 0.95, or choose a dense codec."
+                    f"method: {name}: codec {kind!r} loses much of a vector, and without feedback that is lost for "
+                    f'good; choose a codec of 4 bits or more, or set {name} = 0.95: type = "custom" has it, where a '
+                    "row has not."
                 )
 
         return None
