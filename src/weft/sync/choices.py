@@ -325,8 +325,8 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
         if self.is_merged_by_all and isinstance(self.reply, LOSSY):
             raise ConfigError(
                 f"method: reply_codec: {self.reply.__struct_config__.tag!r} loses much of a vector, and where all "
-                "merge for themselves nobody keeps that for later; choose a codec of 4 bits or more, or set merged_by = "
-                '"owners".'
+                "merge for themselves nobody keeps that for later; choose a codec of 4 bits or more, or set "
+                'merged_by = "owners".'
             )
         if self.overlap > self.every:
             raise ConfigError(
