@@ -83,7 +83,9 @@ class Member:
 
     def link(self, hook: Callable[..., Any] | None = None, state: object = None) -> None:
         """Average gradients with the others from now on, by one of torch's hooks if one is given."""
-        wrapped = DistributedDataParallel(self._loss, gradient_as_bucket_view=True)
+        # A hook that waits for one collective before it starts another has one bucket: gloo has no order between two.
+        cap_mb = None if state is None else 64
+        wrapped = DistributedDataParallel(self._loss, gradient_as_bucket_view=True, bucket_cap_mb=cap_mb)
         if hook is not None:
             wrapped.register_comm_hook(state, hook)
         self._loss = wrapped
