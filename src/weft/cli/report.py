@@ -46,16 +46,14 @@ def _told(path: Path) -> "Told":
     from weft.cli.sources import find_logs, logged, run_of
     from weft.dashboard.history import History, Run
     from weft.dashboard.report import Told
-    from weft.events import Entry
-    from weft.peer.public import public
+    from weft.peer.public import public_entry
 
     logs = find_logs(path)
     run, config = run_of(logs.paths[0], Run())
     history = History(run)
     for entry in logged(logs.paths):
-        event = public(entry.event)
-        if event is not None:
-            history.take(Entry(v=entry.v, at=entry.at, peer=entry.peer, event=event))
+        if (told := public_entry(entry)) is not None:
+            history.take(told)
     name, digest = history.run.name or path.absolute().name[:16], history.run.id or ""
     return Told(title=name, history=history, config=config, digest=digest)
 

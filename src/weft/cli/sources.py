@@ -11,8 +11,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from weft.errors import ConfigError
 
@@ -25,6 +28,15 @@ if TYPE_CHECKING:
 
 LOG_FILES = ("*.jsonl", "*/*.jsonl", "*/*/*.jsonl")
 LOOK_S = 0.5  # how often logs are looked at that may grow
+TOGETHER = 1000  # entries that are taken in one go
+
+Given = Annotated[
+    str | None,
+    typer.Argument(
+        help='Ticket ("-" reads it), log file, or folder of a run. Default: the run of a member here.',
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -93,30 +105,43 @@ def logged(paths: Sequence[Path]) -> "Iterator[Entry]":
     """
     from weft.log_file import read_jsonl
 
-    def read(path: Path) -> "list[Entry]":
+    return _in_order(paths, [partial(read_jsonl, path) for path in paths])
+
+
+def _in_order(paths: Sequence[Path], reads: "Sequence[Callable[[], list[Entry]]]") -> "Iterator[Entry]":
+    """Yield what is read of each path in the order of its times."""
+
+    def read(path: Path, found: "Callable[[], list[Entry]]") -> "list[Entry]":
         try:
-            return read_jsonl(path)
+            return found()
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
 
-    return heapq.merge(*map(read, paths), key=lambda entry: entry.at)
+    return heapq.merge(*map(read, paths, reads), key=lambda entry: entry.at)
 
 
-async def follow_logs(paths: Sequence[Path], on_entry: "Callable[[Entry], None]", *, is_from_end: bool = False) -> None:
+async def follow_logs(
+    paths: Sequence[Path], on_entry: "Callable[[Entry], None]", is_finished: Callable[[], bool] | None = None
+) -> None:
     """Give all that is in logs, and what they grow by, until this is cancelled.
 
     Args:
-        is_from_end: only what they grow by.
+        is_finished: asked once, when all that is there is read; True: nothing more will come, so return.
+
+    Raises:
+        ConfigError: as `logged`.
     """
     from weft.log_file import LogTail
 
     tails = [LogTail(path) for path in paths]
-    if is_from_end:
-        for tail in tails:
-            tail.read()
     while True:
-        for entry in heapq.merge(*(tail.read() for tail in tails), key=lambda entry: entry.at):
+        for number, entry in enumerate(_in_order(paths, [tail.read for tail in tails])):
             on_entry(entry)
+            if number % TOGETHER == 0:
+                await asyncio.sleep(0)  # others have their turn before a long log is read
+        if is_finished is not None and is_finished():
+            return
+        is_finished = None
         await asyncio.sleep(LOOK_S)
 
 
@@ -126,10 +151,9 @@ def run_of(log: Path, known: "Run") -> "tuple[Run, str]":
     As it was, and nothing, where the log does not lie in a home.
     """
     from contextlib import suppress
-    from dataclasses import asdict
+    from dataclasses import replace
 
     from weft.config import dump
-    from weft.dashboard.history import Run
     from weft.errors import WeftError
     from weft.ids import Digest
     from weft.peer.home import BlobStore
@@ -143,9 +167,15 @@ def run_of(log: Path, known: "Run") -> "tuple[Run, str]":
         data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
         if data is not None:
             run = read_run(data, PeerConfig().max_parameters)
-            found = {"name": run.name, "id": folder.name, "total_tokens": run.settings.tokens}
-            found |= {"tokens_per_step": run.settings.tokens_per_step}
-            return Run(**(asdict(known) | found)), dump(run)
+            settings = run.settings
+            found = replace(
+                known,
+                name=run.name,
+                id=folder.name,
+                total_tokens=settings.tokens,
+                tokens_per_step=settings.tokens_per_step,
+            )
+            return found, dump(run)
     return known, ""
 
 

@@ -8,6 +8,7 @@ import typer
 
 from weft.cli import settings
 from weft.cli.place import home_of
+from weft.cli.sources import Given
 
 if TYPE_CHECKING:
     from weft.cli.screen import Screen
@@ -18,13 +19,7 @@ if TYPE_CHECKING:
 
 def status(
     context: typer.Context,
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            help='Ticket ("-" reads it), log file, or folder of a run. Default: the run of a member here.',
-            show_default=False,
-        ),
-    ] = None,
+    run: Given = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing it until it is stopped.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="For programs: one object; with --follow each event, a line.")

@@ -10,8 +10,8 @@ It does not know terminals: `draw` and `screen` show it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from weft import cost
 from weft.dashboard.notable import notable
+from weft.dashboard.reckoned import ring_nbytes, smoothed_speed
 from weft.events import (
     ActEnacted,
     CheckpointSaved,
@@ -45,7 +45,6 @@ MAX_NOTABLE = 6  # as many lines as one takes in at a glance
 _SAME_NEWS_S = 20.0  # what several peers say in the same words within so long is one piece of news
 _MAX_POINTS = 4096  # of the curve; then every second one is dropped
 _RECENT_COMMITS = 16  # what the time left is judged by
-_SMOOTHING = 0.2  # weight of the newest step in a peer's speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +247,7 @@ def _progress(view: View, event: MemberProgress) -> View:
 
 
 def _step(view: View, own: PeerId, event: StepDone) -> View:
-    speed = event.num_tokens / event.duration_s if event.duration_s > 0 else 0.0
-    before = view.lines[own].tokens_per_s if own in view.lines else 0.0
-    smooth = speed if before == 0.0 else before + _SMOOTHING * (speed - before)
+    smooth = smoothed_speed(view.lines.get(own, Line()).tokens_per_s, event)
     view = replace(view, loss_sum=view.loss_sum + event.loss, num_losses=view.num_losses + 1)
     return _line(view, own, tokens_per_s=smooth, loss=event.loss, state="training", is_heard=True)
 
@@ -281,10 +278,4 @@ def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
 
 
 def _ring_nbytes(view: View, event: RoundCommitted) -> int:
-    """Return the bytes, both ways, that one peer would have moved with ring DDP for the tokens of this round."""
-    num_peers = len(event.contributors) + event.num_through
-    if view.facts is None or not num_peers:
-        return 0
-    num_steps = round(event.tokens / (num_peers * view.facts.tokens_per_step))
-    traffic = cost.ring_ddp_traffic(view.num_parameters, num_peers, num_steps)
-    return traffic.sent_nbytes + traffic.received_nbytes
+    return 0 if view.facts is None else ring_nbytes(event, view.num_parameters, view.facts.tokens_per_step)

@@ -2,18 +2,22 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli import settings
 from weft.cli.place import home_of
+from weft.cli.sources import Given
 
 if TYPE_CHECKING:
     import socket
 
     from weft.cli.sources import Logs, Members
     from weft.dashboard.feed import Feed
+    from weft.events import Entry
+    from weft.ids import PeerId
 
 LOCAL = {"127.0.0.1", "::1", "localhost"}
 PORT = 8650
@@ -21,13 +25,7 @@ PORT = 8650
 
 def watch(
     context: typer.Context,
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            help='Ticket ("-" reads it), log file, or folder of a run. Default: the run of a member here.',
-            show_default=False,
-        ),
-    ] = None,
+    run: Given = None,
     public: Annotated[
         bool, typer.Option("--public", help="For strangers: no addresses, nothing to control, no token.")
     ] = False,
@@ -104,32 +102,30 @@ def _address(listener: "socket.socket", token: str | None) -> str:
 
 async def _follow(source: "Logs", feed: "Feed") -> None:
     """Show logs: those of peers that have all stopped as finished, others as they grow."""
-    from weft.cli.sources import follow_logs, logged, run_of
+    from weft.cli.sources import follow_logs, run_of
+    from weft.events import PeerStopped
 
     feed.history.run, _ = run_of(source.paths[0], feed.history.run)
-    last: dict[str, str] = {}
-    for number, entry in enumerate(logged(source.paths)):
+    is_stopped: dict[PeerId, bool] = {}
+
+    def take(entry: "Entry") -> None:
         feed.take(entry)
-        last[entry.peer] = type(entry.event).__name__
-        if number % 1000 == 0:
-            await asyncio.sleep(0)  # the page is there before the log is read
-    if last and set(last.values()) == {"PeerStopped"}:
-        feed.finish()
-        return
-    await follow_logs(source.paths, feed.take, is_from_end=True)
+        is_stopped[entry.peer] = isinstance(entry.event, PeerStopped)
+
+    await follow_logs(source.paths, take, lambda: bool(is_stopped) and all(is_stopped.values()))
+    feed.finish()
 
 
 async def _observe(source: "Members", feed: "Feed", transports: str | None) -> None:
     from weft.cli.sources import observe
-    from weft.dashboard.history import Run
 
     async with observe(source.ticket, transports, feed.take) as (observer, facts):
-        feed.history.run = Run(
+        feed.history.run = replace(
+            feed.history.run,
             name=facts.run,
             id=source.ticket.run,
             total_tokens=facts.total_tokens,
             tokens_per_step=facts.tokens_per_step,
-            num_parameters=feed.history.run.num_parameters,
         )
         print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
         await observer.watch()

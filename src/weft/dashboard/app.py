@@ -8,6 +8,7 @@ It answers GET alone: there is nothing to control. Who is not on this machine ne
 (`?token=`), then as a cookie. No asset is from another host, and the page may load none.
 """
 
+import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -117,8 +118,6 @@ def _bearer(request: Request) -> str | None:
 
 
 async def _pieces(feed: Feed, cursor: int) -> AsyncIterator[str]:
-    import asyncio
-
     yield "retry: 2000\n\n"
     while True:
         try:

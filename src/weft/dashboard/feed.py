@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.dashboard.history import History, Run
 from weft.events import Entry
-from weft.peer.public import public
+from weft.peer.public import public_entry
 
 TOGETHER_S = 0.25  # what comes within so long is one piece
 
@@ -21,24 +21,20 @@ class Feed:
 
     Args:
         is_public: leave out what strangers should not see.
-        is_live: more may come; else `finish` was called before anybody looks.
     """
 
-    def __init__(self, run: Run | None = None, *, is_public: bool = False, is_live: bool = True) -> None:
+    def __init__(self, run: Run | None = None, *, is_public: bool = False) -> None:
         self.history = History(run)
         self.is_public = is_public
-        self.is_live = is_live
+        self.is_live = True  # more may come
         self._news = asyncio.Event()
 
     def take(self, entry: Entry) -> None:
         """Take an entry, on the event loop's thread."""
-        if self.is_public:
-            event = public(entry.event)
-            if event is None:
-                return
-            entry = Entry(v=entry.v, at=entry.at, peer=entry.peer, event=event)
-        self.history.take(entry)
-        self._wake()
+        told = public_entry(entry) if self.is_public else entry
+        if told is not None:
+            self.history.take(told)
+            self._wake()
 
     def finish(self) -> None:
         """Nothing more will come."""

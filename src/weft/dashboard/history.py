@@ -17,12 +17,12 @@ It does not know where entries come from, nor who is shown them.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from weft import cost
 from weft.dashboard.advice import advice_of
 from weft.dashboard.notable import notable
+from weft.dashboard.reckoned import ring_nbytes, smoothed_speed
 from weft.dashboard.severity import SEVERITIES, severity_of
 from weft.events import (
     ActEnacted,
@@ -64,7 +64,6 @@ LISTS = (
 )
 AWAY = {"gone", "left", "stopped", "finished", "silent"}
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
-_SMOOTHING = 0.2  # weight of the newest step in a peer's speed
 _UNTOLD = (StepDone, MemberProgress)  # too many to list, and each is in another list
 
 
@@ -247,7 +246,7 @@ class History:
         match entry.event:
             case PeerStarted(name=name, device=device, software=software, num_parameters=num, run=run):
                 self._call(entry.peer, name, device, software)
-                self.run = Run(**(asdict(self.run) | {"num_parameters": num, "id": self.run.id or run}))
+                self.run = replace(self.run, num_parameters=num, id=self.run.id or run)
                 self._state(own, at, own, "starting")
             case StepDone() as step:
                 self._step(own, at, step)
@@ -326,10 +325,7 @@ class History:
         self._state(of, at, own, printable(told.state))
 
     def _step(self, own: _Peer, at: float, step: StepDone) -> None:
-        speed = step.num_tokens / step.duration_s if step.duration_s > 0 else 0.0
-        own.tokens_per_s = (
-            speed if own.tokens_per_s == 0.0 else own.tokens_per_s + _SMOOTHING * (speed - own.tokens_per_s)
-        )
+        own.tokens_per_s = smoothed_speed(own.tokens_per_s, step)
         own.loss = step.loss
         if math.isfinite(step.loss):
             self._losses.append(step.loss)
@@ -344,7 +340,7 @@ class History:
         offered_to, offered = own.offered
         own.counted_tokens += offered if is_counted and offered_to == commit.round else 0
         self._moved_nbytes += commit.sent_nbytes + commit.received_nbytes
-        self._ring_nbytes += self._ring(commit)
+        self._ring_nbytes += ring_nbytes(commit, self.run.num_parameters, self.run.tokens_per_step)
         turn = [
             at,
             own.number,
@@ -378,15 +374,6 @@ class History:
             self._loss = sum(self._losses) / len(self._losses)
             self._add("train", [at, commit.committed_tokens, self._loss])
             self._losses.clear()
-
-    def _ring(self, commit: RoundCommitted) -> int:
-        """Return the bytes, both ways, that one peer would have moved with ring DDP for the tokens of a round."""
-        num_peers, run = len(commit.contributors) + commit.num_through, self.run
-        if not (num_peers and run.tokens_per_step and run.num_parameters):
-            return 0
-        num_steps = round(commit.tokens / (num_peers * run.tokens_per_step))
-        traffic = cost.ring_ddp_traffic(run.num_parameters, num_peers, num_steps)
-        return traffic.sent_nbytes + traffic.received_nbytes
 
 
 def _finite(number: float | None) -> float | None:

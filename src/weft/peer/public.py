@@ -19,6 +19,7 @@ from weft.events import (
     CheckpointFailed,
     CheckpointSaved,
     ConnectionDropped,
+    Entry,
     Event,
     LinkUp,
     Sampled,
@@ -60,6 +61,12 @@ def public(event: E) -> E | None:
         if name not in changes:
             changes[name] = _without_places(getattr(event, name))
     return msgspec.structs.replace(event, **changes) if changes else event
+
+
+def public_entry(entry: Entry) -> Entry | None:
+    """Return an entry as watchers may have it; None: they may not."""
+    event = public(entry.event)
+    return None if event is None else msgspec.structs.replace(entry, event=event)
 
 
 def scrubbed(text: str) -> str:
