@@ -240,6 +240,30 @@ def test_where_members_exchange_another_codec_holds_from_the_round_after(make_sw
     swarm.check()
 
 
+@pytest.mark.parametrize(
+    "deed", [Amend(reason="enough", tokens=1), Succeed(run=RunId("5e" * 32), is_at_once=True, reason="")]
+)
+def test_a_run_of_neighbours_that_is_ended_in_an_exchange_ends_with_a_mean(
+    make_swarm: MakeSwarm, deed: AnyDeed
+) -> None:
+    swarm = make_swarm(num_rounds=40, stewards=BOTH, method=GOSSIP["choco"])
+
+    async def scenario() -> None:
+        a, *_ = members = await swarm.start("abcd")
+        await swarm.round(a, 1)
+        await act(swarm, a, deed)
+        outcomes = await swarm.done(*members)
+        one_replica(outcomes)
+        (enacted,) = a.life.seen(ActEnacted)
+        assert enacted.round % 5, "the round was a mean"
+        assert {outcome.reason for outcome in outcomes} == {"complete"}
+        assert outcomes[0].round == enacted.round + 1
+        assert {(local.peer._trainer.local() - a.peer.replica.outer).abs().max().item() for local in members} == {0.0}
+
+    swarm.run(scenario)
+    swarm.check()
+
+
 def test_a_run_that_is_told_to_train_on_less_is_complete_sooner(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=40, stewards=BOTH)
 

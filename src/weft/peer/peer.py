@@ -321,10 +321,9 @@ class Peer:
         except PeerError as error:
             await self._enter_anew(rounds, manifest, str(error), is_counted)
             return
-        is_doubtful = False
         is_opening = self._replica.head is not None and self._replica.head.branch != manifest.branch
+        is_doubtful = is_opening and self._groups.is_in_doubt(manifest)
         if is_opening:
-            is_doubtful = self._groups.is_in_doubt(manifest)
             await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
         step, is_in_there = partial(self._replica.apply, manifest, results), is_counted or is_doubtful
@@ -394,9 +393,11 @@ class Peer:
     # --- the end ---
 
     def _is_complete(self) -> bool:
+        """Whether all is trained, or another run goes on. The last round is a mean, also where an act ends the run."""
         head = self._replica.head
-        is_all_trained = head is not None and head.committed_tokens >= self._replica.charter.settings.tokens
-        return is_all_trained or self._replica.charter.has_ended
+        if head is None or head.is_gossip:
+            return False
+        return head.committed_tokens >= self._replica.charter.settings.tokens or self._replica.charter.has_ended
 
     async def _finish(self) -> Outcome:
         is_complete = self._is_complete()

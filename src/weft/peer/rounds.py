@@ -343,6 +343,7 @@ class Rounds:
         plan = self._state.plan
         self._carry_out(outputs)
         if plan != before.plan and self._state is not None and self._state.plan == plan:
+            self.timers.note_planned(leads=self._leads())
             self.hearing.plan_came(self._state)
         self._gathering.check()
 
@@ -399,10 +400,11 @@ class Rounds:
         # Also a legacy was what this peer offered: its own work was not, and is late.
         if counted_of(manifest, self._node.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
-        self.timers.note_decided(each.peer for each in manifest.contributions)
-        self._memory.keep(self.timers.measured)
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.standing.statuses)
+        counted = (each.peer for each in manifest.contributions)
+        self.timers.note_decided(counted, is_whole=set(absent) <= set(base.resting))
+        self._memory.keep(self.timers.measured)
         taken = self.merging.taken(base, manifest) if manifest.is_gossip else {}
         if manifest.tuned is not None or manifest.acts:
             self.timers.forget()
@@ -413,9 +415,8 @@ class Rounds:
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.standing.statuses.pop(peer, None)
-        self.decided.put_nowait(
-            Decided(manifest, absent, fate, taken, takes_from(base, self._node.peer) if taken else {})
-        )
+        weights = takes_from(base, self._node.peer) if taken else {}
+        self.decided.put_nowait(Decided(manifest, absent, fate, taken, weights))
         self.on_decided(certificate)
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()

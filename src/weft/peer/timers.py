@@ -38,6 +38,8 @@ class Timers:
         self._announced_at: float | None = None  # by this peer
         self._quorum_at: float | None = None  # since when the leader could go on
         self._gathering_s = 0.0  # leader: how long a quorum's payloads took to arrive
+        self._gathered_at: float | None = None  # leader: the last payload that it counts
+        self._idle_s: float | None = None  # leader: from then to its plan, in which it waited for who was late
         self._began_at = clock.now()  # the present round
         self._worked_s: float | None = None  # in inner steps of it
         self._apart_s = 0.0  # with what is no part of it
@@ -59,6 +61,7 @@ class Timers:
         self._began_at = self._clock.now()
         self._all_ready_at = {}
         self._announced_at, self._ready_at, self._quorum_at, self._gathering_s = None, None, None, 0.0
+        self._gathered_at, self._idle_s = None, None
         self._worked_s, self._apart_s = None, 0.0
         self._watched.clear()
 
@@ -73,6 +76,16 @@ class Timers:
     def note_gathering(self, took_s: float) -> None:
         """A quorum's payloads have taken so long to arrive: the others' may take half as long more."""
         self._gathering_s = took_s
+        self._gathered_at = self._clock.now()
+
+    def note_planned(self, *, leads: bool) -> None:
+        """There is a plan of the round.
+
+        Args:
+            leads: it is this peer's.
+        """
+        if leads and self._idle_s is None:
+            self._idle_s = 0.0 if self._gathered_at is None else self._clock.now() - self._gathered_at
 
     def note_worked(self, took_s: float) -> None:
         """This peer's inner steps of the present round took so long."""
@@ -98,16 +111,19 @@ class Timers:
         """Whether half of a grace has passed since a quorum was ready: what remains is for encoding and links."""
         return self._quorum_at is not None and self._clock.now() - self._quorum_at >= deadline_s(self._graces_s) / 2
 
-    def note_decided(self, counted: Iterable[PeerId]) -> None:
+    def note_decided(self, counted: Iterable[PeerId], *, is_whole: bool) -> None:
         """The round is decided.
 
         Args:
             counted: who; of others nobody has waited for the announcement.
+            is_whole: nobody who was leased something is missing. Else only the leader knows how long it waited.
         """
-        if self._announced_at is not None and self._worked_s is not None:
+        is_known = is_whole or self._idle_s is not None
+        if is_known and self._announced_at is not None and self._worked_s is not None:
             ready_at = max((self._all_ready_at.get(peer, 0.0) for peer in counted), default=0.0)
             before_s = self._announced_at - self._began_at - self._apart_s - self._worked_s
-            waited_s = max(before_s, 0.0) + self._clock.now() - max(self._announced_at, ready_at)
+            after_s = self._clock.now() - max(self._announced_at, ready_at) - (self._idle_s or 0.0)
+            waited_s = max(before_s, 0.0) + max(after_s, 0.0)
             self._seen = [*self._seen, (waited_s, self._worked_s)][-NUM_REMEMBERED:]
         if self._quorum_at is None or self._ready_at is None:
             return

@@ -108,7 +108,9 @@ def is_lost(error: BaseException) -> bool:
 def _breaking() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
         reason = str(error).strip().split("\n")[0].split(". ")[0][:300]  # what follows is advice about other programs
         raise SiteBroken(
             f"the processes of this site have lost each other: {reason}. One has ended, or the network between them "

@@ -153,6 +153,8 @@ def _dispatch(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     vectors, numbers = list[SiteVector](), list[float]()
     for each in args:
         if isinstance(each, Tensor) and each.dim():
+            if numbers:  # an order holds the vectors first
+                raise first.refused(f"{name} of a number with one")
             vectors.append(each if isinstance(each, SiteVector) else spread(site, each))
         elif each is not False:  # of copy_: whether it may end later
             numbers.append(float(each))

@@ -64,7 +64,7 @@ def test_deadlines_are_as_long_as_they_were() -> None:
             timers.note_ready(A)
             timers.note_quorum()
             await asyncio.sleep(10)
-            timers.note_decided([A])
+            timers.note_decided([A], is_whole=True)
         assert timers.measured == Measured(graces_s=(0.0,) * NUM_REMEMBERED, latencies_s=(10.0,) * NUM_REMEMBERED)
 
     clock.run(scenario())

@@ -2,13 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from weft.clock import VirtualClock
 from weft.ids import Attempt, PeerId
 from weft.peer.timers import SLACK, Timers
 from weft.sync.deadline import FIRST_S
 from weft.sync.tuning import NUM_SEEN, Seen
 
-A, B = PeerId("a"), PeerId("b")
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
 def test_deadlines_follow_what_rounds_took() -> None:
@@ -28,7 +30,7 @@ def test_deadlines_follow_what_rounds_took() -> None:
             await asyncio.sleep(4)
             timers.note_ready(A)
             await asyncio.sleep(3)
-            timers.note_decided([A])
+            timers.note_decided([A], is_whole=True)
         timers.begin()
         at = clock.now()
         expired.clear()
@@ -57,7 +59,7 @@ def test_who_is_late_is_hurried_when_half_of_the_time_for_it_is_over() -> None:
             timers.set("progress", Attempt(0))
             await asyncio.sleep(took_s)
             timers.note_ready(A)
-            timers.note_decided([A])
+            timers.note_decided([A], is_whole=True)
         timers.begin()
         timers.note_ready(A)
         await asyncio.sleep(1000)
@@ -89,28 +91,57 @@ def test_a_round_that_begins_or_ends_stops_the_timers_of_the_one_before() -> Non
     assert expired == []
 
 
-def test_who_is_announced_when_others_are_planned_says_nothing_about_what_rounds_take() -> None:
+async def play(timers: Timers, worked_s: float, *, is_late: bool, leads: bool) -> None:
+    """A round of which 4.75 s are waiting; with a straggler the leader waits 6 s more, in vain."""
+    timers.begin()
+    await asyncio.sleep(0.5)  # results come
+    await asyncio.sleep(100)
+    timers.note_apart(100)  # it evaluates
+    await asyncio.sleep(worked_s)
+    timers.note_worked(worked_s)
+    await asyncio.sleep(0.25)  # it encodes
+    timers.note_announced()
+    timers.note_ready(B)
+    await asyncio.sleep(1)
+    timers.note_ready(A)
+    await asyncio.sleep(2)
+    if leads:
+        timers.note_gathering(2)
+    if is_late:
+        await asyncio.sleep(6)
+    timers.note_planned(leads=leads)
+    await asyncio.sleep(1)
+    timers.note_planned(leads=leads)  # anew, without an owner
+    timers.note_ready(C)  # too late to be counted
+    await asyncio.sleep(1)
+    timers.note_decided([A, B], is_whole=not is_late)
+
+
+@pytest.mark.parametrize(("is_late", "leads"), [(False, False), (False, True), (True, True)])
+def test_evaluating_and_waiting_for_others_inner_steps_are_no_share_of_what_a_round_waits(
+    is_late: bool, leads: bool
+) -> None:
     clock = VirtualClock()
 
     async def scenario() -> None:
         timers = Timers(clock, lambda _timer, _attempt: None)
         for number in range(NUM_SEEN):
             assert timers.seen is None
-            timers.begin()
-            await asyncio.sleep(0.5)  # results come
-            await asyncio.sleep(100)
-            timers.note_apart(100)  # it evaluates
-            await asyncio.sleep(10 + number)
-            timers.note_worked(10 + number)
-            await asyncio.sleep(0.25)  # it encodes
-            timers.note_announced()
-            await asyncio.sleep(1)
-            timers.note_ready(A)
-            await asyncio.sleep(4)
-            timers.note_ready(B)  # too late to be counted
-            timers.note_decided([A])
+            await play(timers, 10.0 + number, is_late=is_late, leads=leads)
         assert timers.seen == Seen(waited_s=4.75, worked_s=11.0)
         timers.forget()
+        assert timers.seen is None
+
+    clock.run(scenario())
+
+
+def test_only_the_leader_knows_how_long_it_waited_for_who_was_late() -> None:
+    clock = VirtualClock()
+
+    async def scenario() -> None:
+        timers = Timers(clock, lambda _timer, _attempt: None)
+        for _ in range(NUM_SEEN):
+            await play(timers, 10.0, is_late=True, leads=False)
         assert timers.seen is None
 
     clock.run(scenario())

@@ -75,7 +75,8 @@ def check_arithmetic(site: Site) -> None:
     copy.mul_(0.5).add_(b)
     assert is_same(copy, b.clone().sub_(a, alpha=2.0).mul_(0.5).add_(b))
     assert is_same(there, a)
-    for refused in (lambda: there[3:5], lambda: there.sum(), lambda: there.sqrt()):
+    number = torch.tensor(1.0)
+    for refused in (lambda: there[3:5], lambda: there.sum(), lambda: there.sqrt(), lambda: number - there):
         try:
             refused()
         except NotImplementedError as error:
