@@ -36,7 +36,7 @@ class WeftCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_kwargs: object
     ) -> TrainerControl:
-        num_samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        num_samples = args.train_batch_size * args.gradient_accumulation_steps  # of all GPUs of this process
         loss = state.log_history[-1].get("loss") if state.log_history else None
         if not self.sync.step(num_samples, loss):
             control.should_training_stop = True

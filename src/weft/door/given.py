@@ -79,13 +79,16 @@ def whole(num_samples: Any) -> int:
     """Return it as a number, from whatever counts samples.
 
     Raises:
-        ConfigError: it counts nothing.
+        ConfigError: it counts nothing, or not whole ones.
     """
     try:
-        return int(num_samples)
+        number = int(num_samples)
+        if number == num_samples:
+            return number
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        what = f"num_samples is {num_samples!r:.80}, of type {type(num_samples).__name__}"
-        raise ConfigError(f"step: {what}. Allowed: a whole number, or None.") from None
+        pass
+    what = f"num_samples is {num_samples!r:.80}, of type {type(num_samples).__name__}"
+    raise ConfigError(f"step: {what}. Allowed: a whole number, or None.")
 
 
 def shown(loss: float | Tensor | None) -> float:

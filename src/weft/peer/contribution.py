@@ -252,7 +252,7 @@ class Carry:
         apply()
         if before is not None:  # another state
             position = leased + (outer - before)
-            self.mixing.lose()
+            self.mixing.lose(position)
         elif met is not None:
             is_sent = is_counted and met.is_known
             sent = encoded.payload[0].encoded if encoded is not None and is_sent else None
@@ -371,7 +371,8 @@ class Carry:
         self._encoded, self._error = None, kept.get("error")
         self._gradient = kept.get("gradient")
         self._gradient_tokens = 0 if self._gradient is None else self.tokens
+        local = kept.get("local", self._replica.outer)
         if self.mixing.is_wanted:
-            self.mixing.lose()
-        self._trainer.set_local(kept.get("local", self._replica.outer))
+            self.mixing.lose(local if self._mark is None else self._mark)
+        self._trainer.set_local(local)
         self._trainer.set_anchor(self._replica.outer)

@@ -5,8 +5,9 @@
     mean, counted           they become the mean over all, which are the outer parameters
     mean, not counted       they stay
 
-What a gossip round needs of earlier ones is kept in memory only. A peer that lacks some of it brings nothing to such
-rounds until the next mean, from which all begin anew.
+What a gossip round needs of earlier ones is kept in memory only. Who lacks copies of its neighbours (`choco`) brings
+nothing to such rounds until the next mean, from which all begin anew; who lacks slow parameters and momentum (`noloco`)
+begins with those where it stands, and no momentum.
 
 It does not know rounds' outcomes, nor how payloads travel.
 """
@@ -114,10 +115,10 @@ class Mixing:
         outer = self._replica.outer
         self.distance = float((local - outer).norm() / outer.norm().clamp_min(1e-30))
 
-    def lose(self) -> None:
-        """Know of no gossip round: this peer has taken over another state, or goes on with one of before."""
+    def lose(self, local: Float32[Tensor, " num"]) -> None:
+        """Know of no gossip round: this peer has taken over another state, or goes on from where it stood before."""
         head = self._replica.head
-        self._state = self._gossip().anew(self._replica.outer, {}, is_counted=False)
+        self._state = self._gossip().anew(local, {}, is_counted=False)
         self._is_in_step = head is None or not head.is_gossip
 
     def _theirs(self, met: Met, codec: Codec, num: int) -> Iterator[Neighbour]:

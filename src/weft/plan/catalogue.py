@@ -121,7 +121,7 @@ CATALOGUE = (
         config=DiLoCoConfig(),
         codec="int8",
         apply="SGD-Nesterov",
-        tolerates="links that bear a quarter of that; who dies costs its inner steps since the last round",
+        tolerates="links that bear half of that; who dies costs its inner steps since the last round",
         pick="nothing speaks for another: the default",
         source="Douillard et al., 2311.08105, algorithm 1",
     ),

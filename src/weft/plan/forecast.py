@@ -279,7 +279,9 @@ def _penalty(question: Question) -> Penalty | None:
         return NONE
     if not isinstance(choices.apply, NesterovConfig):
         return None
-    return penalty(question.num_parameters, question.num_peers, choices.every, question.train.tokens)
+    return penalty(
+        question.num_parameters, question.num_peers, choices.every * choices.fragments, question.train.tokens
+    )
 
 
 # --- memory ---

@@ -104,6 +104,8 @@ class Bench(Config, frozen=True, kw_only=True):
         if (self.steps is None) == (self.tokens is None):
             raise ValueError("a plan needs either steps, of each peer, or tokens, of all together.")
         Scenario(run=self.run, kind=self.kind)  # machines that none could have are refused in its words
+        if late := [kind.name for kind in self.kind if kind.joins_at_s or kind.joins_over_s]:
+            raise ValueError(f"kind {late[0]}: all machines of a plan are there from the start; leave joins_* out.")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Gossip(Protocol):
         """Return what a member keeps once a mean over all is made.
 
         Args:
-            outer: that mean, or the parameters that a run begins with.
+            outer: that mean, or the parameters that a run begins with, or a member that knows no round.
             state: as `mixed` left it where the member is counted in the mean; else as it was.
         """
         ...

@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from unit.cli.small import Weft
@@ -11,10 +12,10 @@ from unit.sim.test_bench_log import LINE
 from unit.sim.test_bench_point import tasks
 from weft.cli.bench import side_by_side
 from weft.errors import DataError
+from weft.sim import bench_point
 from weft.sim.bench_log import BenchLine, BenchLog, held
 from weft.sim.bench_point import Task
 
-LATE = '[[kind]]\nname = "late"\njoins_at_s = 1e6\n'  # the run has ended by then
 OTHER = '[[row]]\nname = "broken"\nmethod = { type = "fedavg", every = 3 }\n'
 
 
@@ -49,8 +50,16 @@ def test_a_point_that_failed_is_named_and_played_again(weft: Weft, tmp_path: Pat
     assert [line.outcome for line in BenchLog(log).lines.values()] == ["complete"]
 
 
-def test_a_plan_whose_points_fail_ends_with_a_code_of_its_own(weft: Weft, tmp_path: Path) -> None:
-    plan, out = write(tmp_path, PLAN.replace("[[row]]", LATE + "[[row]]", 1)), tmp_path / "out"
+def test_a_plan_whose_points_fail_ends_with_a_code_of_its_own(
+    weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, out = write(tmp_path), tmp_path / "out"
+
+    def measure(task: Task) -> BenchLine:
+        outcome = "failed: it never came"
+        return msgspec.structs.replace(LINE, digest=task.name, row=task.point.row, grid="{}", outcome=outcome)
+
+    monkeypatch.setattr(bench_point, "measure", measure)
     arguments = ("bench", "methods", plan, "--out", out, "--only", "ddp", "--no-plot")
     for _ in range(2):
         answer = weft(*arguments)

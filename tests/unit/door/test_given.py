@@ -77,6 +77,8 @@ def test_samples_and_losses_are_numbers_of_any_kind() -> None:
         shown("low")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="num_samples is 'four', of type str"):
         whole("four")
+    with pytest.raises(ConfigError, match=r"num_samples is 3\.7, of type float\. Allowed: a whole number"):
+        whole(3.7)
 
 
 def test_one_rank_of_several_is_refused_and_one_of_one_is_taken(

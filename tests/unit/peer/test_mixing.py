@@ -263,6 +263,23 @@ def test_who_takes_over_another_state_keeps_its_distance(tmp_path: Path) -> None
     assert carry.tokens == 8 * tiny.SEQ_LEN
 
 
+def test_who_is_restarted_between_means_brings_no_move_that_others_have_had(tmp_path: Path) -> None:
+    run = of(NoLoCoConfig(codec=Fp32Config()))
+    carry, replica, trainer = carry_of(run, tmp_path)
+    carry.add_steps(trainer.train(np.arange(8), 0, 1))
+    vectors, counters = {name: each.clone() for name, each in carry.vectors().items()}, carry.counters()
+    num = replica.outer.numel()
+    before = trainer.local().clone()
+
+    again, _, other = carry_of(run, tmp_path)
+    again.load(vectors, counters)
+    other.train(np.arange(8, 16), 0, 1)
+    (part,) = again.encode((range(num),), 1, is_gossip=True)
+    sent = build(Fp32Config()).decode(part.encoded, 2 * num)
+    torch.testing.assert_close(sent[:num], before - other.local(), rtol=0, atol=0)
+    torch.testing.assert_close(sent[num:], replica.outer - before, rtol=0, atol=0)
+
+
 def test_what_was_made_ahead_keeps_its_distance(tmp_path: Path) -> None:
     carry, _, trainer = carry_of(of(DPsgdConfig(codec=Fp32Config())), tmp_path)
     carry.add_steps(trainer.train(np.arange(8), 0, 1))

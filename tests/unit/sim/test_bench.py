@@ -18,6 +18,8 @@ from weft.sync.schedule import CosineConfig, WsdConfig
 
 COSINE = 'type = "cosine"\ntotal_tokens = 320'
 
+LATE = '[[kind]]\nname = "late"\njoins_at_s = 1e6\n'
+
 
 def sealed(points: Sequence[Point], folder: Path) -> dict[int, RunConfig]:
     return {
@@ -120,6 +122,7 @@ def test_a_row_that_would_train_on_something_else_is_refused(tmp_path: Path, fie
             PLAN.replace("count = 2", "count = 2\njoins_at_s = 1.0"),
             "the first peer makes the run, so its joins_at_s is 0",
         ),
+        (PLAN.replace("[[row]]", LATE + "[[row]]", 1), "kind late: all machines of a plan are there from the start"),
         (PLAN.replace("[[row]]", '[[kind]]\nname = "peer-1"\n[[row]]', 1), "two machines are called peer-1"),
     ],
 )
