@@ -97,16 +97,14 @@ def low_rank_rows(vector: Tensor, shapes: tuple[tuple[int, ...], ...], turns: in
     fractions, _ = speeds(vector, dict(acts), turns)
     rows: list[list[object]] = []
     for name, make in makes.items():
-        per_step = 2 if name.startswith("weft") else 1  # our rounds take one half of theirs
         plain, fed = make(False), make(True)
         errors, total = [], torch.zeros_like(vector)
         for step in range(1, 17):
-            for _ in range(per_step):
-                found = plain()
-                total += fed()
+            found = plain()
+            total += fed()
             if step in (1, 4, 16):
                 errors.append(error(found, vector))
-        mean = total / (16 * per_step)
+        mean = total / 16
         rows.append([name, 32 * acts[name].num_sent / vector.numel(), *errors, error(mean, vector), fractions[name]])
     return rows
 

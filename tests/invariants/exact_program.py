@@ -167,6 +167,7 @@ def main() -> None:
         "sparseloco": rounds(SparseLoCoConfig(), device),
         "demo": rounds(DeMoConfig(), device),
         "powersgd": rounds(PowerSgdConfig(), device),
+        "powersgd by turns": rounds(PowerSgdConfig(factors="by_turns"), device),
         "async-diloco": rounds(AsyncDiLoCoConfig(delay=2), device),
         "streaming": rounds_with_errors(StreamingConfig(), device),
         "cocktail": rounds_with_errors(CocktailConfig(), device),

@@ -106,7 +106,7 @@ ALLOWED_METHODS = {
     # our own: their arithmetic is in the files read here
     *("encode", "decode", "nbytes", "_empty", "_decode", "_accumulate", "_split", "_pieces", "_bytes_of", "_places"),
     *("quantize", "spread", "factors", "last_up_to", "merged", "add", "result"),
-    *("forward", "inverse", "_moved", "_pairs", "_transformed", "_factor", "_left", "_right", "num_sent"),
+    *("forward", "inverse", "_moved", "_pairs", "_transformed", "_has_p", "_has_q", "_left", "_right", "num_sent"),
     *("_num_after", "sections", "read", "write", "room", "num_kept", "_num_of"),
     *("take", "put", "fragment"),
     *("to_bits", "to_places", "_to_bits", "_to_places", "to_counts", "_named", "_where", "_most_bits", "up_to"),
@@ -123,6 +123,7 @@ ALLOWED_MODULES = {
 FORBIDDEN_BUILTINS = {"sum", "pow", "divmod", "round"}
 ALLOWED_SUMS = {  # integers
     "sum(shares)",
+    "sum(shape)",
     "sum((_TILE * math.prod(_tiles(shape)) for shape in self._shapes))",
     "sum((len(here) for here in self._pieces(num)))",
     "sum(map(len, self._whole))",
@@ -292,7 +293,8 @@ GOLDEN = {
     "gradient, sgd": "6ad488649930e9e2",
     "sparseloco": "19b8e6bd494bee1c",
     "demo": "910ec25770fe33ce",
-    "powersgd": "0747f53dcb4f57eb",
+    "powersgd": "9244892e826db37e",
+    "powersgd by turns": "0747f53dcb4f57eb",
     "async-diloco": "080556f77b53b121",
     "streaming": "15b400b8912b44c9",
     "cocktail": "8831cc02994357d0",

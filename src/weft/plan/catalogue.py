@@ -95,11 +95,11 @@ CATALOGUE = (
     ),
     Entry(
         config=PowerSgdConfig(),
-        codec="4 directions of each matrix, bf16, feedback",
+        codec="4 directions of either side of each matrix, bf16, feedback",
         apply="the inner optimizer, on all alike",
         tolerates="thin links without much delay: one round each step",
         pick="every step must be synchronised and the line is too thin for ddp",
-        source="Vogels et al., 1905.13727, by turns as in Zhang et al., ICDCS 2023, algorithm 1",
+        source="Vogels et al., 1905.13727; by turns: Zhang et al., ICDCS 2023, algorithm 1",
     ),
     Entry(
         config=DeMoConfig(),

@@ -140,10 +140,18 @@ ApplyConfig = (
 BasisName = Literal["flat", "tiles", "dct"]
 
 
+Rank = Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")]
+Factors = Annotated[
+    Literal["both", "by_turns"],
+    msgspec.Meta(description="which of a matrix's two factors a round sends: both, or one by turns, in half the bytes"),
+]
+
+
 class LowRankConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="low_rank"):
     """Of each matrix a few directions, which follow the largest ones of what is sent; the rest is kept as feedback."""
 
-    rank: Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")] = 4
+    rank: Rank = 4
+    factors: Factors = "both"
 
 
 Basis = Annotated[

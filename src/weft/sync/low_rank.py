@@ -1,13 +1,16 @@
-"""Each matrix by a few of its directions: P = M Q in one round, Q = M^T P in the next, of which peers take the mean.
+"""Each matrix by a few of its directions: P = M R and Q = M^T L, of which peers take the mean.
 
-    odd rounds     send M R          mean is taken as (mean M R) R^T        L = orthonormal basis of that mean
-    even rounds    send M^T L        mean is taken as L (mean M^T L)^T      R = orthonormal basis of that mean
+    both        send P and Q        mean M is taken as P R^T + L (Q^T - L^T P R^T)      L, R = bases of those means
+    by turns    odd rounds send P, mean M is taken as P R^T, L = basis of P;
+                even rounds send Q, mean M is taken as L Q^T, R = basis of Q
 
-L (height x rank) and R (width x rank) are replicated. Each round is one half of a step of subspace iteration, so over
-rounds they turn towards the largest directions of what is sent. What a round leaves of M is kept as feedback.
+L (height x rank) and R (width x rank) are orthonormal and replicated: those of the rounds before. So over rounds they
+turn towards the largest directions of what is sent. What a round leaves of M, (I - L L^T) M (I - R R^T) where both are
+sent, is kept as feedback.
 
-PowerSGD (Vogels et al., 1905.13727, algorithm 1) takes both halves in each step, which are two rounds one after the
-other. Taking them by turns halves the bytes and the waits: ACP-SGD (Zhang et al., ICDCS 2023, algorithm 1).
+PowerSGD (Vogels et al., 1905.13727, algorithm 1) sends P and then M^T times the basis of this very P: two rounds, one
+after the other, in each step. Here a step is one round. Both factors are its bytes; one by turns is half of them:
+ACP-SGD (Zhang et al., ICDCS 2023, algorithm 1). docs/measured.md has what each learns.
 
 Vectors and small matrices are sent whole. What all compute alike is computed by `codec.exact`.
 
@@ -37,7 +40,8 @@ class _Matrix:
     place: slice  # in the vector
     height: int
     width: int
-    sent: slice  # in what is sent
+    p: slice  # in what is sent: height x rank
+    q: slice
     left: slice  # in the state, flat: height x rank
     right: slice
 
@@ -52,16 +56,21 @@ class LowRank:
     is_orthonormal = False  # more goes in than comes out
 
     def __init__(self, config: LowRankConfig, shapes: Sequence[tuple[int, ...]]) -> None:
-        self._rank = config.rank
+        self._rank = rank = config.rank
+        self._has_turns = config.factors == "by_turns"
         self._matrices: list[_Matrix] = []
         self._whole: list[range] = []  # in the vector
         start = sent = left = right = 0
         for shape in shapes:
             stop = start + math.prod(shape)
-            if len(shape) == 2 and 2 * self._rank * max(shape) <= math.prod(shape):  # a matrix
+            num = rank * (max(shape, default=0) if self._has_turns else sum(shape))
+            if len(shape) == 2 and 2 * num <= math.prod(shape):  # a matrix
                 height, width = shape
-                ends = sent + self._rank * max(shape), left + self._rank * height, right + self._rank * width
-                here = (slice(sent, ends[0]), slice(left, ends[1]), slice(right, ends[2]))
+                ends = sent + num, left + rank * height, right + rank * width
+                p, q = slice(sent, sent + rank * height), slice(ends[0] - rank * width, ends[0])
+                if self._has_turns:
+                    q = slice(sent, sent + rank * width)
+                here = (p, q, slice(left, ends[1]), slice(right, ends[2]))
                 self._matrices.append(_Matrix(slice(start, stop), height, width, *here))
                 sent, left, right = ends
             else:
@@ -85,8 +94,10 @@ class LowRank:
         sent = torch.zeros(self.num_sent(vector.numel()))
         for matrix in self._matrices:
             m = vector[matrix.place].view(matrix.height, matrix.width)
-            factor = _product(m, self._right(state, matrix)) if round % 2 else _product(m.T, self._left(state, matrix))
-            sent[matrix.sent][: factor.numel()] = factor.view(-1)
+            if self._has_p(round):
+                sent[matrix.p] = _product(m, self._right(state, matrix)).view(-1)
+            if self._has_q(round):
+                sent[matrix.q] = _product(m.T, self._left(state, matrix)).view(-1)
         start = self._num_factors
         for here in self._pieces(vector.numel()):
             sent[start : start + len(here)] = vector[here.start : here.stop]
@@ -94,12 +105,17 @@ class LowRank:
         return sent
 
     def inverse(self, vector: Float32[Tensor, " num_sent"], state: State, round: int) -> Float32[Tensor, " num"]:
-        found = torch.empty(self._num_shaped + self._num_after(vector.numel()))
+        found = torch.zeros(self._num_shaped + self._num_after(vector.numel()))
         for matrix in self._matrices:
-            factor, other = self._factor(vector, matrix, round), self._right(state, matrix)
-            if not round % 2:
-                factor, other = self._left(state, matrix), factor
-            found[matrix.place] = _product(factor, other.T).view(-1)
+            left, right = self._left(state, matrix), self._right(state, matrix)
+            m = found[matrix.place].view(matrix.height, matrix.width)
+            p, q = vector[matrix.p].view(-1, self._rank), vector[matrix.q].view(-1, self._rank)
+            if self._has_p(round):
+                m.add_(_product(p, right.T))
+            if self._has_p(round) and self._has_q(round):
+                q = q - _product(right, _product(p.T, left))  # what P has said of it
+            if self._has_q(round):
+                m.add_(_product(left, q.T))
         start = self._num_factors
         for here in self._pieces(found.numel()):
             found[here.start : here.stop] = vector[start : start + len(here)]
@@ -109,13 +125,16 @@ class LowRank:
     def advance(self, vector: Float32[Tensor, " num_sent"], state: State, round: int) -> None:
         """Take up in `state` in which directions the mean of what was sent lies."""
         for matrix in self._matrices:
-            basis = orthonormal(self._factor(vector, matrix, round))
-            name, here = ("left", matrix.left) if round % 2 else ("right", matrix.right)
-            state[name][here] = basis.view(-1)
+            if self._has_p(round):
+                state["left"][matrix.left] = orthonormal(vector[matrix.p].view(-1, self._rank)).view(-1)
+            if self._has_q(round):
+                state["right"][matrix.right] = orthonormal(vector[matrix.q].view(-1, self._rank)).view(-1)
 
-    def _factor(self, vector: Tensor, matrix: _Matrix, round: int) -> Tensor:
-        height = matrix.height if round % 2 else matrix.width
-        return vector[matrix.sent][: height * self._rank].view(height, self._rank)
+    def _has_p(self, round: int) -> bool:
+        return not self._has_turns or bool(round % 2)
+
+    def _has_q(self, round: int) -> bool:
+        return not self._has_turns or not round % 2
 
     def _left(self, state: State, matrix: _Matrix) -> Tensor:
         return state["left"][matrix.left].view(matrix.height, self._rank)

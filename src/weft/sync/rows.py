@@ -33,6 +33,7 @@ from weft.sync.choices import (
     Degree,
     DelayedNesterovConfig,
     Every,
+    Factors,
     Fragments,
     GraphConfig,
     InnerConfig,
@@ -48,6 +49,7 @@ from weft.sync.choices import (
     PairNesterovConfig,
     Proximal,
     Pull,
+    Rank,
     ReplyDecay,
     SgdConfig,
     SignSgdConfig,
@@ -140,7 +142,8 @@ class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag=
 class PowerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="powersgd"):
     """Every step, a few directions of the mean gradient's matrices, applied by the inner optimizer on every member."""
 
-    rank: Annotated[int, msgspec.Meta(ge=1, le=1024, description="directions of each matrix that are sent")] = 4
+    rank: Rank = 4
+    factors: Factors = "both"
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None
     feedback: Decay = 1.0
@@ -241,7 +244,7 @@ def spell_out(config: MethodConfig, num_peers: int) -> Choices:
                 apply=InnerConfig(),
                 codec=config.codec,
                 reply_codec=config.reply_codec,
-                basis=LowRankConfig(rank=config.rank),
+                basis=LowRankConfig(rank=config.rank, factors=config.factors),
                 feedback=config.feedback,
             )
         case FedAvgConfig():

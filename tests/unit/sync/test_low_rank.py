@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 from weft.errors import ConfigError
-from weft.sync.choices import Choices, LowRankConfig, SgdConfig
+from weft.sync.choices import Choices, Factors, LowRankConfig, SgdConfig
 from weft.sync.low_rank import LowRank, orthonormal
 
 SHAPES = ((40, 60), (7,), (30, 30), (3, 50))  # the last one is too small to gain anything
+BOTH_WAYS = pytest.mark.parametrize("factors", ["both", "by_turns"])
 NUM = 40 * 60 + 7 + 30 * 30 + 150 + 11
 
 
@@ -20,9 +21,10 @@ def of_rank(height: int, width: int, rank: int) -> Tensor:
     return numbers(height * rank, 1).view(height, rank) @ numbers(rank * width, 2).view(rank, width)
 
 
-def test_much_less_is_sent_and_what_has_no_directions_as_it_is() -> None:
-    basis = LowRank(LowRankConfig(rank=2), SHAPES)
-    assert basis.num_sent(NUM) == 2 * 60 + 2 * 30 + 7 + 150 + 11
+@pytest.mark.parametrize(("factors", "num"), [("both", 2 * 100 + 2 * 60), ("by_turns", 2 * 60 + 2 * 30)])
+def test_much_less_is_sent_and_what_has_no_directions_as_it_is(factors: Factors, num: int) -> None:
+    basis = LowRank(LowRankConfig(rank=2, factors=factors), SHAPES)
+    assert basis.num_sent(NUM) == num + 7 + 150 + 11
     vector = numbers(NUM)
     state = basis.init()
     for round in (1, 2):
@@ -31,8 +33,9 @@ def test_much_less_is_sent_and_what_has_no_directions_as_it_is() -> None:
             assert torch.equal(back[whole], vector[whole])
 
 
-def test_a_matrix_of_that_rank_is_found_after_a_turn_each() -> None:
-    basis = LowRank(LowRankConfig(rank=2), SHAPES)
+@BOTH_WAYS
+def test_a_matrix_of_that_rank_is_found_after_a_turn_each(factors: Factors) -> None:
+    basis = LowRank(LowRankConfig(rank=2, factors=factors), SHAPES)
     vector, state = torch.zeros(NUM), basis.init()
     vector[:2400] = of_rank(40, 60, 2).flatten()
     left = []
@@ -45,8 +48,9 @@ def test_a_matrix_of_that_rank_is_found_after_a_turn_each() -> None:
     assert left[2] < 1e-4
 
 
-def test_what_is_let_through_is_a_projection() -> None:
-    basis, vector = LowRank(LowRankConfig(rank=3), SHAPES), numbers(NUM)
+@BOTH_WAYS
+def test_what_is_let_through_is_a_projection(factors: Factors) -> None:
+    basis, vector = LowRank(LowRankConfig(rank=3, factors=factors), SHAPES), numbers(NUM)
     state = basis.init()
     for round in (1, 2):
         once = basis.inverse(basis.forward(vector, state, round), state, round)

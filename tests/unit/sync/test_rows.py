@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.codec import Fp32Config, TopKConfig
 from weft.ids import Round
 from weft.sync.basis import Shapes
-from weft.sync.choices import AdamWConfig, Choices, LowRankConfig, SgdConfig
+from weft.sync.choices import AdamWConfig, Choices, Factors, LowRankConfig, SgdConfig
 from weft.sync.coding import coding_in, reply_codec_in
 from weft.sync.method import Method
 from weft.sync.outer import State, StepContext
@@ -188,8 +188,9 @@ def test_demos_replies_have_room_for_all_that_is_sent() -> None:
     assert float((dense - sparse).abs().gt(1e-6).float().mean()) < 0.05
 
 
-def acp_sgd(gradient: Train, shapes: Shapes, rank: int, start: State) -> Tensor:
-    """ACP-SGD, algorithm 1, by its notation, beside SGD: matrices by turns, the rest as it is."""
+def acp_sgd(gradient: Train, shapes: Shapes, rank: int, start: State, *, has_both: bool) -> Tensor:
+    """ACP-SGD, algorithm 1, by its notation, beside SGD: matrices by turns, the rest as it is. Or both turns at once:
+    what P leaves of M, Q takes; (I - P P^T) M (I - Q Q^T) is the error."""
     theta, r = torch.zeros(NUM, dtype=torch.float64), rank
     places, at = [], [0, 0, 0]
     for shape in shapes:
@@ -208,7 +209,13 @@ def acp_sgd(gradient: Train, shapes: Shapes, rank: int, start: State) -> Tensor:
             e[i] = torch.zeros(NUM, dtype=torch.float64)
         for number, (here, n, m) in enumerate(places):
             matrices = [each[here].view(n, m) for each in whole]
-            if t % 2:
+            if has_both:
+                ps, qs = [x @ q[number] for x in matrices], [x.T @ p[number] for x in matrices]
+                on_p, on_q = p[number] @ p[number].T, q[number] @ q[number].T
+                approx = [x - (torch.eye(n) - on_p) @ x @ (torch.eye(m) - on_q) for x in matrices]
+                hat = sum(approx) / PEERS
+                p[number], q[number] = (torch.linalg.qr(sum(each) / PEERS)[0] for each in (ps, qs))
+            elif t % 2:
                 factors = [x @ q[number] for x in matrices]
                 approx = [f @ q[number].T for f in factors]
                 hat = sum(factors) / PEERS @ q[number].T
@@ -225,17 +232,19 @@ def acp_sgd(gradient: Train, shapes: Shapes, rank: int, start: State) -> Tensor:
     return theta.float()
 
 
-def test_powersgd_by_turns_is_its_paper() -> None:
+@pytest.mark.parametrize("factors", ["both", "by_turns"])
+def test_powersgd_is_its_paper_by_turns_or_both_at_once(factors: Factors) -> None:
     choices = Choices(
         every=1,
         send="gradient",
         apply=SgdConfig(lr=0.3),
         codec=Fp32Config(),
-        basis=LowRankConfig(rank=3),
+        basis=LowRankConfig(rank=3, factors=factors),
         feedback=1.0,
     )
     shapes = ((64, 96), (40, 30))
     start = Method(choices, AdamWConfig(), shapes).init(NUM)
-    found, wanted = row(choices, smooth_gradient, shapes), acp_sgd(smooth_gradient, shapes, 3, start)
+    found = row(choices, smooth_gradient, shapes)
+    wanted = acp_sgd(smooth_gradient, shapes, 3, start, has_both=factors == "both")
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
     assert float(wanted.abs().max()) > 0.1
