@@ -243,6 +243,8 @@ class RoundCommitted(Event, frozen=True, kw_only=True):
     duration_s: float  # from this peer's payload to its outer step
     work_s: float  # inner steps before it
     distance: float | None = None  # of who exchanges with neighbours, to the mean just made, in lengths of the mean
+    leader: PeerId | None = None
+    contributed: tuple[Tokens, ...] = ()  # of each contributor, in their order
 
 
 class RoundMissed(Event, frozen=True, kw_only=True):

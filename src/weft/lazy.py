@@ -1,6 +1,7 @@
 """Names of the package that are looked up where they are first used: `import weft` loads neither torch nor a network.
 
     weft.Sync, weft.SyncConfig, weft.Machine, weft.extend        docs/library.md
+    weft.train, weft.Chart, weft.Run                             docs/notebook.md
 
 Each stands here with the module that it comes from. It does not know what they are.
 """
@@ -10,9 +11,12 @@ from typing import Any
 
 _PLACES = {
     "extend": ("weft.door.extension", "extend"),
-    "Machine": ("weft.door.sync", "Machine"),
+    "Chart": ("weft.dashboard.live", "Chart"),
+    "Machine": ("weft.door.machine", "Machine"),
+    "Run": ("weft.dashboard.run", "Run"),
     "Sync": ("weft.door.sync", "Sync"),
     "SyncConfig": ("weft.peer.config", "SyncConfig"),
+    "train": ("weft.door.train", "train"),
 }
 
 

@@ -8,7 +8,7 @@ import typer
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.dashboard.report import Section, Told
+    from weft.dashboard.report import Section
 
 Out = Annotated[
     Path | None,
@@ -24,8 +24,9 @@ def report(
 ) -> None:
     """Write what a run came to: curves, peers and what each gave, bytes, faults, configuration."""
     from weft.dashboard.report import told_of
+    from weft.dashboard.run import Run
 
-    told = _told(run)
+    told = Run.load(run, is_public=True)
     _write(out or Path("report.html"), f"Run {told.title}", told_of(told))
 
 
@@ -35,27 +36,11 @@ def compare(
 ) -> None:
     """Write several runs side by side, their curves over each other."""
     from weft.dashboard.report import compared
+    from weft.dashboard.run import Run
 
     if len(runs) < 2:
         raise ConfigError("one run cannot be compared. Name two or more, or make a report: weft report RUN")
-    _write(out or Path("compare.html"), "Runs side by side", compared([_told(run) for run in runs]))
-
-
-def _told(path: Path) -> "Told":
-    """Read a run's logs; of words only those that anybody may read."""
-    from weft.cli.sources import find_logs, logged, run_of
-    from weft.dashboard.history import History, Run
-    from weft.dashboard.report import Told
-    from weft.peer.public import public_entry
-
-    logs = find_logs(path)
-    run, config = run_of(logs.paths[0], Run())
-    history = History(run)
-    for entry in logged(logs.paths):
-        if (told := public_entry(entry)) is not None:
-            history.take(told)
-    name, digest = history.run.name or path.absolute().name[:16], history.run.id or ""
-    return Told(title=name, history=history, config=config, digest=digest)
+    _write(out or Path("compare.html"), "Runs side by side", compared([Run.load(run, is_public=True) for run in runs]))
 
 
 def _write(path: Path, title: str, sections: "list[Section]") -> None:

@@ -6,27 +6,23 @@ a log file, a peer's folder, a run's folder   what peers of this machine have lo
 """
 
 import asyncio
-import heapq
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.errors import ConfigError
+from weft.dashboard.logs import find_logs, in_order, is_there
 
 if TYPE_CHECKING:
     from weft.cli.view import Facts
-    from weft.dashboard.history import Run
     from weft.events import Entry
     from weft.net.ticket import Ticket
     from weft.peer.observer import Observer
 
-LOG_FILES = ("*.jsonl", "*/*.jsonl", "*/*/*.jsonl")
 LOOK_S = 0.5  # how often logs are looked at that may grow
 TOGETHER = 1000  # entries that are taken in one go
 
@@ -62,62 +58,9 @@ def find(given: str | None, home: Path) -> Logs | Members:
         return Members(read(read_kept(kept_ticket(None, home))))
     if given == "-":
         return Members(read(sys.stdin.readline(MAX_CHARS + 1)))
-    if given.lstrip().startswith("weft") and not _is_there(Path(given)):
+    if given.lstrip().startswith("weft") and not is_there(Path(given)):
         return Members(read(given))
-    return find_logs(Path(given))
-
-
-def find_logs(path: Path) -> Logs:
-    """Return the logs that a path means.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    if not _is_there(path):
-        raise ConfigError(
-            f"{str(path)[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run: runs/RUN in the home."
-        )
-    return Logs(_logs_below(path) if path.is_dir() else (path,))
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # longer than a name may be: a ticket
-        return False
-
-
-def _logs_below(folder: Path) -> tuple[Path, ...]:
-    for pattern in LOG_FILES:
-        if found := sorted(folder.glob(pattern)):
-            return tuple(found)
-    raise ConfigError(
-        f"{folder} holds no log of events: there is no .jsonl file in it, nor in the folders in it. A run's folder is "
-        "runs/RUN in the home."
-    )
-
-
-def logged(paths: Sequence[Path]) -> "Iterator[Entry]":
-    """Yield the entries of several logs in the order of their times.
-
-    Raises:
-        ConfigError: a line is no event, or a file cannot be read.
-    """
-    from weft.log_file import read_jsonl
-
-    return _in_order(paths, [partial(read_jsonl, path) for path in paths])
-
-
-def _in_order(paths: Sequence[Path], reads: "Sequence[Callable[[], list[Entry]]]") -> "Iterator[Entry]":
-    """Yield what is read of each path in the order of its times."""
-
-    def read(path: Path, found: "Callable[[], list[Entry]]") -> "list[Entry]":
-        try:
-            return found()
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
-
-    return heapq.merge(*map(read, paths, reads), key=lambda entry: entry.at)
+    return Logs(find_logs(Path(given)))
 
 
 async def follow_logs(
@@ -129,13 +72,13 @@ async def follow_logs(
         is_finished: asked once, when all that is there is read; True: nothing more will come, so return.
 
     Raises:
-        ConfigError: as `logged`.
+        ConfigError: a line is no event, or a file cannot be read.
     """
     from weft.log_file import LogTail
 
     tails = [LogTail(path) for path in paths]
     while True:
-        for number, entry in enumerate(_in_order(paths, [tail.read for tail in tails])):
+        for number, entry in enumerate(in_order(paths, [tail.read for tail in tails])):
             on_entry(entry)
             if number % TOGETHER == 0:
                 await asyncio.sleep(0)  # others have their turn before a long log is read
@@ -143,40 +86,6 @@ async def follow_logs(
             return
         is_finished = None
         await asyncio.sleep(LOOK_S)
-
-
-def run_of(log: Path, known: "Run") -> "tuple[Run, str]":
-    """Return what this machine's home knows of the run whose log lies in it, and what its peers share, in TOML.
-
-    As it was, and nothing, where the log does not lie in a home.
-    """
-    from contextlib import suppress
-    from dataclasses import replace
-
-    from weft.config import dump
-    from weft.errors import WeftError
-    from weft.ids import Digest
-    from weft.peer.home import BlobStore
-    from weft.peer.machine import PeerConfig
-    from weft.peer.seal import MAX_RUN_NBYTES, read_run
-
-    folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
-    if folder.parent.name != "runs" or len(folder.name) != 64:
-        return known, ""
-    with suppress(WeftError, OSError, ValueError):
-        data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
-        if data is not None:
-            run = read_run(data, PeerConfig().max_parameters)
-            settings = run.settings
-            found = replace(
-                known,
-                name=run.name,
-                id=folder.name,
-                total_tokens=settings.tokens,
-                tokens_per_step=settings.tokens_per_step,
-            )
-            return found, dump(run)
-    return known, ""
 
 
 @asynccontextmanager

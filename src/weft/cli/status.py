@@ -29,7 +29,8 @@ def status(
     """Say how a run stands: its members, its loss, its bytes, what went wrong. Whoever asks trains nothing."""
     from weft.cli.loop import run_loop
     from weft.cli.screen import QuietScreen, make_screen
-    from weft.cli.sources import Logs, find, follow_logs, logged
+    from weft.cli.sources import Logs, find, follow_logs
+    from weft.dashboard.logs import logged
 
     source = find(run, home_of(context))
     screen: Screen = make_screen(is_quiet=False) if follow and not as_json else QuietScreen()

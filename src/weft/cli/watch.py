@@ -102,10 +102,11 @@ def _address(listener: "socket.socket", token: str | None) -> str:
 
 async def _follow(source: "Logs", feed: "Feed") -> None:
     """Show logs: those of peers that have all stopped as finished, others as they grow."""
-    from weft.cli.sources import follow_logs, run_of
+    from weft.cli.sources import follow_logs
+    from weft.dashboard.run import about_of
     from weft.events import PeerStopped
 
-    feed.history.run, _ = run_of(source.paths[0], feed.history.run)
+    feed.history.run, _ = about_of(source.paths[0], feed.history.run)
     is_stopped: dict[PeerId, bool] = {}
 
     def take(entry: "Entry") -> None:

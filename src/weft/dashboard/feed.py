@@ -9,7 +9,7 @@ nobody up: nothing is queued for it.
 import asyncio
 from typing import Any
 
-from weft.dashboard.history import History, Run
+from weft.dashboard.history import About, History
 from weft.events import Entry
 from weft.peer.public import public_entry
 
@@ -23,7 +23,7 @@ class Feed:
         is_public: leave out what strangers should not see.
     """
 
-    def __init__(self, run: Run | None = None, *, is_public: bool = False) -> None:
+    def __init__(self, run: About | None = None, *, is_public: bool = False) -> None:
         self.history = History(run)
         self.is_public = is_public
         self.is_live = True  # more may come

@@ -68,7 +68,7 @@ _UNTOLD = (StepDone, MemberProgress)  # too many to list, and each is in another
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class About:
     """What is known of the run, as far as it is."""
 
     name: str | None = None
@@ -90,7 +90,7 @@ class PeerNow:
     round: int | None
     device: str
     software: str
-    counted_tokens: int  # that rounds counted of it, by its own account
+    counted_tokens: int  # that rounds counted of it
     sent_nbytes: int
     received_nbytes: int
     num_missed: int
@@ -132,12 +132,11 @@ class _Peer:
 class History:
     """Of one run."""
 
-    def __init__(self, run: Run | None = None) -> None:
-        self.run = Run() if run is None else run
+    def __init__(self, run: About | None = None) -> None:
+        self.run = About() if run is None else run
         self.num_left_out = 0
         self._rows: list[tuple[str, Row]] = []
         self._peers: dict[PeerId, _Peer] = {}
-        self._leaders: dict[tuple[str, int, int], PeerId] = {}
         self._committed: set[tuple[str, int]] = set()
         self._evaluated: set[int] = set()
         self._committed_tokens = 0
@@ -226,6 +225,9 @@ class History:
             self._add("peers", self._peers[peer].row)
         return self._peers[peer]
 
+    def _number(self, peer: PeerId | None) -> int | None:
+        return None if peer is None else self._peer(peer).number
+
     def _call(self, peer: PeerId, name: str, device: str = "", software: str = "") -> None:
         known = self._peer(peer)
         row = [
@@ -252,8 +254,6 @@ class History:
                 self._step(own, at, step)
             case RoundCommitted() as commit:
                 self._commit(own, at, entry.peer, commit)
-            case AttemptStarted(branch=branch, round=round, attempt=attempt, leader=leader):
-                self._leaders[branch, round, attempt] = leader
             case CountedThrough(round=round):
                 own.counted_through = round
             case PayloadOffered(round=round, tokens=tokens):
@@ -337,8 +337,9 @@ class History:
         own.round = commit.round
         own.sent_nbytes += commit.sent_nbytes
         own.received_nbytes += commit.received_nbytes
-        offered_to, offered = own.offered
-        own.counted_tokens += offered if is_counted and offered_to == commit.round else 0
+        if not _tells_shares(commit):  # its own account, then
+            offered_to, offered = own.offered
+            own.counted_tokens += offered if is_counted and offered_to == commit.round else 0
         self._moved_nbytes += commit.sent_nbytes + commit.received_nbytes
         self._ring_nbytes += ring_nbytes(commit, self.run.num_parameters, self.run.tokens_per_step)
         turn = [
@@ -356,11 +357,13 @@ class History:
         if (commit.branch, commit.round) in self._committed:
             return
         self._committed.add((commit.branch, commit.round))
-        leader = self._leaders.get((commit.branch, commit.round, commit.attempt))
+        if _tells_shares(commit):
+            for each, tokens in zip(commit.contributors, commit.contributed, strict=True):
+                self._peer(each).counted_tokens += tokens
         self._add(
             "rounds",
             [
-                *(at, commit.round, commit.attempt, None if leader is None else self._peer(leader).number),
+                *(at, commit.round, commit.attempt, self._number(commit.leader)),
                 *(commit.tokens, commit.committed_tokens),
                 [self._peer(each).number for each in commit.contributors],
                 [[self._peer(each).number, printable(reason)] for each, reason in commit.left_out.items()],
@@ -374,6 +377,11 @@ class History:
             self._loss = sum(self._losses) / len(self._losses)
             self._add("train", [at, commit.committed_tokens, self._loss])
             self._losses.clear()
+
+
+def _tells_shares(commit: RoundCommitted) -> bool:
+    """Whether a commit says what each peer brought: not where groups are counted, of which one brings all."""
+    return len(commit.contributed) == len(commit.contributors) and not commit.num_through
 
 
 def _finite(number: float | None) -> float | None:

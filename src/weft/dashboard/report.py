@@ -17,26 +17,11 @@ from typing import Any
 
 from weft.dashboard import figures
 from weft.dashboard.chart import Curve, chart
-from weft.dashboard.history import History, PeerNow
+from weft.dashboard.history import PeerNow
+from weft.dashboard.run import Run
 from weft.dashboard.severity import WARNING
 
 MAX_FAULTS = 40  # that are told one by one
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """A run, as a report tells of it.
-
-    Args:
-        title: what people call it.
-        config: what its peers share, in TOML; empty where it is not here.
-        digest: the run's name: of all that its peers share.
-    """
-
-    title: str
-    history: History
-    config: str = ""
-    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +33,7 @@ class Section:
     picture: str = ""  # SVG
 
 
-def told_of(run: Told) -> list[Section]:
+def told_of(run: Run) -> list[Section]:
     """Return a report's sections."""
     tree, now = run.history.whole(), run.history.now
     return [
@@ -61,7 +46,7 @@ def told_of(run: Told) -> list[Section]:
     ]
 
 
-def compared(runs: Sequence[Told]) -> list[Section]:
+def compared(runs: Sequence[Run]) -> list[Section]:
     """Return the sections of a report on several runs."""
     trees = [run.history.whole() for run in runs]
     head = ("run", "tokens", "rounds", "loss", "held-out, nats per byte", "bytes moved", "of ring DDP", "time")
@@ -84,7 +69,7 @@ def compared(runs: Sequence[Told]) -> list[Section]:
     return [Section("Side by side", table=(head, *rows)), *_curves(runs, trees)]
 
 
-def _short(run: Told, tree: dict[str, Any]) -> list[str]:
+def _short(run: Run, tree: dict[str, Any]) -> list[str]:
     now = run.history.now
     texts = [
         f"{now.committed_tokens:,} tokens in {now.num_rounds} rounds and {figures.duration(_took_s(tree))}, by "
@@ -114,7 +99,7 @@ def _share(part: float, whole: float) -> str:
     return f"1/{whole / part:.3g}" if part > 0 and whole > 0 else "-"
 
 
-def _curves(runs: Sequence[Told], trees: Sequence[dict[str, Any]]) -> list[Section]:
+def _curves(runs: Sequence[Run], trees: Sequence[dict[str, Any]]) -> list[Section]:
     def curves(name: str, x: int, y: int, what: str) -> list[Curve]:
         return [
             Curve(run.title if len(runs) > 1 else what, [(row[x], row[y]) for row in tree[name] if row[y] is not None])
@@ -177,7 +162,7 @@ def _environment(peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], ...]:
     return (("peers", "device", "software"), *((str(count), *what) for what, count in counts.most_common()))
 
 
-def _configuration(run: Told) -> tuple[tuple[str, ...], tuple[()], str]:
+def _configuration(run: Run) -> tuple[tuple[str, ...], tuple[()], str]:
     """Return what the run's peers share, and how to do it again."""
     if not run.config:
         return ("It is not on this machine; members of the run have it.",), (), ""

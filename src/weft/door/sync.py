@@ -19,10 +19,9 @@ Failure:
 """
 
 import asyncio
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -32,55 +31,18 @@ from weakref import ref
 from torch import Tensor, nn
 
 from weft.door.given import config_of, require_kind, require_members, require_one_process, shown, whole
-from weft.door.home import default_home
 from weft.door.learner import LoopLearner
 from weft.door.leaving import RoundTimes, at_exit, hand_in
 from weft.door.lending import Lending
+from weft.door.machine import Machine, show_ticket
 from weft.door.tensors import Tensors, require_same
 from weft.errors import ConfigError
-from weft.events import Sink
 from weft.peer.config import SyncConfig
-from weft.peer.footing import Options
-from weft.peer.home import Home
 from weft.peer.launch_loop import Loop, found, join
-from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer
 
 NOT_STARTED = "weft.Sync has not started: use it as `with weft.Sync(...) as sync`, or call start()"
 LEAVES_S = 60.0  # for goodbye and checkpoint where the loop broke: what takes longer goes on without being waited for
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What this machine brings; it changes nothing that others would see."""
-
-    home: Path | str | None = None  # folder of identities and checkpoints; None: where `weft` keeps them
-    key: Path | str | None = None  # identity file; None: the first of the home that is free
-    settings: PeerConfig | Path | str | None = None  # or a TOML file, as of `weft train --machine`; None: defaults
-    sinks: Sequence[Sink] = ()  # told of every event
-
-    def options(self) -> Options:
-        """
-        Raises:
-            ConfigError: the settings, or their file; a field of another type.
-        """
-        for name in ("home", "key"):
-            given_path = getattr(self, name)
-            require_kind(given_path, (str, Path, NoneType), f"machine: {name}", "a path, or None")
-            if str(given_path).startswith("~"):  # would be a folder of that name: only a shell, or Python, knows whose
-                raise ConfigError(
-                    f"machine: {name}: {given_path} is no path yet; give Path({str(given_path)!r}).expanduser()."
-                )
-        given = PeerConfig() if self.settings is None else self.settings
-        settings = config_of(given, PeerConfig, "machine: settings")
-        home = Home(default_home() if self.home is None else Path(self.home).absolute())
-        key = None if self.key is None else Path(self.key)
-        return Options(home=home, key=key, settings=settings, sinks=tuple(self.sinks))
-
-
-def show_ticket(ticket: str) -> None:
-    """Print how others join."""
-    sys.stderr.write(f"weft: others join with ticket={ticket!r}\n")
 
 
 class Sync:

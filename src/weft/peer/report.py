@@ -89,6 +89,8 @@ class Report:
                 duration_s=0.0 if began is None else self._place.clock.now() - began,
                 work_s=0.0 if work is None else work.duration_s,
                 distance=self._carry.mixing.distance if has_result(manifest) else None,
+                leader=manifest.leader,
+                contributed=tuple(each.tokens for each in manifest.contributions),
             )
         )
         self._traffic_before = (sent, received)

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from weft.dashboard.history import LISTS, MAX_ROWS, History, Run
+from weft.dashboard.history import LISTS, MAX_ROWS, About, History
 from weft.events import (
     VERSION,
-    AttemptStarted,
     CheckpointFailed,
     CountedThrough,
     Entry,
@@ -22,6 +22,7 @@ from weft.events import (
     MemberProgress,
     MethodTuned,
     Notice,
+    PayloadOffered,
     PeerStarted,
     PeerStopped,
     RoundCommitted,
@@ -71,7 +72,7 @@ def progress(member: PeerId, state: str, round: int = 1, name: str = "bert") -> 
     )
 
 
-def history(*entries: Entry, run: Run | None = None) -> History:
+def history(*entries: Entry, run: About | None = None) -> History:
     found = History(run)
     for entry in entries:
         found.take(entry)
@@ -89,13 +90,20 @@ def test_peers_are_numbered_as_they_are_heard_of_and_named_when_they_say_who_the
 
 
 def test_a_round_that_all_report_is_there_once_and_its_account_for_each() -> None:
-    lead = AttemptStarted(branch=BRANCH, round=Round(1), attempt=Attempt(0), leader=B, reason="")
-    left = {C: "late"}
-    found = history(
-        said(A, lead), said(A, commit(1, 100, A, B, left_out=left), 5.0), said(B, commit(1, 100, A, B), 5.1)
-    ).whole()
+    told = msgspec.structs.replace(commit(1, 100, A, B, left_out={C: "late"}), leader=B)
+    found = history(said(A, told, 5.0), said(B, commit(1, 100, A, B), 5.1)).whole()
     assert found["rounds"] == [[5.0, 1, 0, 1, 100, 100, [0, 1], [[2, "late"]]]]
     assert found["turns"] == [[5.0, 0, 1, 3.5, 1.5, 10, 20, True], [5.1, 1, 1, 3.5, 1.5, 10, 20, True]]
+
+
+def test_what_each_brought_is_as_the_round_says_and_where_it_does_not_by_its_own_account() -> None:
+    told = msgspec.structs.replace(commit(1, 100, A, B), contributed=(Tokens(70), Tokens(30)))
+    offered = PayloadOffered(round=Round(1), tokens=Tokens(50), nbytes=1)
+    shares = lambda *entries: [peer.counted_tokens for peer in history(*entries).now.peers]  # noqa: E731
+    assert shares(said(A, offered), said(A, told), said(B, told)) == [70, 30]
+    assert shares(said(A, offered), said(A, commit(1, 100, A, B)), said(B, commit(1, 100, A, B))) == [50, 0]
+    through = msgspec.structs.replace(told, num_through=1)  # groups: what an elector brought is not its own
+    assert shares(said(A, offered), said(A, through), said(B, through)) == [50, 0]
 
 
 def test_who_is_counted_through_a_sponsor_is_counted() -> None:
@@ -120,7 +128,7 @@ def test_loss_is_the_mean_of_the_inner_steps_since_the_last_commit_and_what_is_n
 
 
 def test_bytes_stand_beside_those_of_a_ring() -> None:
-    run = Run(tokens_per_step=10, num_parameters=1000)
+    run = About(tokens_per_step=10, num_parameters=1000)
     found = history(said(A, commit(1, 100, A, B)), said(B, commit(1, 100, A, B)), run=run).whole()["bytes"]
     # 5 steps of each of two; in a ring of two each sends and receives 2000 bytes of bf16 a step
     assert found == [[1.0, 100, 30, 2 * 5 * 2000]]

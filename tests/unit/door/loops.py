@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from weft.codec import Fp32Config
-from weft.door.sync import Machine, Sync
+from weft.door.machine import Machine
+from weft.door.sync import Sync
 from weft.events import Entry, Event
 from weft.net.tls import TlsConfig
 from weft.peer.config import SyncConfig

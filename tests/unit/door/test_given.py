@@ -10,7 +10,8 @@ from torch import distributed
 
 from unit.door.loops import small
 from weft.door.given import config_of, require_one_process, shown, whole
-from weft.door.sync import Machine, Sync
+from weft.door.machine import Machine
+from weft.door.sync import Sync
 from weft.errors import ConfigError
 from weft.peer.config import SyncConfig
 from weft.peer.machine import PeerConfig

@@ -1,0 +1,66 @@
+"""The logs of a run on this machine: which they are, and what is in them, in order.
+
+A path is a log file, a peer's folder or a run's folder. It does not know what entries mean.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from weft.errors import ConfigError
+from weft.events import Entry
+from weft.log_file import read_jsonl
+
+LOG_FILES = ("*.jsonl", "*/*.jsonl", "*/*/*.jsonl")
+
+
+def find_logs(path: Path) -> tuple[Path, ...]:
+    """Return the logs that a path means.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if not is_there(path):
+        raise ConfigError(
+            f"{str(path)[:200]!r} is no ticket, no log file (log.jsonl) and no folder of a run: runs/RUN in the home."
+        )
+    return _logs_below(path) if path.is_dir() else (path,)
+
+
+def is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # longer than a name may be: a ticket
+        return False
+
+
+def _logs_below(folder: Path) -> tuple[Path, ...]:
+    for pattern in LOG_FILES:
+        if found := sorted(folder.glob(pattern)):
+            return tuple(found)
+    raise ConfigError(
+        f"{folder} holds no log of events: there is no .jsonl file in it, nor in the folders in it. A run's folder is "
+        "runs/RUN in the home."
+    )
+
+
+def logged(paths: Sequence[Path]) -> Iterator[Entry]:
+    """Yield the entries of several logs in the order of their times.
+
+    Raises:
+        ConfigError: a line is no event, or a file cannot be read.
+    """
+    return in_order(paths, [partial(read_jsonl, path) for path in paths])
+
+
+def in_order(paths: Sequence[Path], reads: Sequence[Callable[[], list[Entry]]]) -> Iterator[Entry]:
+    """Yield what is read of each path in the order of its times."""
+
+    def read(path: Path, found: Callable[[], list[Entry]]) -> list[Entry]:
+        try:
+            return found()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
+
+    return heapq.merge(*map(read, paths, reads), key=lambda entry: entry.at)

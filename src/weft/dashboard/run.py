@@ -1,0 +1,143 @@
+"""`weft.Run`: a run that has been logged, as records: for a report, a notebook, or a table of pandas.
+
+    run = weft.Run.load("runs/RUN")            a run's folder in the home, a peer's folder in it, or a log file
+    pandas.DataFrame(run.frame())              a record for each round
+    run.frame("peers")                         for each peer
+    run.frame("Evaluated")                     for each event of a kind: docs/formats.md has their fields
+
+It does not know how a run is drawn.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from weft.config import dump
+from weft.dashboard.history import About, History
+from weft.dashboard.logs import find_logs, logged
+from weft.errors import ConfigError, WeftError
+from weft.events import Entry
+from weft.ids import Digest
+from weft.peer.home import BlobStore
+from weft.peer.machine import PeerConfig
+from weft.peer.public import public_entry
+from weft.peer.seal import MAX_RUN_NBYTES, read_run
+
+Record = dict[str, Any]
+
+ROUNDS, PEERS = "rounds", "peers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run, as far as logs tell.
+
+    Args:
+        title: what people call it.
+        entries: all that its peers logged, in the order of their clocks.
+        config: what its peers share, in TOML; empty where it is not here.
+        digest: the run's name: of all that its peers share.
+    """
+
+    title: str
+    history: History
+    entries: Sequence[Entry] = ()
+    config: str = ""
+    digest: str = ""
+
+    @classmethod
+    def load(cls, path: str | Path, *, is_public: bool = False) -> Self:
+        """Read a run's logs.
+
+        Args:
+            path: a log file, a peer's folder, or a run's folder.
+            is_public: leave out what not everybody may see: addresses, paths, tickets.
+
+        Raises:
+            ConfigError: there are no logs there, or a line is no event.
+        """
+        folder = Path(path)
+        logs = find_logs(folder)
+        about, config = about_of(logs[0], About())
+        history, entries = History(about), list(logged(logs))
+        if is_public:
+            entries = [told for entry in entries if (told := public_entry(entry)) is not None]
+        for entry in entries:
+            history.take(entry)
+        title, digest = history.run.name or folder.absolute().name[:16], history.run.id or ""
+        return cls(title=title, history=history, entries=entries, config=config, digest=digest)
+
+    def frame(self, of: str = ROUNDS) -> list[Record]:
+        """Return records of plain values, which `pandas.DataFrame` takes.
+
+        Args:
+            of: "rounds", "peers", or a kind of event, as "StepDone".
+
+        Returns:
+            Times are seconds since 1970, losses nats per token; names of peers as they call themselves.
+
+        Raises:
+            ConfigError: there is no event of that kind; says which there are.
+        """
+        if of == ROUNDS:
+            return self._rounds()
+        if of == PEERS:
+            return [asdict(peer) for peer in self.history.now.peers]
+        found = [entry for entry in self.entries if type(entry.event).__name__ == of]
+        if not found:
+            there = [ROUNDS, PEERS, *sorted({type(entry.event).__name__ for entry in self.entries})]
+            raise ConfigError(f"frame of {of!r:.80}: there is none. There are: {', '.join(there)}.")
+        name = self.history.name
+        return [{"at": each.at, "peer": name(each.peer), **msgspec.to_builtins(each.event)} for each in found]
+
+    def _rounds(self) -> list[Record]:
+        tree = self.history.whole()
+        names = [peer.name or peer.key[:8] for peer in self.history.now.peers]
+        losses = {row[1]: row[2] for row in tree["train"]}
+        heldout = {row[1]: row[2] for row in tree["heldout"]}
+        moved = {row[1]: row[2:] for row in tree["bytes"]}
+        return [
+            {
+                "at": at,
+                "round": number,
+                "attempt": attempt,
+                "leader": None if leader is None else names[leader],
+                "tokens": tokens,
+                "committed_tokens": committed,
+                "num_counted": len(counted),
+                "left_out": [names[peer] for peer, _ in left_out],
+                "loss": losses.get(committed),
+                "heldout_loss": heldout.get(committed),
+                "moved_nbytes": moved[committed][0] if committed in moved else None,
+                "ring_nbytes": moved[committed][1] if committed in moved else None,
+            }
+            for at, number, attempt, leader, tokens, committed, counted, left_out in tree["rounds"]
+        ]
+
+
+def about_of(log: Path, known: About) -> tuple[About, str]:
+    """Return what this machine's home knows of the run whose log lies in it, and what its peers share, in TOML.
+
+    As it was, and nothing, where the log does not lie in a home.
+    """
+    folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
+    if folder.parent.name != "runs" or len(folder.name) != 64:
+        return known, ""
+    with suppress(WeftError, OSError, ValueError):
+        data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
+        if data is not None:
+            run = read_run(data, PeerConfig().max_parameters)
+            settings = run.settings
+            found = replace(
+                known,
+                name=run.name,
+                id=folder.name,
+                total_tokens=settings.tokens,
+                tokens_per_step=settings.tokens_per_step,
+            )
+            return found, dump(run)
+    return known, ""
