@@ -19,7 +19,6 @@ from msgspec import Meta
 from weft.clock import Clock
 from weft.events import Entry, Event, MemberProgress, StepDone
 from weft.ids import PeerId, RunId
-from weft.net.node import Node
 from weft.peer.public import public
 from weft.wire import Record, Signed, Signer, seal
 
@@ -44,6 +43,7 @@ class BulletinRequest(Record, frozen=True, kw_only=True, tag="BulletinRequest"):
     """A call, of anybody that is admitted: what happened after this bulletin of yours?"""
 
     run: RunId
+    of: PeerId | None = None  # of this peer, which you are linked to; None: of yourself
     began_ms: Annotated[int, Meta(ge=0)] = 0  # of the process that it knows; of another one it is told all that is kept
     after: Annotated[int, Meta(ge=-1)] = -1
 
@@ -86,13 +86,6 @@ class Bulletins:
 
     def close(self) -> None:
         pass
-
-    def serve(self, node: Node) -> None:
-        """Answer whoever asks `node` what happened."""
-        node.serve(BulletinRequest, self._answer)
-
-    async def _answer(self, _peer: PeerId, request: BulletinRequest) -> BulletinAnswer:
-        return self.told(request)
 
     def told(self, request: BulletinRequest) -> BulletinAnswer:
         """Return what happened after a bulletin, as far as it is kept."""

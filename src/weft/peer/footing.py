@@ -26,6 +26,7 @@ from weft.net.throttle import Throttled
 from weft.net.ticket import Ticket, issue
 from weft.net.tls import TlsTransport
 from weft.net.transport import Transport
+from weft.peer import relaying
 from weft.peer.bulletin import Bulletins
 from weft.peer.control import Control
 from weft.peer.guard import DayCount, Guard, Guarded, valve
@@ -68,7 +69,7 @@ class Footing:
         via = self.identity if VIA in settings.transports else None
         node = Node(passport, self._transports(), SystemClock(), self.emit, relay=settings.relay, via=via)
         Gauge(node, SystemClock())
-        self.bulletins.serve(node)
+        relaying.serve(self.bulletins, node, SystemClock())
         for peer, addresses in read_addresses(folder).items():
             node.remember(peer, addresses)
 

@@ -3,6 +3,8 @@
     observer                               a few peers, eight at most
       BulletinRequest ───────────────────►   every two seconds
       ◄───────────────────── BulletinAnswer  what happened since, signed
+      BulletinRequest(of = another) ─────►   of those that they are linked to, eight of each a time, in turn
+      ◄───────────────────── BulletinAnswer  what that one signed (`relaying`)
 
 It sends no heartbeat, so it is no member: nobody waits for it, no vote is its own. What a peer tells of itself it has
 signed; what it tells of others is its word. Each entry names the peer that said it.
@@ -19,13 +21,13 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from weft.clock import Clock
 from weft.errors import ConfigError, NetError, PeerError, Refused, WireError
-from weft.events import VERSION, Entry, Notice
+from weft.events import VERSION, Entry, MemberProgress, Notice
 from weft.ids import PeerId, RunId, short
 from weft.keys import verify
 from weft.log_file import read_lines
@@ -37,9 +39,11 @@ from weft.peer.public import public
 from weft.wire import Signed, unseal
 
 MAX_HEARD = 8  # peers
+MAX_RELAYED = 8  # others that each of them is asked of, in two seconds
 FIRST_S = 2 * WINDOW_S  # until who has just begun has something to tell
 CALL_S = 10.0
 DEAF_S = 60.0  # to who told what it had not signed
+MAX_KNOWN = 4096  # members, whatever peers tell of
 MOST_AHEAD_S = 3600.0  # of this clock: what is said to happen later happens now
 
 
@@ -50,6 +54,8 @@ class _Heard:
     began_ms: int = 0
     number: int = -1
     not_before: float = 0.0  # on this clock
+    asked_at: float = -math.inf
+    ways: dict[PeerId, None] = field(default_factory=dict)  # who is linked to it, by their word
 
 
 class Observer:
@@ -76,7 +82,7 @@ class Observer:
         until = self._clock.now() + FIRST_S
         while True:
             chosen = self._chosen()
-            await asyncio.gather(*map(self._ask, chosen))
+            await asyncio.gather(*map(self._ask_around, chosen))
             if set(chosen) <= set(self.heard) or self._clock.now() >= until:
                 return
             await asyncio.sleep(WINDOW_S / 4)
@@ -89,7 +95,7 @@ class Observer:
                 asking = {peer: task for peer, task in asking.items() if not task.done()}
                 for peer in self._chosen():
                     if peer not in asking:
-                        asking[peer] = tasks.spawn(self._ask(peer))
+                        asking[peer] = tasks.spawn(self._ask_around(peer))
                 await asyncio.sleep(WINDOW_S)
 
     def _chosen(self) -> Sequence[PeerId]:
@@ -101,19 +107,33 @@ class Observer:
     def _of(self, peer: PeerId) -> _Heard:
         return self._heard.setdefault(peer, _Heard())
 
-    async def _ask(self, peer: PeerId) -> None:
-        heard = self._of(peer)
+    async def _ask_around(self, peer: PeerId) -> None:
+        """Hear a peer, and through it some of those that nothing else leads to: who was not asked for longest first."""
+        await self._ask(peer, peer)
+        direct = set(self._chosen())
+        others = [other for other, heard in self._heard.items() if peer in heard.ways and other not in direct]
+        others.sort(key=lambda other: (self._heard[other].asked_at, other))
+        for other in others[:MAX_RELAYED]:
+            if self._heard[other].asked_at <= self._clock.now() - WINDOW_S:  # else another peer has just been asked
+                await self._ask(peer, other)
+
+    async def _ask(self, peer: PeerId, of: PeerId) -> None:
+        """Hear from `peer` what `of`, itself or another, has signed."""
+        heard = self._of(of)
+        heard.asked_at = self._clock.now()
+        whom = None if of == peer else of
         try:
             while True:
-                request = BulletinRequest(run=self._run, began_ms=heard.began_ms, after=heard.number)
+                request = BulletinRequest(run=self._run, of=whom, began_ms=heard.began_ms, after=heard.number)
                 answer = await self._node.call(peer, request, BulletinAnswer, deadline_s=CALL_S)
                 for signed in answer.bulletins:
-                    self._hear(peer, heard, signed)
+                    self._hear(of, heard, signed)
                 if not (answer.has_more and answer.bulletins):
                     return
         except WireError as error:
-            heard.not_before = self._clock.now() + DEAF_S
-            self._tell(f"{short(peer)} told what is no word of its own, and is not heard for a minute: {error}")
+            self._of(peer).not_before = self._clock.now() + DEAF_S
+            whose = "it" if of == peer else short(of)
+            self._tell(f"{short(peer)} told what {whose} has not signed, and is not heard for a minute: {error}")
         except (PeerError, NetError, Refused):
             pass  # it is asked again
 
@@ -128,6 +148,8 @@ class Observer:
         heard.began_ms, heard.number = bulletin.began_ms, bulletin.number
         entries = list(entries_of(bulletin, peer, self._clock.wall()))
         for entry in entries:
+            if isinstance(entry.event, MemberProgress):
+                self._note_way(peer, entry.event)
             if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
                 self._on_entry(entry)
         if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
@@ -136,6 +158,15 @@ class Observer:
             )
         if num_missed:
             self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it keeps them no more")
+
+    def _note_way(self, peer: PeerId, told: MemberProgress) -> None:
+        """Note whether `peer`, as it says, is linked to a member."""
+        if told.member in self._heard or len(self._heard) < MAX_KNOWN:
+            ways = self._of(told.member).ways
+            if told.link:
+                ways[peer] = None
+            else:
+                ways.pop(peer, None)
 
     def _tell(self, text: str) -> None:
         entry = Entry(v=VERSION, at=self._clock.wall(), peer=self._node.peer, event=Notice(text=text))

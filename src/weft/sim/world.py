@@ -27,6 +27,7 @@ from weft.net.membership import MAX_MEMBERS
 from weft.net.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
 from weft.net.ticket import MAX_CONTACTS
+from weft.peer import relaying
 from weft.peer.bulletin import Bulletins
 from weft.peer.checkpoint import load
 from weft.peer.compute import Compute, Inline
@@ -224,7 +225,7 @@ class World:
         others = self.known_to(member)
         for other in others:
             node.remember(other.id, [SCHEME + other.id], other.name)
-        life.bulletins.serve(node)
+        relaying.serve(life.bulletins, node, clock)
         await node.start()
         try:
             assert self._initial is not None

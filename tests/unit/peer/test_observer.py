@@ -13,7 +13,7 @@ from weft.events import VERSION, Entry, Event, LinkUp, MemberProgress, Notice, R
 from weft.ids import PeerId, Round, RunId, Step, Tokens
 from weft.keys import Identity
 from weft.peer.bulletin import WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest, Bulletins
-from weft.peer.observer import DEAF_S, MAX_HEARD, MOST_AHEAD_S, Observer
+from weft.peer.observer import DEAF_S, MAX_HEARD, MAX_RELAYED, MOST_AHEAD_S, Observer
 from weft.wire import Record, Signed, seal
 
 RUN = RunId("ab" * 32)
@@ -29,6 +29,7 @@ class Peers:
         self.peer = VISITOR
         self.answers = {identity(int(name[1:])).peer: answer for name, answer in answers.items()}
         self.asked: list[PeerId] = []
+        self.requests: list[tuple[PeerId, BulletinRequest]] = []
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -38,6 +39,7 @@ class Peers:
         assert deadline_s > 0
         assert isinstance(request, BulletinRequest)
         self.asked.append(peer)
+        self.requests.append((peer, request))
         return self.answers[peer](request)
 
 
@@ -197,6 +199,60 @@ def test_it_asks_a_few_of_many_and_stays_with_them() -> None:
     assert set(watched.node.asked) == first
 
 
+def sees(number: int, link: str = "tls") -> bytes:
+    """Return a line in which its teller says how it is linked to a member."""
+    told = MemberProgress(
+        member=identity(number).peer, name="", round=Round(1), state="training", loss=None, tokens_per_s=1.0, link=link
+    )
+    return line(1.0, told)
+
+
+def handing(author: int, own: Bulletin, *others: tuple[int, Signed]) -> Answer:
+    """Return a peer that hands on what it is asked for."""
+    handed = {identity(number).peer: signed for number, signed in others}
+
+    def answer(request: BulletinRequest) -> BulletinAnswer:
+        found = seal(identity(author), own) if request.of is None else handed.get(request.of)
+        return BulletinAnswer(bulletins=() if found is None else (found,), has_more=False)
+
+    return answer
+
+
+def test_those_that_no_link_leads_to_are_heard_through_others_in_their_own_words() -> None:
+    theirs = seal(identity(5), bulletin(0, line(2.0, missed(9))))
+    watched = Watched(p1=handing(1, bulletin(0, sees(5), sees(6), sees(7, link="")), (5, theirs)))
+    watched.look()
+    own = [entry for entry in watched.entries if not isinstance(entry.event, MemberProgress)]
+    assert [(entry.peer, entry.event) for entry in own] == [(identity(5).peer, missed(9))]
+    asked = [request.of for _, request in watched.node.requests]
+    assert asked == [None, *sorted((identity(5).peer, identity(6).peer))]  # nobody says that 7 can be asked
+    watched.node.requests.clear()
+    watched.clock.run(asyncio.sleep(WINDOW_S))
+    assert watched.look() == []
+    after = {request.of: request.after for _, request in watched.node.requests}
+    assert after[identity(5).peer] == 0
+
+
+def test_of_many_a_few_at_a_time_are_asked_for_and_all_in_turn() -> None:
+    numbers = range(2, 2 + 3 * MAX_RELAYED)
+    watched = Watched(p1=handing(1, bulletin(0, *map(sees, numbers))))
+    for look in range(1, 4):
+        watched.look()
+        watched.clock.run(asyncio.sleep(WINDOW_S))
+        asked = [request.of for _, request in watched.node.requests if request.of is not None]
+        assert len(asked) == len(set(asked)) == look * MAX_RELAYED
+
+
+def test_who_hands_on_what_another_has_not_signed_is_not_heard_for_a_while() -> None:
+    for lie in (seal(identity(1), bulletin(0)), altered(seal(identity(5), bulletin(0, line(1.0, missed()))))):
+        watched = Watched(p1=handing(1, bulletin(0, sees(5)), (5, lie)))
+        watched.look()
+        assert [text for text in watched.texts if f"what {identity(5).peer[:8]} has not signed" in text]
+        watched.node.asked.clear()
+        watched.look()
+        assert watched.node.asked == []
+
+
 def test_who_does_not_answer_is_asked_again_and_a_reply_that_is_none_is_said() -> None:
     def gone(_request: BulletinRequest) -> BulletinAnswer:
         raise Unreachable("gone")
@@ -216,5 +272,5 @@ def test_that_it_looks_itself_is_no_news() -> None:
     progress = MemberProgress(
         member=identity(2).peer, name="b", round=Round(1), state="training", loss=None, tokens_per_s=1.0, link="tls"
     )
-    watched = Watched(p1=answering(seal(identity(1), bulletin(0, line(1.0, link), line(1.0, progress)))))
+    watched = Watched(p1=handing(1, bulletin(0, line(1.0, link), line(1.0, progress))))
     assert watched.look() == [progress]
