@@ -1,8 +1,6 @@
 """Stewards and members act on a run that trains: removals, bans, amendments, a successor, votes."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,20 +8,15 @@ import pytest
 from scenarios.swarm import BATCH, EVERY, FEDAVG, SEQ_LEN, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.test_gossip import METHODS as GOSSIP
+from scenarios.visits import visit
 from weft.codec import Bf16Config, Int8Config, TopKConfig
 from weft.errors import Refused, Removed
 from weft.events import ActEnacted, ActRefused, ActWaits, AdmissionRefused, RoundCommitted, StateJoined, StepDone
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.net.admission import ByTicket
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import SCHEME
-from weft.net.node import Node
 from weft.peer.awaiting import Awaiting
 from weft.peer.errand import act_of, ask_charter, ballot_of, hand_in
 from weft.peer.messages import HandInAnswer
-from weft.sim.world import SECRET
 from weft.sync.acts import Act, Amend, AnyDeed, Ban, Pardon, Remove, Succeed
 from weft.sync.rows import DdpConfig, DiLoCoConfig
 from weft.sync.schedule import ConstantConfig
@@ -36,22 +29,6 @@ PATIENCE_S = 120.0  # of virtual time
 BOTH = tuple(sorted((STEWARD.peer, OTHER.peer)))
 
 
-@asynccontextmanager
-async def visit(swarm: Swarm, member: Member, who: Identity = STEWARD) -> AsyncIterator[Node]:
-    """Link a node that trains nothing to a member."""
-    passport = Passport(
-        identity=who, run=swarm.run_config.run, name="visitor", admission=ByTicket(secret=SECRET), instance=bytes(8)
-    )
-    node = Node(passport, [swarm.network.transport(who.peer)], swarm.clock, lambda event: None, offload=inline)
-    node.remember(member.id, [SCHEME + member.id], member.name)
-    await node.start()
-    try:
-        await node.connect(member.id)
-        yield node
-    finally:
-        await node.aclose()
-
-
 async def act(swarm: Swarm, member: Member, deed: AnyDeed, who: Identity = STEWARD) -> HandInAnswer:
     """Hand an act in at `member`, and wait until it is decided."""
     async with visit(swarm, member, who) as node:
@@ -60,12 +37,12 @@ async def act(swarm: Swarm, member: Member, deed: AnyDeed, who: Identity = STEWA
 
 
 async def hand(swarm: Swarm, member: Member, letter: Signed) -> HandInAnswer:
-    async with visit(swarm, member) as node:
+    async with visit(swarm, member, STEWARD) as node:
         return await hand_in(node, letter, swarm.clock, PATIENCE_S)
 
 
 async def vote(swarm: Swarm, voter: Member, against: Member, patience_s: float = 0.0) -> HandInAnswer:
-    async with visit(swarm, voter) as node:
+    async with visit(swarm, voter, STEWARD) as node:
         charter = (await ask_charter(node, swarm.clock)).charter
         letter = ballot_of(voter.identity, node, charter, against.id, "it sends noise")
         return await hand_in(node, letter, swarm.clock, patience_s)

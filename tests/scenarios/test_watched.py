@@ -1,0 +1,60 @@
+"""Whoever watches a run hears all its members in their own words over one link, and rounds take no longer for it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from scenarios.swarm import Swarm
+from scenarios.visits import visit
+from weft.events import Entry, Event, Notice, RoundCommitted, StepDone
+from weft.peer.bulletin import WINDOW_S
+from weft.peer.observer import Observer
+
+ROUNDS = 10
+MOST_LONGER = 1.01
+
+
+@pytest.fixture(autouse=True)
+def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+
+
+def played(swarm: Swarm, *, is_watched: bool) -> tuple[float, list[Entry]]:
+    """Return how long four members take, in virtual seconds, and what one heard who is linked to one of them."""
+    entries: list[Entry] = []
+    took_s: list[float] = []
+
+    async def watch() -> None:
+        async with visit(swarm, swarm.member("a")) as node:
+            await Observer(node, swarm.run_config.run, swarm.clock, entries.append).watch()
+
+    async def scenario() -> None:
+        members = await swarm.start("abcd")
+        began = swarm.clock.now()
+        watching = asyncio.ensure_future(watch()) if is_watched else None
+        await asyncio.gather(*(swarm.round(member, ROUNDS) for member in members))
+        took_s.append(swarm.clock.now() - began)
+        await asyncio.sleep(2 * WINDOW_S)
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await swarm.done(*members)
+
+    swarm.run(scenario)
+    return took_s[0], entries
+
+
+def test_one_link_shows_every_member_in_its_own_words_and_rounds_take_as_long(tmp_path: Path) -> None:
+    alone_s, _ = played(Swarm(tmp_path / "alone", num_rounds=ROUNDS, num_peers=4), is_watched=False)
+    swarm = Swarm(tmp_path / "watched", num_rounds=ROUNDS, num_peers=4)
+    watched_s, entries = played(swarm, is_watched=True)
+    said: dict[str, set[type[Event]]] = {}
+    for entry in entries:
+        said.setdefault(entry.peer, set()).add(type(entry.event))
+    for name in "abcd":
+        assert {StepDone, RoundCommitted} <= said[swarm.member(name).id]
+    commits = [entry for entry in entries if isinstance(entry.event, RoundCommitted)]
+    assert {entry.event.round for entry in commits} >= set(range(1, ROUNDS))
+    assert [entry.event for entry in entries if isinstance(entry.event, Notice)] == []
+    assert alone_s <= watched_s <= MOST_LONGER * alone_s
