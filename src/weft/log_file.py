@@ -39,14 +39,25 @@ class LogTail:
         Raises:
             ConfigError: as `read_jsonl`.
         """
+        rest = b""
         with self._path.open("rb") as file:
-            if file.seek(0, 2) < self._num_read:  # the log was begun anew
-                self._num_read = 0
+            if file.seek(0, 2) < self._num_read:  # the log was begun anew, and what was there renamed
+                rest, self._num_read = self._rest(), 0
             file.seek(self._num_read)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._num_read += len(whole)
+        new = data[: data.rfind(b"\n") + 1]
+        self._num_read += len(new)
+        whole = rest + new
         return list(read_lines(whole.splitlines(keepends=True), str(self._path)))
+
+    def _rest(self) -> bytes:
+        """Return what was written to the log between the last look and its renaming."""
+        try:
+            with self._path.with_name(f"{self._path.name}.1").open("rb") as file:
+                file.seek(self._num_read)
+                return file.read()
+        except FileNotFoundError:
+            return b""
 
 
 def read_lines(lines: Iterable[bytes], where: str) -> Iterator[Entry]:

@@ -87,16 +87,14 @@ def test_events_are_frozen_and_carry_their_name(kind: type[Event]) -> None:
 
 def example(type_: Any) -> Any:
     """Return some value of an event field's type."""
-    return msgspec.convert(
-        {str: "é", int: 3, float: 0.5, bool: True}.get(_plain(type_))
-        if _plain(type_) in (str, int, float, bool)
-        else {"a": "b"}
-        if getattr(type_, "__origin__", None) is dict
-        else None
-        if type(None) in get_args(type_)
-        else ["x"],
-        type_,
-    )
+    plain, parts = _plain(type_), get_args(type_)
+    if plain in (str, int, float, bool):
+        return {str: "é", int: 3, float: 0.5, bool: True}[plain]
+    if getattr(type_, "__origin__", None) is dict:
+        return {"a": "b"}
+    if type(None) in parts:
+        return None
+    return msgspec.convert([example(parts[0])] if parts else ["x"], type_)
 
 
 def _plain(type_: Any) -> Any:

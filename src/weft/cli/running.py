@@ -30,6 +30,8 @@ from weft.peer.place import Trainers
 
 _LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
 
+TO_SCREEN = "json:-"  # lines for a program where the picture would be
+
 OnStarted = Callable[[Peer, str], None]
 Ask = Callable[[str], bool]
 Start = Callable[[Options, OnStarted, Ask, Trainers], Awaitable[Outcome | None]]
@@ -57,7 +59,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
     if manner.report is not None:
         _check_report(manner.report)
     boards = tuple(map(make_sink, manner.logs))
-    screen = make_screen(is_quiet=manner.is_quiet)
+    screen = make_screen(is_quiet=manner.is_quiet or TO_SCREEN in manner.logs)
     stopper = Stopper(screen)
     if manner.parent:
         stop_with_parent(manner.parent)

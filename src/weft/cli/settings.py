@@ -24,7 +24,11 @@ Transports = Annotated[str | None, typer.Option(help="Ways to reach others, best
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
 Log = Annotated[
     list[str] | None,
-    typer.Option("--log", help="Draw curves, too: tensorboard:FOLDER or wandb:PROJECT.", metavar="WHERE"),
+    typer.Option(
+        "--log",
+        help="Log elsewhere, too: tensorboard:FOLDER, wandb:PROJECT, json:FILE; json:- is standard error.",
+        metavar="WHERE",
+    ),
 ]
 Report = Annotated[Path | None, typer.Option(help="Write how it ended to this file, as JSON.")]
 

@@ -10,12 +10,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.dashboard.logs import find_logs, in_order, is_there
+from weft.dashboard.logs import find_logs, in_order, is_there, older
 
 if TYPE_CHECKING:
     from weft.cli.view import Facts
@@ -74,17 +75,20 @@ async def follow_logs(
     Raises:
         ConfigError: a line is no event, or a file cannot be read.
     """
-    from weft.log_file import LogTail
+    from weft.log_file import LogTail, read_jsonl
 
     tails = [LogTail(path) for path in paths]
+    earlier = [part for path in paths for part in older(path)]
+    reads: Sequence[Callable[[], list[Entry]]]
+    reads = [*(partial(read_jsonl, part) for part in earlier), *(tail.read for tail in tails)]
     while True:
-        for number, entry in enumerate(in_order(paths, [tail.read for tail in tails])):
+        for number, entry in enumerate(in_order([*earlier, *paths], reads)):
             on_entry(entry)
             if number % TOGETHER == 0:
                 await asyncio.sleep(0)  # others have their turn before a long log is read
         if is_finished is not None and is_finished():
             return
-        is_finished = None
+        is_finished, earlier, reads = None, [], [tail.read for tail in tails]
         await asyncio.sleep(LOOK_S)
 
 

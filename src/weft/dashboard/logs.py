@@ -51,7 +51,14 @@ def logged(paths: Sequence[Path]) -> Iterator[Entry]:
     Raises:
         ConfigError: a line is no event, or a file cannot be read.
     """
-    return in_order(paths, [partial(read_jsonl, path) for path in paths])
+    parts = [part for path in paths for part in (*older(path), path)]
+    return in_order(parts, [partial(read_jsonl, part) for part in parts])
+
+
+def older(path: Path) -> tuple[Path, ...]:
+    """Return what a log that grew too large was renamed to, oldest first."""
+    found = [each for each in path.parent.glob(f"{path.name}.*") if each.suffix[1:].isdigit()]
+    return tuple(sorted(found, key=lambda each: -int(each.suffix[1:])))
 
 
 def in_order(paths: Sequence[Path], reads: Sequence[Callable[[], list[Entry]]]) -> Iterator[Entry]:

@@ -44,13 +44,21 @@ class _Collector:
         up = GaugeMetricFamily("weft_peer_up", "1 while a peer takes part, by what is known.", labels=labels)
         speed = GaugeMetricFamily("weft_peer_tokens_per_second", "Speed of inner steps.", labels=labels)
         at_round = GaugeMetricFamily("weft_peer_round", "The last round that a peer has applied.", labels=labels)
+        counted = CounterMetricFamily("weft_peer_tokens", "Tokens that rounds counted of a peer.", labels=labels)
+        missed = CounterMetricFamily("weft_peer_missed_rounds", "Rounds without its contribution.", labels=labels)
+        moved = CounterMetricFamily("weft_peer_bytes", "Sent and received by a peer.", labels=[*labels, "direction"])
         for peer in now.peers:
             of = [peer.key[:16], peer.name]
             up.add_metric(of, float(peer.is_here))
             speed.add_metric(of, peer.tokens_per_s)
+            counted.add_metric(of, peer.counted_tokens)
             if peer.round is not None:
                 at_round.add_metric(of, peer.round)
-        yield from (up, speed, at_round)
+            if peer.is_heard:
+                missed.add_metric(of, peer.num_missed)
+                moved.add_metric([*of, "sent"], peer.sent_nbytes)
+                moved.add_metric([*of, "received"], peer.received_nbytes)
+        yield from (up, speed, at_round, counted, missed, moved)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

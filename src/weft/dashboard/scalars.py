@@ -1,17 +1,32 @@
-"""Curves for TensorBoard and for Weights & Biases, from the same events as everything else.
+"""Other places for what a peer tells: boards of curves, and lines of JSON, from the same events as everything else.
 
     tensorboard:FOLDER     files that `tensorboard --logdir FOLDER` shows
     wandb:PROJECT          a run there, by the account that `wandb login` knows
+    json:FILE, json:-      each event as a line, for a collector of logs; - is standard error
 
-Both are sinks of one peer: its loss, its speed, its bytes, and what all have in common. The step is the tokens that
-rounds have counted, so curves of runs with other batches or peers can be laid over each other.
+Curves are of one peer: its loss, its speed, its bytes, and what all have in common. The step is the tokens that rounds
+have counted, so curves of runs with other batches or peers can be laid over each other.
 """
 
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from weft.errors import ConfigError
-from weft.events import Entry, Evaluated, Event, PeerStarted, RoundCommitted, RoundMissed, Sampled, StepDone
+from weft.events import (
+    Entry,
+    Evaluated,
+    Event,
+    JsonlSink,
+    PeerStarted,
+    RoundCommitted,
+    RoundMissed,
+    Sampled,
+    Sink,
+    StepDone,
+)
 
 Figures = dict[str, float]
 
@@ -119,7 +134,18 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def make_sink(where: str) -> ScalarSink:
+class Lines:
+    """A sink that writes events to standard error, as they stand in a log."""
+
+    def write(self, entry: Entry) -> None:
+        sys.stderr.buffer.write(msgspec.json.encode(entry) + b"\n")
+        sys.stderr.buffer.flush()
+
+    def close(self) -> None:
+        pass
+
+
+def make_sink(where: str) -> Sink:
     """Return the sink that `where` names.
 
     Raises:
@@ -131,6 +157,10 @@ def make_sink(where: str) -> ScalarSink:
             return ScalarSink(TensorBoard(Path(place)))
         if kind == "wandb" and place:
             return ScalarSink(WeightsAndBiases(place))
+        if kind == "json" and place:
+            return Lines() if place == "-" else JsonlSink(Path(place))
     except ImportError as error:
         raise ConfigError(f"--log {where}: {error.name} is not installed: pip install 'weft[{kind}]'.") from error
-    raise ConfigError(f"--log {where}: should be tensorboard:FOLDER or wandb:PROJECT.")
+    except OSError as error:
+        raise ConfigError(f"--log {where}: cannot be written: {error.strerror or error}. Name another file.") from error
+    raise ConfigError(f"--log {where}: should be tensorboard:FOLDER, wandb:PROJECT, json:FILE or json:-.")

@@ -10,6 +10,7 @@ from weft.dashboard.scalars import Figures, ScalarSink, make_sink
 from weft.errors import ConfigError
 from weft.events import Evaluated, RoundMissed, Sampled
 from weft.ids import Round, Tokens
+from weft.log_file import read_jsonl
 
 ENTRIES = (
     said(A, started("anna"), 1.0),
@@ -82,9 +83,9 @@ def test_tensorboards_reader_reads_what_was_written(tmp_path: Path) -> None:
     assert text.tensor_proto.string_val[0] == b"once more"
 
 
-@pytest.mark.parametrize("where", ["tensorboard", "tensorboard:", "wandb:", "file:x", ""])
+@pytest.mark.parametrize("where", ["tensorboard", "tensorboard:", "wandb:", "json:", "file:x", ""])
 def test_what_names_no_board_is_refused(where: str) -> None:
-    with pytest.raises(ConfigError, match="tensorboard:FOLDER or wandb:PROJECT"):
+    with pytest.raises(ConfigError, match="tensorboard:FOLDER, wandb:PROJECT, json:FILE or json:-"):
         make_sink(where)
 
 
@@ -92,3 +93,21 @@ def test_what_is_not_installed_is_said_with_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"pip install 'weft\[wandb\]'"):
         make_sink("wandb:mine")
+
+
+def test_events_are_lines_for_a_collector_in_a_file_or_on_standard_error(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    entries = [said(A, started("anna")), said(A, step(3.0))]
+    for where in (f"json:{tmp_path / 'out.jsonl'}", "json:-"):
+        sink = make_sink(where)
+        for entry in entries:
+            sink.write(entry)
+        sink.close()
+    assert read_jsonl(tmp_path / "out.jsonl") == entries
+    assert capfdbinary.readouterr().err == (tmp_path / "out.jsonl").read_bytes()
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        make_sink(f"json:{tmp_path}")
