@@ -55,6 +55,18 @@ class Notice(Event, frozen=True, kw_only=True):
     text: str
 
 
+class Working(Event, frozen=True, kw_only=True):
+    """How far something has come that takes long (`weft.progress`)."""
+
+    what: str
+    unit: str  # "B", or a word for many
+    done: int
+    total: int | None
+    rate: float  # units a second, of late
+    left_s: float | None
+    is_over: bool  # it is done, or was given up
+
+
 class FellBack(Event, frozen=True, kw_only=True):
     """A fallback that changes numerics, bytes or trust."""
 

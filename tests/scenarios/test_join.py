@@ -12,7 +12,7 @@ import pytest
 
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import Notice, RoundCommitted, StateJoined
+from weft.events import Notice, RoundCommitted, StateJoined, Working
 from weft.ids import PeerId
 from weft.peer import arrival
 from weft.peer.compute import Inline
@@ -125,6 +125,24 @@ def test_two_donors_are_nearly_twice_as_fast_as_one_and_four_as_two(make_swarm: 
     assert one == pytest.approx(NUM_CHUNKS * CHUNK_NBYTES * 8 / 10e6, rel=0.06)
     assert one / two > 1.8
     assert two / four > 1.5  # 14 chunks in four shares: two members deliver a third more than the others
+
+
+def test_a_newcomer_says_how_far_the_state_has_come(make_swarm: MakeSwarm) -> None:
+    swarm = small(make_swarm)
+
+    async def scenario() -> None:
+        members = await after_a_round(swarm, "ab")
+        lay(*members, up=10)
+        newcomer = join(swarm)
+        joined = await swarm.when(newcomer, StateJoined)
+        told = newcomer.life.seen(Working)
+        *under_way, last = [event for event in told if event.what == "fetching the state"]
+        assert under_way
+        assert under_way[-1].rate == pytest.approx(20e6 / 8, rel=0.1)
+        assert [event.done for event in under_way] == sorted(event.done for event in under_way)
+        assert (last.done, last.total, last.is_over) == (joined.nbytes, joined.nbytes, True)
+
+    swarm.run(scenario)
 
 
 def test_a_newcomer_whose_line_is_the_bottleneck_uses_all_of_it(make_swarm: MakeSwarm) -> None:

@@ -176,11 +176,12 @@ _COLUMNS = (("tokens/s", 60), ("round", 0), ("loss", 45), ("link", 60), ("state"
 
 def _cells(line: Line, *, is_waiting: bool) -> dict[str, RenderableType]:
     state = "waiting" if is_waiting and line.state in {"starting", "data ready"} else line.state
+    shown = line.work if line.work and line.state not in AWAY else state
     link = "" if line.state in AWAY else line.link or ("here" if line.is_heard else "")
     return {
         "tokens/s": figures.amount(line.tokens_per_s) if line.tokens_per_s else "-",
         "round": "-" if line.round is None else str(line.round),
         "loss": "-" if line.loss is None else f"{line.loss:.3f}",
         "link": link or "-",
-        "state": Text(state, style="green" if state in _GOOD else "yellow"),
+        "state": Text(shown, style="green" if state in _GOOD or not state else "yellow"),
     }

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.place import home_of
+from weft.cli.work_line import WorkLine
+from weft.clock import SystemClock
+from weft.progress import Meter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +40,10 @@ def eval(
     trained = open_trained(checkpoint, home_of(context))
     say_which(trained, checkpoint)
     text = _given(trained, data) if data else _heldout(trained, home_of(context))
-    loss, num_tokens = measure(trained.on(device), text.batches(windows))
+    with Meter(
+        "evaluating", "windows", WorkLine(), SystemClock(), min(windows or text.num_windows, text.num_windows)
+    ) as meter:
+        loss, num_tokens = measure(trained.on(device), counted(text.batches(windows), meter))
     per_byte = loss * text.num_tokens / text.nbytes
     measured, there = num_tokens // text.seq_len, text.num_windows
     share = f"all {there}" if measured == there else f"{measured} of {there}"
@@ -45,6 +51,13 @@ def eval(
         f"{loss:.4f} nats per token, {per_byte:.4f} nats per byte, over {num_tokens} tokens ({share} windows) "
         f"of {text.name}"
     )
+
+
+def counted(batches: "Iterator[tuple[Tensor, Tensor]]", meter: Meter) -> "Iterator[tuple[Tensor, Tensor]]":
+    """Yield the same batches, and count the windows of each once it has been used."""
+    for batch in batches:
+        yield batch
+        meter.add(len(batch[0]))
 
 
 @dataclass(frozen=True)
@@ -128,16 +141,18 @@ def _heldout(trained: "Trained", home: Path) -> Text:
 def _given(trained: "Trained", paths: Sequence[str]) -> Text:
     import numpy as np
 
-    from weft.cli.texts import own_documents
+    from weft.cli.texts import own_documents, own_nbytes
 
     end = trained.tokenizer.end_of_text
     parts: list[NDArray[np.integer]] = []
     nbytes = 0
-    for document in own_documents(paths):
-        if parts and end is not None:
-            parts.append(np.array([end], dtype=np.uint32))
-        parts.append(trained.tokenizer.encode(document.text))
-        nbytes += len(document.text.encode("utf-8", errors="replace"))
+    with Meter("tokenizing", "B", WorkLine(), SystemClock(), own_nbytes(paths)) as meter:
+        for document in own_documents(paths):
+            if parts and end is not None:
+                parts.append(np.array([end], dtype=np.uint32))
+            parts.append(trained.tokenizer.encode(document.text))
+            nbytes += (read := len(document.text.encode("utf-8", errors="replace")))
+            meter.add(read)
     seq_len = min(trained.config.max_seq_len, _MAX_WINDOW) if trained.run is None else trained.run.train.seq_len
     ids = np.concatenate(parts)
     seq_len = min(seq_len, max(1, len(ids) - 1))

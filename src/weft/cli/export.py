@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from weft.cli.place import home_of
+from weft.cli.work_line import WorkLine
+from weft.clock import SystemClock
+from weft.progress import Meter
 
 
 class Dtype(StrEnum):
@@ -26,8 +29,16 @@ def export(
 
     trained = open_trained(checkpoint, home_of(context))
     tokenizer = trained.tokenizer
-    write_folder(
-        folder, trained.config, trained.vector, tokenizer.to_json(), stop_id=tokenizer.end_of_text, dtype=dtype.value
-    )
+    nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
+    with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
+        write_folder(
+            folder,
+            trained.config,
+            trained.vector,
+            tokenizer.to_json(),
+            stop_id=tokenizer.end_of_text,
+            dtype=dtype.value,
+            on_written=meter.add,
+        )
     typer.echo(str(folder))
     typer.echo(f'load it with: transformers.AutoModelForCausalLM.from_pretrained("{folder}")', err=True)

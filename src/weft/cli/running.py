@@ -64,7 +64,9 @@ def run(start: Start, options: Options, manner: Manner) -> None:
     if manner.parent:
         stop_with_parent(manner.parent)
     contributed = Contributed(manner.until)
-    options = replace(options, sinks=(*options.sinks, screen, contributed, *boards), until=manner.until.wall)
+    options = replace(
+        options, sinks=(*options.sinks, screen, contributed, *boards), until=manner.until.wall, aside=screen.aside
+    )
 
     def on_started(peer: Peer, ticket: str) -> None:
         stopper.peer = peer

@@ -14,7 +14,8 @@ from rich.live import Live
 
 from weft.cli.draw import draw, progress
 from weft.cli.view import Facts, View, news_of, update
-from weft.events import Entry, Evaluated, RoundCommitted
+from weft.cli.work_line import WorkLine
+from weft.events import Entry, Evaluated, Event, RoundCommitted
 
 _REDRAWS_PER_S = 4
 
@@ -27,6 +28,10 @@ class Screen(Protocol):
     def write(self, entry: Entry) -> None: ...
 
     def start(self, facts: Facts) -> None: ...
+
+    def aside(self, event: Event) -> None:
+        """Take how far work has come before there is a view of the run."""
+        ...
 
     def close(self) -> None: ...
 
@@ -54,12 +59,22 @@ class QuietScreen:
         with self._lock:
             self.view = replace(self.view, facts=facts)
 
+    def aside(self, event: Event) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
 class PlainScreen(QuietScreen):
     """A line for every commit, evaluation and notable event, each written at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._work = WorkLine()
+
+    def aside(self, event: Event) -> None:
+        self._work(event)
 
     def start(self, facts: Facts) -> None:
         super().start(facts)
@@ -70,6 +85,7 @@ class PlainScreen(QuietScreen):
         with self._lock:
             before, self.view = self.view, update(self.view, entry)
             line = plain_line(before, self.view, entry)
+            self.aside(entry.event)
         if line is not None:
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # this is the terminal
 
@@ -80,10 +96,21 @@ class LiveScreen(QuietScreen):
     def __init__(self) -> None:
         super().__init__()
         self._live: Live | None = None
+        self._work = WorkLine()
+
+    def write(self, entry: Entry) -> None:
+        super().write(entry)
+        self.aside(entry.event)
+
+    def aside(self, event: Event) -> None:
+        with self._lock:
+            if self._live is None:
+                self._work(event)
 
     def start(self, facts: Facts) -> None:
         super().start(facts)
         if self._live is None:
+            self._work.close()
             self._live = Live(
                 get_renderable=self._draw,
                 console=Console(stderr=True),

@@ -105,6 +105,7 @@ def as_tree(view: "View") -> dict[str, Any]:
                 "peer": peer,
                 "name": line.name,
                 "state": line.state,
+                "work": line.work or None,
                 "round": line.round,
                 "loss": line.loss,
                 "tokens_per_s": line.tokens_per_s,

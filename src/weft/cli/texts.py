@@ -8,6 +8,18 @@ if TYPE_CHECKING:
     from weft.data.files import Document
 
 
+def own_nbytes(paths: Sequence[str]) -> int | None:
+    """Return about how much text --data names; None where that cannot be told."""
+    from weft.data import TextSource
+    from weft.data.corpus import text_nbytes
+    from weft.errors import DataError
+
+    try:
+        return text_nbytes(TextSource(paths=tuple(paths)), Path.cwd())
+    except DataError:
+        return None  # whoever reads it says why
+
+
 def own_documents(paths: Sequence[str]) -> "Iterator[Document]":
     """Yield the documents that --data names.
 

@@ -1,9 +1,14 @@
 """`weft tokenizer`: train a byte-level BPE on text, and look at any tokenizer."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from weft.cli.work_line import WorkLine
+from weft.clock import SystemClock
+from weft.progress import Meter
 
 
 def make_app() -> typer.Typer:
@@ -22,18 +27,26 @@ def train(
     ] = None,
 ) -> None:
     """Train byte-level BPE; the same text gives the same tokenizer."""
-    from weft.cli.texts import own_documents
+    from weft.cli.texts import own_documents, own_nbytes
     from weft.data import StdlibSource, train_bpe, write_atomically
-    from weft.data.corpus import documents
+    from weft.data.corpus import documents, text_nbytes
     from weft.errors import ConfigError
 
     if target.exists():
         raise ConfigError(f"{target} exists; weft overwrites no tokenizer. Remove it or choose another place.")
     texts = own_documents(data) if data else documents(StdlibSource(), Path.cwd())
-    made = train_bpe((document.text for document in texts), vocab_size)
+    nbytes = own_nbytes(data) if data else text_nbytes(StdlibSource(), Path.cwd())
+    with Meter("reading", "B", WorkLine(), SystemClock(), nbytes) as meter:
+        made = train_bpe(_counted((document.text for document in texts), meter), vocab_size)
     write_atomically(target, [made.to_json()])
     typer.echo(f"{target}: {made.vocab_size} pieces, digest {made.digest}")
     typer.echo(f'in a run file: tokenizer = {{type = "json", path = "{target}"}}', err=True)
+
+
+def _counted(texts: Iterable[str], meter: Meter) -> Iterator[str]:
+    for text in texts:
+        yield text
+        meter.add(len(text.encode("utf-8", errors="replace")))
 
 
 def show(

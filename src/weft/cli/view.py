@@ -10,6 +10,7 @@ It does not know terminals: `draw` and `screen` show it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from weft.dashboard import figures
 from weft.dashboard.notable import notable
 from weft.dashboard.reckoned import ring_nbytes, smoothed_speed
 from weft.events import (
@@ -36,6 +37,7 @@ from weft.events import (
     RoundMissed,
     Sampled,
     StepDone,
+    Working,
 )
 from weft.ids import PeerId, short
 from weft.wire import printable
@@ -67,6 +69,7 @@ class Line:
     loss: float | None = None
     link: str = ""
     state: str = ""
+    work: str = ""  # how far that has come which takes long, in short
     committed_tokens: int = 0
     counted_through: int | None = None  # the newest round that counted it with its sponsor
     is_heard: bool = False  # it speaks for itself
@@ -194,6 +197,8 @@ def _fold(view: View, entry: Entry) -> View:
             if known.state == "joining" and not known.name:  # it came for an errand
                 return replace(view, lines={peer: line for peer, line in view.lines.items() if peer != event.remote})
             return _line(view, event.remote, link="down")
+        case Working():
+            return _line(view, own, work="" if event.is_over else figures.work_in_short(event), is_heard=True)
         case MemberProgress():
             return _progress(view, event)
         case MemberJoined():

@@ -1,5 +1,7 @@
 """Figures as people read them: bytes, durations, counts, speeds. Pure text, no units left to guess."""
 
+from weft.events import Working
+
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -35,6 +37,25 @@ def duration(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d}"
     return f"{whole // 60}:{whole % 60:02d}"
+
+
+def work(told: Working) -> str:
+    """Return how far something has come: fetching the state: 45 % of 1.2 GB, 4.1 MB/s, 3:20 left."""
+
+    def said(count: float) -> str:
+        return nbytes(count) if told.unit == "B" else f"{amount(count)} {told.unit}"
+
+    parts = (
+        f"{100 * told.done / told.total:.0f} % of {said(told.total)}" if told.total else said(told.done),
+        f"{said(told.rate)}/s" if told.rate > 0 else "",
+        "" if told.left_s is None else f"{duration(told.left_s)} left",
+    )
+    return f"{told.what}: {', '.join(filter(None, parts))}"
+
+
+def work_in_short(told: Working) -> str:
+    """Return the same for a column: fetching the state 45 %."""
+    return f"{told.what} {100 * told.done / told.total:.0f} %" if told.total else told.what
 
 
 def ratio(more: float, less: float) -> str:

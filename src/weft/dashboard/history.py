@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from weft.dashboard import figures
 from weft.dashboard.advice import advice_of
 from weft.dashboard.notable import notable
 from weft.dashboard.reckoned import ring_nbytes, smoothed_speed
@@ -51,6 +52,7 @@ from weft.events import (
     RoundMissed,
     Sampled,
     StepDone,
+    Working,
 )
 from weft.ids import PeerId, short
 from weft.wire import printable
@@ -64,7 +66,7 @@ LISTS = (
 )
 AWAY = {"gone", "left", "stopped", "finished", "silent"}
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
-_UNTOLD = (StepDone, MemberProgress)  # too many to list, and each is in another list
+_UNTOLD = (StepDone, MemberProgress, Working)  # too many to list, and each is in another list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +242,10 @@ class History:
 
     def _state(self, of: _Peer, at: float, by: _Peer, state: str | None = None) -> None:
         of.state = of.state if state is None else state
-        self._add("states", [at, of.number, of.state, of.round, _finite(of.loss), of.tokens_per_s, by.number])
+        self._add("states", self._row_of(of, at, by, of.state))
+
+    def _row_of(self, of: _Peer, at: float, by: _Peer, state: str) -> Row:
+        return [at, of.number, state, of.round, _finite(of.loss), of.tokens_per_s, by.number]
 
     def _fold(self, own: _Peer, at: float, entry: Entry) -> None:
         if not own.is_heard:  # its own word counts from now on
@@ -280,6 +285,10 @@ class History:
             case Paused():
                 own.tokens_per_s = 0.0
                 self._state(own, at, own, "paused")
+            case Working(is_over=True):
+                self._state(own, at, own)
+            case Working():
+                self._add("states", self._row_of(own, at, own, figures.work_in_short(event)))
             case Resumed():
                 self._state(own, at, own, "training")
             case RoundMissed():

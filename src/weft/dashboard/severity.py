@@ -30,6 +30,7 @@ from weft.events import (
     Sampled,
     StepDone,
     TransportUp,
+    Working,
 )
 
 SEVERITIES = ("routine", "note", "warning", "error")
@@ -37,7 +38,7 @@ ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
 
 _ROUTINE = (
     *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough),
-    *(LinkUp, LinkDown, TransportUp, CheckpointSaved, Sampled),
+    *(LinkUp, LinkDown, TransportUp, CheckpointSaved, Sampled, Working),
 )
 _WARNINGS = (
     *(MemberSuspected, MemberGone, MemberStrays, LoopStalled, RoundMissed, PayloadRejected, FellBack, JoinTooSlow),

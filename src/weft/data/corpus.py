@@ -110,6 +110,22 @@ def documents(source: TextualSource, base: Path) -> Iterator[Document]:
             return islice(stream, source.max_documents)
 
 
+def text_nbytes(source: SourceConfig, base: Path) -> int | None:
+    """Return about how many bytes of text `source` holds, without reading it; None where that cannot be told.
+
+    Raises:
+        DataError: as `documents`.
+    """
+    match source:
+        case StdlibSource():
+            found = files.stdlib_files()
+        case TextSource(paths=paths):
+            found = files.find(paths, base, suffix="")
+        case JsonlSource() | ParquetSource() | DatasetSource() | BinSource():
+            return None  # they hold more than their text, or are elsewhere
+    return sum(file.path.stat().st_size for file in found if file.path.is_file())
+
+
 def split(source: TextualSource, base: Path, heldout_fraction: float) -> Iterator[tuple[Split, str]]:
     """Yield every non-empty piece of text with the side it is on.
 

@@ -47,16 +47,25 @@ def stdlib_documents() -> Iterator[Document]:
     Raises:
         DataError: this Python has no source files (some embedded ones have not).
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    found = list(_below(root, ".py", _is_no_stdlib)) if root.is_dir() else []
-    if not found:
-        raise DataError(f"this Python has no standard library source in {root}. Name text files of your own.")
-    for file in found:
+    for file in stdlib_files():
         try:
             text = file.path.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError):
             continue  # a stray file of the machine's owner; the corpus is what can be read
         yield Document(file.name, text)
+
+
+def stdlib_files() -> list[Found]:
+    """Return the modules of the running Python's standard library.
+
+    Raises:
+        DataError: this Python has no source files (some embedded ones have not).
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = list(_below(root, ".py", _is_no_stdlib)) if root.is_dir() else []
+    if not found:
+        raise DataError(f"this Python has no standard library source in {root}. Name text files of your own.")
+    return found
 
 
 def text_documents(paths: Sequence[str], base: Path) -> Iterator[Document]:

@@ -7,7 +7,7 @@ same digests on every machine.
 It does not know sequences, batches or peers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, assert_never
 
@@ -78,13 +78,20 @@ def make_tokenizer(config: TokenizerConfig, data: CorpusConfig, base: Path) -> T
 
 
 def pack(
-    store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, base: Path, *, shard_nbytes: int = SHARD_NBYTES
+    store: ShardStore,
+    data: CorpusConfig,
+    tokenizer: Tokenizer,
+    base: Path,
+    *,
+    shard_nbytes: int = SHARD_NBYTES,
+    on_packed: Callable[[int], None] = lambda _nbytes: None,
 ) -> DataIndex:
     """Write the corpus into `store` and return its index.
 
     Args:
         base: the folder that relative paths start from: the run file's.
         shard_nbytes: the size of every shard but the last, at most `MAX_SHARD_NBYTES`.
+        on_packed: told how many bytes of text were packed since it was told last.
 
     Raises:
         DataError: the corpus is missing, empty or malformed, or yields more than `MAX_SHARDS` shards.
@@ -98,16 +105,18 @@ def pack(
     if isinstance(data.source, BinSource):
         source = _bin_tokens(data.source, base, data.heldout_fraction, tokenizer)
         for side, ids in source:
-            streams[side].text_nbytes += len(tokenizer.decode(ids).encode())
-            streams[side].write(ids)
+            nbytes = len(tokenizer.decode(ids).encode())
+            streams[side].write(ids, nbytes)
+            on_packed(nbytes)
     else:
         for side, text in corpus.split(data.source, base, data.heldout_fraction):
             stream = streams[side]
             if stream.text_nbytes and tokenizer.end_of_text is not None:
                 stream.write(np.array([tokenizer.end_of_text], dtype=np.uint32))
             for piece in _pieces(text):
-                stream.text_nbytes += len(piece.encode("utf-8", errors="replace"))
-                stream.write(tokenizer.encode(piece))
+                nbytes = len(piece.encode("utf-8", errors="replace"))
+                stream.write(tokenizer.encode(piece), nbytes)
+                on_packed(nbytes)
     train, heldout = streams["train"], streams["heldout"]
     return DataIndex(
         dtype=dtype,
@@ -131,7 +140,8 @@ class _Stream:
         self._buffer = bytearray()
         self._infos: list[ShardInfo] = []
 
-    def write(self, ids: NDArray[np.integer]) -> None:
+    def write(self, ids: NDArray[np.integer], text_nbytes: int = 0) -> None:
+        self.text_nbytes += text_nbytes
         self._buffer += ids.astype(self._dtype).tobytes()
         while len(self._buffer) >= self._shard_nbytes:
             self._flush(self._shard_nbytes)

@@ -14,7 +14,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,6 +150,7 @@ def write_folder(
     *,
     stop_id: int | None = None,
     dtype: FileDtype = "float32",
+    on_written: Callable[[int], None] = lambda _nbytes: None,
 ) -> None:
     """Write the model as a folder that transformers, vLLM and llama.cpp load.
 
@@ -159,6 +160,7 @@ def write_folder(
         tokenizer_json: bytes of a `tokenizers` file, passed through.
         stop_id: the token that ends a text.
         dtype: of the tensors in the files.
+        on_written: told how many bytes of tensors were written since it was told last.
 
     Raises:
         ConfigError: `path` is taken or cannot be made, or the vector belongs to another config.
@@ -178,7 +180,7 @@ def write_folder(
         partial.chmod(0o755)
         _write_json(partial / _CONFIG, config_to_hf(config, dtype=dtype, stop_id=stop_id))
         _write_tokenizer(partial, config, tokenizer_json, stop_id)
-        _write_weights(partial, hf_tensors(config), vector.detach(), dtype)
+        _write_weights(partial, hf_tensors(config), vector.detach(), dtype, on_written)
         if path.exists():
             path.rmdir()
         partial.rename(path)
@@ -206,7 +208,9 @@ def _write_tokenizer(folder: Path, config: ModelConfig, tokenizer_json: bytes | 
     _write_json(folder / "tokenizer_config.json", settings)
 
 
-def _write_weights(folder: Path, tensors: Sequence[HfTensor], vector: Tensor, dtype: FileDtype) -> None:
+def _write_weights(
+    folder: Path, tensors: Sequence[HfTensor], vector: Tensor, dtype: FileDtype, on_written: Callable[[int], None]
+) -> None:
     nbytes_each = _TORCH_DTYPES[dtype][0].itemsize
     shards: list[list[HfTensor]] = [[]]
     room = MAX_SHARD_NBYTES
@@ -218,17 +222,19 @@ def _write_weights(folder: Path, tensors: Sequence[HfTensor], vector: Tensor, dt
         shards[-1].append(tensor)
         room -= nbytes
     if len(shards) == 1:
-        _write_safetensors(folder / _SINGLE, tensors, vector, dtype)
+        _write_safetensors(folder / _SINGLE, tensors, vector, dtype, on_written)
         return
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_safetensors(folder / name, shard, vector, dtype)
+        _write_safetensors(folder / name, shard, vector, dtype, on_written)
         weight_map.update({tensor.name: name for tensor in shard})
     _write_json(folder / _INDEX, {"metadata": {"total_size": vector.numel() * nbytes_each}, "weight_map": weight_map})
 
 
-def _write_safetensors(file: Path, tensors: Sequence[HfTensor], vector: Tensor, dtype: FileDtype) -> None:
+def _write_safetensors(
+    file: Path, tensors: Sequence[HfTensor], vector: Tensor, dtype: FileDtype, on_written: Callable[[int], None]
+) -> None:
     """Write one file tensor by tensor: u64 length of the header, header in JSON, tensors in little-endian bytes."""
     torch_dtype, tag = _TORCH_DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -245,6 +251,7 @@ def _write_safetensors(file: Path, tensors: Sequence[HfTensor], vector: Tensor, 
         for tensor in tensors:
             part = vector[tensor.offset : tensor.stop].to("cpu", torch_dtype)
             out.write(part.view(integers).numpy().astype(f"<i{torch_dtype.itemsize}", copy=False).data)
+            on_written(part.nbytes)
         out.flush()
         os.fsync(out.fileno())
 

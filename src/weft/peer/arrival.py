@@ -36,6 +36,7 @@ from weft.peer.place import Place
 from weft.peer.pull import pull
 from weft.peer.replica import Replica
 from weft.peer.shares import Blob
+from weft.progress import Meter
 from weft.sync.charter import Charter
 from weft.sync.messages import Manifest
 from weft.wire import Buffer, decode, digest_of
@@ -202,6 +203,7 @@ class Arrival:
         async def keep(blob: Blob, data: Buffer) -> None:
             was_kept = partial.why_not_kept is None
             await self._place.compute.serve(lambda: partial.put(blob.digest, data))
+            meter.add(len(data))
             if was_kept and partial.why_not_kept is not None:
                 text = f"what has come of the state cannot be kept on disk ({partial.why_not_kept}): should this "
                 self._place.emit(Notice(text=text + "process end before all has come, it is fetched anew"))
@@ -209,9 +211,12 @@ class Arrival:
         async def more(known: Sequence[PeerId]) -> Sequence[PeerId]:
             return await self._more(offered, known)
 
+        missing, total = partial.missing(), partial.index.nbytes
+        there = total - sum(blob.nbytes for blob in missing)
         self.under_way = partial
         try:
-            return await pull(self._node, partial.missing(), offered.donors, keep, self._place.clock, more)
+            with Meter("fetching the state", "B", self._place.emit, self._place.clock, total, done=there) as meter:
+                return await pull(self._node, missing, offered.donors, keep, self._place.clock, more)
         finally:
             self.under_way = None
 

@@ -15,6 +15,7 @@ from weft.peer.learner import Learner, Measure
 from weft.peer.messages import Evaluation
 from weft.peer.place import Place
 from weft.peer.replica import Replica
+from weft.progress import Meter
 from weft.sync.messages import Manifest
 
 SAMPLE_TOKENS = 300
@@ -102,11 +103,18 @@ class Evaluator(Unmeasured):
 
     async def _evaluate(self, head: Manifest) -> None:
         self._between()
-        outer, windows = self._replica.outer, self._run.train.evaluate_windows
-        loss, num_tokens = await self._place.compute.train(
-            lambda: self._trainer.evaluate(outer, self._heldout, windows, self._between),
-            windows * self._run.train.seq_len // 3,  # forward only: backward is twice as much
-        )
+        outer, train = self._replica.outer, self._run.train
+        windows = min(train.evaluate_windows, self._heldout.num_windows)
+
+        def between() -> None:
+            meter.add(train.batch_size)
+            self._between()
+
+        with Meter("evaluating", "windows", self._place.emit, self._place.clock, windows) as meter:
+            loss, num_tokens = await self._place.compute.train(
+                lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
+                windows * train.seq_len // 3,  # forward only: backward is twice as much
+            )
         evaluation = Evaluation(
             round=head.round,
             loss=loss,

@@ -27,6 +27,7 @@ from weft.peer.outline import data_ready
 from weft.peer.pull import pull
 from weft.peer.seal import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.peer.shares import Blob
+from weft.progress import Meter
 from weft.sync.known import require
 from weft.wire import Buffer
 
@@ -66,27 +67,32 @@ async def fetch_files(
         home.blobs.put(blob)
     tokenizer = from_bytes(blob)
     check_vocabulary(tokenizer, run.model.vocab_size)
-    emit(data_ready(run.data, await _fetch_shards(node, peers, run.data, home, clock)))
+    emit(data_ready(run.data, await _fetch_shards(node, peers, run.data, home, clock, emit)))
     return tokenizer
 
 
-async def _fetch_shards(node: Node, peers: Sequence[PeerId], index: DataIndex, home: Home, clock: Clock) -> int:
+async def _fetch_shards(
+    node: Node, peers: Sequence[PeerId], index: DataIndex, home: Home, clock: Clock, emit: Emit
+) -> int:
     """Fetch missing shards, again and again as long as some come; return how many bytes there were to fetch."""
 
     async def keep(shard: Blob, data: Buffer) -> None:
         await asyncio.to_thread(home.shards.add, index, shard.digest, data)
+        meter.add(len(data))
 
-    first = missing = home.shards.missing(index)
-    while missing:
-        before = len(missing)
-        blobs = [Blob(digest=info.digest, nbytes=info.nbytes) for info in missing]
-        try:
-            await pull(node, blobs, everybody(node, peers), keep, clock)
-        except PeerError:
-            if len(home.shards.missing(index)) == before:
-                raise
-        missing = home.shards.missing(index)
-    return sum(info.nbytes for info in first)
+    missing = home.shards.missing(index)
+    nbytes = sum(info.nbytes for info in missing)
+    with Meter("fetching the data", "B", emit, clock, nbytes) as meter:
+        while missing:
+            before = len(missing)
+            blobs = [Blob(digest=info.digest, nbytes=info.nbytes) for info in missing]
+            try:
+                await pull(node, blobs, everybody(node, peers), keep, clock)
+            except PeerError:
+                if len(home.shards.missing(index)) == before:
+                    raise
+            missing = home.shards.missing(index)
+    return nbytes
 
 
 async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home: Home) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.clock import SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
-from weft.events import ConnectionDropped, Emit, EventLog, JsonlSink, Sink
+from weft.events import ConnectionDropped, Emit, Event, EventLog, JsonlSink, Sink
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.net import tcp
@@ -35,6 +35,10 @@ from weft.peer.kept import drop_ticket, keep_addresses, keep_ticket, read_addres
 from weft.peer.machine import PeerConfig
 
 
+def nobody(event: Event) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What one machine brings."""
@@ -44,6 +48,7 @@ class Options:
     settings: PeerConfig
     sinks: Sequence[Sink] = ()
     until: float | None = None  # wall seconds at which the peer leaves
+    aside: Emit = nobody  # takes how far that has come which takes long before this peer has a name in the run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from weft.clock import Clock, SystemClock
 from weft.data import CorpusConfig, DataIndex, Tokenizer
 from weft.data.batch import Batches
 from weft.errors import ConfigError, Unreachable
-from weft.events import Emit, Event, Notice
+from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId
 from weft.net.admission import new_secret
 from weft.net.heartbeat import say_goodbye
@@ -85,8 +85,12 @@ async def found(
     """
     _limit(options.settings)
     pending: list[Event] = []
+
+    def emit(event: Event) -> None:  # this peer has no name in the run yet
+        (options.aside if isinstance(event, Working) else pending.append)(event)
+
     sealed = await asyncio.to_thread(
-        seal, run_file, base, options.home, pending.append, max_parameters=options.settings.max_parameters
+        seal, run_file, base, options.home, emit, max_parameters=options.settings.max_parameters
     )
     await asyncio.to_thread(trainers.check_fits, sealed.config, options.settings)
     run = sealed.config.run
@@ -246,17 +250,17 @@ async def _data(
     home = ground.options.home
     tokenizer = await fetch_files(node, members, run, home, SystemClock(), ground.emit)
     if run.is_private:
-        return Data(tokenizer, home.private, await _own(run, tokenizer, ground.options, own_data))
+        return Data(tokenizer, home.private, await _own(run, tokenizer, ground, own_data))
     return Data(tokenizer, home.shards, run.data)
 
 
 async def _own(
-    run: RunConfig, tokenizer: Tokenizer, options: Options, own_data: tuple[CorpusConfig, Path] | None
+    run: RunConfig, tokenizer: Tokenizer, ground: Footing, own_data: tuple[CorpusConfig, Path] | None
 ) -> DataIndex:
     if own_data is None:
         raise ConfigError("this run is private: every peer trains on its own files. Name yours with --data.")
     corpus, base = own_data
-    return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, options.home)
+    return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, ground.options.home, ground.emit)
 
 
 async def snapshot_of(

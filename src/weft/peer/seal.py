@@ -25,9 +25,11 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft import wire
+from weft.clock import SystemClock
 from weft.data import CorpusConfig, DataIndex, JsonConfig, ShardStore, Tokenizer, check_vocabulary, make_tokenizer, pack
 from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
+from weft.data.corpus import text_nbytes
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit
 from weft.ids import Digest, short
@@ -38,6 +40,7 @@ from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import data_ready
 from weft.peer.state import raw
+from weft.progress import Meter
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
 from weft.sync.known import require
@@ -62,7 +65,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
 
     Args:
         base: the folder that relative paths start from: the run file's.
-        emit: takes `DataReady`.
+        emit: takes `DataReady`, and how far packing has come.
         max_parameters: what this machine is willing to hold; None: as `PeerConfig` has it.
 
     Raises:
@@ -78,7 +81,7 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     check_bounds(model, limit)
     check_host(model)
     store = home.private if run_file.is_private else home.shards
-    index = _pack(store, run_file, tokenizer, base)
+    index = _pack(store, run_file, tokenizer, base, emit)
     config = RunConfig(
         name=run_file.name,
         seed=run_file.seed,
@@ -166,18 +169,21 @@ def on_corpus(run: Genesis) -> RunConfig:
     return run
 
 
-def pack_private(config: RunConfig, tokenizer: Tokenizer, corpus: CorpusConfig, base: Path, home: Home) -> DataIndex:
+def pack_private(
+    config: RunConfig, tokenizer: Tokenizer, corpus: CorpusConfig, base: Path, home: Home, emit: Emit
+) -> DataIndex:
     """Pack this machine's own files for a private run into `home.private`, and return their index, to be told nobody.
 
     Args:
         tokenizer: the run's (see `load_tokenizer`).
         base: the folder that relative paths start from.
+        emit: takes how far packing has come.
 
     Raises:
         DataError: files missing, malformed, too few, or with text that the tokenizer does not know.
         DiskFull: no room for the shards.
     """
-    index = pack(home.private, corpus, tokenizer, base)
+    index = _packed(home.private, corpus, tokenizer, base, emit)
     _check_size(index, config.train.seq_len, config.train.batch_size)
     return index
 
@@ -269,13 +275,18 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
             assert_never(run_file.model)
 
 
-def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path) -> DataIndex:
-    index = pack(store, run_file.data, tokenizer, base)
+def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path, emit: Emit) -> DataIndex:
+    index = _packed(store, run_file.data, tokenizer, base, emit)
     train = run_file.train
     num_peers = 1 if run_file.is_private else run_file.peers
     why = f": {num_peers} peers make inner steps of {train.batch_size} samples each" if num_peers > 1 else ""
     _check_size(index, train.seq_len, num_peers * train.batch_size, why)
     return index
+
+
+def _packed(store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, base: Path, emit: Emit) -> DataIndex:
+    with Meter("tokenizing", "B", emit, SystemClock(), text_nbytes(data.source, base)) as meter:
+        return pack(store, data, tokenizer, base, on_packed=meter.add)
 
 
 def _check_size(index: DataIndex, seq_len: int, num_samples: int, why: str = "") -> None:

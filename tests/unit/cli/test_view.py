@@ -48,6 +48,7 @@ from weft.events import (
     Sponsored,
     StepDone,
     TrainsOn,
+    Working,
 )
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
@@ -407,6 +408,15 @@ def test_the_whole_view_is_drawn() -> None:
         "a thing",
     ):
         assert words in text
+
+
+def test_work_that_takes_long_is_shown_in_the_place_of_the_state() -> None:
+    work = Working(what="evaluating", unit="windows", done=45, total=100, rate=1.0, left_s=55.0, is_over=False)
+    view = fold(started(), step(2.0), entry(work))
+    assert any("evaluating 45 %" in line for line in drawn(view))
+    view = fold(entry(msgspec.structs.replace(work, is_over=True)), view=view)
+    assert not any("evaluating" in line for line in drawn(view))
+    assert any("training" in line for line in drawn(view))
 
 
 def test_bytes_are_shown_beside_the_rings() -> None:

@@ -29,6 +29,7 @@ from weft.events import (
     RoundMissed,
     Sampled,
     StepDone,
+    Working,
 )
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
@@ -38,6 +39,12 @@ BRANCH = BranchId("1" * 64)
 
 def said(peer: PeerId, event: Event, at: float = 1.0) -> Entry:
     return Entry(v=VERSION, at=at, peer=peer, event=event)
+
+
+def working(done: int, *, is_over: bool = False) -> Working:
+    return Working(
+        what="evaluating", unit="windows", done=done, total=10, rate=1.0, left_s=10.0 - done, is_over=is_over
+    )
 
 
 def started(name: str) -> PeerStarted:
@@ -213,3 +220,12 @@ def test_a_history_is_no_longer_than_a_page_can_hold(monkeypatch: pytest.MonkeyP
     found = history(*(said(A, Notice(text=str(number))) for number in range(10)))
     assert found.cursor == 5
     assert found.num_left_out == 6
+
+
+def test_work_that_takes_long_is_a_state_until_it_is_over() -> None:
+    history = History()
+    for event in (started("anna"), step(2.0), working(4), working(8), working(10, is_over=True)):
+        history.take(said(A, event))
+    tree = history.whole()
+    assert [row[2] for row in tree["states"]][-4:] == ["training", "evaluating 40 %", "evaluating 80 %", "training"]
+    assert all(row[2] != "Working" for row in tree["events"])

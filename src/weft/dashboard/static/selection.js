@@ -16,6 +16,7 @@ export class Selection {
   }
 }
 
+const WORK = /^(fetching|tokenizing|evaluating)\b/; // how far it has come follows
 const KINDS = new Map([
   ...["training", "joined", "back", "waiting", "exchanging"].map((state) => [state, "good"]),
   ...["starting", "paused", "joining", "syncing"].map((state) => [state, "wait"]),
@@ -25,5 +26,5 @@ const KINDS = new Map([
 
 /** Return what a state means for who looks: good, wait, warn; done and idle are not here. */
 export function kindOf(state) {
-  return KINDS.get(state ?? "") ?? "warn";
+  return KINDS.get(state ?? "") ?? (WORK.test(state) ? "wait" : "warn");
 }
