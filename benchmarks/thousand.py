@@ -185,12 +185,12 @@ def run_file(root: Path, num: int) -> RunFile:
     )
 
 
-def play(num: int) -> Figures:
+def play(num: int, crowd: type[Crowd] = Crowd) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         home = Home(root / "home")
         sealed = seal(run_file(root, num), root, home, lambda _event: None)
-        world = Crowd(sealed, home, MemoryNetwork(delay_s=DELAY_S, jitter_s=JITTER_S), seed=1)
+        world = crowd(sealed, home, MemoryNetwork(delay_s=DELAY_S, jitter_s=JITTER_S), seed=1)
         world.make_trainer = CostTrainer
         world.reader = ClaimReader(sealed.config.run)
         figures, began, began_cpu = Figures(num, commit(), load()), time.perf_counter(), time.process_time()

@@ -156,7 +156,7 @@ class MemberStrays(Event, frozen=True, kw_only=True):
 
     member: PeerId
     round: Round
-    what: str  # "loss": as it tells; "update": the length of what it brings, by the root of its tokens, measured here
+    what: str  # "loss": as it tells; "update": the length of what it brings, by its tokens, measured here
     value: float
     usual: float  # the median of the others
     is_back: bool = False

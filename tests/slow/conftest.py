@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slow.browser import launched
 from slow.shell import RUN, Shell
 
 
@@ -27,3 +29,9 @@ def run_file(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(RUN)
     return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as found:
+        yield found

@@ -3,10 +3,6 @@
 Needs `pip install -e '.[page]'` and a Chromium on the path; where they are not, it says so.
 """
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from slow.browser import IS_NEEDED, SHOWN, Watched, opened, waits_for
 from unit.cli.test_status import A, B, commit, started, step
 from weft.events import (
     VERSION,
@@ -29,17 +26,10 @@ from weft.events import (
 )
 from weft.ids import PeerId, Round, Tokens
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: the page was looked at by nobody"),
-]
-sync_api = pytest.importorskip("playwright.sync_api", reason="the extra page is not installed")
+pytestmark = IS_NEEDED
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 NUM_ROUNDS = 40
-MOST_MS = 10_000
-SHOWN = '#round:not(:text-is("–"))'
 
 
 def told(peer: PeerId, at: float, event: Event) -> bytes:
@@ -63,63 +53,34 @@ def rounds() -> Iterator[bytes]:
     yield told(A, 1403.0, Notice(text=HOSTILE))
 
 
-class Watched:
-    def __init__(self, log: Path, *arguments: str) -> None:
+class Log(Watched):
+    """The page of a log that grows."""
+
+    def __init__(self, log: Path) -> None:
         self.log = log
-        command = [sys.executable, "-m", "weft", "--home", str(log.parent / "home"), "watch", "--port", "0"]
-        self.process = subprocess.Popen([*command, str(log), *arguments], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
+        super().__init__(log.parent / "home", str(log))
 
     def grow(self, *lines: bytes) -> None:
         with self.log.open("ab") as file:
             file.write(b"".join(lines))
 
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Watched]:
+def live(tmp_path: Path) -> Iterator[Log]:
     log = tmp_path / "log.jsonl"
     log.write_bytes(b"".join(rounds()))
-    watched = Watched(log)
+    watched = Log(log)
     yield watched
     watched.close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield found
-        found.close()
-
-
 @pytest.fixture
-def page(browser: Any, live: Watched) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1440, "height": 1000})
-    opened = context.new_page()
-    opened.set_default_timeout(MOST_MS)
-    opened.faults = []
-    opened.asked = []
-    opened.on("pageerror", lambda error: opened.faults.append(str(error)))
-    opened.on("console", lambda said: opened.faults.append(said.text) if said.type == "error" else None)
-    opened.on("request", lambda request: opened.asked.append(request.url))
-    opened.on("dialog", lambda dialog: (opened.faults.append(dialog.message), dialog.dismiss()))
-    opened.goto(live.address)
-    opened.wait_for_selector(SHOWN)
-    yield opened
-    context.close()
+def page(browser: Any, live: Log) -> Iterator[Any]:
+    with opened(browser, live.address) as page:
+        yield page
 
 
-def waits_for(page: Any, selector: str, text: str) -> None:
-    sync_api.expect(page.locator(selector)).to_contain_text(text, timeout=MOST_MS)
-
-
-def test_it_shows_the_run_and_asks_nobody_else(page: Any, live: Watched) -> None:
+def test_it_shows_the_run_and_asks_nobody_else(page: Any, live: Log) -> None:
     waits_for(page, "#round", "40")
     waits_for(page, "#alive", "2")
     waits_for(page, "#loss-words", "Training loss is 2.000 nats per token after 41.0 k tokens, down from 3.950.")
@@ -138,7 +99,7 @@ def test_what_a_stranger_wrote_is_text(page: Any) -> None:
     assert page.faults == []
 
 
-def test_a_peer_that_dies_is_shown_with_its_reason_and_curves_move(page: Any, live: Watched) -> None:
+def test_a_peer_that_dies_is_shown_with_its_reason_and_curves_move(page: Any, live: Log) -> None:
     live.grow(
         told(A, 1410.0, MemberSuspected(member=B, silent_s=5.0, reason="no heartbeat")),
         told(A, 1411.0, MemberGone(member=B, silent_s=11.0)),
@@ -166,7 +127,7 @@ def test_a_finished_log_is_replayed(browser: Any, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     ends = [told(peer, 1404.0, PeerStopped(reason="complete")) for peer in (A, B)]
     log.write_bytes(b"".join([*rounds(), *ends]))
-    watched = Watched(log)
+    watched = Log(log)
     try:
         page = browser.new_page()
         page.goto(watched.address)
@@ -189,7 +150,7 @@ def test_events_can_be_searched_and_filtered_by_keyboard(page: Any) -> None:
 
 
 @pytest.mark.parametrize(("width", "theme"), [(375, "dark"), (1440, "light")])
-def test_it_can_be_read_by_everybody(browser: Any, live: Watched, width: int, theme: str) -> None:
+def test_it_can_be_read_by_everybody(browser: Any, live: Log, width: int, theme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the extra page is not installed")
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, bypass_csp=True)
     page = context.new_page()

@@ -9,8 +9,9 @@ from typing import Literal
 
 from weft.events import AttemptStarted
 from weft.ids import PeerId
+from weft.sync import machine
 from weft.sync.enact import accused
-from weft.sync.machine import State
+from weft.sync.machine import Input, State
 from weft.sync.messages import Base, Manifest
 from weft.sync.rules import leader
 from weft.wire import Buffer
@@ -58,15 +59,22 @@ def left_out(
     return {**reasons, **lies}
 
 
-def attempt_started(state: State, reason: str) -> AttemptStarted:
-    """Tell that a member follows another attempt now."""
+_BECAUSE: dict[type[Input], str] = {
+    machine.Noticed: "who led is away, or came back",
+    machine.TimedOut: "the one before took too long",
+    machine.Received: "others follow it",
+}
+
+
+def attempt_started(state: State, after: Input) -> AttemptStarted:
+    """Tell that a member follows another attempt now, since something happened."""
     base = state.base
     return AttemptStarted(
         branch=base.branch,
         round=base.round,
         attempt=state.attempt,
         leader=leader(base, state.attempt),
-        reason=reason,
+        reason=_BECAUSE.get(type(after), "the one before cannot be finished"),
     )
 
 

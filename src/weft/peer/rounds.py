@@ -339,7 +339,7 @@ class Rounds:
         self._state, outputs = machine.step(before, event)
         self._node.exchange(self._state.plan is not None and len(before.base.electorate) > 1)
         if self._state.attempt != before.attempt:
-            self._emit(attempt_started(self._state, type(event).__name__))
+            self._emit(attempt_started(self._state, event))
         plan = self._state.plan
         self._carry_out(outputs)
         if plan != before.plan and self._state is not None and self._state.plan == plan:

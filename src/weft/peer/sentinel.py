@@ -1,8 +1,8 @@
 """Says who strays from the others, and that nobody learns. It decides nothing: a person may.
 
     loss      what members tell of their inner steps with each heartbeat: their word
-    update    the length of what they bring, of a delta by the root of the tokens in it: measured by this peer, on the
-              part that it merges, once decoded; or of what its neighbours bring, in lengths of what it brings itself
+    update    the length of what they bring, of a delta by the tokens in it to the power of 3/4: measured by this peer,
+              on the part that it merges, once decoded; or of what its neighbours bring, in lengths of its own
 
 A member that computes on garbage, or with other rates than the run's, shows in both; one that lies about its loss shows
 in the second alone. What has a legacy or a group in it is not measured: it is the work of several. Neither is,
@@ -24,6 +24,9 @@ from weft.sync.choices import Choices
 from weft.sync.messages import Contribution, Manifest
 
 LOSS_SHARE = 0.3  # of the others' loss: batches differ, and so do members' rounds
+# How the length of a delta grows with its tokens: by the power of 1 where steps point the same way, of 1/2 where they
+# point to all sides. So a lease may be 250 times as large as another, and who has it is not outside.
+GROWTH = 0.75
 TIMES = 4.0  # as long as the others' or as short: that much have leases of other sizes
 # The same where rounds wait for nobody: members have made many steps or few, and AdamW's lengths differ by it. One nine
 # times as fast as another brought up to 12 times as much, on a part of rows that no text reaches.
@@ -64,9 +67,8 @@ class Sentinel:
         if self._measured[0] != round:  # the one before is whole
             self._say("update", self._lengths.take(self._comparable(self._measured[1])), math.exp)
             self._measured = round, {}
-        self._measured[1][contribution.peer] = math.log(
-            length / math.sqrt(contribution.tokens if self._is_sum else 1.0)
-        )
+        unit = contribution.tokens**GROWTH if self._is_sum else 1.0
+        self._measured[1][contribution.peer] = math.log(length / unit)
 
     def _comparable(self, lengths: dict[PeerId, float]) -> dict[PeerId, float]:
         if not self._has_neighbours:

@@ -70,6 +70,15 @@ class Watch:
         return {(event.member, event.what) for event in self.events if isinstance(event, MemberStrays)}
 
 
+@pytest.mark.parametrize("power", [0.5, 1.0])  # steps that point to all sides, and to the same one
+def test_a_lease_that_is_sixty_times_as_large_makes_nobody_stray(power: float) -> None:
+    watch = Watch()
+    for _ in range(12):
+        watch.merge(alike(60.0**power), tokens=Tokens(60 * 100))
+        watch.tell(dict.fromkeys(PEERS, 1.0))
+    assert watch.strayed == set()
+
+
 def alike(odd: float) -> dict[PeerId, float]:
     return dict.fromkeys(PEERS, 1.0) | {ODD: odd}
 
