@@ -50,7 +50,7 @@ is **reckoned** (~): the steps that it needs in fp32 on a line that nobody waits
 NOTES = """
 Where other programs were at work (*load*; the run before is in it, too) all steps are slower, and *to the loss* later:
 *of alone* tells by how much, and rows of one rate are compared with each other, not with those of another. What shares
-of the time lose by it is not known. `auto` changes nothing for its first five rounds, so a short run keeps less than a
+of the time lose by it is not known. `auto` changes nothing for its first three rounds, so a short run keeps less than a
 long one. Other settings that were tried are in docs/log.md.
 """.strip()
 

@@ -60,6 +60,8 @@ def _read(data: bytes, kind: Any) -> Any:
 
 def printable(text: str, keep: str = "") -> str:
     """Return text of somebody else's with "?" for what could steer a terminal; `keep` stays, such as line ends."""
+    if text.isprintable():  # nearly all is
+        return text
     return "".join(letter if letter.isprintable() or letter in keep else "?" for letter in text)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weft.events import Entry
     from weft.net.ticket import Ticket
     from weft.peer.observer import Observer
+    from weft.sync.charter import Settings
 
 LOOK_S = 0.5  # how often logs are looked at that may grow
 TOGETHER = 1000  # entries that are taken in one go
@@ -95,8 +96,8 @@ async def follow_logs(
 @asynccontextmanager
 async def observe(
     ticket: "Ticket", transports: str | None, on_entry: "Callable[[Entry], None]"
-) -> "AsyncIterator[tuple[Observer, Facts]]":
-    """Link to members of a run; yield who hears them, and what they say of the run."""
+) -> "AsyncIterator[tuple[Observer, Facts, Settings]]":
+    """Link to members of a run; yield who hears them, what a view shows of it, and what holds of it now."""
     from weft.cli.settings import check_transports, machine_settings
     from weft.cli.view import Facts
     from weft.clock import SystemClock
@@ -109,4 +110,4 @@ async def observe(
     async with visit(ticket, Identity.generate(), chosen) as node:
         settings = (await ask_charter(node, SystemClock())).charter.settings
         facts = Facts(run=short(ticket.run), total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step)
-        yield Observer(node, ticket.run, SystemClock(), on_entry), facts
+        yield Observer(node, ticket.run, SystemClock(), on_entry), facts, settings

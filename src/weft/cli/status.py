@@ -44,7 +44,7 @@ def status(
     async def members(source: "Members") -> None:
         from weft.cli.sources import observe
 
-        async with observe(source.ticket, transports, take) as (observer, facts):
+        async with observe(source.ticket, transports, take) as (observer, facts, _):
             screen.start(facts)
             await (observer.watch() if follow else observer.once())
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -103,10 +102,12 @@ def _address(listener: "socket.socket", token: str | None) -> str:
 async def _follow(source: "Logs", feed: "Feed") -> None:
     """Show logs: those of peers that have all stopped as finished, others as they grow."""
     from weft.cli.sources import follow_logs
-    from weft.dashboard.run import about_of
+    from weft.dashboard.run import about_of, shared_by
     from weft.events import PeerStopped
 
-    feed.history.run, _ = about_of(source.paths[0], feed.history.run)
+    shared = shared_by(source.paths[0])
+    if shared is not None:
+        feed.history.run = about_of(shared)
     is_stopped: dict[PeerId, bool] = {}
 
     def take(entry: "Entry") -> None:
@@ -119,14 +120,9 @@ async def _follow(source: "Logs", feed: "Feed") -> None:
 
 async def _observe(source: "Members", feed: "Feed", transports: str | None) -> None:
     from weft.cli.sources import observe
+    from weft.dashboard.run import about
 
-    async with observe(source.ticket, transports, feed.take) as (observer, facts):
-        feed.history.run = replace(
-            feed.history.run,
-            name=facts.run,
-            id=source.ticket.run,
-            total_tokens=facts.total_tokens,
-            tokens_per_step=facts.tokens_per_step,
-        )
+    async with observe(source.ticket, transports, feed.take) as (observer, facts, settings):
+        feed.history.run = about(facts.run, source.ticket.run, settings)
         print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
         await observer.watch()

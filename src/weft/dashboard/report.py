@@ -15,11 +15,15 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from weft.config import dump
 from weft.dashboard import figures
 from weft.dashboard.chart import Curve, chart
 from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.severity import WARNING
+from weft.peer.again import MODEL, TOKENIZER, run_file_of
+from weft.peer.config import RunConfig
+from weft.sync.in_words import in_words
 
 MAX_FAULTS = 40  # that are told one by one
 
@@ -42,7 +46,7 @@ def told_of(run: Run) -> list[Section]:
         Section("Peers", table=_peers(now.peers)),
         Section("Faults survived", *_faults(tree, now.peers)),
         Section("Environment", table=_environment(now.peers)),
-        Section("Configuration", *_configuration(run)),
+        *_configuration(run),
     ]
 
 
@@ -162,16 +166,29 @@ def _environment(peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], ...]:
     return (("peers", "device", "software"), *((str(count), *what) for what, count in counts.most_common()))
 
 
-def _configuration(run: Run) -> tuple[tuple[str, ...], tuple[()], str]:
+def _configuration(run: Run) -> list[Section]:
     """Return what the run's peers share, and how to do it again."""
-    if not run.config:
-        return ("It is not on this machine; members of the run have it.",), (), ""
-    texts = (
-        f"All that its peers share, whose digest names the run: {run.digest}. Data and tokenizer are named by theirs.",
-        "To repeat it: weft train with a run file of this model, method, schedule and seed, on the same text, and as "
-        "many peers with the software named above.",
+    shared = run.shared
+    if shared is None:
+        return [Section("Configuration", ("It is not on this machine; members of the run have it.",))]
+    digest = (
+        f"All that its peers share, whose digest names the run: {run.digest}. Data and tokenizer are named by theirs."
     )
-    return texts, (), run.config
+    sections = [Section("Configuration", (in_words(shared.method), digest), code=dump(shared))]
+    if isinstance(shared, RunConfig):
+        num_peers = max(1, sum(peer.round is not None for peer in run.history.now.peers))
+        sections.append(
+            Section(
+                "To repeat it",
+                (
+                    "Save this as again.toml, and start: weft train again.toml. It names the default corpus: where the "
+                    "run read other text, name that under [data.source]. The same text gives the same run, by its digest. "
+                    f"{MODEL} and {TOKENIZER}, where they are named, are those that weft export writes.",
+                ),
+                code=dump(run_file_of(shared, num_peers)),
+            )
+        )
+    return sections
 
 
 # --- as text ---

@@ -10,22 +10,24 @@ It does not know how a run is drawn.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
-from weft.config import dump
 from weft.dashboard.history import About, History
 from weft.dashboard.logs import find_logs, logged
 from weft.errors import ConfigError, WeftError
 from weft.events import Entry
-from weft.ids import Digest
+from weft.ids import Digest, RunId
+from weft.peer.config import Genesis
 from weft.peer.home import BlobStore
 from weft.peer.machine import PeerConfig
 from weft.peer.public import public_entry
 from weft.peer.seal import MAX_RUN_NBYTES, read_run
+from weft.sync.charter import Settings
+from weft.sync.in_words import in_words
 
 Record = dict[str, Any]
 
@@ -39,14 +41,14 @@ class Run:
     Args:
         title: what people call it.
         entries: all that its peers logged, in the order of their clocks.
-        config: what its peers share, in TOML; empty where it is not here.
+        shared: what its peers share; None where it is not here.
         digest: the run's name: of all that its peers share.
     """
 
     title: str
     history: History
     entries: Sequence[Entry] = ()
-    config: str = ""
+    shared: Genesis | None = None
     digest: str = ""
 
     @classmethod
@@ -62,14 +64,15 @@ class Run:
         """
         folder = Path(path)
         logs = find_logs(folder)
-        about, config = about_of(logs[0], About())
+        shared = shared_by(logs[0])
+        about = About() if shared is None else about_of(shared)
         history, entries = History(about), list(logged(logs))
         if is_public:
             entries = [told for entry in entries if (told := public_entry(entry)) is not None]
         for entry in entries:
             history.take(entry)
         title, digest = history.run.name or folder.absolute().name[:16], history.run.id or ""
-        return cls(title=title, history=history, entries=entries, config=config, digest=digest)
+        return cls(title=title, history=history, entries=entries, shared=shared, digest=digest)
 
     def frame(self, of: str = ROUNDS) -> list[Record]:
         """Return records of plain values, which `pandas.DataFrame` takes.
@@ -119,25 +122,28 @@ class Run:
         ]
 
 
-def about_of(log: Path, known: About) -> tuple[About, str]:
-    """Return what this machine's home knows of the run whose log lies in it, and what its peers share, in TOML.
-
-    As it was, and nothing, where the log does not lie in a home.
-    """
+def shared_by(log: Path) -> Genesis | None:
+    """Return what the peers of a run share whose log lies in a home of this machine; None where it is not there."""
     folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
     if folder.parent.name != "runs" or len(folder.name) != 64:
-        return known, ""
+        return None
     with suppress(WeftError, OSError, ValueError):
         data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
-        if data is not None:
-            run = read_run(data, PeerConfig().max_parameters)
-            settings = run.settings
-            found = replace(
-                known,
-                name=run.name,
-                id=folder.name,
-                total_tokens=settings.tokens,
-                tokens_per_step=settings.tokens_per_step,
-            )
-            return found, dump(run)
-    return known, ""
+        return None if data is None else read_run(data, PeerConfig().max_parameters)
+    return None
+
+
+def about_of(run: Genesis) -> About:
+    """Return what is known of a run before anything happened."""
+    return about(run.name, run.run, run.settings)
+
+
+def about(name: str, run: RunId, settings: Settings) -> About:
+    """Return the same, by what holds of it now."""
+    return About(
+        name=name,
+        id=run,
+        total_tokens=settings.tokens,
+        tokens_per_step=settings.tokens_per_step,
+        method=in_words(settings.method),
+    )

@@ -254,14 +254,7 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
         case SizedModel(size=size):
             return named(size, tokenizer.vocab_size, run_file.train.seq_len)
         case ShapedModel() as shaped:
-            # Vocabulary, context and the base of rotary wavelengths follow as they do for named sizes.
-            fields = msgspec.to_builtins(named("nano", tokenizer.vocab_size, run_file.train.seq_len))
-            shape = {name: getattr(shaped, name) for name in shaped.__struct_fields__}
-            shape["num_kv_heads"] = shaped.num_kv_heads or shaped.num_heads
-            try:
-                return msgspec.convert(fields | shape, ModelConfig)
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"model: {error}.") from None
+            return of_shape(shaped, tokenizer.vocab_size, run_file.train.seq_len)
         case FolderModel(path=path):
             config = read_config(base / path)
             try:
@@ -273,6 +266,21 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
             return config
         case _:
             assert_never(run_file.model)
+
+
+def of_shape(shaped: ShapedModel, vocab_size: int, seq_len: int) -> ModelConfig:
+    """Return the model of a shape: vocabulary, context and the base of rotary wavelengths follow as for named sizes.
+
+    Raises:
+        ConfigError: it contradicts itself.
+    """
+    fields = msgspec.to_builtins(named("nano", vocab_size, seq_len))
+    shape = {name: getattr(shaped, name) for name in shaped.__struct_fields__}
+    shape["num_kv_heads"] = shaped.num_kv_heads or shaped.num_heads
+    try:
+        return msgspec.convert(fields | shape, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"model: {error}.") from None
 
 
 def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path, emit: Emit) -> DataIndex:

@@ -5,6 +5,7 @@
 
 Rungs stand in order: those above learn more from the same tokens. The leader of a round names the first on which
 members wait for at most the share that the run allows; to go up, it must be clearly less, for what is measured wobbles.
+Where they wait far too long it goes down as soon as that was measured twice.
 All go over with the manifest's outer step. Whoever votes checks that it is a rung, and that the last change was some
 rounds ago: a leader that names a bad one harms a few rounds, until the next.
 
@@ -39,8 +40,10 @@ LADDER: tuple[tuple[int, CodecConfig], ...] = (
     (500, E3m0Config()),
 )
 START = 4  # until something is measured
-PACE = 5  # rounds from one change to the next, at least
-NUM_SEEN = 3  # rounds that must have been measured since
+PACE = 5  # rounds from one change to the next, at least,
+SOON = 3  # and down from where members wait far too long
+FAR = 2.0  # times the share that the run allows
+NUM_SEEN = 2  # rounds that must have been measured since
 SURELY = 0.6  # of the share: to go up, less than this is foretold
 _BLOCKS = 1 << 20  # numbers of which a codec's bits are reckoned
 
@@ -67,13 +70,19 @@ class Seen:
     waited_s: float
     worked_s: float
 
+    @property
+    def share(self) -> float:
+        return self.waited_s / (self.waited_s + self.worked_s)
+
 
 def chosen(charter: Charter, round: Round, seen: Seen | None) -> Tuned | None:
     """Return the change that the leader of `round` proposes; None: all stays as it is."""
     now = charter.settings.method
-    if not now.tune or seen is None or round < charter.tuned_at + PACE or seen.worked_s <= 0:
+    if not now.tune or seen is None or round < charter.tuned_at + SOON or seen.worked_s <= 0:
         return None
     limit, present = now.tune, rung_of(now)
+    if seen.share <= FAR * limit and round < charter.tuned_at + PACE:
+        return None
 
     def share(rung: int) -> float:
         every, codec = LADDER[rung]
@@ -90,7 +99,9 @@ def chosen(charter: Charter, round: Round, seen: Seen | None) -> Tuned | None:
 def is_allowed(charter: Charter, round: Round, tuned: Tuned) -> bool:
     """Return whether a manifest of `round` may name this change."""
     method = charter.settings.method
-    return bool(method.tune) and round >= charter.tuned_at + PACE and tuned.rung != rung_of(method)
+    present = rung_of(method)
+    pace = SOON if tuned.rung > present else PACE
+    return bool(method.tune) and round >= charter.tuned_at + pace and tuned.rung != present
 
 
 def tuned_charter(charter: Charter, round: Round, tuned: Tuned) -> Charter:

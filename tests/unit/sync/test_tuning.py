@@ -9,7 +9,7 @@ from weft.ids import Round
 from weft.sync.charter import Charter
 from weft.sync.choices import Choices, NesterovConfig
 from weft.sync.rows import AutoConfig, spell_out
-from weft.sync.tuning import LADDER, PACE, START, Seen, Tuned, chosen, is_allowed, rung_of, tuned_charter
+from weft.sync.tuning import LADDER, PACE, SOON, START, Seen, Tuned, chosen, is_allowed, rung_of, tuned_charter
 
 NOW = Round(100)
 
@@ -61,11 +61,13 @@ def test_to_go_up_it_must_be_clearly_less() -> None:
 
 
 def test_nothing_is_changed_without_measurements_too_soon_or_where_it_is_not_asked_for() -> None:
-    slow = Seen(30.0, 30.0)
+    slow, slower = Seen(3.0, 30.0), Seen(30.0, 30.0)  # up to twice what is allowed, and beyond
     assert rung(on(START), None) is None
     assert rung(on(START, tuned_at=NOW - PACE + 1), slow) is None
-    assert rung(on(START, tuned_at=NOW - PACE), slow) == 8
-    assert rung(on(START, tune=0.0), slow) is None
+    assert rung(on(START, tuned_at=NOW - PACE), slow) == 6
+    assert rung(on(START, tuned_at=NOW - SOON + 1), slower) is None
+    assert rung(on(START, tuned_at=NOW - SOON), slower) == 8
+    assert rung(on(START, tune=0.0), slower) is None
 
 
 def test_who_votes_knows_what_may_be_named() -> None:
@@ -73,7 +75,9 @@ def test_who_votes_knows_what_may_be_named() -> None:
     assert tuned.share == pytest.approx(1 / 11)
     assert is_allowed(on(START), NOW, tuned)
     assert not is_allowed(on(6), NOW, tuned)
-    assert not is_allowed(on(START, tuned_at=NOW - 1), NOW, tuned)
+    assert is_allowed(on(START, tuned_at=NOW - SOON), NOW, tuned)
+    assert not is_allowed(on(START, tuned_at=NOW - SOON + 1), NOW, tuned)
+    assert not is_allowed(on(8, tuned_at=NOW - SOON), NOW, tuned)  # up
     assert not is_allowed(on(START, tune=0.0), NOW, tuned)
     after = tuned_charter(on(START), NOW, tuned)
     assert (after.settings.method.every, after.settings.method.codec) == LADDER[6]

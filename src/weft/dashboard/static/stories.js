@@ -91,7 +91,7 @@ export class Stories {
       ["Tokens a step", run.tokens_per_step && `${short(run.tokens_per_step)} of each peer`],
       ["Run", run.id && `${String(run.id).slice(0, 12)}`],
     ].filter(([, value]) => value);
-    const pair = ([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, bounded(value, 80)));
+    const pair = ([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, bounded(value, 300)));
     find("method").replaceChildren(...facts.map(pair));
     find("methods").replaceChildren(
       ...rows.map(([at, , text]) =>

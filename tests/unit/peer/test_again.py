@@ -1,0 +1,77 @@
+"""A run file from what peers share makes the same run, to its name."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from weft.config import dump, load
+from weft.model import write_folder
+from weft.peer.again import MODEL, TOKENIZER, run_file_of
+from weft.peer.config import FolderModel, RunConfig, RunFile, SizedModel
+from weft.peer.home import Home
+from weft.peer.seal import initial, load_tokenizer, seal
+from weft.sync.rows import DiLoCoConfig, SparseLoCoConfig, StreamingConfig
+
+RUN = """
+name = "once"
+seed = 3
+peers = 2
+[model]
+type = "shape"
+num_layers = 1
+num_heads = 2
+width = 32
+ffn_width = 64
+[data.source]
+type = "text"
+paths = ["text.txt"]
+[train]
+seq_len = 64
+batch_size = 4
+tokens = 4000
+[train.schedule]
+type = "constant"
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> RunFile:
+    (tmp_path / "text.txt").write_text("".join(f"a line {number}\n" for number in range(2000)))
+    (tmp_path / "run.toml").write_text(RUN)
+    return load(tmp_path / "run.toml", RunFile)
+
+
+def sealed(file: RunFile, base: Path, home: str) -> RunConfig:
+    return seal(file, base, Home(base / home), lambda event: None).config
+
+
+@pytest.mark.parametrize("method", [DiLoCoConfig(), SparseLoCoConfig(), StreamingConfig()], ids=lambda each: type(each))
+@pytest.mark.parametrize("model", [None, SizedModel(size="nano")], ids=["shape", "size"])
+def test_the_file_of_a_run_makes_the_same_run(
+    tmp_path: Path, run_file: RunFile, method: DiLoCoConfig, model: SizedModel | None
+) -> None:
+    asked = msgspec.structs.replace(run_file, method=method, model=model or run_file.model)
+    once = sealed(asked, tmp_path, "one")
+    again = tmp_path / "again.toml"
+    again.write_text(dump(run_file_of(once, num_peers=2)))
+    found = msgspec.structs.replace(load(again, RunFile), data=run_file.data)  # whoever repeats it names the text
+    assert sealed(found, tmp_path, "two").run == once.run
+
+
+def test_a_model_of_a_folder_is_that_of_an_export(tmp_path: Path, run_file: RunFile) -> None:
+    first = sealed(run_file, tmp_path, "one")
+    vector, tokenizer = initial(first, Home(tmp_path / "one")), load_tokenizer(first, Home(tmp_path / "one"))
+    assert vector is not None
+    assert tokenizer is not None
+    write_folder(tmp_path / MODEL, first.model, vector, tokenizer.to_json(), stop_id=tokenizer.end_of_text)
+    once = sealed(msgspec.structs.replace(run_file, model=FolderModel(path=MODEL)), tmp_path, "one")
+    found = run_file_of(once, num_peers=2)
+    assert found.model == FolderModel(path=MODEL)
+    assert sealed(msgspec.structs.replace(found, data=run_file.data), tmp_path, "two").run == once.run
+
+
+def test_another_tokenizer_is_named_by_its_file(run_file: RunFile, tmp_path: Path) -> None:
+    once = sealed(run_file, tmp_path, "one")
+    other = msgspec.structs.replace(once, data=msgspec.structs.replace(once.data, tokenizer=once.initial))
+    assert TOKENIZER in dump(run_file_of(other, num_peers=2))
