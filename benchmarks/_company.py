@@ -65,12 +65,12 @@ class Company:
     def found(self, num: int) -> None:
         first = self._start(0, ["train", "run.toml", "--wait-for", str(num)])
         ticket = until(lambda: (first.home.with_suffix(".out").read_text() or "").partition("\n")[0], "a ticket")
-        self._ticket = str(ticket)
+        self.ticket = str(ticket)
         for number in range(1, num):
             self.join(number)
 
     def join(self, number: int) -> Machine:
-        return self._start(number, ["join", self._ticket, "--yes"])
+        return self._start(number, ["join", self.ticket, "--yes"])
 
     def _start(self, number: int, words: Sequence[str]) -> Machine:
         home = self._folder / f"home{number}"

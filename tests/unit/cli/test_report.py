@@ -3,13 +3,19 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from unit.cli.small import Weft
+from unit.cli.small import Kept, Weft
 from unit.cli.test_bad_input import refused
 from unit.cli.test_status import A, B, commit, started, step, write_log
+from weft.config import load
 from weft.events import Evaluated, LinkUp, MemberGone, Notice, PayloadOffered, RoundMissed
 from weft.ids import Round, Tokens
+from weft.peer.config import RunFile
+from weft.peer.home import Home
+from weft.peer.seal import seal
+from weft.sync.in_words import in_words
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -99,6 +105,23 @@ def test_the_same_as_markdown(weft: Weft, run: Path, tmp_path: Path) -> None:
     assert "| anna a1a1a1a1 | 1,792 | 87.5 % |" in text
     assert "\\<script\\>" in text
     assert "10.1.2.3" not in text
+
+
+def test_a_run_of_this_machine_is_told_with_what_makes_it_again(
+    weft: Weft, kept: Kept, run_path: Path, tmp_path: Path
+) -> None:
+    log = write_log(
+        kept.folder.parent / "log.jsonl", A, (1.0, started("anna")), (2.0, step(3.0)), (3.0, commit(1, 64, A))
+    )
+    out = tmp_path / "report.md"
+    assert weft("report", log.parent.parent, "--out", out).code == 0
+    text = out.read_text()
+    assert in_words(kept.run.method) in text.replace("\\", "")
+    again = run_path.with_name("again.toml")
+    again.write_text(text.split("## To repeat it")[1].split("```toml\n")[1].split("```")[0])
+    found = msgspec.structs.replace(load(again, RunFile), data=load(run_path, RunFile).data)
+    made = seal(found, tmp_path, Home(tmp_path / "elsewhere"), lambda _event: None)
+    assert made.config.run == kept.run.run
 
 
 def test_runs_lie_over_each_other(weft: Weft, run: Path, tmp_path: Path) -> None:
