@@ -2,7 +2,7 @@
 
     python -m benchmarks.watching            # 24 stretches, a quarter of an hour
 
-Real processes, `weft train`, `weft join` and `weft watch TICKET`, each in a network namespace on a line of its own. That
+Real processes, `weft train`, `weft join` and `weft watch TICKET`, each in a network namespace on a line of its own;
 needs root. Four members train; a watcher comes and goes, and stretches are compared with the ones beside them, so that
 what changes slowly changes both.
 """
@@ -124,8 +124,8 @@ def main() -> None:
             f"CPU-seconds per token of the members together, by the kernel's count, are {100 * mean(more):+.2f} % "
             f"+- {100 * error:.2f} (standard error of {len(more)} pairs) where somebody watches; the aim is under "
             f"{100 * MOST:g} %: {verdict}.",
-            "Microseconds of CPU per token, in stretches of half a minute and a round: first and second of each pair. In "
-            "even pairs the second is watched, in odd ones the first.",
+            "Microseconds of CPU per token, in stretches of half a minute and a round: first and second of each pair. "
+            "The second is watched in even pairs, the first in odd ones.",
             report.table(("pair", "first", "second"), rows),
         ],
     )

@@ -259,6 +259,17 @@ class RoundCommitted(Event, frozen=True, kw_only=True):
     contributed: tuple[Tokens, ...] = ()  # of each contributor, in their order
 
 
+class RoundProven(Event, frozen=True, kw_only=True):
+    """An observer has checked that a majority signed what was decided (`peer.proving`)."""
+
+    branch: BranchId
+    round: Round
+    manifest: Digest
+    committed_tokens: Tokens
+    num_signed: int
+    num_electors: int  # whose majority it is
+
+
 class RoundMissed(Event, frozen=True, kw_only=True):
     """A round committed without this peer's contribution, which stays in its carry."""
 

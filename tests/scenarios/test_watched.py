@@ -7,7 +7,7 @@ import pytest
 
 from scenarios.swarm import Swarm
 from scenarios.visits import visit
-from weft.events import Entry, Event, Notice, RoundCommitted, StepDone
+from weft.events import Entry, Event, Notice, RoundCommitted, RoundProven, StepDone
 from weft.peer.bulletin import WINDOW_S
 from weft.peer.observer import Observer
 
@@ -57,4 +57,11 @@ def test_one_link_shows_every_member_in_its_own_words_and_rounds_take_as_long(tm
     commits = [entry for entry in entries if isinstance(entry.event, RoundCommitted)]
     assert {entry.event.round for entry in commits} >= set(range(1, ROUNDS))
     assert [entry.event for entry in entries if isinstance(entry.event, Notice)] == []
+    proven = [entry.event for entry in entries if isinstance(entry.event, RoundProven)]
+    told = {entry.event.round: entry.event.manifest for entry in commits if isinstance(entry.event, RoundCommitted)}
+    assert [event.round for event in proven] == list(range(proven[0].round, proven[-1].round + 1))
+    assert proven[0].round <= 3
+    assert proven[-1].round >= ROUNDS
+    assert all(told[event.round] == event.manifest for event in proven if event.round in told)
+    assert all(2 * event.num_signed >= event.num_electors == 4 for event in proven)
     assert alone_s <= watched_s <= MOST_LONGER * alone_s

@@ -62,6 +62,7 @@ def test_a_run_is_seen_as_it_happens_and_a_death_within_ten_seconds(browser: Any
         for name in NAMES:
             waits_for(page, "#peers", name)
         waits_for(page, "#loss-words", "Training loss is")
+        waits_for(page, "#proven", "of 4")
         before = round_of(page), page.inner_text("#loss-words")
         page.wait_for_function(
             "([round, words]) => Number(document.getElementById('round').textContent.replace(/,/g, '')) > round + 3"

@@ -50,6 +50,7 @@ from weft.events import (
     Resumed,
     RoundCommitted,
     RoundMissed,
+    RoundProven,
     Sampled,
     StepDone,
     Working,
@@ -62,11 +63,11 @@ Tree = dict[str, Any]
 
 LISTS = (
     *("peers", "states", "links", "rounds", "turns", "train", "heldout", "bytes"),
-    *("samples", "methods", "events", "advice"),
+    *("proofs", "samples", "methods", "events", "advice"),
 )
 AWAY = {"gone", "left", "stopped", "finished", "silent"}
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
-_UNTOLD = (StepDone, MemberProgress, Working)  # too many to list, and each is in another list
+_UNTOLD = (StepDone, MemberProgress, RoundProven, Working)  # too many to list, and each is in another list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +260,8 @@ class History:
                 self._step(own, at, step)
             case RoundCommitted() as commit:
                 self._commit(own, at, entry.peer, commit)
+            case RoundProven(round=round, num_signed=signed, num_electors=electors):
+                self._add("proofs", [at, round, signed, electors])
             case CountedThrough(round=round):
                 own.counted_through = round
             case PayloadOffered(round=round, tokens=tokens):
@@ -376,6 +379,7 @@ class History:
                 *(commit.tokens, commit.committed_tokens),
                 [self._peer(each).number for each in commit.contributors],
                 [[self._peer(each).number, printable(reason)] for each, reason in commit.left_out.items()],
+                list(commit.contributed) if _tells_shares(commit) else None,
             ],
         )
         if commit.committed_tokens <= self._committed_tokens:  # of a lesser branch

@@ -118,7 +118,7 @@ class Run:
                 "moved_nbytes": moved[committed][0] if committed in moved else None,
                 "ring_nbytes": moved[committed][1] if committed in moved else None,
             }
-            for at, number, attempt, leader, tokens, committed, counted, left_out in tree["rounds"]
+            for at, number, attempt, leader, tokens, committed, counted, left_out, _ in tree["rounds"]
         ]
 
 

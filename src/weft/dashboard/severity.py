@@ -27,6 +27,7 @@ from weft.events import (
     PayloadRejected,
     RoundCommitted,
     RoundMissed,
+    RoundProven,
     Sampled,
     StepDone,
     TransportUp,
@@ -37,7 +38,7 @@ SEVERITIES = ("routine", "note", "warning", "error")
 ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
 
 _ROUTINE = (
-    *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough),
+    *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough, RoundProven),
     *(LinkUp, LinkDown, TransportUp, CheckpointSaved, Sampled, Working),
 )
 _WARNINGS = (

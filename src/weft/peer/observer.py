@@ -7,7 +7,8 @@
       ◄───────────────────── BulletinAnswer  what that one signed (`relaying`)
 
 It sends no heartbeat, so it is no member: nobody waits for it, no vote is its own. What a peer tells of itself it has
-signed; what it tells of others is its word. Each entry names the peer that said it.
+signed; what it tells of others is its word. Each entry names the peer that said it. What was decided it also checks for
+itself (`proving`), and says whose word differs.
 
 Failure:
 - a peer does not answer: the others are asked, and it is asked again.
@@ -27,7 +28,7 @@ import msgspec
 
 from weft.clock import Clock
 from weft.errors import ConfigError, NetError, PeerError, Refused, WireError
-from weft.events import VERSION, Entry, MemberProgress, Notice
+from weft.events import VERSION, Entry, Event, MemberProgress, Notice, RoundCommitted, RoundProven
 from weft.ids import PeerId, RunId, short
 from weft.keys import verify
 from weft.log_file import read_lines
@@ -35,6 +36,7 @@ from weft.net.node import Node
 from weft.net.tasks import Tasks
 from weft.peer.bulletin import MAX_LINES, WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest
 from weft.peer.plausible import is_plausible
+from weft.peer.proving import Proving
 from weft.peer.public import public
 from weft.wire import Signed, unseal
 
@@ -71,6 +73,7 @@ class Observer:
         self._clock = clock
         self._on_entry = on_entry
         self._heard: dict[PeerId, _Heard] = {}
+        self._proving = Proving(node, clock, self._say)
 
     @property
     def heard(self) -> tuple[PeerId, ...]:
@@ -91,6 +94,7 @@ class Observer:
         """Hear the peers that the node is linked to until this is cancelled."""
         asking: dict[PeerId, asyncio.Task[None]] = {}
         async with aclosing(Tasks()) as tasks:
+            tasks.spawn(self._proving.watch())
             while True:
                 asking = {peer: task for peer, task in asking.items() if not task.done()}
                 for peer in self._chosen():
@@ -150,6 +154,8 @@ class Observer:
         for entry in entries:
             if isinstance(entry.event, MemberProgress):
                 self._note_way(peer, entry.event)
+            if isinstance(told := entry.event, RoundCommitted):
+                self._proving.claimed(peer, told.branch, told.round, told.manifest)
             if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
                 self._on_entry(entry)
         if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
@@ -169,8 +175,10 @@ class Observer:
                 ways.pop(peer, None)
 
     def _tell(self, text: str) -> None:
-        entry = Entry(v=VERSION, at=self._clock.wall(), peer=self._node.peer, event=Notice(text=text))
-        self._on_entry(entry)
+        self._say(Notice(text=text))
+
+    def _say(self, event: Event) -> None:
+        self._on_entry(Entry(v=VERSION, at=self._clock.wall(), peer=self._node.peer, event=event))
 
 
 def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[Entry]:
@@ -189,7 +197,7 @@ def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[Entry
         except (msgspec.DecodeError, ConfigError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
             continue
         for entry in found:
-            event = public(entry.event)
+            event = None if isinstance(entry.event, RoundProven) else public(entry.event)  # only who looks can check
             at = entry.at if math.isfinite(entry.at) else now
             if event is not None and is_plausible(event):
                 yield Entry(v=VERSION, at=min(max(at, 0.0), now + MOST_AHEAD_S), peer=signer, event=event)

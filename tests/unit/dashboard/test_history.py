@@ -99,7 +99,7 @@ def test_peers_are_numbered_as_they_are_heard_of_and_named_when_they_say_who_the
 def test_a_round_that_all_report_is_there_once_and_its_account_for_each() -> None:
     told = msgspec.structs.replace(commit(1, 100, A, B, left_out={C: "late"}), leader=B)
     found = history(said(A, told, 5.0), said(B, commit(1, 100, A, B), 5.1)).whole()
-    assert found["rounds"] == [[5.0, 1, 0, 1, 100, 100, [0, 1], [[2, "late"]]]]
+    assert found["rounds"] == [[5.0, 1, 0, 1, 100, 100, [0, 1], [[2, "late"]], None]]
     assert found["turns"] == [[5.0, 0, 1, 3.5, 1.5, 10, 20, True], [5.1, 1, 1, 3.5, 1.5, 10, 20, True]]
 
 

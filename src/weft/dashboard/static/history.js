@@ -15,6 +15,7 @@ export const LISTS = [
   "train",
   "heldout",
   "bytes",
+  "proofs",
   "samples",
   "methods",
   "events",

@@ -100,6 +100,7 @@ function drawHeader(history, moment, source, isPlaying) {
   if (!history.hasRows) return;
   const share = run.total_tokens ? moment.tokens / run.total_tokens : null;
   tell(find("round"), whole(moment.last("rounds")?.[1] ?? 0));
+  tell(find("proven"), provenWords(moment));
   tell(find("done"), share === null ? short(moment.tokens) : percent(share));
   tell(find("tokens"), run.total_tokens ? `${short(moment.tokens)} of ${short(run.total_tokens)} tokens` : "tokens");
   find("bar").value = share ?? 0;
@@ -110,6 +111,15 @@ function drawHeader(history, moment, source, isPlaying) {
   tell(find("known"), `of ${whole(peers.length)} known${finished ? `, ${whole(finished)} finished` : ""}`);
   tell(find("left"), leftWords(moment));
   tell(find("pace"), moment.pace ? `${short(moment.pace)} tokens/s` : "");
+}
+
+/** Return how many signed the last round whose signatures were checked where the page comes from. */
+function provenWords(moment) {
+  const proof = moment.last("proofs");
+  if (!proof) return "";
+  const [, round, signed, electors] = proof;
+  const which = round === moment.last("rounds")?.[1] ? "" : `${whole(round)} `;
+  return `${which}signed by ${whole(signed)} of ${whole(electors)}`;
 }
 
 /** Return how the page stands to the run: live, in the past, lost. */

@@ -117,12 +117,16 @@ export class Moment {
     return this.pace ? (total - this.tokens) / this.pace : null;
   }
 
-  _bring(sum, [, number, , , tokens, , contributors]) {
+  _bring(sum, [, number, , , tokens, , contributors, , contributed]) {
+    sum.total = (sum.total ?? 0) + tokens;
+    if (contributed) {
+      contributors.forEach((peer, i) => (sum[peer] = (sum[peer] ?? 0) + contributed[i]));
+      return;
+    }
     const through = this.history.throughOf.get(number) ?? [];
     const part = tokens / (contributors.length + (through.size ?? 0) || 1);
     for (const peer of contributors) sum[peer] = (sum[peer] ?? 0) + part;
     for (const peer of through) sum[peer] = (sum[peer] ?? 0) + part;
-    sum.total = (sum.total ?? 0) + tokens;
   }
 }
 
