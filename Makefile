@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow check format bench clean
+.PHONY: demo test slow check format bench table clean
 
 demo: .venv/user
 	$(BIN)/weft demo
@@ -27,6 +27,18 @@ format: .venv/dev
 bench: .venv/bench
 	$(BIN)/python -m benchmarks
 
+# Loss against bytes of every method (docs/measured.md): a day of one core. What reports hold already is not played again.
+# TEXT: tinyshakespeare, input.txt of karpathy/char-rnn.
+COMPARE = $(BIN)/weft bench methods --jobs 2
+SHAKESPEARE = --set 'data.source.paths=["$(abspath $(TEXT))"]'
+table: .venv/bench
+	@test -f "$(TEXT)" || { echo "say where tinyshakespeare is: make table TEXT=input.txt"; exit 2; }
+	$(COMPARE) recipes/bench/methods.toml $(SHAKESPEARE) --out benchmarks/reports/methods
+	$(COMPARE) recipes/bench/alone.toml $(SHAKESPEARE) --out benchmarks/reports/methods_alone
+	$(COMPARE) recipes/bench/library.toml --out benchmarks/reports/library
+	$(COMPARE) recipes/bench/long.toml --out benchmarks/reports/long
+	$(COMPARE) recipes/bench/eight.toml --out benchmarks/reports/eight
+
 # torch first and pinned: its CPU build is much smaller than what a loose requirement brings.
 .venv/base: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -42,7 +54,7 @@ bench: .venv/bench
 	touch $@ .venv/user
 
 .venv/bench: .venv/dev
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,plot]'
 	touch $@
 
 clean:

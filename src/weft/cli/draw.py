@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli.paragraph import wrapped
-from weft.cli.view import AWAY, Line, View
+from weft.cli.view import Line, View
 from weft.dashboard import figures
+from weft.dashboard.reckoned import AWAY
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _CURVE_HEIGHT = 6

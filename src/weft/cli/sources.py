@@ -8,7 +8,7 @@ a log file, a peer's folder, a run's folder   what peers of this machine have lo
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from weft.dashboard.logs import find_logs, in_order, is_there, older
 if TYPE_CHECKING:
     from weft.cli.view import Facts
     from weft.events import Entry
+    from weft.net.node import Node
     from weft.net.ticket import Ticket
     from weft.peer.observer import Observer
     from weft.sync.charter import Settings
@@ -101,7 +102,6 @@ async def observe(
     from weft.cli.settings import check_transports, machine_settings
     from weft.cli.view import Facts
     from weft.clock import SystemClock
-    from weft.ids import short
     from weft.keys import Identity
     from weft.peer.errand import ask_charter, visit
     from weft.peer.observer import Observer
@@ -109,5 +109,18 @@ async def observe(
     chosen = machine_settings(None, {"transports": check_transports(transports)})
     async with visit(ticket, Identity.generate(), chosen) as node:
         settings = (await ask_charter(node, SystemClock())).charter.settings
-        facts = Facts(run=short(ticket.run), total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step)
+        facts = Facts(run=await _name_of(node), total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step)
         yield Observer(node, ticket.run, SystemClock(), on_entry), facts, settings
+
+
+async def _name_of(node: "Node") -> str:
+    """Return what its maker calls the run of a node; the first digits of its digest where nobody tells."""
+    from weft.errors import WeftError
+    from weft.ids import Digest, short
+    from weft.peer.holders import small_from
+    from weft.peer.seal import MAX_RUN_NBYTES, read_run
+
+    with suppress(WeftError):
+        run = read_run(await small_from(node, sorted(node.peers), Digest(node.run), MAX_RUN_NBYTES), sys.maxsize)
+        return run.name
+    return short(node.run)

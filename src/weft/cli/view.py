@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.dashboard import figures
 from weft.dashboard.notable import notable
-from weft.dashboard.reckoned import ring_nbytes, smoothed_speed
+from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed
 from weft.events import (
     ActEnacted,
     CheckpointSaved,
@@ -42,7 +42,6 @@ from weft.events import (
 from weft.ids import PeerId, short
 from weft.wire import printable
 
-AWAY = {"gone", "left", "stopped", "finished"}
 MAX_NOTABLE = 6  # as many lines as one takes in at a glance
 _SAME_NEWS_S = 20.0  # what several peers say in the same words within so long is one piece of news
 _MAX_POINTS = 4096  # of the curve; then every second one is dropped

@@ -16,18 +16,17 @@ It does not know where entries come from, nor who is shown them.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from weft.dashboard import figures
 from weft.dashboard.advice import advice_of
 from weft.dashboard.notable import notable
-from weft.dashboard.reckoned import ring_nbytes, smoothed_speed
+from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed
+from weft.dashboard.routine import described
 from weft.dashboard.severity import SEVERITIES, severity_of
 from weft.events import (
     ActEnacted,
-    AttemptStarted,
     CountedThrough,
     Entry,
     Evaluated,
@@ -65,9 +64,8 @@ LISTS = (
     *("peers", "states", "links", "rounds", "turns", "train", "heldout", "bytes"),
     *("proofs", "samples", "methods", "events", "advice"),
 )
-AWAY = {"gone", "left", "stopped", "finished", "silent"}
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
-_UNTOLD = (StepDone, MemberProgress, RoundProven, Working)  # too many to list, and each is in another list
+_UNTOLD = (StepDone, MemberProgress, Working)  # too many to list, and each is in another list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +200,10 @@ class History:
         if len(self._rows) >= MAX_ROWS:
             self.num_left_out += 1
             return
+        if isinstance(entry.event, RoundProven):  # who checked it is no peer of the run
+            proven = entry.event
+            self._add("proofs", [entry.at, proven.round, proven.num_signed, proven.num_electors])
+            return
         own, at = self._peer(entry.peer), entry.at
         self._fold(own, at, entry)
         if not isinstance(entry.event, _UNTOLD):
@@ -217,7 +219,7 @@ class History:
         return known.row[1] if known is not None and known.row[1] else short(peer)
 
     def _words(self, entry: Entry) -> str:
-        return notable(entry, self.name) or printable(_described(entry.event, self.name))
+        return notable(entry, self.name) or printable(described(entry.event, self.name))
 
     def _add(self, name: str, row: Row) -> None:
         self._rows.append((name, row))
@@ -233,10 +235,8 @@ class History:
 
     def _call(self, peer: PeerId, name: str, device: str = "", software: str = "") -> None:
         known = self._peer(peer)
-        row = [
-            str(peer),
-            *(printable(new) or old for new, old in zip((name, device, software), known.row[1:], strict=True)),
-        ]
+        told = zip((name, device, software), known.row[1:], strict=True)
+        row = [str(peer), *(printable(new) or old for new, old in told)]
         if row != known.row:
             known.row = row
             self._add("peers", row)
@@ -260,8 +260,6 @@ class History:
                 self._step(own, at, step)
             case RoundCommitted() as commit:
                 self._commit(own, at, entry.peer, commit)
-            case RoundProven(round=round, num_signed=signed, num_electors=electors):
-                self._add("proofs", [at, round, signed, electors])
             case CountedThrough(round=round):
                 own.counted_through = round
             case PayloadOffered(round=round, tokens=tokens):
@@ -399,29 +397,3 @@ def _tells_shares(commit: RoundCommitted) -> bool:
 
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
-
-
-def _described(event: Event, name: Callable[[PeerId], str]) -> str:
-    """Return what happened in routine, in words."""
-    match event:
-        case RoundCommitted():
-            counted = f"{len(event.contributors) + event.num_through} counted"
-            left = f", without {', '.join(map(name, event.left_out))}" if event.left_out else ""
-            took_s = event.work_s + event.duration_s
-            return f"round {event.round}: {counted}{left}, {event.tokens:,} tokens in {took_s:.1f} s"
-        case PeerStarted():
-            return f"{event.name} starts on {event.device}, {event.software}"
-        case PeerStopped():
-            return f"stops: {event.reason}"
-        case Evaluated():
-            return f"held-out loss {event.loss:.4f} after round {event.round}, {event.nats_per_byte:.4f} nats per byte"
-        case Sampled():
-            return f"a sample of what the model writes after round {event.round}"
-        case AttemptStarted():
-            return f"{name(event.leader)} leads round {event.round}, attempt {event.attempt}: {event.reason}"
-        case LinkUp():
-            return f"a link to {name(event.remote)} over {event.transport}"
-        case LinkDown():
-            return f"no link to {name(event.remote)}: {event.reason}"
-    fields = (f"{key} {getattr(event, key)}" for key in event.__struct_fields__)
-    return ", ".join(fields)[:200]

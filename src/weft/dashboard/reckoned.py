@@ -3,6 +3,7 @@
 from weft import cost
 from weft.events import RoundCommitted, StepDone
 
+AWAY = frozenset(("gone", "left", "stopped", "finished", "silent"))  # states of who is not here
 _SMOOTHING = 0.2  # weight of the newest step in a peer's speed
 
 

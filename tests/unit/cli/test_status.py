@@ -75,7 +75,7 @@ def test_a_running_run_tells_how_it_stands(weft: Weft, run: Member) -> None:
     answer = weft("status", run.ticket, "--json", *TLS)
     assert answer.code == 0, answer.err
     told = json.loads(answer.out)
-    assert run.peer.place.node.run.startswith(told["run"])
+    assert told["run"] == run.peer.run.name
     assert told["total_tokens"] == run.peer.run.train.tokens
     (peer,) = told["peers"]
     assert (peer["peer"], peer["name"], peer["speaks_for_itself"]) == (run.id, "founder", True)

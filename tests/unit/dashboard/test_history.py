@@ -10,6 +10,7 @@ from weft.dashboard.history import LISTS, MAX_ROWS, About, History
 from weft.events import (
     VERSION,
     CheckpointFailed,
+    CheckpointSaved,
     CountedThrough,
     Entry,
     Evaluated,
@@ -27,6 +28,7 @@ from weft.events import (
     PeerStopped,
     RoundCommitted,
     RoundMissed,
+    RoundProven,
     Sampled,
     StepDone,
     Working,
@@ -229,3 +231,41 @@ def test_work_that_takes_long_is_a_state_until_it_is_over() -> None:
     tree = history.whole()
     assert [row[2] for row in tree["states"]][-4:] == ["training", "evaluating 40 %", "evaluating 80 %", "training"]
     assert all(row[2] != "Working" for row in tree["events"])
+
+
+def test_who_checks_signatures_is_no_peer_of_the_run() -> None:
+    history = History()
+    history.take(said(A, started("anna")))
+    proven = RoundProven(
+        branch=BRANCH,
+        round=Round(3),
+        manifest=Digest("d" * 64),
+        committed_tokens=Tokens(9),
+        num_signed=3,
+        num_electors=4,
+    )
+    history.take(said(C, proven))
+    tree = history.whole()
+    assert tree["proofs"] == [[1.0, 3, 3, 4]]
+    assert {row[0] for row in tree["peers"]} == {A}
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (
+            PayloadOffered(round=Round(2), tokens=Tokens(2048), nbytes=1_000_000),
+            "offers 2,048 tokens to round 2, in 1 MB",
+        ),
+        (CheckpointSaved(path="", round=Round(2), digest=Digest("d" * 64), nbytes=2_000_000), "saves round 2, 2 MB"),
+        (
+            CountedThrough(round=Round(2), tokens=Tokens(64)),
+            "64 tokens of it are counted in round 2, through its sponsor",
+        ),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_routine_is_told_in_words(event: Event, words: str) -> None:
+    history = History()
+    history.take(said(A, event))
+    assert history.whole()["events"][0][4] == words

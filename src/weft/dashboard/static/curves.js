@@ -134,7 +134,7 @@ function trafficWords(row) {
   const ratio = times(row);
   if (ratio === null) return row ? `${nbytes(row[2])} sent and received so far.` : "No bytes are counted yet.";
   const what = `${nbytes(row[2])} sent and received, where ring DDP would have moved ${nbytes(row[3])}.`;
-  return ratio >= 1 ? `times fewer bytes than ring DDP: ${what}` : `of the thrift of ring DDP: ${what}`;
+  return ratio >= 1 ? `fewer bytes than ring DDP: ${what}` : `of the thrift of ring DDP: ${what}`;
 }
 
 function tidyTimes(ratio) {
