@@ -27,7 +27,8 @@ import psutil
 
 from benchmarks.report import load, load_line, table, write
 from benchmarks.thousand import Crowd, play
-from weft.events import VERSION, Entry, Event, MemberJoined, MemberProgress
+from weft.events import VERSION, Entry, Event, LinkDown, LinkUp, MemberJoined, MemberProgress
+from weft.ids import PeerId
 from weft.sim.world import Life
 
 NUM_EVENTS = 100_000
@@ -52,27 +53,31 @@ SCROLL = """
 """
 
 
-class _Full(Exception):
-    """The log holds what was asked for."""
-
-
 def keep_log(path: Path, num_peers: int) -> None:
-    """Play a run, and write the first events of its peers."""
-    with path.open("wb") as file:
-        num = 0
+    """Play a run, and write events of its peers: of links those that last, of hearsay that of one peer.
 
-        class Logged(Crowd):
-            def hear(self, life: Life, event: Event) -> None:
-                nonlocal num
-                super().hear(life, event)
-                is_hearsay = isinstance(event, MemberProgress | MemberJoined) and not life.member.is_founder
-                if num < NUM_EVENTS and not is_hearsay:  # what each says of each other is nearly all that is said
-                    entry = Entry(v=VERSION, at=self.clock.wall(), peer=life.member.id, event=event)
-                    file.write(msgspec.json.encode(entry) + b"\n")
-                    num += 1
+    While all come, each dials many and says of each other that it came: that would be all there is.
+    """
+    kept: list[Entry] = []
+    links: dict[tuple[PeerId, PeerId], Entry] = {}
 
-        print(play(num_peers, Logged))
-    print(f"{num} events of {num_peers} peers in {path}")
+    class Logged(Crowd):
+        def hear(self, life: Life, event: Event) -> None:
+            super().hear(life, event)
+            if len(kept) + len(links) >= NUM_EVENTS:
+                return
+            entry = Entry(v=VERSION, at=self.clock.wall(), peer=life.member.id, event=event)
+            if isinstance(event, LinkUp):
+                links[life.member.id, event.remote] = entry
+            elif isinstance(event, LinkDown):
+                links.pop((life.member.id, event.remote), None)
+            elif life.member.is_founder or not isinstance(event, MemberProgress | MemberJoined):
+                kept.append(entry)
+
+    print(play(num_peers, Logged))
+    entries = sorted((*kept, *links.values()), key=lambda entry: entry.at)
+    path.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+    print(f"{len(entries)} events of {num_peers} peers in {path}")
 
 
 @contextmanager

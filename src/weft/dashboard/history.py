@@ -24,7 +24,7 @@ from weft.dashboard.advice import advice_of
 from weft.dashboard.notable import notable
 from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed
 from weft.dashboard.routine import described
-from weft.dashboard.severity import SEVERITIES, severity_of
+from weft.dashboard.severity import ROUTINE, SEVERITIES, severity_of
 from weft.events import (
     ActEnacted,
     CountedThrough,
@@ -209,7 +209,8 @@ class History:
         if not isinstance(entry.event, _UNTOLD):
             kind, severity = type(entry.event).__name__, severity_of(entry.event)
             self._num_events[severity] += 1
-            self._add("events", [at, own.number, severity, kind, self._words(entry)])
+            words = (None if severity == ROUTINE else notable(entry, self.name)) or self._routine(entry.event)
+            self._add("events", [at, own.number, severity, kind, words])
         for about, text, what_to_do in advice_of(entry, self.name):
             number = None if about is None else self._peer(about).number
             self._add("advice", [at, number, printable(text), printable(what_to_do)])
@@ -219,7 +220,10 @@ class History:
         return known.row[1] if known is not None and known.row[1] else short(peer)
 
     def _words(self, entry: Entry) -> str:
-        return notable(entry, self.name) or printable(described(entry.event, self.name))
+        return notable(entry, self.name) or self._routine(entry.event)
+
+    def _routine(self, event: Event) -> str:
+        return printable(described(event, self.name))
 
     def _add(self, name: str, row: Row) -> None:
         self._rows.append((name, row))

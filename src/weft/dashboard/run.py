@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -21,13 +21,12 @@ from weft.dashboard.logs import find_logs, logged
 from weft.errors import ConfigError, WeftError
 from weft.events import Entry
 from weft.ids import Digest, RunId
-from weft.peer.config import Genesis
-from weft.peer.home import BlobStore
-from weft.peer.machine import PeerConfig
 from weft.peer.public import public_entry
-from weft.peer.seal import MAX_RUN_NBYTES, read_run
 from weft.sync.charter import Settings
 from weft.sync.in_words import in_words
+
+if TYPE_CHECKING:
+    from weft.peer.config import Genesis
 
 Record = dict[str, Any]
 
@@ -48,7 +47,7 @@ class Run:
     title: str
     history: History
     entries: Sequence[Entry] = ()
-    shared: Genesis | None = None
+    shared: "Genesis | None" = None
     digest: str = ""
 
     @classmethod
@@ -122,18 +121,22 @@ class Run:
         ]
 
 
-def shared_by(log: Path) -> Genesis | None:
+def shared_by(log: Path) -> "Genesis | None":
     """Return what the peers of a run share whose log lies in a home of this machine; None where it is not there."""
     folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
     if folder.parent.name != "runs" or len(folder.name) != 64:
         return None
+    from weft.peer.home import BlobStore
+    from weft.peer.machine import PeerConfig
+    from weft.peer.seal import MAX_RUN_NBYTES, read_run  # needs torch, for which nobody should wait without need
+
     with suppress(WeftError, OSError, ValueError):
         data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
         return None if data is None else read_run(data, PeerConfig().max_parameters)
     return None
 
 
-def about_of(run: Genesis) -> About:
+def about_of(run: "Genesis") -> About:
     """Return what is known of a run before anything happened."""
     return about(run.name, run.run, run.settings)
 

@@ -48,10 +48,10 @@ _WARNINGS = (
 _ERRORS = (MajorityLost, CheckpointFailed, NotLearning, LieProven)
 
 
+_OF_KIND = dict.fromkeys(_ROUTINE, ROUTINE) | dict.fromkeys(_WARNINGS, WARNING) | dict.fromkeys(_ERRORS, ERROR)
+
+
 def severity_of(event: Event) -> int:
     if isinstance(event, MemberStrays) and event.is_back:
         return NOTE
-    for kinds, severity in ((_ERRORS, ERROR), (_WARNINGS, WARNING), (_ROUTINE, ROUTINE)):
-        if isinstance(event, kinds):
-            return severity
-    return NOTE
+    return _OF_KIND.get(type(event), NOTE)
