@@ -368,9 +368,10 @@ def power_section(found: Trained, turns: int) -> list[str]:
         "of the mean of all that 16 steps decoded, with feedback. Speed is that of all a step computes, with feedback. "
     )
     text += (
-        "A step of torch's sends both factors, one after the other; a round of weft's sends one, so two rounds stand "
+        "A step of torch's sends one factor and then the other, which follows from it; a round of weft's sends both "
     )
-    text += "for a step, and its speed is that of one round. weft's products are exact (float64, the same bits "
+    text += "at once, on the bases of the round before, so its first says little, and later ones hold up to twice the rank. "
+    text += "weft's products are exact (float64, the same bits "
     return [*sections, text + "everywhere), and fp32 is counted for what is sent on both sides."]
 
 
