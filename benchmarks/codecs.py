@@ -370,7 +370,7 @@ def power_section(found: Trained, turns: int) -> list[str]:
     text += (
         "A step of torch's sends one factor and then the other, which follows from it; a round of weft's sends both "
     )
-    text += "at once, on the bases of the round before, so its first says little, and later ones hold up to twice the rank. "
+    text += "at once, on bases of the round before: its first says little, and later ones hold up to twice the rank. "
     text += "weft's products are exact (float64, the same bits "
     return [*sections, text + "everywhere), and fp32 is counted for what is sent on both sides."]
 
