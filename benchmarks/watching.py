@@ -1,6 +1,6 @@
 """What members of a run pay for being watched: CPU-seconds per token, in stretches with a watcher and without.
 
-    python -m benchmarks.watching            # 24 stretches, a quarter of an hour
+    python -m benchmarks.watching            # 24 stretches, twenty minutes
 
 Real processes, `weft train`, `weft join` and `weft watch TICKET`, each in a network namespace on a line of its own;
 needs root. Four members train; a watcher comes and goes, and stretches are compared with the ones beside them, so that
@@ -27,7 +27,7 @@ from weft.events import RoundCommitted
 from weft.sim.namespaces import Lines
 
 NUM, MBIT = 4, 100.0
-STRETCH_S, SETTLE_S, WARM_S = 30.0, 4.0, 30.0
+STRETCH_S, SETTLE_S, WARM_S = 30.0, 4.0, 180.0
 NUM_STRETCHES = 24
 MOST = 0.01  # the aim
 RUN = """
