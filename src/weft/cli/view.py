@@ -158,7 +158,7 @@ def _fold(view: View, entry: Entry) -> View:
         case PeerStarted():
             said = tuple(_with_name(news, own, event.name) for news in view.notables)
             view = replace(view, num_parameters=event.num_parameters, notables=said)
-            return _line(view, own, name=event.name, state="starting", is_heard=True)
+            return _line(view, own, name=event.name, state="starting", work="", is_heard=True)
         case DataReady():
             return _line(view, own, state="data ready", is_heard=True)
         case StepDone():
@@ -253,7 +253,7 @@ def _progress(view: View, event: MemberProgress) -> View:
 def _step(view: View, own: PeerId, event: StepDone) -> View:
     smooth = smoothed_speed(view.lines.get(own, Line()).tokens_per_s, event)
     view = replace(view, loss_sum=view.loss_sum + event.loss, num_losses=view.num_losses + 1)
-    return _line(view, own, tokens_per_s=smooth, loss=event.loss, state="training", is_heard=True)
+    return _line(view, own, tokens_per_s=smooth, loss=event.loss, state="training", work="", is_heard=True)
 
 
 def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:

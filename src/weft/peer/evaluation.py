@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from weft.events import Evaluated, Sampled
+from weft.events import Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
 from weft.peer.config import Genesis, RunConfig
 from weft.peer.learner import Learner, Measure
@@ -110,7 +110,12 @@ class Evaluator(Unmeasured):
             meter.add(train.batch_size)
             self._between()
 
-        with Meter("evaluating", "windows", self._place.emit, self._place.clock, windows) as meter:
+        loop = asyncio.get_running_loop()
+
+        def emit(event: Event) -> None:  # from the thread that computes
+            loop.call_soon_threadsafe(self._place.emit, event)
+
+        with Meter("evaluating", "windows", emit, self._place.clock, windows) as meter:
             loss, num_tokens = await self._place.compute.train(
                 lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
                 windows * train.seq_len // 3,  # forward only: backward is twice as much

@@ -260,7 +260,12 @@ async def _own(
     if own_data is None:
         raise ConfigError("this run is private: every peer trains on its own files. Name yours with --data.")
     corpus, base = own_data
-    return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, ground.options.home, ground.emit)
+    loop = asyncio.get_running_loop()
+
+    def emit(event: Event) -> None:  # from the thread that packs
+        loop.call_soon_threadsafe(ground.emit, event)
+
+    return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, ground.options.home, emit)
 
 
 async def snapshot_of(

@@ -93,7 +93,8 @@ def chosen(charter: Charter, round: Round, seen: Seen | None) -> Tuned | None:
     rung = next(fits, len(LADDER) - 1)
     if rung == present:
         return None
-    return Tuned(rung=rung, waited_ms=int(1000 * seen.waited_s), worked_ms=int(1000 * seen.worked_s))
+    tuned = Tuned(rung=rung, waited_ms=int(1000 * seen.waited_s), worked_ms=int(1000 * seen.worked_s))
+    return tuned if is_allowed(charter, round, tuned) else None  # from off the ladder all is up
 
 
 def is_allowed(charter: Charter, round: Round, tuned: Tuned) -> bool:

@@ -70,6 +70,14 @@ def test_nothing_is_changed_without_measurements_too_soon_or_where_it_is_not_ask
     assert rung(on(START, tune=0.0), slower) is None
 
 
+def test_a_leader_names_nothing_that_voters_refuse() -> None:
+    off = on(START, tuned_at=NOW - SOON)
+    method = msgspec.structs.replace(off.settings.method, every=7)
+    off = msgspec.structs.replace(off, settings=msgspec.structs.replace(off.settings, method=method))
+    assert rung(off, Seen(30.0, 30.0)) is None  # from off the ladder all is up
+    assert rung(msgspec.structs.replace(off, tuned_at=NOW - PACE), Seen(30.0, 30.0)) is not None
+
+
 def test_who_votes_knows_what_may_be_named() -> None:
     tuned = Tuned(rung=6, waited_ms=3000, worked_ms=30_000)
     assert tuned.share == pytest.approx(1 / 11)
