@@ -8,10 +8,13 @@ the work is, nor how it is shown.
 """
 
 from collections import deque
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self, TypeVar
 
 from weft.clock import Clock
 from weft.events import Emit, Working
+
+T = TypeVar("T")
 
 EVERY_S = 2.0
 RECENT_S = 10.0  # what rate and time left are judged by
@@ -41,6 +44,12 @@ class Meter:
         self._done += num
         if self._clock.now() - self._marks[-1][0] >= EVERY_S:
             self._tell(is_over=False)
+
+    def over(self, items: Iterable[T], units: Callable[[T], int]) -> Iterator[T]:
+        """Yield items, and count each once it has been used."""
+        for item in items:
+            yield item
+            self.add(units(item))
 
     def __enter__(self) -> Self:
         return self

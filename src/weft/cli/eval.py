@@ -43,7 +43,7 @@ def eval(
     with Meter(
         "evaluating", "windows", WorkLine(), SystemClock(), min(windows or text.num_windows, text.num_windows)
     ) as meter:
-        loss, num_tokens = measure(trained.on(device), counted(text.batches(windows), meter))
+        loss, num_tokens = measure(trained.on(device), meter.over(text.batches(windows), lambda batch: len(batch[0])))
     per_byte = loss * text.num_tokens / text.nbytes
     measured, there = num_tokens // text.seq_len, text.num_windows
     share = f"all {there}" if measured == there else f"{measured} of {there}"
@@ -51,13 +51,6 @@ def eval(
         f"{loss:.4f} nats per token, {per_byte:.4f} nats per byte, over {num_tokens} tokens ({share} windows) "
         f"of {text.name}"
     )
-
-
-def counted(batches: "Iterator[tuple[Tensor, Tensor]]", meter: Meter) -> "Iterator[tuple[Tensor, Tensor]]":
-    """Yield the same batches, and count the windows of each once it has been used."""
-    for batch in batches:
-        yield batch
-        meter.add(len(batch[0]))
 
 
 @dataclass(frozen=True)

@@ -118,9 +118,10 @@ async def _name_of(node: "Node") -> str:
     from weft.errors import WeftError
     from weft.ids import Digest, short
     from weft.peer.holders import small_from
-    from weft.peer.seal import MAX_RUN_NBYTES, read_run
+    from weft.peer.outline import read_outline
+    from weft.wire import MAX_RECORD_NBYTES
 
     with suppress(WeftError):
-        run = read_run(await small_from(node, sorted(node.peers), Digest(node.run), MAX_RUN_NBYTES), sys.maxsize)
-        return run.name
+        data = await small_from(node, sorted(node.peers), Digest(node.run), MAX_RECORD_NBYTES)
+        return read_outline(data, node.run).name
     return short(node.run)

@@ -1,6 +1,5 @@
 """`weft tokenizer`: train a byte-level BPE on text, and look at any tokenizer."""
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -37,16 +36,13 @@ def train(
     texts = own_documents(data) if data else documents(StdlibSource(), Path.cwd())
     nbytes = own_nbytes(data) if data else text_nbytes(StdlibSource(), Path.cwd())
     with Meter("reading", "B", WorkLine(), SystemClock(), nbytes) as meter:
-        made = train_bpe(_counted((document.text for document in texts), meter), vocab_size)
+        made = train_bpe(
+            meter.over((each.text for each in texts), lambda text: len(text.encode("utf-8", errors="replace"))),
+            vocab_size,
+        )
     write_atomically(target, [made.to_json()])
     typer.echo(f"{target}: {made.vocab_size} pieces, digest {made.digest}")
     typer.echo(f'in a run file: tokenizer = {{type = "json", path = "{target}"}}', err=True)
-
-
-def _counted(texts: Iterable[str], meter: Meter) -> Iterator[str]:
-    for text in texts:
-        yield text
-        meter.add(len(text.encode("utf-8", errors="replace")))
 
 
 def show(

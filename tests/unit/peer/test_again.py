@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from unit.cli.small import RUN, TEXT
 from weft.config import dump, load
 from weft.model import write_folder
 from weft.peer.again import MODEL, TOKENIZER, run_file_of
@@ -13,31 +14,10 @@ from weft.peer.home import Home
 from weft.peer.seal import initial, load_tokenizer, seal
 from weft.sync.rows import DiLoCoConfig, SparseLoCoConfig, StreamingConfig
 
-RUN = """
-name = "once"
-seed = 3
-peers = 2
-[model]
-type = "shape"
-num_layers = 1
-num_heads = 2
-width = 32
-ffn_width = 64
-[data.source]
-type = "text"
-paths = ["text.txt"]
-[train]
-seq_len = 64
-batch_size = 4
-tokens = 4000
-[train.schedule]
-type = "constant"
-"""
-
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> RunFile:
-    (tmp_path / "text.txt").write_text("".join(f"a line {number}\n" for number in range(2000)))
+    (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "run.toml").write_text(RUN)
     return load(tmp_path / "run.toml", RunFile)
 
