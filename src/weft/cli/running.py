@@ -59,7 +59,8 @@ def run(start: Start, options: Options, manner: Manner) -> None:
     if manner.report is not None:
         _check_report(manner.report)
     boards = tuple(map(make_sink, manner.logs))
-    screen = make_screen(is_quiet=manner.is_quiet or TO_SCREEN in manner.logs)
+    is_for_program = TO_SCREEN in manner.logs  # which reads standard error
+    screen = make_screen(is_quiet=manner.is_quiet or is_for_program)
     stopper = Stopper(screen)
     if manner.parent:
         stop_with_parent(manner.parent)
@@ -73,7 +74,8 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         contributed.stop, contributed.emit = peer.stop, peer.place.emit
         if manner.prints_ticket:
             print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
-            print(f"others join with: weft join TICKET\n{_LASTING}", file=sys.stderr, flush=True)  # noqa: T201
+            if not is_for_program:
+                print(f"others join with: weft join TICKET\n{_LASTING}", file=sys.stderr, flush=True)  # noqa: T201
         screen.start(facts_of(peer.run, manner.wait_for))
 
     async def main(who: Trainers) -> Outcome | None:
@@ -84,7 +86,8 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         with trainers(options.settings) as who:
             outcome = run_loop(main(who))
     except asyncio.CancelledError:
-        print(NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
+        if not is_for_program:
+            print(NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
         return
     finally:
         stopper.remove()

@@ -182,8 +182,8 @@ def _configuration(run: Run) -> list[Section]:
                 "To repeat it",
                 (
                     "Save this as again.toml, and start: weft train again.toml. It names the default corpus: where the "
-                    "run read other text, name that under [data.source]. The same text gives the same run, by its "
-                    "digest. "
+                    "run read other text, name that under [data.source], and its heldout_fraction under [data]. The "
+                    "same text, cut the same way, gives the same run, by its digest. "
                     f"{MODEL} and {TOKENIZER}, where they are named, are those that weft export writes.",
                 ),
                 code=dump(run_file_of(shared, num_peers)),

@@ -20,6 +20,7 @@ from types import NoneType
 from typing import Any
 
 from weft.config import from_tree
+from weft.data import CorpusConfig, TextSource
 from weft.door.given import config_of, require_kind, require_members, require_one_process
 from weft.door.machine import Machine, show_ticket
 from weft.errors import ConfigError
@@ -39,6 +40,7 @@ def train(
     config: Config | None = None,
     *,
     ticket: str | None = None,
+    data: Sequence[str | Path] = (),
     wait_for: int = 1,
     machine: Machine | None = None,
     callbacks: Sequence[Callable[[Entry], object]] = (),
@@ -51,6 +53,7 @@ def train(
             the folder that this process works in.
         ticket: of the run to join instead. Whoever gives one agrees to what the run costs this machine
             (`weft join TICKET` shows it first).
+        data: files and folders to train on, where the run that is joined is private: each peer has its own.
         wait_for: begin once so many peers are here, this one included.
         machine: home, identity, network, caps; None: as `weft train` has them.
         callbacks: each is given every event of this peer, in order.
@@ -65,12 +68,14 @@ def train(
         raise ConfigError('weft.train needs a config, to make a run, or ticket="...", to join one.')
     require_one_process()
     require_kind(ticket, (str, NoneType), "ticket", "a str, as a member printed it, or None")
+    require_kind(data, (list, tuple), "data", 'a list of files and folders, as in data=["my/texts"]')
     require_kind(machine, (Machine, NoneType), "machine", "a weft.Machine(home=..., settings=...), or None")
     require_members(wait_for)
     handed = _Handed()
     options = (machine or Machine()).options()
     options = replace(options, sinks=(*options.sinks, handed))
-    life = _Life(config, ticket, wait_for, options, on_ticket)
+    own = CorpusConfig(source=TextSource(paths=tuple(map(str, data)))) if data else None
+    life = _Life(config, ticket, own, wait_for, options, on_ticket)
     thread = threading.Thread(target=life.live, args=(handed,), name="weft", daemon=True)
     thread.start()
     try:
@@ -122,12 +127,14 @@ class _Life:
         self,
         config: Config | None,
         ticket: str | None,
+        own: CorpusConfig | None,
         wait_for: int,
         options: Options,
         on_ticket: Callable[[str], object],
     ) -> None:
         self._described = None if config is None else _described(config)
         self._ticket = ticket
+        self._own = None if own is None else (own, Path.cwd())
         self._wait_for = wait_for
         self._options = options
         self._on_ticket = on_ticket
@@ -155,7 +162,9 @@ class _Life:
             return
         if self._ticket is not None:
             agree = lambda _terms: True  # noqa: E731
-            self.outcome = await join(self._ticket, self._options, agree=agree, on_started=self._started)
+            self.outcome = await join(
+                self._ticket, self._options, agree=agree, on_started=self._started, own_data=self._own
+            )
             return
         assert self._described is not None
         run_file, base = self._described

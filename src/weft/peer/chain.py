@@ -151,16 +151,20 @@ class Chain:
 
     def proven(self, certificate: Certificate) -> bool:
         """Return whether a quorum of the present electorate accepted the manifest."""
+        return self.proof(certificate) is not None
+
+    def proof(self, certificate: Certificate) -> set[PeerId] | None:
+        """Return who of the present electorate accepted the manifest; None: no quorum did."""
         base, manifest = self.base, certificate.manifest
         if not is_successor(base, manifest):
-            return False
+            return None
         voters = signers(certificate, base.electorate)
         left = {
             peer
             for peer, goodbye in _said(manifest, base.electorate, certificate.farewells, Goodbye)
             if goodbye.promised <= certificate.attempt
         }
-        return is_quorum(base, voters, left)
+        return voters if is_quorum(base, voters, left) else None
 
 
 def signers(certificate: Certificate, known: Iterable[PeerId]) -> set[PeerId]:

@@ -258,7 +258,9 @@ async def _own(
     run: RunConfig, tokenizer: Tokenizer, ground: Footing, own_data: tuple[CorpusConfig, Path] | None
 ) -> DataIndex:
     if own_data is None:
-        raise ConfigError("this run is private: every peer trains on its own files. Name yours with --data.")
+        raise ConfigError(
+            "this run is private: every peer trains on its own files. Name yours with --data, in Python data=[...]."
+        )
     corpus, base = own_data
     loop = asyncio.get_running_loop()
 

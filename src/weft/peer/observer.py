@@ -13,6 +13,7 @@ itself (`proving`), and says whose word differs.
 Failure:
 - a peer does not answer: the others are asked, and it is asked again.
 - a peer tells what it has not signed, or what is no bulletin: it is not heard for a while, and a notice says so.
+- one hands on what another signed in an earlier process of its: that is left out.
 - a line is of a later version, no event, or one that cannot be: it is left out, and counted.
 
 It does not know what events mean, nor who shows them.
@@ -21,14 +22,25 @@ It does not know what events mean, nor who shows them.
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
 from weft.clock import Clock
 from weft.errors import ConfigError, NetError, PeerError, Refused, WireError
-from weft.events import VERSION, Entry, Event, MemberProgress, Notice, RoundCommitted, RoundProven
+from weft.events import (
+    VERSION,
+    Entry,
+    Event,
+    LinkDown,
+    MemberGone,
+    MemberLeft,
+    MemberProgress,
+    Notice,
+    RoundCommitted,
+    RoundProven,
+)
 from weft.ids import PeerId, RunId, short
 from weft.keys import verify
 from weft.log_file import read_lines
@@ -45,7 +57,10 @@ MAX_RELAYED = 8  # others that each of them is asked of, in two seconds
 FIRST_S = 2 * WINDOW_S  # until who has just begun has something to tell
 CALL_S = 10.0
 DEAF_S = 60.0  # to who told what it had not signed
-MAX_KNOWN = 4096  # members, whatever peers tell of
+MAX_KNOWN = 4096  # peers, whatever they tell of
+MAX_LINKED = 256  # others to which one peer says that it is linked
+MAX_ANSWERS = 64  # of one peer at once: all that it keeps comes in half of these
+ONCE_S = 30.0  # for all that is told at once, however slow some are
 MOST_AHEAD_S = 3600.0  # of this clock: what is said to happen later happens now
 
 
@@ -57,7 +72,7 @@ class _Heard:
     number: int = -1
     not_before: float = 0.0  # on this clock
     asked_at: float = -math.inf
-    ways: dict[PeerId, None] = field(default_factory=dict)  # who is linked to it, by their word
+    linked: dict[PeerId, None] = field(default_factory=dict)  # to whom it is, by its word
 
 
 class Observer:
@@ -83,17 +98,19 @@ class Observer:
     async def once(self) -> None:
         """Hear all that the peers keep which the node is linked to; wait a little for those that have just begun."""
         until = self._clock.now() + FIRST_S
-        while True:
-            chosen = self._chosen()
-            await asyncio.gather(*map(self._ask_around, chosen))
-            if set(chosen) <= set(self.heard) or self._clock.now() >= until:
-                return
-            await asyncio.sleep(WINDOW_S / 4)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ONCE_S):
+                while True:
+                    chosen = self._chosen()
+                    await asyncio.gather(*map(self._ask_around, chosen))
+                    if set(chosen) <= set(self.heard) or self._clock.now() >= until:
+                        return
+                    await asyncio.sleep(WINDOW_S / 4)
 
     async def watch(self) -> None:
         """Hear the peers that the node is linked to until this is cancelled."""
         asking: dict[PeerId, asyncio.Task[None]] = {}
-        async with aclosing(Tasks()) as tasks:
+        async with aclosing(Tasks(self._failed)) as tasks:
             tasks.spawn(self._proving.watch())
             while True:
                 asking = {peer: task for peer, task in asking.items() if not task.done()}
@@ -109,42 +126,50 @@ class Observer:
         return sorted(linked, key=lambda peer: (self._of(peer).number < 0, peer))[:MAX_HEARD]
 
     def _of(self, peer: PeerId) -> _Heard:
+        if peer not in self._heard and len(self._heard) >= MAX_KNOWN:
+            others = self._heard.keys() - set(self._node.peers)
+            del self._heard[min(others, key=lambda other: (self._heard[other].asked_at, other))]
         return self._heard.setdefault(peer, _Heard())
 
     async def _ask_around(self, peer: PeerId) -> None:
         """Hear a peer, and through it some of those that nothing else leads to: who was not asked for longest first."""
-        await self._ask(peer, peer)
-        direct = set(self._chosen())
-        others = [other for other, heard in self._heard.items() if peer in heard.ways and other not in direct]
-        others.sort(key=lambda other: (self._heard[other].asked_at, other))
-        for other in others[:MAX_RELAYED]:
-            if self._heard[other].asked_at <= self._clock.now() - WINDOW_S:  # else another peer has just been asked
-                await self._ask(peer, other)
+        is_heard = await self._ask(peer, peer)
+        others = {other: self._of(other).asked_at for other in self._of(peer).linked.keys() - set(self._chosen())}
+        for other in sorted(others, key=lambda other: (others[other], other))[:MAX_RELAYED]:
+            if not is_heard:
+                return
+            if self._of(other).asked_at <= self._clock.now() - WINDOW_S:  # else another peer has just been asked
+                is_heard = await self._ask(peer, other)
 
-    async def _ask(self, peer: PeerId, of: PeerId) -> None:
-        """Hear from `peer` what `of`, itself or another, has signed."""
+    async def _ask(self, peer: PeerId, of: PeerId) -> bool:
+        """Hear from `peer` what `of`, itself or another, has signed; return whether it may be asked for more."""
         heard = self._of(of)
         heard.asked_at = self._clock.now()
         whom = None if of == peer else of
         try:
-            while True:
+            for _ in range(MAX_ANSWERS):
+                before = heard.began_ms, heard.number
                 request = BulletinRequest(run=self._run, of=whom, began_ms=heard.began_ms, after=heard.number)
                 answer = await self._node.call(peer, request, BulletinAnswer, deadline_s=CALL_S)
                 for signed in answer.bulletins:
-                    self._hear(of, heard, signed)
-                if not (answer.has_more and answer.bulletins):
-                    return
+                    self._hear(peer, of, heard, signed)
+                if not answer.has_more or (heard.began_ms, heard.number) == before:
+                    break
         except WireError as error:
             self._of(peer).not_before = self._clock.now() + DEAF_S
             whose = "it" if of == peer else short(of)
             self._tell(f"{short(peer)} told what {whose} has not signed, and is not heard for a minute: {error}")
+            return False
         except (PeerError, NetError, Refused):
             pass  # it is asked again
+        return True
 
-    def _hear(self, peer: PeerId, heard: _Heard, signed: Signed) -> None:
+    def _hear(self, teller: PeerId, peer: PeerId, heard: _Heard, signed: Signed) -> None:
         bulletin = unseal(signed, Bulletin, verify)
         if signed.signer != peer or bulletin.run != self._run:
             raise WireError(f"a bulletin of {short(signed.signer)} in run {short(bulletin.run)}")
+        if teller != peer and bulletin.began_ms < heard.began_ms:
+            return
         is_same = bulletin.began_ms == heard.began_ms
         if is_same and bulletin.number <= heard.number:
             return
@@ -152,8 +177,7 @@ class Observer:
         heard.began_ms, heard.number = bulletin.began_ms, bulletin.number
         entries = list(entries_of(bulletin, peer, self._clock.wall()))
         for entry in entries:
-            if isinstance(entry.event, MemberProgress):
-                self._note_way(peer, entry.event)
+            note_links(heard.linked, entry.event)
             if isinstance(told := entry.event, RoundCommitted):
                 self._proving.claimed(peer, told.branch, told.round, told.manifest)
             if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
@@ -165,20 +189,26 @@ class Observer:
         if num_missed:
             self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it keeps them no more")
 
-    def _note_way(self, peer: PeerId, told: MemberProgress) -> None:
-        """Note whether `peer`, as it says, is linked to a member."""
-        if told.member in self._heard or len(self._heard) < MAX_KNOWN:
-            ways = self._of(told.member).ways
-            if told.link:
-                ways[peer] = None
-            else:
-                ways.pop(peer, None)
+    def _failed(self, error: Exception) -> None:
+        self._tell(f"a mistake of weft's own, part of this view stands still: {error!r}")
 
     def _tell(self, text: str) -> None:
         self._say(Notice(text=text))
 
     def _say(self, event: Event) -> None:
         self._on_entry(Entry(v=VERSION, at=self._clock.wall(), peer=self._node.peer, event=event))
+
+
+def note_links(linked: dict[PeerId, None], event: Event) -> None:
+    """Keep up to whom a peer is linked, by what it tells."""
+    match event:
+        case MemberProgress(member=member, link=link) if link:
+            if len(linked) < MAX_LINKED:
+                linked[member] = None
+        case (
+            MemberProgress(member=other) | LinkDown(remote=other) | MemberGone(member=other) | MemberLeft(member=other)
+        ):
+            linked.pop(other, None)
 
 
 def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[Entry]:

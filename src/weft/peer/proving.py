@@ -6,35 +6,42 @@
       ◄────────────────────────── ChainAnswer  certificates: manifests, and the votes on them
 
 Each certificate is held against the electorate that the one before named, as members do it, and told as `RoundProven`.
-Where it begins, most of those asked are believed, for nothing there is to check it by.
+Where it begins there is nothing to check it by: the head is believed that more than half of those asked stand at, or
+one round beyond. With one link that is one member's word.
 
 Failure:
-- a member answers nothing, forgets, or tells what no majority signed: the next one is asked.
-- nobody knows how it goes on (the members are on another branch, or it was out of touch for too long): it begins anew.
+- a member answers nothing, or forgot: the next one is asked.
+- one tells what no majority signed: it is named, and not asked for a minute.
+- nobody knows how it goes on (the members are on another branch, or it was out of touch for too long): after a minute
+  it begins anew, once more than half agree where.
 
 It does not know what peers say of rounds in words (`observer`).
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused
 from weft.events import Event, Notice, RoundProven
-from weft.ids import BranchId, Digest, PeerId, Round, short
+from weft.ids import BranchId, Digest, PeerId, Round, RunId, short
 from weft.net.node import Node
 from weft.peer.bulletin import WINDOW_S
-from weft.peer.chain import Chain, signers
+from weft.peer.chain import Chain
 from weft.peer.messages import ChainAnswer, ChainRequest, CharterAnswer, CharterRequest, StateOffer, StateRequest
+from weft.sync.charter import Charter
 from weft.sync.messages import Certificate, Manifest
 from weft.wire import digest_of
 
 CALL_S = 10.0
 MAX_ASKED = 8  # where the run stands
-STALE_S = 60.0  # without a proof, though members answer: the branch may be another
+STALE_S = 60.0  # without a proof, while somebody answers that it knows of no such round: the branch may be another
+DEAF_S = 60.0  # to who told what no majority signed
 MAX_KEPT = 4096  # proven rounds that claims are held against
+MAX_AHEAD = 64  # rounds after the last proven one, of which claims are kept
+
+Standing = tuple[Manifest, Charter]
 
 
 class Proving:
@@ -53,6 +60,7 @@ class Proving:
         self._proven: dict[tuple[BranchId, Round], Digest] = {}
         self._claims: dict[tuple[BranchId, Round], dict[PeerId, Digest]] = {}  # of rounds that are not proven yet
         self._liars: set[PeerId] = set()
+        self._deaf_until: dict[PeerId, float] = {}
 
     async def watch(self) -> None:
         """Check what is decided until this is cancelled."""
@@ -67,26 +75,33 @@ class Proving:
     async def look(self, peers: Sequence[PeerId]) -> None:
         """Ask peers in order until one has told something new."""
         now = self._clock.now()
-        if self._chain is None or now - self._proven_at > STALE_S:
-            self._chain, self._proven_at = await self._begin(peers[:MAX_ASKED]), now
+        heard = [peer for peer in peers if self._deaf_until.get(peer, now) <= now]
         if self._chain is None:
+            await self._begin(heard)
+        if self._chain is None or not await self._is_lost(heard, self._chain):
             return
+        if now - self._proven_at > STALE_S:
+            await self._begin(heard)
+
+    async def _is_lost(self, peers: Sequence[PeerId], chain: Chain) -> bool:
+        """Ask how it goes on; return whether somebody answered, and nobody that this is how."""
+        is_lost = False
+        request = ChainRequest(branch=chain.head.branch, after=chain.head.round)
         for peer in peers:
-            request = ChainRequest(branch=self._chain.head.branch, after=self._chain.head.round)
             with suppress(PeerError, NetError, Refused):
                 answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
-                if answer.certificates and self._take(peer, self._chain, answer.certificates):
-                    return
+                if answer.certificates and self._take(peer, chain, answer.certificates):
+                    return False
+                is_lost = is_lost or answer.certificates is None or len(answer.certificates) > 0
+        return is_lost
 
     def claimed(self, peer: PeerId, branch: BranchId, round: Round, manifest: Digest) -> None:
         """Hold against the proofs what a peer says was decided."""
-        known = self._proven.get((branch, round))
+        known, chain = self._proven.get((branch, round)), self._chain
         if known is not None:
             self._compare(peer, round, manifest, known)
-        elif self._chain is not None and branch == self._chain.head.branch and round > self._chain.head.round:
+        elif chain is not None and branch == chain.head.branch and 0 < round - chain.head.round <= MAX_AHEAD:
             self._claims.setdefault((branch, round), {})[peer] = manifest
-            if len(self._claims) > MAX_KEPT:
-                del self._claims[next(iter(self._claims))]
 
     def _compare(self, peer: PeerId, round: Round, said: Digest, proven: Digest) -> None:
         if said != proven and peer not in self._liars:
@@ -98,13 +113,14 @@ class Proving:
         """Return whether one of these goes on from what is known."""
         num = 0
         for certificate in certificates:
-            electorate = chain.base.electorate
-            if not chain.proven(certificate):
+            num_electors, signers = len(chain.base.electorate), chain.proof(certificate)
+            if signers is None:
                 text = f"{short(peer)} tells of round {certificate.manifest.round} what no majority signed"
                 self._tell(Notice(text=text))
+                self._deaf_until[peer] = self._clock.now() + DEAF_S
                 break
             chain.append(certificate)
-            self._keep(certificate.manifest, len(signers(certificate, electorate)), len(electorate))
+            self._keep(certificate.manifest, len(signers), num_electors)
             num += 1
         self._proven_at = self._clock.now() if num else self._proven_at
         return num > 0
@@ -126,22 +142,37 @@ class Proving:
         )
         self._tell(proven)
 
-    async def _begin(self, peers: Sequence[PeerId]) -> Chain | None:
-        """Return a chain that begins where most of these peers stand; None: it cannot be told just now."""
-        stands = [each for each in await asyncio.gather(*map(self._standing, peers)) if each is not None]
-        if not stands:
-            return None
-        counts = Counter(digest_of(head) for head, _ in stands)
-        head, charter = max(stands, key=lambda each: (counts[digest_of(each[0])], each[0].round))
-        return Chain(head, charter.charter)
+    async def _begin(self, peers: Sequence[PeerId]) -> None:
+        """Go on from where most of these peers stand, if that can be told just now."""
+        answers = await asyncio.gather(*map(self._standing, peers[:MAX_ASKED]))
+        found = most_told([each for each in answers if each is not None])
+        if found is not None:
+            self._chain, self._proven_at = Chain(*found), self._clock.now()
+            self._claims.clear()
 
-    async def _standing(self, peer: PeerId) -> tuple[Manifest, CharterAnswer] | None:
+    async def _standing(self, peer: PeerId) -> Standing | None:
+        run = self._node.run
         with suppress(PeerError, NetError, Refused):
-            request = StateRequest(run=self._node.run)
-            offer, charter = await asyncio.gather(
-                self._node.call(peer, request, StateOffer, deadline_s=CALL_S),
-                self._node.call(peer, CharterRequest(run=self._node.run), CharterAnswer, deadline_s=CALL_S),
+            offer, answer = await asyncio.gather(
+                self._node.call(peer, StateRequest(run=run), StateOffer, deadline_s=CALL_S),
+                self._node.call(peer, CharterRequest(run=run), CharterAnswer, deadline_s=CALL_S),
             )
-            if offer.head is not None and offer.head.charter == digest_of(charter.charter):
-                return offer.head, charter
+            if offer.head is not None and is_beginning(offer.head, answer.charter, run):
+                return offer.head, answer.charter
         return None
+
+
+def is_beginning(head: Manifest, charter: Charter, run: RunId) -> bool:
+    """Return whether what follows in a run could be checked from here."""
+    is_of_run = head.run == run and head.charter == digest_of(charter)
+    return is_of_run and len(head.uplinks) == len(head.members) > 0
+
+
+def most_told(standings: Sequence[Standing]) -> Standing | None:
+    """Return where more than half stand, or did one round ago; of several the latest."""
+    for head, charter in sorted(standings, key=lambda each: -each[0].round):
+        name = digest_of(head)
+        num_there = sum(name in (digest_of(other), other.previous) for other, _ in standings)
+        if 2 * num_there > len(standings):
+            return head, charter
+    return None

@@ -104,7 +104,8 @@ def test_a_callback_that_raises_ends_the_peer_which_goes_on_later(run_file: Path
     assert len(rounds) == 2
 
 
-def test_two_train_together_by_a_ticket(run_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_private", [False, True])
+def test_two_train_together_by_a_ticket(run_file: Path, tmp_path: Path, is_private: bool) -> None:
     tickets, found = list[str](), dict[str, Outcome]()
     has_ticket = threading.Event()
 
@@ -114,13 +115,19 @@ def test_two_train_together_by_a_ticket(run_file: Path, tmp_path: Path) -> None:
 
     def first() -> None:
         described = run_file.read_text().replace("peers = 1", "peers = 2").replace("tokens = 1920", "tokens = 6400")
-        run_file.write_text(described)
+        run_file.write_text("is_private = true\n" * is_private + described)
         found["a"] = weft.train(run_file, wait_for=2, machine=machine(tmp_path, "a"), on_ticket=told)
 
     thread = threading.Thread(target=first, daemon=True)
     thread.start()
     assert has_ticket.wait(ENDS_S)
-    found["b"] = weft.train(ticket=tickets[0], machine=machine(tmp_path, "b"))
+    own = tmp_path / "own.txt"
+    own.write_text(TEXT)
+    if is_private:
+        with pytest.raises(ConfigError, match=r"private.*data="):
+            weft.train(ticket=tickets[0], machine=machine(tmp_path, "b"))
+    data = [own] if is_private else []
+    found["b"] = weft.train(ticket=tickets[0], data=data, machine=machine(tmp_path, "b"))
     thread.join(ENDS_S)
     assert not thread.is_alive()
     assert {outcome.reason for outcome in found.values()} == {"complete"}
@@ -138,6 +145,7 @@ def test_two_train_together_by_a_ticket(run_file: Path, tmp_path: Path) -> None:
         ({"config": {}, "wait_for": 0}, "wait_for is 0"),
         ({"config": {}, "machine": "here"}, "machine is 'here'"),
         ({"ticket": 3}, "ticket is 3"),
+        ({"ticket": "weft1", "data": "text.txt"}, "data is 'text.txt'"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_reason(arguments: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from weft.peer.again import MODEL, TOKENIZER, run_file_of
 from weft.peer.config import FolderModel, RunConfig, RunFile, SizedModel
 from weft.peer.home import Home
 from weft.peer.seal import initial, load_tokenizer, seal
-from weft.sync.rows import DiLoCoConfig, SparseLoCoConfig, StreamingConfig
+from weft.sync.messages import MAX_GROUP
+from weft.sync.rows import DiLoCoConfig, NoLoCoConfig, SparseLoCoConfig, StreamingConfig
 
 
 @pytest.fixture
@@ -55,3 +56,14 @@ def test_another_tokenizer_is_named_by_its_file(run_file: RunFile, tmp_path: Pat
     once = sealed(run_file, tmp_path, "one")
     other = msgspec.structs.replace(once, data=msgspec.structs.replace(once.data, tokenizer=once.initial))
     assert TOKENIZER in dump(run_file_of(other, num_peers=2))
+
+
+def test_more_peers_than_a_graph_has_room_for_and_the_run_before_it(run_file: RunFile, tmp_path: Path) -> None:
+    before = "ab" * 32
+    asked = msgspec.structs.replace(run_file, method=NoLoCoConfig(), electors=3, predecessor=before)
+    once = sealed(asked, tmp_path, "one")
+    found = run_file_of(once, num_peers=70)
+    assert (found.peers, found.predecessor) == (3, before)
+    many = sealed(msgspec.structs.replace(asked, method=DiLoCoConfig()), tmp_path, "one")
+    assert run_file_of(many, num_peers=70).peers == 70
+    assert run_file_of(many, num_peers=1000).peers == 3 * MAX_GROUP

@@ -9,11 +9,33 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.errors import Unreachable, WireError
-from weft.events import VERSION, Entry, Event, LinkUp, MemberProgress, Notice, RoundMissed, StepDone
+from weft.events import (
+    VERSION,
+    Entry,
+    Event,
+    LinkDown,
+    LinkUp,
+    MemberGone,
+    MemberLeft,
+    MemberProgress,
+    Notice,
+    RoundMissed,
+    StepDone,
+)
 from weft.ids import PeerId, Round, RunId, Step, Tokens
 from weft.keys import Identity
 from weft.peer.bulletin import WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest, Bulletins
-from weft.peer.observer import DEAF_S, MAX_HEARD, MAX_RELAYED, MOST_AHEAD_S, Observer
+from weft.peer.observer import (
+    DEAF_S,
+    MAX_ANSWERS,
+    MAX_HEARD,
+    MAX_LINKED,
+    MAX_RELAYED,
+    MOST_AHEAD_S,
+    ONCE_S,
+    Observer,
+    note_links,
+)
 from weft.wire import Record, Signed, seal
 
 RUN = RunId("ab" * 32)
@@ -231,6 +253,74 @@ def test_those_that_no_link_leads_to_are_heard_through_others_in_their_own_words
     assert watched.look() == []
     after = {request.of: request.after for _, request in watched.node.requests}
     assert after[identity(5).peer] == 0
+
+
+def test_who_hands_on_what_another_said_in_an_earlier_process_is_not_believed() -> None:
+    told = iter([bulletin(3, line(2.0, missed(9)), began_ms=9), bulletin(0, line(1.0, missed(1)))])
+    own = bulletin(0, sees(5))
+
+    def answer(request: BulletinRequest) -> BulletinAnswer:
+        found = seal(identity(1), own) if request.of is None else seal(identity(5), next(told))
+        return BulletinAnswer(bulletins=(found,), has_more=False)
+
+    watched = Watched(p1=answer)
+    assert missed(9) in watched.look()
+    watched.clock.run(asyncio.sleep(WINDOW_S))
+    assert watched.look() == []
+    assert next(told, None) is None
+
+
+def test_who_says_there_is_more_and_tells_nothing_new_holds_nobody_up() -> None:
+    same = seal(identity(1), bulletin(0, line(1.0, missed())))
+    watched = Watched(p1=lambda _request: BulletinAnswer(bulletins=(same,), has_more=True))
+    assert watched.look() == [missed()]
+    assert len(watched.node.asked) == 2
+
+
+def test_whoever_never_ends_holds_nobody_up() -> None:
+    numbers = iter(range(10**9))
+
+    def endless(_request: BulletinRequest) -> BulletinAnswer:
+        told = seal(identity(1), bulletin(next(numbers), line(1.0, missed())))
+        return BulletinAnswer(bulletins=(told,), has_more=True)
+
+    watched = Watched(p1=endless)
+    assert watched.look() == [missed()] * MAX_ANSWERS
+
+
+class Slow(Peers):
+    """A minute passes before each answer."""
+
+    async def call(self, peer: PeerId, request: Record, kind: Any, *, deadline_s: float) -> BulletinAnswer:
+        await asyncio.sleep(60.0)
+        return await super().call(peer, request, kind, deadline_s=deadline_s)
+
+
+def test_a_look_ends_however_slow_some_are() -> None:
+    watched = Watched()
+    slow = Slow(p1=answering())
+    watched.observer = Observer(slow, RUN, watched.clock, watched.entries.append)  # type: ignore[arg-type]
+    began = watched.clock.now()
+    assert watched.look() == []
+    assert watched.clock.now() - began == pytest.approx(ONCE_S)
+
+
+def test_to_whom_a_peer_is_linked_no_more_is_forgotten_and_one_can_name_only_so_many() -> None:
+    linked: dict[PeerId, None] = {}
+
+    def tell(*events: Event) -> list[PeerId]:
+        for event in events:
+            note_links(linked, event)
+        return list(linked)
+
+    names = [PeerId(f"{number:064x}") for number in range(MAX_LINKED + 10)]
+    links = [
+        MemberProgress(member=name, name="", round=Round(1), state="training", loss=None, tokens_per_s=1.0, link="tls")
+        for name in names
+    ]
+    assert tell(*links) == names[:MAX_LINKED]
+    away = MemberGone(member=names[0], silent_s=9.0), MemberLeft(member=names[1]), LinkDown(remote=names[2], reason="")
+    assert tell(*away, msgspec.structs.replace(links[3], link="")) == names[4:MAX_LINKED]
 
 
 def test_of_many_a_few_at_a_time_are_asked_for_and_all_in_turn() -> None:

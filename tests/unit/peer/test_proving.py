@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from charters import charter
@@ -10,10 +11,10 @@ from unit.hands import Hands
 from unit.peer.test_chain import MEMBERS, RUN, certificate, successor, vote
 from weft.errors import DeadlineExceeded
 from weft.events import Event, Notice, RoundProven
-from weft.ids import BranchId, Digest, PeerId, Round
+from weft.ids import BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import ChainAnswer, ChainRequest, CharterAnswer, StateOffer, StateRequest
-from weft.peer.proving import STALE_S, Proving
+from weft.peer.proving import DEAF_S, MAX_AHEAD, STALE_S, Proving, is_beginning
 from weft.sync.messages import Certificate
 from weft.wire import digest, digest_of
 
@@ -30,6 +31,8 @@ class Crowd:
         self.known = {peer: self._fresh() for peer in PEERS}
         self.told: dict[PeerId, Sequence[Certificate] | None] = {}
         self.silent: set[PeerId] = set()
+        self.homeless: set[PeerId] = set()  # who says that it has not begun
+        self.starts: list[PeerId] = []  # who was asked where the run stands
 
     def _fresh(self) -> Chain:
         return Chain(open_branch(genesis(RUN, A, charter(4)), PEERS, A, BranchId(RUN)), charter(4))
@@ -43,12 +46,19 @@ class Crowd:
             chain.append(made)
         return made
 
+    def signed(self, peer: PeerId) -> Certificate:
+        """Return the next round as this member knows it, signed by all."""
+        known = self.known[peer]
+        manifest = successor(known)
+        return certificate(manifest, *(vote(known, voter, manifest) for voter in MEMBERS))
+
     async def call(self, peer: PeerId, request: Any, _kind: type, *, deadline_s: float) -> Any:
         if peer in self.silent:
             raise DeadlineExceeded(f"nothing within {deadline_s} s")
         chain = self.known[peer]
         if isinstance(request, StateRequest):
-            return StateOffer(head=chain.head, index=None, charter=None)
+            self.starts.append(peer)
+            return StateOffer(head=None if peer in self.homeless else chain.head, index=None, charter=None)
         if isinstance(request, ChainRequest):
             there = self.told[peer] if peer in self.told else chain.after_in(request.branch, request.after, 100)
             return ChainAnswer(certificates=None if there is None else tuple(there))
@@ -135,6 +145,78 @@ async def test_where_nobody_knows_how_it_goes_on_it_begins_anew(looking: Looking
     made = looking.crowd.decide()
     await looking.look()
     assert looking.proven == [(made.manifest.round, 3, 3)]
+
+
+async def test_while_a_round_lasts_longer_it_waits(looking: Looking) -> None:
+    await looking.look()
+    looking.clock.at += 10 * STALE_S
+    looking.crowd.starts.clear()
+    await looking.look()
+    made = looking.crowd.decide()
+    await looking.look()
+    assert looking.proven == [(made.manifest.round, 3, 3)]
+    assert looking.crowd.starts == []
+
+
+async def test_where_nobody_says_where_the_run_stands_it_keeps_what_it_knows(looking: Looking) -> None:
+    await looking.look()
+    made = looking.crowd.decide()
+    looking.crowd.told, looking.crowd.homeless = dict.fromkeys(PEERS), set(PEERS)
+    looking.clock.at += STALE_S + 1
+    await looking.look()
+    looking.crowd.told = {}
+    await looking.look()
+    assert looking.proven == [(made.manifest.round, 3, 3)]
+
+
+async def test_who_tells_what_no_majority_signed_is_not_asked_for_a_minute(looking: Looking) -> None:
+    await looking.look()
+    crowd = looking.crowd
+    crowd.told[A] = [certificate(successor(crowd.known[A]))]
+    for _ in range(3):
+        await looking.look(A, B)
+    assert len(looking.notices) == 1
+    looking.clock.at += DEAF_S
+    await looking.look(A, B)
+    assert len(looking.notices) == 2
+
+
+async def test_of_two_that_differ_neither_is_believed_and_one_round_is_no_difference(looking: Looking) -> None:
+    lonely = looking.crowd.known[A]
+    lonely.append(certificate(msgspec.structs.replace(successor(lonely), leader=A, committed_tokens=Tokens(1))))
+    lonely.append(certificate(successor(lonely)))
+    await looking.look(A, B)
+    looking.crowd.known[B].append(looking.crowd.signed(B))
+    looking.crowd.known[C].append(looking.crowd.signed(C))
+    await looking.look(A, B)
+    assert looking.proven == []
+    looking.crowd.known[C].append(made := looking.crowd.signed(C))
+    await looking.look(B, C)  # one is a round ahead
+    assert looking.proven == [(made.manifest.round, 3, 3)]
+
+
+async def test_a_head_of_another_run_or_of_nobody_is_none(looking: Looking) -> None:
+    for wrong in (
+        {"run": RunId("cd" * 32)},
+        {"members": (), "uplinks": ()},
+        {"uplinks": (1,)},
+        {"charter": digest(b"another")},
+    ):
+        head = msgspec.structs.replace(looking.crowd.known[A].head, **wrong)
+        assert not is_beginning(head, charter(4), RUN)
+    assert is_beginning(looking.crowd.known[A].head, charter(4), RUN)
+
+
+async def test_claims_of_rounds_far_ahead_are_not_kept(looking: Looking) -> None:
+    await looking.look()
+    head = looking.crowd.known[A].head
+    for ahead in range(1, 10 * MAX_AHEAD):
+        looking.proving.claimed(B, head.branch, Round(head.round + ahead), digest(b"another"))
+    for _ in range(MAX_AHEAD + 1):
+        looking.crowd.decide()
+        await looking.look()
+    assert len(looking.proven) == MAX_AHEAD + 1
+    assert len(looking.proving._claims) == 0
 
 
 async def test_most_of_those_asked_are_believed_where_it_begins(looking: Looking) -> None:
