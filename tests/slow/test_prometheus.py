@@ -34,7 +34,7 @@ def page(tmp_path: Path) -> Iterator[str]:
             tmp_path / peer / "log.jsonl", peer, (1.0, started(name)), (2.0, step(3.0)), (3.0, commit(1, 9, A, B))
         )
     command = [sys.executable, "-m", "weft", "watch", str(tmp_path), "--port", "0"]
-    process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()

@@ -13,6 +13,7 @@ It does not know what callbacks do with events.
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -180,8 +181,9 @@ class _Life:
     def stop(self, reason: str) -> None:
         """End soon, with a goodbye and a checkpoint; from any thread."""
         self._reason = reason
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
         if self._peer is not None:

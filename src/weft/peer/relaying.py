@@ -4,8 +4,8 @@
              ◄────── signed by C ────────            ◄──── signed by C ──
 
 So a few links show a whole run. What is handed on is signed by its author, so nobody believes this peer for it. C is
-asked only because somebody asks, a few at a time, and one answer serves all who ask the same within two seconds: watchers
-that have heard as much of C as each other.
+asked only because somebody asks, a few at a time, and one answer serves all who ask the same within two seconds:
+watchers that have heard as much of C as each other.
 
 It does not know what bulletins say.
 """
