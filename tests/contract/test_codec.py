@@ -25,7 +25,6 @@ from weft.codec import (
 from weft.codec.bounds import CHUNK
 from weft.codec.build import build
 from weft.codec.codec import Codec, Sectioned
-from weft.codec.pieces import PIECE
 from weft.errors import NotFinite, PayloadError, PeerError
 
 BY_BLOCKS = (Fp8Config, Int8Config, Int4Config, E3m0Config, SignConfig)
@@ -36,6 +35,8 @@ CONFIGS += [TopKConfig(kept=1, values="e3m0"), TopKConfig(kept=3000, values="bf1
 CONFIGS += [RandomKConfig(), RandomKConfig(kept=410, largest=82, values="int4"), RandomKConfig(kept=9, values="fp8")]
 
 CONFIGS += [weft.extend("example.bits12", example("extension_codec").Bits12).codec()]
+
+PIECE = 1 << 14  # numbers
 
 # The largest error, as a share of the largest magnitude in sight.
 ERRORS = {
@@ -79,7 +80,7 @@ def test_size_is_what_nbytes_says_and_decoding_is_close(config: CodecConfig, num
 
 
 @every_codec
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(words=st.lists(finite_words, max_size=70))
 def test_any_finite_vector_has_one_encoding_which_survives_decoding(codec: Codec, words: list[int]) -> None:
     vector = from_words(words)
@@ -199,7 +200,10 @@ def test_encoding_by_aligned_parts_is_encoding_the_whole(codec: Codec) -> None:
 
 @every_codec
 @pytest.mark.parametrize("num", [0, 1, 4095, PIECE + 4096, 2 * PIECE + 5000])
-def test_what_is_encoded_and_decoded_in_pieces_is_what_it_is_at_once(codec: Codec, num: int) -> None:
+def test_what_is_encoded_and_decoded_in_pieces_is_what_it_is_at_once(
+    codec: Codec, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE", PIECE)
     vector = torch.randn(num, generator=torch.Generator().manual_seed(1))
     whole = codec.encode(vector)
     data = bytearray(codec.nbytes(num))
