@@ -36,7 +36,7 @@ CONFIGS += [RandomKConfig(), RandomKConfig(kept=410, largest=82, values="int4"),
 
 CONFIGS += [weft.extend("example.bits12", example("extension_codec").Bits12).codec()]
 
-PIECE = 1 << 14  # numbers
+PIECE = 1 << 15  # numbers: of eight chunks each section is whole bytes
 
 # The largest error, as a share of the largest magnitude in sight.
 ERRORS = {
