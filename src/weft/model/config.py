@@ -163,12 +163,21 @@ def num_parameters(config: ModelConfig) -> int:
 
     Equals `layout(config).num_parameters`, in closed form: it costs nothing, however large the model.
     """
+    tables = num_table_parameters(config) * (1 if config.is_tied else 2)
+    return config.num_layers * num_layer_parameters(config) + tables + config.width
+
+
+def num_layer_parameters(config: ModelConfig) -> int:
+    """Return how many numbers one block is made of; all are alike."""
     projections = config.width * (config.q_width + 2 * config.kv_width) + config.q_width * config.width
     biases = (config.q_width + 2 * config.kv_width) * config.has_qkv_bias
     norms = 2 * config.width + 2 * config.channels_per_head * config.has_qk_norm
-    per_layer = projections + biases + norms + 3 * config.width * config.ffn_width
-    tables = config.vocab_size * config.width * (1 if config.is_tied else 2)
-    return config.num_layers * per_layer + tables + config.width
+    return projections + biases + norms + 3 * config.width * config.ffn_width
+
+
+def num_table_parameters(config: ModelConfig) -> int:
+    """Return how many numbers the embedding is made of; the head has as many."""
+    return config.vocab_size * config.width
 
 
 def check_bounds(config: ModelConfig, max_parameters: int) -> None:

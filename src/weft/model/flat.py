@@ -8,10 +8,12 @@ biases), each in the order of the forward pass: one optimizer group is one range
     vector    embed | layer 0 qkv out gate_up down | layer 1 ... | head || norms and biases
               <------------------ decayed ----------------------------->||<-- not decayed ->
 
+A section of a model has a vector of its own, laid out alike: what of the whole's it has, in the same order.
+
 It does not know what the tensors compute; `transformer` builds the modules, under the same names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -21,7 +23,10 @@ from torch import Tensor, nn
 
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
-from weft.model.transformer import Transformer
+from weft.model.sections import Section, sections, whole
+from weft.model.transformer import SectionModule, Transformer
+
+Part = Transformer | SectionModule
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,9 @@ class Layout:
         return vector[span.offset : span.stop].view(span.shape)
 
 
-def layout(config: ModelConfig) -> Layout:
-    """Return where each tensor of the model lies. Equal on all peers: it depends on nothing but `config`."""
-    shapes = list(_shapes(config))
+def layout(config: ModelConfig, section: Section | None = None) -> Layout:
+    """Return where each tensor of the model, or of a section, lies. Equal on all peers: it depends on nothing else."""
+    shapes = list(_shapes(config, section or whole(config)))
     spans: list[Span] = []
     offset = 0
     for has_decay in (True, False):
@@ -88,10 +93,11 @@ def layer_matrices(config: ModelConfig) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(config: ModelConfig, section: Section) -> Iterator[tuple[str, tuple[int, ...]]]:
     qkv_width = config.q_width + 2 * config.kv_width
-    yield "embed.weight", (config.vocab_size, config.width)
-    for i in range(config.num_layers):
+    if section.is_first or (section.is_last and config.is_tied):
+        yield "embed.weight", (config.vocab_size, config.width)
+    for i in section.layers:
         yield f"layers.{i}.attention_norm.weight", (config.width,)
         yield f"layers.{i}.attention.qkv.weight", (qkv_width, config.width)
         if config.has_qkv_bias:
@@ -103,9 +109,10 @@ def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"layers.{i}.ffn_norm.weight", (config.width,)
         yield f"layers.{i}.ffn.gate_up.weight", (2 * config.ffn_width, config.width)
         yield f"layers.{i}.ffn.down.weight", (config.width, config.ffn_width)
-    yield "norm.weight", (config.width,)
-    if not config.is_tied:
-        yield "head.weight", (config.vocab_size, config.width)
+    if section.is_last:
+        yield "norm.weight", (config.width,)
+        if not config.is_tied:
+            yield "head.weight", (config.vocab_size, config.width)
 
 
 class FlatModel:
@@ -115,9 +122,9 @@ class FlatModel:
     `zero_gradient`, never with `optimizer.zero_grad()` or by setting `p.grad`, which would cut the views off.
     """
 
-    def __init__(self, module: Transformer, vector: Tensor, gradient: Tensor) -> None:
+    def __init__(self, module: Part, vector: Tensor, gradient: Tensor) -> None:
         self.module = module
-        self.layout = layout(module.config)
+        self.layout = layout_of(module)
         self.vector = vector
         self.gradient = gradient
 
@@ -142,7 +149,7 @@ class FlatModel:
         return group
 
 
-def flatten(model: Transformer, device: torch.device | str) -> FlatModel:
+def flatten(model: Part, device: torch.device | str) -> FlatModel:
     """Move `model` into two flat fp32 vectors on `device` and return them with it.
 
     Args:
@@ -150,7 +157,7 @@ def flatten(model: Transformer, device: torch.device | str) -> FlatModel:
             Nothing is ever allocated twice for a model on meta.
         device: where vector and gradient shall lie.
     """
-    num = layout(model.config).num_parameters
+    num = layout_of(model).num_parameters
     vector = torch.zeros(num, dtype=torch.float32, device=device)
     gradient = torch.zeros(num, dtype=torch.float32, device=device)
     if not any(parameter.is_meta for parameter in model.parameters()):
@@ -161,13 +168,13 @@ def flatten(model: Transformer, device: torch.device | str) -> FlatModel:
     return FlatModel(model, vector, gradient)
 
 
-def attach(model: Transformer, vector: Float[Tensor, " num"]) -> None:
+def attach(model: Part, vector: Float[Tensor, " num"]) -> None:
     """Make every parameter of `model` a view into `vector` (any float dtype), on the vector's device.
 
     Raises:
         ConfigError: the vector is not as long as the model.
     """
-    expected = layout(model.config).num_parameters
+    expected = layout_of(model).num_parameters
     if vector.numel() != expected:
         raise ConfigError(
             f"the model has {expected:,} parameters, the vector {vector.numel():,} numbers. "
@@ -192,13 +199,48 @@ def assemble(config: ModelConfig, vector: Float[Tensor, " num"]) -> Transformer:
     return model.requires_grad_(False).eval()
 
 
-def _pairs(model: Transformer) -> Iterator[tuple[Span, nn.Parameter]]:
+def layout_of(model: Part) -> Layout:
+    """Return where each tensor of a module lies."""
+    return layout(model.config, model.section if isinstance(model, SectionModule) else None)
+
+
+def cut(config: ModelConfig, vector: Float[Tensor, " num"], section: Section) -> Float[Tensor, " part"]:
+    """Return a section's vector, a copy of what it has of the whole's."""
+    at = {span.name: span for span in layout(config)}
+    there = layout(config, section)
+    part = vector.new_empty(there.num_parameters)
+    for span in there:
+        part[span.offset : span.stop] = vector[at[span.name].offset : at[span.name].stop]
+    return part
+
+
+def join(config: ModelConfig, parts: Sequence[Float[Tensor, " _"]]) -> Float[Tensor, " num"]:
+    """Return the whole's vector of those of all its sections; of a tied matrix the first one's.
+
+    Raises:
+        ConfigError: a vector is not as long as its section.
+    """
+    at = {span.name: span for span in layout(config)}
+    vector = parts[0].new_empty(layout(config).num_parameters)
+    for part, section in reversed(list(zip(parts, sections(config, len(parts)), strict=True))):
+        there = layout(config, section)
+        if part.numel() != there.num_parameters:
+            raise ConfigError(
+                f"section {section.number} of {len(parts)} has {there.num_parameters:,} parameters, the vector "
+                f"{part.numel():,} numbers."
+            )
+        for span in there:
+            vector[at[span.name].offset : at[span.name].stop] = part[span.offset : span.stop]
+    return vector
+
+
+def _pairs(model: Part) -> Iterator[tuple[Span, nn.Parameter]]:
     parameters = dict(model.named_parameters())
-    for span in layout(model.config):
+    for span in layout_of(model):
         yield span, parameters[span.name]
 
 
-def _copy_into(vector: Tensor, model: Transformer) -> None:
+def _copy_into(vector: Tensor, model: Part) -> None:
     with torch.no_grad():
         for span, parameter in _pairs(model):
             vector[span.offset : span.stop].copy_(parameter.flatten())

@@ -1,10 +1,12 @@
-"""The decoder: embedding, blocks, norm, head.
+"""The decoder: embedding, blocks, norm, head; whole, or one section of it.
 
 Build it under `torch.device("meta")` to allocate nothing; `flat.flatten` or `flat.assemble` then gives it memory. The
 weights a plain `Transformer(config)` starts with are torch's own and are no run's initial weights (`initial`).
 
 It does not know how it is trained, stored or synchronised.
 """
+
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Int64
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.model.cache import KVCache
 from weft.model.config import ModelConfig
 from weft.model.layers import Block, RMSNorm, inverse_wavelengths, rotation
+from weft.model.sections import Section
 
 
 class Transformer(nn.Module):
@@ -36,9 +39,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = None if config.is_tied else nn.Linear(config.width, config.vocab_size, bias=False)
-        # Kept as bits: a cast of the module to half precision must not reach the angles. On the CPU even under meta.
-        angles = torch.tensor(inverse_wavelengths(config), dtype=torch.float32, device="cpu")
-        self.register_buffer("angle_bits", angles.view(torch.int32), persistent=False)
+        self.register_buffer("angle_bits", _angle_bits(config), persistent=False)
 
     def forward(
         self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
@@ -59,16 +60,7 @@ class Transformer(nn.Module):
         self, tokens: Int64[Tensor, "batch tokens"], cache: KVCache | None = None
     ) -> Float[Tensor, "batch tokens width"]:
         """Return what the head reads: the normed output of the last block."""
-        start = 0 if cache is None else cache.length
-        x = self.embed(tokens)
-        turn = rotation(self.angle_bits.view(torch.float32), start, tokens.shape[1])
-        for block in self.layers:
-            if self.has_recompute and cache is None and torch.is_grad_enabled():
-                x = checkpoint(block, x, turn, use_reentrant=False)
-            else:
-                x = block(x, turn, cache)
-        if cache is not None:
-            cache.advance(tokens.shape[1])
+        x = through(self.layers, self.embed(tokens), self.angle_bits, cache, has_recompute=self.has_recompute)
         normed: Tensor = self.norm(x)
         return normed
 
@@ -85,5 +77,81 @@ class Transformer(nn.Module):
 
     def loss(self, tokens: Int64[Tensor, "batch tokens"], targets: Int64[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
         """Return the mean cross entropy of `targets`, in nats per token, computed in fp32."""
-        logits = self(tokens)
-        return cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return mean_loss(self(tokens), targets)
+
+
+class SectionModule(nn.Module):
+    """A section of a `Transformer`, its parameters under the names that they have in the whole.
+
+    Args:
+        config: of the whole.
+        has_recompute: as of a `Transformer`.
+    """
+
+    angle_bits: Tensor
+
+    def __init__(self, config: ModelConfig, section: Section, *, has_recompute: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.section = section
+        self.has_recompute = has_recompute
+        has_table = section.is_first or (section.is_last and config.is_tied)
+        self.embed = nn.Embedding(config.vocab_size, config.width) if has_table else None
+        self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in section.layers})
+        self.norm = RMSNorm(config.width, config.norm_eps) if section.is_last else None
+        has_head = section.is_last and not config.is_tied
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False) if has_head else None
+        self.register_buffer("angle_bits", _angle_bits(config), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return activations [batch, tokens, width]; the last section: logits [batch, tokens, vocab].
+
+        Args:
+            x: what the section before returned; the first section: tokens [batch, tokens], ids below vocab_size.
+        """
+        if self.section.is_first:
+            assert self.embed is not None
+            x = self.embed(x)
+        x = through(self.layers.values(), x, self.angle_bits, None, has_recompute=self.has_recompute)
+        if self.norm is None:
+            return x
+        head = self.head if self.head is not None else self.embed
+        assert head is not None
+        logits: Tensor = linear(self.norm(x), head.weight)
+        return logits
+
+    def loss(self, x: Tensor, targets: Int64[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
+        """Return what `Transformer.loss` does. Only the last section can."""
+        return mean_loss(self(x), targets)
+
+
+def through(
+    blocks: Iterable[nn.Module],
+    x: Float[Tensor, "batch tokens width"],
+    angle_bits: Tensor,
+    cache: KVCache | None,
+    *,
+    has_recompute: bool,
+) -> Float[Tensor, "batch tokens width"]:
+    """Return what blocks make of the embeddings of tokens, or of what blocks before made."""
+    num_tokens = x.shape[1]
+    turn = rotation(angle_bits.view(torch.float32), 0 if cache is None else cache.length, num_tokens)
+    for block in blocks:
+        if has_recompute and cache is None and torch.is_grad_enabled():
+            x = checkpoint(block, x, turn, use_reentrant=False)
+        else:
+            x = block(x, turn, cache)
+    if cache is not None:
+        cache.advance(num_tokens)
+    return x
+
+
+def mean_loss(logits: Float[Tensor, "batch tokens vocab"], targets: Int64[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
+    """Return the mean cross entropy, in nats per token, computed in fp32."""
+    return cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def _angle_bits(config: ModelConfig) -> Tensor:
+    """Return the angles as bits, which a cast to half precision does not reach. On the CPU even under meta."""
+    angles = torch.tensor(inverse_wavelengths(config), dtype=torch.float32, device="cpu")
+    return angles.view(torch.int32)
