@@ -23,7 +23,7 @@ GROUND = (
 FLOORS = (
     ("model", "data", "codec", "cost"),
     ("net",),
-    ("sync",),
+    ("sync", "pipeline"),
     ("inference",),
     ("peer",),
     ("sim", "plan", "door", "site", "dashboard"),

@@ -1,0 +1,188 @@
+"""Which peer of a stage a micro-batch goes to: interleaved weighted round robin over measured paces.
+
+    reserve   the peer whose account is lowest; it is charged at once with what the work should take it
+    settled   a receipt came: the charge becomes what it took, and the pace learns
+    failed    the charge is taken back, and the peer is passed over for a while, by what went wrong
+
+Accounts are in seconds of work, so of peers that are always at work each gets a share by its speed, and a fast one's
+turns lie between a slow one's. Of what a peer takes only that counts which begins after it was sent, and after what it
+was sent before was done: two micro-batches on their way to one peer do not make it half as fast.
+
+A newcomer stands at the back, at the median's pace, and counts as slower than that for its first turns: nobody sends a
+burst to a machine that has never computed. A nearer peer is asked first by as much as it is nearer, which moves its
+turns and leaves its share.
+
+Whoever sends work has one of these for each stage it sends to. It does not know sockets, nor what the work is.
+
+After Ryabinin et al., SWARM, 2301.11913, section 3.2 and its appendix: there charges are never taken back and newcomers
+stand in front.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+
+from weft.ids import PeerId
+from weft.pipeline.pace import Pace
+from weft.rng import order_key
+
+FIRST_S = 1.0  # per unit of work, while nobody's pace is known
+WARM_TURNS = 4  # in which a newcomer is charged more
+WARM_COST = 2.0  # as many times what it should take
+LEAST_S = 1e-6  # per unit: what took no time that this clock can tell
+
+
+class Failure(Enum):
+    """What went wrong with work that was sent: the first pause, and the longest, in seconds."""
+
+    BUSY = (0.1, 5.0)  # it has as much as it takes
+    UNREACHABLE = (2.0, 60.0)
+    ERROR = (10.0, 600.0)  # it answered that it could not
+    WRONG = (math.inf, math.inf)  # it answered what cannot be
+
+    @property
+    def first_s(self) -> float:
+        return self.value[0]
+
+    @property
+    def most_s(self) -> float:
+        return self.value[1]
+
+
+@dataclass(frozen=True)
+class Near:
+    """What is known of a peer of a stage before anything is sent to it."""
+
+    rtt_s: float  # to it and back
+    began: int  # of its process: another one is a newcomer, whatever the last one did
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Work that one peer is charged with until it is settled or failed."""
+
+    peer: PeerId
+    units: float
+    charge_s: float
+    sent_at: float
+
+
+@dataclass
+class _Account:
+    near: Near
+    tie: str  # breaks ties, for each sender in its own way
+    total_s: float  # charged
+    pace: Pace = field(default_factory=Pace)
+    num_turns: int = 0
+    busy_until: float = -math.inf  # when its last receipt came
+    barred_until: float | None = None  # None: it is not
+    num_failed: int = 0  # since its last receipt
+
+
+class Route:
+    """To one stage.
+
+    Args:
+        me: who sends; others begin with other peers.
+    """
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._accounts: dict[PeerId, _Account] = {}
+        self._turn_s = 0.0  # the lowest account when work was last given out
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        return tuple(self._accounts)
+
+    def seen(self, stage: Mapping[PeerId, Near]) -> None:
+        """Take up who holds the stage now."""
+        for peer in [peer for peer in self._accounts if peer not in stage]:
+            del self._accounts[peer]
+        for peer, near in stage.items():
+            known = self._accounts.get(peer)
+            if known is not None and known.near.began == near.began:
+                known.near = near
+            else:
+                self._accounts.pop(peer, None)
+                self._accounts[peer] = _Account(near, order_key("route", self._me, peer), self._back)
+
+    @property
+    def _back(self) -> float:
+        return max((each.total_s for each in self._accounts.values()), default=0.0)
+
+    def reserve(self, units: float, now: float, without: Collection[PeerId] = ()) -> Reserved | None:
+        """Charge a peer with work; None: nobody can take it just now.
+
+        Args:
+            units: of work, such as samples; whoever measures in other units for one kind of work says how many.
+            without: peers that failed with this work.
+        """
+        free = [peer for peer in self._accounts if peer not in without and self._is_free(peer, now)]
+        if not free:
+            return None
+        peer = min(free, key=self._turn)
+        self._turn_s = max(self._turn_s, self._accounts[peer].total_s)
+        return self._charged(peer, units, now)
+
+    def reserve_at(self, peer: PeerId, units: float, now: float) -> Reserved | None:
+        """Charge this peer, which has what the work needs; None: it is gone, or cannot take it just now."""
+        if peer not in self._accounts or not self._is_free(peer, now):
+            return None
+        return self._charged(peer, units, now)
+
+    def _is_free(self, peer: PeerId, now: float) -> bool:
+        account = self._accounts[peer]
+        if account.barred_until is not None and account.barred_until <= now:
+            account.barred_until = None
+            account.total_s = max(account.total_s, self._turn_s)  # it has no turns to catch up on
+        return account.barred_until is None
+
+    def _turn(self, peer: PeerId) -> tuple[float, str]:
+        account = self._accounts[peer]
+        return account.total_s + account.near.rtt_s, account.tie
+
+    def _charged(self, peer: PeerId, units: float, now: float) -> Reserved:
+        account = self._accounts[peer]
+        warmth = WARM_COST if account.num_turns < WARM_TURNS else 1.0
+        charge_s = units * warmth * self.pace_of(peer)
+        account.total_s += charge_s
+        account.num_turns += 1
+        return Reserved(peer, units, charge_s, now)
+
+    def pace_of(self, peer: PeerId) -> float:
+        """Return the seconds that a unit of work takes a peer; the median of the others', where that is not known."""
+        account = self._accounts[peer]
+        if account.pace.is_known:
+            return account.pace.mean
+        known = [each.pace.mean for each in self._accounts.values() if each.pace.is_known]
+        return median(known) if known else FIRST_S
+
+    def settled(self, reserved: Reserved, now: float) -> None:
+        """Take a receipt up: the work is done."""
+        account = self._of(reserved)
+        if account is None:
+            return
+        took_s = max(now - max(reserved.sent_at, account.busy_until), LEAST_S * reserved.units)
+        account.total_s += took_s - reserved.charge_s
+        account.pace.measured(took_s / reserved.units)
+        account.busy_until, account.num_failed = now, 0
+
+    def failed(self, reserved: Reserved, why: Failure, now: float) -> None:
+        """Take it up that the work was not done, or that nobody knows."""
+        account = self._of(reserved)
+        if account is None:
+            return
+        account.total_s -= reserved.charge_s
+        pause_s = min(why.first_s * 2**account.num_failed, why.most_s)
+        account.barred_until = max(account.barred_until or now, now + pause_s)
+        account.num_failed += 1
+
+    def _of(self, reserved: Reserved) -> _Account | None:
+        return self._accounts.get(reserved.peer)
+
+    def free_at(self, now: float) -> float:
+        """Return when somebody can take work that nobody takes now; infinity: when somebody else comes."""
+        return max(now, min((each.barred_until or now for each in self._accounts.values()), default=math.inf))
