@@ -46,7 +46,7 @@ from weft.sync.spread import alike, gathered
 
 NUM = 4 * CHUNK + 50_000  # a vector of four whole chunks and a short one
 SETTINGS = PeerConfig(device="cpu", threads=1)
-CLOSE = {"rtol": 1e-3, "atol": 2e-5}  # a step is of 1e-2
+CLOSE = {"rtol": 1e-3, "atol": 1e-4}  # a step is of 1e-2, and hangs on last bits where a gradient is next to nothing
 
 
 def drawn(seed: int, num: int = NUM) -> Tensor:
