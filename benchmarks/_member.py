@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from weft.clock import Clock, SystemClock
@@ -37,6 +38,8 @@ from weft.net.transport import Transport
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Compute, Threads
 from weft.peer.home import PeerFolder
+from weft.peer.journal import Journal
+from weft.peer.machine import PeerConfig
 from weft.peer.messages import Decision, Letter
 from weft.peer.rounds import Rounds
 from weft.sync.acts import MAX_TOKENS
@@ -66,9 +69,12 @@ class _Place:
     node: Node
     identity: Identity
     folder: PeerFolder
+    settings: PeerConfig
     clock: Clock
     compute: Compute
     emit: Emit
+    journal: Journal
+    initial: Tensor
 
 
 class Member:
@@ -95,9 +101,12 @@ class Member:
             node=self.node,
             identity=identity,
             folder=PeerFolder(folder),
+            settings=PeerConfig(checkpoint_every_s=0.0),
             clock=clock,
             compute=self._compute,
             emit=self.events.append,
+            journal=Journal(PeerFolder(folder).journal, is_on=False),
+            initial=torch.empty(0),
         )
         self._membership = Membership(self.node, clock, self.events.append, self._heartbeat)
         self._rounds: Rounds | None = None

@@ -7,14 +7,14 @@ so no quorum commits what its members could not apply.
 
 Failure:
 - an owner whose result is no payload: it is not held, and counts as suspected in this round, so another gets the part.
-- a holder that delivers a result too slowly: the next one is asked.
+- a holder that delivers a result too slowly, or is gone: the next one is asked.
 
 It does not know what is merged, nor the round's decisions.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -24,6 +24,7 @@ from weft.events import Notice, PayloadRejected
 from weft.ids import Digest, PeerId, Round, short
 from weft.net.blobs import StillComing
 from weft.net.first import first_of
+from weft.peer.absence import Status
 from weft.peer.chain import Chain
 from weft.peer.place import Place
 from weft.peer.pool import Pool
@@ -87,6 +88,8 @@ class Parts:
         self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, place.folder.scratch if is_spread else None)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
+        self._gone: set[PeerId] = set()
+        self._limits: dict[PeerId, set[asyncio.Timeout]] = {}  # of what is being fetched, by who holds it
         self._node.serve_blobs(self._lookup)
         self._node.serve_blobs(lambda _peer, wanted: chain.result(wanted), is_patient=True)
 
@@ -125,6 +128,15 @@ class Parts:
         if is_gossip(base) and me in base.electorate:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
+
+    def notice(self, peer: PeerId, status: Status) -> None:
+        """Take up what membership says: nothing is fetched from who is gone."""
+        if status != "gone":
+            self._gone.discard(peer)
+            return
+        self._gone.add(peer)
+        for limit in self._limits.get(peer, ()):
+            limit.reschedule(asyncio.get_running_loop().time())
 
     def is_here(self, wanted: Digest) -> bool:
         """Return whether a payload's part is here, to be merged."""
@@ -341,9 +353,11 @@ class Parts:
         await self._compute.serve(lambda: self._journal.decide(certificate))
 
     async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
+        if holder in self._gone:
+            raise PeerError(f"{short(holder)} is gone")
         began, data = self._clock.now(), self.pool.block(nbytes)
         try:
-            async with asyncio.timeout(limit_s):
+            async with self._limited(holder, limit_s):
                 while await self._is_coming(holder, wanted, data):
                     pass  # it let this peer wait already
             self.rates.note(holder, nbytes, self._clock.now() - began)
@@ -353,7 +367,19 @@ class Parts:
         except (NetError, Refused) as error:
             raise PeerError(f"{short(holder)} did not deliver blob {short(wanted)}: {error}") from error
         except TimeoutError:
+            if holder in self._gone:
+                raise PeerError(f"{short(holder)} is gone") from None
             raise DeadlineExceeded(f"{short(holder)} did not deliver blob {short(wanted)} in time") from None
+
+    @asynccontextmanager
+    async def _limited(self, holder: PeerId, limit_s: float) -> AsyncIterator[None]:
+        limits = self._limits.setdefault(holder, set())
+        async with asyncio.timeout(limit_s) as limit:
+            limits.add(limit)
+            try:
+                yield
+            finally:
+                limits.discard(limit)
 
     async def _is_coming(self, holder: PeerId, wanted: Digest, into: Buffer) -> bool:
         """Fetch a blob, unless the holder says that it has yet to come there."""

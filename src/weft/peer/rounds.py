@@ -214,11 +214,10 @@ class Rounds:
     def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says of a peer, for this round and the next."""
         electorate = self.chain.base.electorate
-        if status == "joining" and peer in electorate:
-            return
-        if status == "joining" and peer in self.chain.charter.banned:
+        if status == "joining" and (peer in electorate or peer in self.chain.charter.banned):
             return
         self.standing.statuses[peer] = status
+        self.parts.notice(peer, status)
         self._feed(Noticed(peer=peer, status=status))
 
     def reroute(self, relayed: frozenset[PeerId]) -> None:

@@ -101,6 +101,27 @@ async def test_who_waited_for_a_fetch_that_was_cancelled_takes_over(data):
     assert node.num_fetched == 2
 
 
+async def test_who_is_gone_is_waited_for_no_longer(data):
+    node = FakeNode(data)
+    parts, _ = parts_and_manifest(node)
+    never = asyncio.Event()
+    node.fetch = lambda _peer, _wanted, _into: never.wait()
+    brought = Contribution(peer=B, tokens=Tokens(8), parts=(digest(data),))
+    fetching = asyncio.ensure_future(parts.contribution(brought, 0, NUM, Round(1)))
+    await asyncio.sleep(0.01)
+    assert not fetching.done()
+    parts.notice(B, "suspected")
+    await asyncio.sleep(0.01)
+    assert not fetching.done()
+    parts.notice(B, "gone")
+    async with asyncio.timeout(FETCH_FLOOR_S / 2):
+        assert await fetching is None
+        assert await parts.contribution(brought, 0, NUM, Round(1)) is None
+    del node.fetch
+    parts.notice(B, "alive")
+    assert await parts.contribution(brought, 0, NUM, Round(1)) == data
+
+
 def test_no_result_of_the_last_two_rounds_is_given_up_however_large(monkeypatch):
     monkeypatch.setattr(chain, "RESULTS_NBYTES", 10)
     base = genesis(RUN, A, charter())
