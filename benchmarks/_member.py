@@ -178,7 +178,7 @@ class Member:
 
     async def _on_letter(self, peer: PeerId, letter: Letter) -> None:
         assert self._rounds is not None
-        self._rounds.on_letter(peer, letter)
+        self._rounds.hearing.on_letter(peer, letter)
 
     async def _on_decision(self, _peer: PeerId, decision: Decision) -> None:
         assert self._rounds is not None
