@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from weft.clock import Clock, SystemClock
-from weft.codec import CodecConfig
+from weft.codec import CodecConfig, TopKConfig
 from weft.events import Emit, Event
 from weft.ids import PeerId, RunId, Tokens
 from weft.keys import Identity
@@ -58,8 +58,11 @@ MEET_S = 30.0
 
 
 def averaging(codec: CodecConfig) -> Choices:
-    """Return a method that averages vectors sent with `codec`."""
-    return Choices(every=1, send="delta", apply=SgdConfig(lr=1.0), codec=codec)
+    """Return a method that averages vectors sent with `codec`; what that loses, members do not bring again."""
+    feedback = 0.95 if isinstance(codec, TopKConfig) else None  # a run would be refused without
+    return Choices(
+        every=1, send="delta", apply=SgdConfig(lr=1.0), codec=codec, feedback=feedback, reply_feedback=feedback
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

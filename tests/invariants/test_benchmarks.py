@@ -3,8 +3,8 @@
 import asyncio
 
 import torch
-
 from benchmarks._member import averaging, swarm
+
 from weft.codec import Fp32Config
 
 DEADLINE_S = 60.0
