@@ -188,7 +188,7 @@ class Gathering:
         for part, num in self._parts.wanted(base, brought.peer)[base.electorate.index(me)].items():
             wanted = brought.parts[part]
             self._wanted_in[wanted] = self._round
-            if self._parts.is_here(wanted):
+            if self._parts.is_here(wanted) if brought.peer == me else self._parts.hold(wanted):
                 self._tell_soon()
             elif wanted not in self._fetching:
                 self._fetching[wanted] = self._tasks.spawn(self._fetch(brought, wanted, num))

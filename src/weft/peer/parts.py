@@ -142,6 +142,18 @@ class Parts:
         """Return whether a payload's part is here, to be merged."""
         return wanted in self._payload or wanted in self._gathered
 
+    def hold(self, wanted: Digest) -> bool:
+        """Return whether a part of another's payload is here. If so, it stays until `forget`.
+
+        It may be what this peer offers itself: peers that have nothing to say say the same. What this peer offers next
+        would take its place.
+        """
+        if wanted in self._payload and wanted not in self._gathered:
+            mine = memoryview(self._payload[wanted]).cast("B")
+            self._gathered[wanted] = kept = self.pool.block(mine.nbytes)
+            kept[:] = mine  # whoever computed it may use its memory again once another is offered
+        return wanted in self._gathered
+
     async def gather(self, brought: Brought, wanted: Digest, num: int) -> None:
         """Fetch a part of `num` elements of a payload that is announced. Nobody waits for it.
 

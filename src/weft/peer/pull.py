@@ -99,6 +99,8 @@ class _Pull:
                     is_any = True
 
     def _check_obtainable(self) -> None:
+        if self._under_way:  # what can be had is kept first
+            return
         number = self._shares.unobtainable()
         if number is not None:
             blob = self._shares.blobs[number]

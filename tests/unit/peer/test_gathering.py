@@ -49,6 +49,9 @@ class FakeParts:
     def is_here(self, wanted: Digest) -> bool:
         return wanted in self.here
 
+    def hold(self, wanted: Digest) -> bool:
+        return self.is_here(wanted)
+
     async def gather(self, _brought: Contribution, wanted: Digest, _num: int) -> None:
         self.asked.append(wanted)
         await self.deliver(wanted)

@@ -17,6 +17,7 @@ from weft.peer.compute import Inline
 from weft.peer.journal import Journal
 from weft.peer.parts import FETCH_FLOOR_S, Parts
 from weft.sync.messages import Certificate, Contribution, PartResult
+from weft.sync.reduce import named
 from weft.sync.scope import Scope
 from weft.wire import digest
 
@@ -120,6 +121,19 @@ async def test_who_is_gone_is_waited_for_no_longer(data):
     del node.fetch
     parts.notice(B, "alive")
     assert await parts.contribution(brought, 0, NUM, Round(1)) == data
+
+
+async def test_what_others_bring_stays_where_this_peer_offered_the_same_and_offers_something_else(data):
+    parts, _ = parts_and_manifest(FakeNode(data))
+    mine = bytearray(data)
+    (wanted,) = parts.offer(tuple(map(named, [mine])))
+    assert parts.hold(wanted)
+    mine[:] = bytes(len(mine))  # the memory is used again
+    parts.offer(tuple(map(named, [bytes(mine)])))
+    brought = Contribution(peer=B, tokens=Tokens(8), parts=(wanted,))
+    assert bytes(await parts.contribution(brought, 0, NUM, Round(1))) == data
+    parts.forget(wanted)
+    assert not parts.hold(wanted)
 
 
 def test_no_result_of_the_last_two_rounds_is_given_up_however_large(monkeypatch):
