@@ -1,0 +1,152 @@
+"""The backward pass of a model or a section in two parts: first what others wait for, then what may not count at all.
+
+    passed = forward(model, lambda module: module(x), x)
+    dx = passed.input_gradient(dy)      # the gradient of its input; none of its weights'
+    passed.add_weight_gradients()       # into model.gradient; whoever drops `passed` instead adds nothing
+
+A matrix's gradient dW = dy^T x needs no chain rule: what came in and what came back are kept until it is asked for, as
+are the tokens of an embedding. What little the others have (norms, biases) is computed on the way, and kept, too. Each
+sum is the one that torch's own backward pass makes, bit for bit.
+
+It does not know why weights wait.
+
+After Qi et al., Zero Bubble Pipeline Parallelism, 2401.10241, section 2.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding, linear
+from torch.overrides import TorchFunctionMode
+
+from weft.model.flat import FlatModel, Part
+
+Owed = Callable[[], tuple[Tensor, Tensor]]  # of a weight: the weight, or rows of it, and their gradient
+
+
+class Passed:
+    """What a forward pass leaves for the backward one."""
+
+    def __init__(self, model: FlatModel, x: Tensor, y: Tensor, owed: list[Owed]) -> None:
+        self.output = y.detach()
+        self._model = model
+        self._x = x
+        self._y: Tensor | None = y
+        self._owed = owed
+
+    def input_gradient(self, dy: Tensor | None = None) -> Tensor | None:
+        """Return the gradient of the input, as long as the input; None: the input is tokens. Once.
+
+        Args:
+            dy: the gradient of the output, of its shape; None: the output is a loss.
+        """
+        assert self._y is not None, "the graph of a forward pass serves once"
+        y, self._y = self._y, None  # its memory is free as the pass goes back
+        small = [each for each in self._model.module.parameters() if each.dim() < 2]
+        end = self._x if self._x.requires_grad else self._table()
+        *found, last = torch.autograd.grad(y, [*small, end], dy, allow_unused=True)
+        self._owed += [_known(*each) for each in zip(small, found, strict=True) if each[1] is not None]
+        return last
+
+    def _table(self) -> Tensor:
+        embed = self._model.module.embed
+        assert embed is not None, "only who has an embedding takes tokens"
+        weight: Tensor = embed.weight
+        return weight  # to which torch goes back, and finds nothing: `_Embedding` has kept it
+
+    def add_weight_gradients(self, weight: float = 1.0) -> None:
+        """Add the gradients of all weights to those of the model, `weight` times. Once."""
+        vector, total = self._model.vector, self._model.gradient
+        with torch.no_grad():
+            for owed in self._owed:
+                of, gradient = owed()
+                start = of.storage_offset() - vector.storage_offset()
+                total[start : start + of.numel()].view(of.shape).add_(gradient, alpha=weight)
+        self._owed.clear()
+
+
+def forward(model: FlatModel, compute: Callable[[Part], Tensor], x: Tensor) -> Passed:
+    """Compute something of a model, to be gone back through in two parts.
+
+    Args:
+        model: its module must not be compiled, and keep what it computes (`has_recompute=False`).
+        compute: what to compute, from the module and `x`.
+        x: its input: tokens, or activations, whose gradient will be asked for.
+    """
+    if x.is_floating_point():
+        x.requires_grad_()
+    owed: list[Owed] = []
+    with torch.enable_grad(), _Keeping(owed):
+        y = compute(model.module)
+    return Passed(model, x, y, owed)
+
+
+class _Keeping(TorchFunctionMode):
+    """Has layers keep what their weights' gradients are made of."""
+
+    def __init__(self, owed: list[Owed]) -> None:
+        super().__init__()
+        self._owed = owed
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func is linear:
+            return _linear(self._owed, *args, **named)
+        if func is embedding:
+            return _Embedding.apply(args[1], args[0], self._owed)  # type: ignore[no-untyped-call]
+        return func(*args, **named)
+
+
+def _linear(owed: list[Owed], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    y: Tensor = _Linear.apply(x, weight, bias, owed)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, owed: list[Owed]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias, ctx.owed = bias is not None, owed
+        return linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        rows, back = x.flatten(0, -2), dy.flatten(0, -2)
+        ctx.owed.append(lambda: (weight, back.T.mm(rows)))  # dW = dy^T x
+        dx = back.mm(weight.to(back.dtype)).view_as(x) if ctx.needs_input_grad[0] else None  # dx = dy W
+        return dx, None, back.sum(0) if ctx.has_bias else None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, tokens: Tensor, owed: list[Owed]) -> Tensor:
+        ctx.save_for_backward(weight, tokens)
+        ctx.owed = owed
+        return embedding(tokens, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None]:
+        weight, tokens = ctx.saved_tensors
+        ctx.owed.append(lambda: (weight, _rows(dy, tokens, len(weight))))
+        return None, None, None
+
+
+def _rows(dy: Float[Tensor, "*dims width"], tokens: Tensor, num: int) -> Float[Tensor, "num width"]:
+    gradient: Tensor = torch.ops.aten.embedding_dense_backward(dy, tokens, num, -1, False)
+    return gradient
+
+
+def _known(weight: Tensor, gradient: Tensor) -> Owed:
+    return lambda: (weight, gradient)

@@ -1,0 +1,119 @@
+"""The two parts of a backward pass are the one that torch makes, bit for bit."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector
+from weft.model.backward import Passed, forward
+from weft.model.flat import cut
+from weft.model.sections import sections
+from weft.model.transformer import SectionModule
+
+Make = Callable[..., ModelConfig]
+NUM_TOKENS = 8
+
+
+def families(small: Make) -> Iterator[ModelConfig]:
+    kinds: list[dict[str, bool]] = [{}, {"has_qk_norm": True}, {"has_qkv_bias": True}]
+    yield from (small(num_layers=3, is_tied=is_tied, **kind) for kind in kinds for is_tied in (False, True))
+
+
+def section_of(config: ModelConfig, number: int) -> FlatModel:
+    section = sections(config, 3)[number]
+    flat = flatten(SectionModule(config, section), "cpu")
+    flat.vector.copy_(cut(config, initial_vector(config, seed=1), section))
+    return flat
+
+
+def given(config: ModelConfig, number: int) -> torch.Tensor:
+    if number == 0:
+        return torch.randint(0, config.vocab_size, (2, NUM_TOKENS))
+    return torch.randn(2, NUM_TOKENS, config.width)
+
+
+def at_once(flat: FlatModel, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor | None:
+    """Let torch go back, into the model's gradient."""
+    x = x.detach().requires_grad_(x.is_floating_point())
+    flat.module(x).backward(dy)
+    return x.grad
+
+
+def passed(flat: FlatModel, x: torch.Tensor) -> Passed:
+    return forward(flat, lambda module: module(x), x)
+
+
+@pytest.mark.parametrize("kind", range(6))
+@pytest.mark.parametrize("number", range(3))
+def test_both_parts_are_the_backward_pass_bit_for_bit(small: Make, kind: int, number: int) -> None:
+    config = list(families(small))[kind]
+    flat, x = section_of(config, number), given(config, number)
+    dy = torch.randn(flat.module(x).shape)
+    expected = at_once(flat, x, dy)
+    gradient = flat.gradient.clone()
+    flat.zero_gradient()
+
+    split = passed(flat, x)
+    found = split.input_gradient(dy)
+    assert not flat.gradient.any()  # nothing counts yet
+    assert (found is None) == (number == 0)
+    assert found is None or torch.equal(found, expected)
+    split.add_weight_gradients()
+    assert torch.equal(flat.gradient, gradient)
+
+
+def test_a_whole_model_goes_back_from_its_loss(small: Make) -> None:
+    config = small(is_tied=True)
+    flat = flatten(Transformer(config), "cpu")
+    tokens = given(config, 0)
+    targets = tokens.roll(-1, 1)
+    flat.module.loss(tokens, targets).backward()
+    gradient = flat.gradient.clone()
+    flat.zero_gradient()
+    split = forward(flat, lambda module: module.loss(tokens, targets), tokens)
+    split.input_gradient()
+    split.add_weight_gradients(0.5)
+    assert torch.equal(flat.gradient, 0.5 * gradient)
+
+
+def test_what_is_dropped_adds_nothing_and_what_is_added_adds_once(small: Make) -> None:
+    config = small(num_layers=3)
+    flat = section_of(config, 1)
+    xs = [given(config, 1) for _ in range(3)]
+    dy = torch.randn_like(xs[0])
+    for x in (xs[0], xs[2]):
+        at_once(flat, x, dy)
+    gradient = flat.gradient.clone()
+    flat.zero_gradient()
+    splits = [passed(flat, x) for x in xs]
+    for split in splits:
+        split.input_gradient(dy)
+    for number in (0, 2, 0, 2):
+        splits[number].add_weight_gradients()
+    assert torch.equal(flat.gradient, gradient)
+
+
+def test_a_graph_serves_once(small: Make) -> None:
+    flat, x = section_of(small(num_layers=3), 1), given(small(), 1)
+    split = passed(flat, x)
+    split.input_gradient(torch.ones_like(x))
+    with pytest.raises(AssertionError, match="serves once"):
+        split.input_gradient(torch.ones_like(x))
+
+
+def test_in_half_precision_gradients_stay_close(small: Make) -> None:
+    config = small(num_layers=3, has_qkv_bias=True)
+    flat, x = section_of(config, 2), given(config, 2)
+    dy = torch.randn(flat.module(x).shape)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = at_once(flat, x, dy)
+        gradient = flat.gradient.clone()
+        flat.zero_gradient()
+        split = passed(flat, x)
+    found = split.input_gradient(dy.to(split.output.dtype))
+    split.add_weight_gradients()
+    assert found is not None
+    assert expected is not None
+    assert torch.allclose(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+    assert torch.allclose(flat.gradient, gradient, rtol=2e-2, atol=2e-2 * float(gradient.abs().max()))
