@@ -410,6 +410,21 @@ class PayloadRejected(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class MicroBatchFailed(Event, frozen=True, kw_only=True):
+    """A micro-batch that a member of the stage before sent was given up here; its sender tries another member."""
+
+    stage: int
+    member: PeerId
+    reason: str
+
+
+class HeldDropped(Event, frozen=True, kw_only=True):
+    """There was no room for what later attempts of so many micro-batches brought; they count nowhere."""
+
+    stage: int
+    num: int
+
+
 class StateJoined(Event, frozen=True, kw_only=True):
     """A newcomer holds the run's state."""
 

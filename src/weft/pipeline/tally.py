@@ -90,6 +90,10 @@ class Tally(NamedTuple):
         """Its sender is gone: it may have accepted it, and another may have sent it on."""
         return self._kept(attempt) if attempt in self.asked else self
 
+    def dropped(self, batches: Batches) -> "Tally":
+        """There was no room for them. What was told to the round under way is not among them."""
+        return self._replace(held=self.held - batches)
+
     def _kept(self, attempt: Attempt) -> "Tally":
         held = self.held if attempt.batch in self.counted else self.held | {attempt.batch}
         return self._replace(asked=self.asked - {attempt}, held=held)

@@ -1,0 +1,89 @@
+"""What computes a section: the micro-batches of a stage go through it, and nothing else does.
+
+    passed = device.forward(given)             # its output is ready to be sent
+    gradient = passed.backward(of_output)      # of its input, ready to be sent
+    passed.count()                             # its weights' gradients are added to the section's
+
+It does not know who sends what to whom.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from weft.ids import Digest
+from weft.wire import Buffer, digest
+
+TOKEN_NBYTES = 4
+
+
+class Parcel(NamedTuple):
+    """Bytes for another peer, and their digest."""
+
+    digest: Digest
+    data: Buffer
+
+
+def parcel(data: Buffer) -> Parcel:
+    return Parcel(digest(data), data)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A micro-batch before a section."""
+
+    num_samples: int
+    tokens: bytes  # as of a Forward
+    activations: Parcel | None  # None: before the first section
+
+
+class Passed(Protocol):
+    """A micro-batch after the forward pass of a section."""
+
+    @property
+    def output(self) -> Buffer | None:
+        """Activations, encoded; None: the section is the last one."""
+        ...
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the micro-batch, of the last section; None: another one."""
+        ...
+
+    def backward(self, gradient: Buffer | None) -> Buffer | None:
+        """Return the gradient of the input, encoded; None: the input is tokens. Once.
+
+        Raises:
+            PayloadError: what another peer sent is no gradient.
+            NotFinite: a number became NaN or infinite.
+        """
+        ...
+
+    def count(self) -> None:
+        """Add the weights' gradients to those of the section. Once, after `backward`."""
+        ...
+
+
+class Device(Protocol):
+    """Of one member of a stage. Not safe to use from two threads at a time."""
+
+    @property
+    def tokens_nbytes(self) -> int:
+        """Bytes of a sample's tokens."""
+        ...
+
+    def input_nbytes(self, num_samples: int) -> int:
+        """Return the bytes of encoded activations before this section; of their gradient, `gradient_nbytes` says."""
+        ...
+
+    def gradient_nbytes(self, num_samples: int) -> int:
+        """Return the bytes of the encoded gradient of this section's output; 0: it is the last one."""
+        ...
+
+    def forward(self, given: Given) -> Passed:
+        """Compute the forward pass.
+
+        Raises:
+            PayloadError: what another peer sent are no activations, or no tokens of the vocabulary.
+            NotFinite: a number became NaN or infinite.
+        """
+        ...

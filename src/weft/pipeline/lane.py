@@ -1,0 +1,111 @@
+"""What passes between the peers of a pipeline: calls, notes, and bytes that one gives and the other fetches.
+
+A peer is among those that it sends work to where it holds the next stage, too, or begins micro-batches as a member of
+the first: what it says to itself takes the same way, less the network.
+
+It does not know what is said.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from weft.errors import CallFailed
+from weft.ids import Digest, PeerId, short
+from weft.net.node import Node
+from weft.pipeline.device import Parcel
+from weft.wire import Buffer
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Lane:
+    """Of one peer, on its node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._calls: dict[type, Callable[[PeerId, Any], Awaitable[msgspec.Struct]]] = {}
+        self._notes: dict[type, Callable[[PeerId, Any], Awaitable[None]]] = {}
+        self._given: dict[Digest, tuple[Buffer, int]] = {}  # and how often
+        self._parting: dict[PeerId, set[asyncio.Future[None]]] = {}
+        node.serve_blobs(self._lookup)
+        node.on_link(self._on_link)
+
+    @property
+    def me(self) -> PeerId:
+        return self._node.peer
+
+    def serve(self, kind: type[Q], handler: Callable[[PeerId, Q], Awaitable[msgspec.Struct]]) -> None:
+        """Answer calls of `kind`; see `Node.serve`."""
+        self._calls[kind] = handler
+        self._node.serve(kind, handler)
+
+    def on_note(self, kind: type[Q], handler: Callable[[PeerId, Q], Awaitable[None]]) -> None:
+        """Heed notes of `kind`; see `Node.on_note`."""
+        self._notes[kind] = handler
+        self._node.on_note(kind, handler)
+
+    async def call(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R:
+        """Return a peer's answer; fails as `Node.call` does."""
+        if peer != self.me:
+            return await self._node.call(peer, request, response, deadline_s=deadline_s)
+        answer = await self._calls[type(request)](peer, request)
+        assert isinstance(answer, response)
+        return answer
+
+    async def post(self, peer: PeerId, note: msgspec.Struct) -> None:
+        """Send a note, if a link stands."""
+        if peer == self.me:
+            await self._notes[type(note)](peer, note)
+        else:
+            self._node.post(peer, note)
+
+    def is_linked(self, peer: PeerId) -> bool:
+        return peer == self.me or self._node.is_linked(peer)
+
+    async def until_parted(self, peer: PeerId) -> None:
+        """Return once the link to `peer` goes down."""
+        parted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._parting.setdefault(peer, set())
+        waiting.add(parted)
+        try:
+            await parted
+        finally:
+            waiting.discard(parted)
+
+    def give(self, parcel: Parcel) -> None:
+        """Let others fetch these bytes, until `take_back` was called as often."""
+        self._given[parcel.digest] = parcel.data, self._given.get(parcel.digest, (None, 0))[1] + 1
+
+    def take_back(self, digest: Digest) -> None:
+        data, num = self._given.pop(digest)
+        if num > 1:
+            self._given[digest] = data, num - 1
+
+    async def fetch(self, peer: PeerId, digest: Digest, nbytes: int) -> Parcel:
+        """Return the bytes that `peer` gives.
+
+        Raises:
+            PeerError: it does not give them, or others; see `Node.fetch`.
+        """
+        if peer == self.me:
+            data = self._lookup(peer, digest)
+            if data is None or memoryview(data).nbytes != nbytes:
+                raise CallFailed(f"{short(peer)} itself holds no {nbytes} bytes of digest {short(digest)}")
+            return Parcel(digest, data)
+        held = bytearray(nbytes)
+        await self._node.fetch(peer, digest, held)
+        return Parcel(digest, held)
+
+    def _lookup(self, _peer: PeerId, digest: Digest) -> Buffer | None:
+        given = self._given.get(digest)
+        return None if given is None else given[0]
+
+    def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        if not is_up:
+            for parted in self._parting.get(peer, ()):
+                if not parted.done():
+                    parted.set_result(None)

@@ -1,0 +1,78 @@
+"""What the peers of a pipeline say to each other about a micro-batch.
+
+sender                           member of the next stage
+  Forward ──────────────────────►          activations are ready: take them
+  ◄──────────────────────── Taken          or not: it has as much as it takes
+  (blob) ◄──────────────────────►          the activations
+  ◄───────────────────── Computed          a note: the forward pass is done, and they are on their way to the next
+  ◄───────────────────── Backward          the gradient of what was sent is ready: accept it
+  (blob) ◄──────────────────────►          the gradient
+  Verdict ──────────────────────►          it is accepted; or another attempt's was
+  ◄────────────────────── GivenUp          instead of all this: a note that it cannot be computed here
+
+Whoever begins a micro-batch sends it to the first stage so, too, tokens alone, and gets nothing but a loss back. What
+is asked twice is answered twice, alike. Every bound is here, with its reason. This file knows no behaviour.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from weft.ids import PeerId
+from weft.net.messages import HexDigest, HexPeer
+from weft.pipeline.tally import Attempt, BatchId
+from weft.wire import Record
+
+MAX_TOKENS_NBYTES = 768 << 10  # of a micro-batch, four bytes a token: they fit a call's body
+MAX_STAGES = 1024  # more layers than any model has
+
+Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Word = Literal["accepted", "refused", "unknown"]
+
+
+class _OfAttempt(Record, frozen=True, kw_only=True):
+    stage: Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
+    """Of the member that it is sent to, and which answers it."""
+    origin: HexPeer
+    number: Number
+    attempt: Number
+
+    @property
+    def of(self) -> Attempt:
+        return Attempt(BatchId(PeerId(self.origin), self.number), self.attempt)
+
+
+class Forward(_OfAttempt, frozen=True, kw_only=True, tag="Forward"):
+    """A call: compute this."""
+
+    num_samples: Annotated[int, Meta(ge=1, le=MAX_TOKENS_NBYTES // 8)]
+    tokens: Annotated[bytes, Meta(max_length=MAX_TOKENS_NBYTES)]
+    """[num_samples, seq_len + 1] ids, each of four bytes, the lowest first: what to predict, and of what."""
+    activations: HexDigest | None
+    """None: to the first stage."""
+
+
+class Taken(Record, frozen=True, kw_only=True, tag="Taken"):
+    is_taken: bool
+
+
+class Computed(_OfAttempt, frozen=True, kw_only=True, tag="Computed"):
+    """A note: its receipt, for the sender's account of how fast the member is."""
+
+
+class GivenUp(_OfAttempt, frozen=True, kw_only=True, tag="GivenUp"):
+    """A note: the member could not compute it, and forgets it: another may."""
+
+
+class Backward(_OfAttempt, frozen=True, kw_only=True, tag="Backward"):
+    """A call: here is the gradient of what you sent."""
+
+    gradient: HexDigest | None
+    """None: what was sent is tokens."""
+    loss: float
+    """Mean over the micro-batch, in nats per token."""
+
+
+class Verdict(Record, frozen=True, kw_only=True, tag="Verdict"):
+    word: Word
+    """unknown: the sender has no memory of it, as after a restart."""

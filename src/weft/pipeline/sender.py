@@ -1,0 +1,222 @@
+"""Sends micro-batches to a stage, and accepts one gradient of each.
+
+    sender = Sender(lane, 2, route, clock)
+    returned = await sender.send(batch, given, is_first=True)      # the gradient of what was sent, and the loss
+
+A member that cannot take it, that goes, answers with an error or says nothing for too long is left for another one: the
+next attempt. What the first has done may still come, and whichever gradient comes first is accepted. Each attempt hears
+what became of it, as often as it asks; only one hears that it counts.
+
+Failure:
+- a call or its answer is lost: it is said again to the same member, who knows what it has taken already.
+- nobody takes it: it waits until somebody may.
+- a member that delivers other bytes than it named: the next attempt.
+
+It does not know what a micro-batch is made of, nor where this peer has it from.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.clock import Clock
+from weft.errors import DeadlineExceeded, NetError, PeerError, Refused
+from weft.ids import PeerId
+from weft.net.tasks import Tasks
+from weft.pipeline.device import Given
+from weft.pipeline.lane import Lane
+from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, Taken, Verdict
+from weft.pipeline.route import Failure, Reserved, Route
+from weft.pipeline.tally import Attempt, BatchId
+from weft.rng import order_key
+from weft.wire import Buffer
+
+CALL_S = 10.0  # that the answer to a call may take, beside what it makes the other side fetch
+NUM_CALLS = 2  # of one attempt: what was lost once is said again
+PATIENCE_S = 120.0  # for a gradient, of who is still linked
+LOOK_S = 1.0  # until it is looked again whether somebody takes what nobody takes
+MAX_REMEMBERED = 1 << 16  # attempts whose end is known
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What came back for a micro-batch."""
+
+    gradient: Buffer | None  # of what was sent, encoded; None: that was tokens
+    loss: float
+
+
+@dataclass
+class _Sent:
+    """A micro-batch on its way."""
+
+    batch: BatchId
+    is_first: bool
+    returned: "asyncio.Future[Returned]"
+    trials: dict[Attempt, "_Trial"] = field(default_factory=dict)
+    accepted: Attempt | None = None
+
+
+@dataclass
+class _Trial:
+    """One attempt of it."""
+
+    sent: _Sent
+    peer: PeerId
+    nbytes: int  # of the gradient
+    reserved: Reserved | None  # None: settled, or failed
+    given_up: "asyncio.Future[None]"  # by the member
+
+
+class Sender:
+    """From one peer to the members of a stage.
+
+    Args:
+        stage: its number.
+        route: chooses among its members.
+    """
+
+    def __init__(self, lane: Lane, stage: int, route: Route, clock: Clock, *, patience_s: float = PATIENCE_S) -> None:
+        self._lane = lane
+        self._stage = stage
+        self._route = route
+        self._clock = clock
+        self._patience_s = patience_s
+        self._tasks = Tasks()
+        self._trials: dict[Attempt, _Trial] = {}
+        self._ended: dict[Attempt, bool] = {}  # whether it was accepted; the oldest first
+        self._num_sent = 0
+        self.num_again = 0  # attempts after the first of a micro-batch
+
+    async def send(self, batch: BatchId, given: Given, gradient_nbytes: int, *, is_first: bool) -> Returned:
+        """Have a micro-batch computed from here on, by whoever can.
+
+        Args:
+            gradient_nbytes: how long the gradient of what is sent is.
+            is_first: nobody was sent this micro-batch before, in any stage, whom it was not taken from.
+        """
+        sent = _Sent(batch, is_first, asyncio.get_running_loop().create_future())
+        if given.activations is not None:
+            self._lane.give(given.activations)
+        try:
+            left: set[PeerId] = set()
+            while not sent.returned.done():
+                reserved = self._route.reserve(given.num_samples, self._clock.now(), left)
+                if reserved is None:
+                    left.clear()
+                    await asyncio.wait([sent.returned], timeout=LOOK_S)
+                    continue
+                attempt = self._attempt(sent)
+                given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                trial = _Trial(sent, reserved.peer, gradient_nbytes, reserved, given_up)
+                sent.trials[attempt] = self._trials[attempt] = trial
+                trying = self._tasks.spawn(self._try(attempt, trial, given))
+                ends: list[asyncio.Future[Any]] = [sent.returned, trying]
+                try:
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    trying.cancel()
+                left.add(trial.peer)
+            return sent.returned.result()
+        finally:
+            self._close(sent)
+            if given.activations is not None:
+                self._lane.take_back(given.activations.digest)
+
+    async def on_backward(self, peer: PeerId, note: Backward) -> Verdict:
+        """Accept a gradient, or say what became of it.
+
+        Raises:
+            PeerError: it could not be fetched.
+        """
+        attempt = note.of
+        if (is_accepted := self._ended.get(attempt)) is not None:
+            return Verdict(word="accepted" if is_accepted else "refused")
+        trial = self._trials.get(attempt)
+        if trial is None or trial.peer != peer:
+            return Verdict(word="unknown")
+        sent = trial.sent
+        if sent.accepted is None:
+            gradient = None
+            if note.gradient is not None:
+                gradient = (await self._lane.fetch(peer, note.gradient, trial.nbytes)).data
+            # Another's may have come meanwhile.
+            if sent.accepted is None:
+                sent.accepted = attempt
+                if not sent.returned.done():
+                    sent.returned.set_result(Returned(gradient, note.loss))
+        return Verdict(word="accepted" if sent.accepted == attempt else "refused")
+
+    async def on_computed(self, peer: PeerId, note: Computed) -> None:
+        """Take up a receipt."""
+        trial = self._trials.get(note.of)
+        if trial is not None and trial.peer == peer and trial.reserved is not None:
+            self._route.settled(trial.reserved, self._clock.now())
+            trial.reserved = None
+
+    async def on_given_up(self, peer: PeerId, note: GivenUp) -> None:
+        """Try another member."""
+        trial = self._trials.get(note.of)
+        if trial is not None and trial.peer == peer and not trial.given_up.done():
+            trial.given_up.set_result(None)
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+    def _attempt(self, sent: _Sent) -> Attempt:
+        """Return the next attempt's name. No other has it, whoever else sends the same micro-batch."""
+        if sent.is_first and not sent.trials:
+            return Attempt(sent.batch, 0)
+        self._num_sent += 1
+        self.num_again += 1
+        number = order_key("attempt", self._lane.me, *sent.batch, self._num_sent)
+        return Attempt(sent.batch, int(number[:15], 16) | 1)
+
+    async def _try(self, attempt: Attempt, trial: _Trial, given: Given) -> None:
+        """Return once another member should be tried."""
+        why = await self._why_not(attempt, trial, given)
+        now = self._clock.now()
+        self._route.failed(trial.reserved or Reserved(trial.peer, 0, 0, now), why, now)
+        trial.reserved = None
+
+    async def _why_not(self, attempt: Attempt, trial: _Trial, given: Given) -> Failure:
+        parted = asyncio.ensure_future(self._lane.until_parted(trial.peer))
+        try:
+            why = await self._handed(attempt, trial, given)
+            if why is not None:
+                return why
+            ends: list[asyncio.Future[None]] = [parted, trial.given_up]
+            await asyncio.wait(ends, timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED)
+            return Failure.ERROR if trial.given_up.done() else Failure.UNREACHABLE
+        finally:
+            parted.cancel()
+
+    async def _handed(self, attempt: Attempt, trial: _Trial, given: Given) -> Failure | None:
+        """Return once the member has taken it, or why it has not."""
+        request = Forward(
+            stage=self._stage,
+            origin=attempt.batch.origin,
+            number=attempt.batch.number,
+            attempt=attempt.number,
+            num_samples=given.num_samples,
+            tokens=given.tokens,
+            activations=None if given.activations is None else given.activations.digest,
+        )
+        for _ in range(NUM_CALLS):
+            try:
+                answer = await self._lane.call(trial.peer, request, Taken, deadline_s=CALL_S)
+            except DeadlineExceeded:
+                continue
+            except (NetError, Refused):
+                return Failure.UNREACHABLE
+            except PeerError:
+                return Failure.ERROR if self._lane.is_linked(trial.peer) else Failure.UNREACHABLE
+            return None if answer.is_taken else Failure.BUSY
+        return Failure.UNREACHABLE
+
+    def _close(self, sent: _Sent) -> None:
+        for attempt in sent.trials:
+            del self._trials[attempt]
+            self._ended[attempt] = attempt == sent.accepted
+        while len(self._ended) > MAX_REMEMBERED:
+            self._ended.pop(next(iter(self._ended)))

@@ -1,0 +1,259 @@
+"""A member of a stage: takes micro-batches, computes their section, sends them on, and goes back.
+
+    taken ─► activations fetched ─► forward ─► next stage ─► its gradient ─► input gradient ─► accepted ─► counted
+
+The gradients of weights are added for what its sender accepted (`tally`), and only then computed. What later attempts
+brought is held, as input and output gradient alone, until a round says who computes it; within bounds, beyond which the
+oldest is dropped.
+
+    told = await worker.report()                     # what the gradient has in it stays as it is from here
+    gradient = ...                                   # of the device's model: of a round, by whatever method
+    closed = await worker.close(reports, electorate) # the round is over: assigned ones are computed, into the next
+
+Failure:
+- the sender is gone before it has said what counts: what was computed is held.
+- the sender forgot, as after a restart: the same.
+- activations cannot be fetched, or are none: nothing was promised; the sender tries another.
+- the next stage has nobody: the micro-batch waits here, and the sender may try another meanwhile.
+
+It does not know how its stage synchronises.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict
+
+from weft.clock import Clock
+from weft.errors import NetError, NotFinite, PeerError, Refused
+from weft.events import Emit, HeldDropped, MicroBatchFailed
+from weft.ids import PeerId
+from weft.net.tasks import Tasks
+from weft.pipeline.device import Device, Given, Parcel, Passed, parcel
+from weft.pipeline.lane import Lane
+from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, Taken, Verdict, Word
+from weft.pipeline.schedule import Run, Schedule
+from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Sender
+from weft.pipeline.tally import NONE, Attempt, BatchId, Closed, Tally, Told
+from weft.wire import Buffer
+
+AGAIN_S = 1.0  # until a sender that did not answer is asked again; doubled each time
+NUM_ASKED = 6  # times in vain, and it is taken to be gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How much a member keeps at a time."""
+
+    num_taken: int = 16  # micro-batches between their forward pass and their sender's word
+    held_nbytes: int = 1 << 30  # of what later attempts brought
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a weights' gradient can be computed of, once more."""
+
+    given: Given
+    gradient: Buffer | None
+
+    @property
+    def nbytes(self) -> int:
+        activations = 0 if self.given.activations is None else memoryview(self.given.activations.data).nbytes
+        return activations + (0 if self.gradient is None else memoryview(self.gradient).nbytes)
+
+
+class Worker:
+    """One member of one stage.
+
+    Args:
+        stage: its number.
+        device: computes its section.
+        onward: to the next stage; None: this is the last one.
+        run: does work for `device`, one piece at a time.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        stage: int,
+        device: Device,
+        onward: Sender | None,
+        run: Run,
+        clock: Clock,
+        emit: Emit,
+        bounds: Bounds = Bounds(),
+    ) -> None:
+        self._lane = lane
+        self._stage = stage
+        self._device = device
+        self._onward = onward
+        self._clock = clock
+        self._emit = emit
+        self._bounds = bounds
+        self._tasks = Tasks()
+        self._schedule = Schedule(run, self._tasks)
+        self._taken: dict[Attempt, PeerId] = {}
+        self._done: dict[Attempt, None] = {}  # the oldest first
+        self._held: dict[BatchId, _Held] = {}
+        self._counting: set[asyncio.Future[None]] = set()
+        self._may_count = asyncio.Event()
+        self._may_count.set()
+        self.tally = Tally()
+
+    async def on_forward(self, peer: PeerId, request: Forward) -> Taken:
+        """Take a micro-batch, if there is room. What is taken already is taken."""
+        attempt = request.of
+        if attempt in self._taken:
+            return Taken(is_taken=self._taken[attempt] == peer)
+        if attempt in self._done:  # computed twice, it would be sent on as two first attempts
+            return Taken(is_taken=True)
+        is_whole = len(request.tokens) == request.num_samples * self._device.tokens_nbytes
+        is_fit = request.stage == self._stage and is_whole and (request.activations is None) == (self._stage == 0)
+        if not is_fit or len(self._taken) >= self._bounds.num_taken:
+            return Taken(is_taken=False)
+        self._taken[attempt] = peer
+        self._tasks.spawn(self._carry(peer, request))
+        return Taken(is_taken=True)
+
+    async def report(self) -> Told:
+        """Return what the gradient that stands now has in it, and what is held. It stays so until `close`."""
+        self.tally = self.tally.report()
+        self._may_count.clear()
+        while self._counting:
+            await asyncio.wait(self._counting)
+        assert self.tally.told is not None
+        return self.tally.told
+
+    async def close(self, reports: Mapping[PeerId, Told], electorate: Collection[PeerId]) -> Closed:
+        """Take up what a round counted; see `Tally.committed`. The gradient is as the caller has left it.
+
+        What this member is to compute has been added when this returns.
+        """
+        closed = self.tally.committed(self._lane.me, reports, electorate)
+        self.tally = closed.tally
+        to_compute = {batch: self._held[batch] for batch in sorted(closed.to_compute)}
+        self._held = {batch: held for batch, held in self._held.items() if batch in self.tally.held}
+        for held in to_compute.values():
+            await self._schedule.weights(partial(self._again, held))
+        self._may_count.set()
+        return closed
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+    # --- the life of a micro-batch ---
+
+    async def _carry(self, sender: PeerId, request: Forward) -> None:
+        attempt = request.of
+        try:
+            given = await self._given(sender, request)
+            passed = await self._schedule.forward(lambda: self._device.forward(given))
+            await self._lane.post(sender, Computed(**_names(self._stage, attempt)))
+            gradient, loss = await self._beyond(attempt, given, passed)
+            back = await self._schedule.backward(lambda: passed.backward(gradient))
+            await self._settle(sender, attempt, _Held(given, gradient), passed, back, loss)
+        except (PeerError, NetError, Refused, NotFinite) as error:
+            self._emit(MicroBatchFailed(stage=self._stage, member=sender, reason=str(error)))
+            await self._lane.post(sender, GivenUp(**_names(self._stage, attempt)))
+        finally:
+            del self._taken[attempt]
+            self._done[attempt] = None
+            while len(self._done) > MAX_REMEMBERED:
+                del self._done[next(iter(self._done))]
+
+    async def _given(self, sender: PeerId, request: Forward) -> Given:
+        activations = None
+        if request.activations is not None:
+            nbytes = self._device.input_nbytes(request.num_samples)
+            activations = await self._lane.fetch(sender, request.activations, nbytes)
+        return Given(request.num_samples, request.tokens, activations)
+
+    async def _beyond(self, attempt: Attempt, given: Given, passed: Passed) -> tuple[Buffer | None, float]:
+        """Return the gradient of this section's output, and the loss."""
+        if passed.output is None:
+            assert passed.loss is not None
+            return None, passed.loss
+        assert self._onward is not None
+        onward = Given(given.num_samples, given.tokens, parcel(passed.output))
+        nbytes = self._device.gradient_nbytes(given.num_samples)
+        returned = await self._onward.send(attempt.batch, onward, nbytes, is_first=attempt.is_first)
+        return returned.gradient, returned.loss
+
+    async def _settle(
+        self, sender: PeerId, attempt: Attempt, held: _Held, passed: Passed, back: Buffer | None, loss: float
+    ) -> None:
+        """Give the input gradient, hear what becomes of it, and do that."""
+        self.tally = self.tally.computed(attempt)
+        given = None if back is None else parcel(back)
+        if given is not None:
+            self._lane.give(given)
+        try:
+            word = await self._asked(sender, attempt, given, loss)
+            while word == "accepted" and attempt.is_first and not self._may_count.is_set():
+                await self._may_count.wait()
+                word = await self._asked(sender, attempt, given, loss)  # a round has gone by it
+        finally:
+            if given is not None:
+                self._lane.take_back(given.digest)
+        before = self.tally
+        match word:
+            case "accepted":
+                self.tally = before.accepted(attempt)
+            case "refused":
+                self.tally = before.refused(attempt)
+            case "unknown":
+                self.tally = before.doubted(attempt)
+        is_mine = attempt.batch in self.tally.counted - before.counted
+        if is_mine:
+            await self._count(passed)
+        elif attempt.batch in self.tally.held:
+            self._hold(attempt.batch, held)
+
+    async def _asked(self, sender: PeerId, attempt: Attempt, given: Parcel | None, loss: float) -> Word:
+        digest = None if given is None else given.digest
+        request = Backward(**_names(self._stage, attempt), gradient=digest, loss=loss)
+        wait_s = AGAIN_S
+        for _ in range(NUM_ASKED):
+            try:
+                return (await self._lane.call(sender, request, Verdict, deadline_s=CALL_S)).word
+            except (PeerError, NetError, Refused):
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+        return "unknown"
+
+    async def _count(self, passed: Passed) -> None:
+        counting = asyncio.ensure_future(self._schedule.weights(passed.count))
+        self._counting.add(counting)
+        counting.add_done_callback(self._counting.discard)
+        await counting
+
+    def _hold(self, batch: BatchId, held: _Held) -> None:
+        self._held[batch] = held
+        dropped = list[BatchId]()
+        total = sum(each.nbytes for each in self._held.values())
+        told = NONE if self.tally.told is None else self.tally.told.held
+        for oldest in [each for each in self._held if each not in told]:
+            if total <= self._bounds.held_nbytes:
+                break
+            total -= self._held.pop(oldest).nbytes
+            dropped.append(oldest)
+        if dropped:
+            self.tally = self.tally.dropped(frozenset(dropped))
+            self._emit(HeldDropped(stage=self._stage, num=len(dropped)))
+
+    def _again(self, held: _Held) -> None:
+        passed = self._device.forward(held.given)
+        passed.backward(held.gradient)
+        passed.count()
+
+
+class _Names(TypedDict):
+    stage: int
+    origin: PeerId
+    number: int
+    attempt: int
+
+
+def _names(stage: int, attempt: Attempt) -> _Names:
+    return _Names(stage=stage, origin=attempt.batch.origin, number=attempt.batch.number, attempt=attempt.number)
