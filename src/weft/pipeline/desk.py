@@ -8,7 +8,7 @@ It does not know what is done with it.
 
 from weft.ids import PeerId
 from weft.pipeline.lane import Lane
-from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, Taken, Verdict
+from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.pipeline.sender import Sender
 from weft.pipeline.worker import Worker
 
@@ -24,9 +24,9 @@ class Desk:
         lane.on_note(Computed, self._on_computed)
         lane.on_note(GivenUp, self._on_given_up)
 
-    async def _on_forward(self, peer: PeerId, request: Forward) -> Taken:
+    async def _on_forward(self, peer: PeerId, request: Forward) -> IsTaken:
         worker = self.workers.get(request.stage)
-        return Taken(is_taken=False) if worker is None else await worker.on_forward(peer, request)
+        return IsTaken(is_taken=False) if worker is None else await worker.on_forward(peer, request)
 
     async def _on_backward(self, peer: PeerId, request: Backward) -> Verdict:
         sender = self.senders.get(request.stage)

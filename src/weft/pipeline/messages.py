@@ -2,7 +2,7 @@
 
 sender                           member of the next stage
   Forward ──────────────────────►          activations are ready: take them
-  ◄──────────────────────── Taken          or not: it has as much as it takes
+  ◄─────────────────────── IsTaken          or not: it has as much as it may have
   (blob) ◄──────────────────────►          the activations
   ◄───────────────────── Computed          a note: the forward pass is done, and they are on their way to the next
   ◄───────────────────── Backward          the gradient of what was sent is ready: accept it
@@ -52,7 +52,7 @@ class Forward(_OfAttempt, frozen=True, kw_only=True, tag="Forward"):
     """None: to the first stage."""
 
 
-class Taken(Record, frozen=True, kw_only=True, tag="Taken"):
+class IsTaken(Record, frozen=True, kw_only=True, tag="IsTaken"):
     is_taken: bool
 
 

@@ -25,7 +25,7 @@ from weft.ids import PeerId
 from weft.net.tasks import Tasks
 from weft.pipeline.device import Given
 from weft.pipeline.lane import Lane
-from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, Taken, Verdict
+from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.pipeline.route import Failure, Reserved, Route
 from weft.pipeline.tally import Attempt, BatchId
 from weft.rng import order_key
@@ -204,7 +204,7 @@ class Sender:
         )
         for _ in range(NUM_CALLS):
             try:
-                answer = await self._lane.call(trial.peer, request, Taken, deadline_s=CALL_S)
+                answer = await self._lane.call(trial.peer, request, IsTaken, deadline_s=CALL_S)
             except DeadlineExceeded:
                 continue
             except (NetError, Refused):

@@ -32,7 +32,7 @@ from weft.ids import PeerId
 from weft.net.tasks import Tasks
 from weft.pipeline.device import Device, Given, Parcel, Passed, parcel
 from weft.pipeline.lane import Lane
-from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, Taken, Verdict, Word
+from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
 from weft.pipeline.schedule import Run, Schedule
 from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Sender
 from weft.pipeline.tally import NONE, Attempt, BatchId, Closed, Tally, Told
@@ -101,20 +101,20 @@ class Worker:
         self._may_count.set()
         self.tally = Tally()
 
-    async def on_forward(self, peer: PeerId, request: Forward) -> Taken:
+    async def on_forward(self, peer: PeerId, request: Forward) -> IsTaken:
         """Take a micro-batch, if there is room. What is taken already is taken."""
         attempt = request.of
         if attempt in self._taken:
-            return Taken(is_taken=self._taken[attempt] == peer)
+            return IsTaken(is_taken=self._taken[attempt] == peer)
         if attempt in self._done:  # computed twice, it would be sent on as two first attempts
-            return Taken(is_taken=True)
+            return IsTaken(is_taken=True)
         is_whole = len(request.tokens) == request.num_samples * self._device.tokens_nbytes
         is_fit = request.stage == self._stage and is_whole and (request.activations is None) == (self._stage == 0)
         if not is_fit or len(self._taken) >= self._bounds.num_taken:
-            return Taken(is_taken=False)
+            return IsTaken(is_taken=False)
         self._taken[attempt] = peer
         self._tasks.spawn(self._carry(peer, request))
-        return Taken(is_taken=True)
+        return IsTaken(is_taken=True)
 
     async def report(self) -> Told:
         """Return what the gradient that stands now has in it, and what is held. It stays so until `close`."""
