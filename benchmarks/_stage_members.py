@@ -1,7 +1,7 @@
 """What each process of `scheduling` does: `python -m benchmarks._stage_members weft|1f1b`.
 
 Each is asked in lines of JSON: to start (it tells where it is), to meet the others, and to go on for some seconds; it
-tells how many micro-batches came back to it meanwhile, in the part of the time that counts.
+tells how many micro-batches it finished, weights' gradients included, in the part of the time that counts.
 
 Sections are not computed: a device waits as long as its script says. What is sent are real bytes on real sockets.
 """
@@ -50,6 +50,7 @@ class TimedPassed:
 
     def count(self) -> None:
         time.sleep(self._device.part_s)
+        self._device.counted_at.append(time.monotonic())
 
 
 class TimedDevice:
@@ -60,6 +61,7 @@ class TimedDevice:
     def __init__(self, part_s: float, nbytes: int, is_first: bool, is_last: bool) -> None:
         self.part_s, self.is_first, self.is_last = part_s, is_first, is_last
         self._nbytes = nbytes
+        self.counted_at: list[float] = []
 
     def numbers(self) -> Buffer:
         """Return as many bytes as activations have, which no micro-batch had before."""
@@ -81,7 +83,7 @@ async def weft() -> None:
     passport = Passport(identity=identity, run=RUN, name="member", admission=ByTicket(secret=bytes(16)))
     node = Node(passport, [TlsTransport(identity, TlsConfig(host="127.0.0.1"))], clock, lambda _event: None)
     lane, closing = Lane(node), list[Any]()
-    desk, origin = Desk(lane), None
+    desk, origin, device = Desk(lane), None, None
 
     def sender(stages: list[list[PeerId]], stage: int) -> Sender:
         route = Route(node.peer)
@@ -111,7 +113,8 @@ async def weft() -> None:
                             await node.connect(peer)
                     _tell()
                 case "go":
-                    _tell(**await _begun(origin, question))
+                    assert device is not None
+                    _tell(counted=await _begun(origin, device, question))
     finally:
         for each in closing:
             await each.aclose()
@@ -119,21 +122,19 @@ async def weft() -> None:
         await compute.aclose()
 
 
-async def _begun(origin: Origin | None, question: dict[str, Any]) -> dict[str, Any]:
+async def _begun(origin: Origin | None, device: TimedDevice, question: dict[str, Any]) -> int:
+    """Return how many micro-batches the device finished after `warm_s`, until `for_s`."""
     began = time.monotonic()
-    stop, counted = began + question["for_s"], 0
-    if origin is None:
-        await asyncio.sleep(question["for_s"])
-        return {"counted": 0}
+    stop = began + question["for_s"]
 
-    async def one_after_the_other() -> None:
-        nonlocal counted
+    async def one_after_the_other(origin: Origin) -> None:
         while time.monotonic() < stop:
             await origin.begin(Given(1, TOKENS, None))
-            counted += question["warm_s"] <= time.monotonic() - began < question["for_s"]
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(64)))
-    return {"counted": counted}
+    await asyncio.gather(
+        asyncio.sleep(question["for_s"]), *(one_after_the_other(origin) for _ in range(64) if origin is not None)
+    )
+    return sum(question["warm_s"] <= at - began < question["for_s"] for at in device.counted_at)
 
 
 class _Waits(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """How busy a pipeline keeps its peers: weft's stages against torch's 1F1B over gloo, with devices that only wait.
 
-    python -m benchmarks.scheduling        # ten minutes
+    python -m benchmarks.scheduling        # twenty-five minutes
 
 Each process is a peer whose device waits as long as its script says instead of computing; activations and their
 gradients are real bytes on real sockets, weft's encrypted. 1F1B fixes who does what: a pipeline is as fast as its
@@ -110,7 +110,10 @@ def _weft(setting: Setting) -> float:
         ]
         crew.ask(meeting)
         told = crew.ask([{"do": "go", "for_s": FOR_S, "warm_s": WARM_S}] * len(members))
-        return sum(each["counted"] for each in told) / (FOR_S - WARM_S)
+        finished = [0] * len(setting.slow)
+        for (stage, _), each in zip(members, told, strict=True):
+            finished[stage] += each["counted"]
+        return min(finished) / (FOR_S - WARM_S)
 
 
 def _one_f_one_b(setting: Setting, num_micro: int) -> float:
