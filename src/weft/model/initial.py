@@ -19,6 +19,7 @@ from torch import Tensor
 
 from weft.model.config import ModelConfig
 from weft.model.flat import Span, layout
+from weft.model.sections import Section
 from weft.rng import integers64, stream
 
 STD = 0.02
@@ -28,9 +29,13 @@ _SUM_STD = sqrt(((1 << 32) - 1) / 3)  # sqrt(4 (2^32 - 1) / 12)
 _EVEN_WORDS = np.uint64(0x0000_FFFF_0000_FFFF)
 
 
-def initial_vector(config: ModelConfig, seed: int) -> Float32[Tensor, " num"]:
-    """Return the flat vector that a run with this config and seed starts from (CPU, bit-identical everywhere)."""
-    spans = layout(config)
+def initial_vector(config: ModelConfig, seed: int, section: Section | None = None) -> Float32[Tensor, " num"]:
+    """Return the flat vector that a run with this config and seed starts from (CPU, bit-identical everywhere).
+
+    Args:
+        section: of which to return what it has of that; None: of the whole.
+    """
+    spans = layout(config, section)
     vector = torch.empty(spans.num_parameters, dtype=torch.float32)
     numbers = vector.numpy()
     for span in spans:

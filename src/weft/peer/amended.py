@@ -18,6 +18,7 @@ from weft.codec import CodecConfig
 from weft.config import Config, from_tree, replace_field
 from weft.errors import ConfigError
 from weft.peer.config import Genesis
+from weft.peer.staged import StagedConfig
 from weft.sync.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
 from weft.sync.charter import Charter, Settings
 from weft.sync.choices import ApplyConfig, InnerConfig
@@ -32,6 +33,7 @@ def first_charter(run: Genesis) -> Charter:
         settings=run.settings,
         max_seq_len=run.longest,
         has_even_leases=run.has_even_leases,
+        is_routed=isinstance(run, StagedConfig),
         electors=run.electors,
     )
 

@@ -15,6 +15,8 @@ whether a plan stands. (docs/threat_model.md: a claim within the lease says noth
 Who rests may have trained in the place of one who was drawn and is away (`weft.peer.resting`): it is allowed one lease
 more in that round, within the bound.
 
+In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.
+
 A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.legacy`). Its tokens are the
 difference between two manifests: the head of the branch that was given up, and the last common one. A head that no
 member of the last common one has signed counts as one lease.
@@ -74,7 +76,7 @@ class Claims:
             return self._of_branch(base, peer, ready)
         bound = unclaimed(base)
         instead = base.charter.settings.quota_tokens if peer in base.resting else 0
-        allowed = min(self._allowed.get(peer, bound) + instead, bound)
+        allowed = bound if base.charter.is_routed else min(self._allowed.get(peer, bound) + instead, bound)
         most = allowed if ready.group is None else self._of_group(base, peer, allowed)
         tokens = Tokens(min(ready.tokens, most))
         if tokens != ready.tokens:

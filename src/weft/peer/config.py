@@ -8,6 +8,8 @@ A `PeerConfig` never leaves its machine and changes no numerics that others woul
 
 There are two kinds of run. A `RunConfig` is of a transformer, on a corpus that members lease. A `LoopConfig` is of
 tensors that members train in loops of their own (`weft.Sync`), which a `SyncConfig` describes. `Genesis` is either.
+
+A run with stages is a RunConfig, too (`staged`).
 """
 
 from dataclasses import dataclass
@@ -26,12 +28,15 @@ from weft.model.flat import layout
 from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.peer.outline import AdmissionConfig, TicketAdmission
+from weft.pipeline.config import PipelineConfig
+from weft.pipeline.messages import MAX_STAGES
 from weft.sync.acts import BatchSize, TotalTokens
 from weft.sync.charter import MAX_STEWARDS, Electors, Settings
 from weft.sync.choices import AdamWConfig, Choices, InnerSgdConfig, OptimizerConfig, check, check_graph
 from weft.sync.messages import MAX_GROUP
 from weft.sync.rows import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.schedule import ConstantConfig, ScheduleConfig
+from weft.sync.staged import check_staged
 from weft.wire import digest_of
 
 MAX_PEERS = 1024  # as many as have been played together (benchmarks/reports/thousand.md)
@@ -103,6 +108,10 @@ class RunFile(Config, frozen=True, kw_only=True):
     tokenizer: TokenizerConfig = BytesConfig()
     train: TrainConfig
     method: MethodConfig = DiLoCoConfig()
+    stages: Annotated[
+        int, msgspec.Meta(ge=1, le=MAX_STAGES, description="sections that the model is cut into; 1: each holds it all")
+    ] = 1
+    pipeline: PipelineConfig = PipelineConfig()
     admission: AdmissionConfig = TicketAdmission()
     orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None = None
     """Seconds without a majority after which a minority opens a branch of its own. None: 60, between two peers 15."""
@@ -124,6 +133,10 @@ class RunFile(Config, frozen=True, kw_only=True):
         check(choices, self.train.optimizer)
         if choices.graph is not None:
             check_graph(choices.graph, self.peers, self.electors)
+        if self.stages > 1:
+            check_staged(choices)
+            if self.stewards or self.is_private:
+                raise ConfigError("stages: such a run has no stewards and no private data. Leave them out.")
 
 
 @dataclass(frozen=True)

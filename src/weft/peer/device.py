@@ -22,7 +22,6 @@ from torch import dtype
 from weft import cost
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
-from weft.model.flat import layout
 from weft.peer.caps import CapsConfig
 from weft.peer.config import LoopConfig, RunConfig
 from weft.peer.host import host_free_nbytes, process_nbytes
@@ -105,18 +104,18 @@ def _name(device: torch.device) -> str:
 # --- memory ---
 
 
-def check_host(model: ModelConfig) -> None:
-    """Refuse a model of which the host cannot hold even the least a peer keeps there: outer parameters and momentum.
+def check_host(num: int) -> None:
+    """Refuse parameters of which the host cannot hold even the least a peer keeps there: them and a momentum.
 
     Asked before anything is allocated; `check_fits` knows the rest once the run is known.
 
     Raises:
         TooLarge: says the figures.
     """
-    needed, free = 2 * cost.vector_nbytes(num_parameters(model)), host_free_nbytes()
+    needed, free = 2 * cost.vector_nbytes(num), host_free_nbytes()
     if needed > _SPARE * free:
         raise TooLarge(
-            f"the model has {num_parameters(model):,} parameters. This machine would need at least "
+            f"{num:,} parameters are to be held here. This machine would need at least "
             f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close "
             "other programs, or use a larger machine."
         )
@@ -194,11 +193,11 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
 
 def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:
     """Return the bytes a member of `run` needs at its peak, on the host ("cpu") and on its device, by place."""
-    choices, num = run.method, num_parameters(run.model)
+    choices, num = run.method, run.num_parameters
     memory = peer_memory(
         choices,
         run.train.optimizer,
-        tuple(span.shape for span in layout(run.model)),
+        run.vector.tensors,
         num,
         _ASSUMED_PEERS,
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
@@ -231,7 +230,7 @@ def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], cap
     )
     close = "Close" if caps.memory_nbytes is None and caps.vram_nbytes is None else "Raise --memory or --vram, close"
     return (
-        f"the model has {num_parameters(run.model):,} parameters and does not fit, even with one sample of "
+        f"the model has {run.num_parameters:,} parameters and does not fit, even with one sample of "
         f"{run.train.seq_len} tokens at a time. {figures}. {close} "
         "other programs, set has_recompute = true or a half precision, choose a smaller model, or join from a larger "
         "machine."

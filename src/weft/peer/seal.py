@@ -33,12 +33,15 @@ from weft.data.corpus import text_nbytes
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit
 from weft.ids import Digest, short
-from weft.model import ModelConfig, check_bounds, check_size, initial_vector, named, read_config, read_folder
+from weft.model import ModelConfig, check_size, initial_vector, named, read_config, read_folder
+from weft.model.flat import cut
+from weft.model.sections import num_section_parameters, sections
 from weft.peer.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.peer.device import check_host
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import data_ready
+from weft.peer.staged import StagedConfig, staged
 from weft.peer.state import raw
 from weft.progress import Meter
 from weft.sync.acts import MAX_TOKENS
@@ -78,15 +81,16 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     limit = PeerConfig().max_parameters if max_parameters is None else max_parameters
     tokenizer = make_tokenizer(run_file.tokenizer, run_file.data, base)
     model = resolve(run_file, tokenizer, base)
-    check_bounds(model, limit)
-    check_host(model)
+    check_size(_num_held(model, run_file.stages), limit)
+    check_host(_num_held(model, run_file.stages))
     store = home.private if run_file.is_private else home.shards
     index = _pack(store, run_file, tokenizer, base, emit)
+    initials = tuple(_put_initials(run_file, model, base, home))
     config = RunConfig(
         name=run_file.name,
         seed=run_file.seed,
         model=model,
-        initial=_put_initial(run_file, model, base, home),
+        initial=initials[0],
         is_seeded=not isinstance(run_file.model, FolderModel),
         data=_without_shards(index) if run_file.is_private else index,
         is_private=run_file.is_private,
@@ -100,6 +104,8 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         stewards=tuple(sorted(set(run_file.stewards))),
         predecessor=run_file.predecessor,
     )
+    if run_file.stages > 1:
+        config = staged(config, initials, run_file.pipeline)
     data = wire.encode(config)
     require(config.method)
     read_run(data, limit)  # what others would refuse is refused here, where it can still be changed
@@ -136,7 +142,7 @@ def read_run(data: wire.Buffer, max_parameters: int) -> Genesis:
     if isinstance(config, LoopConfig):
         check_size(config.num_parameters, max_parameters)
         return config
-    check_bounds(config.model, max_parameters)
+    check_size(_num_held(config.model, config.stages if isinstance(config, StagedConfig) else 1), max_parameters)
     _check_train(config, max_parameters)
     if config.is_private:
         if config.data.train or config.data.heldout:
@@ -149,9 +155,15 @@ def read_run(data: wire.Buffer, max_parameters: int) -> Genesis:
 
 def _kind(data: wire.Buffer) -> type[RunConfig] | type[LoopConfig]:
     try:
-        return LoopConfig if msgspec.msgpack.decode(data, type=_Kind).type == "loop" else RunConfig
+        kind = msgspec.msgpack.decode(data, type=_Kind).type
     except msgspec.DecodeError:
         return RunConfig  # whoever reads it as one says what is wrong
+    return LoopConfig if kind == "loop" else StagedConfig if kind == "staged" else RunConfig
+
+
+def _num_held(model: ModelConfig, stages: int) -> int:
+    """Return how many parameters a peer holds at most, which holds one section at least."""
+    return max(num_section_parameters(model, section) for section in sections(model, stages))
 
 
 def on_corpus(run: Genesis) -> RunConfig:
@@ -219,7 +231,8 @@ def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
         DataError: the blob is corrupt (removed, so that it can be fetched again).
     """
     if isinstance(config, RunConfig) and config.is_seeded:
-        vector = initial_vector(config.model, config.seed)
+        section = config.section if isinstance(config, StagedConfig) else None
+        vector = initial_vector(config.model, config.seed, section)
         if (found := wire.digest(raw(vector))) != config.initial:
             raise GenesisMismatch(
                 f"seed {config.seed} gives the initial weights {short(found)} here, but {short(config.initial)} at the "
@@ -252,7 +265,8 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
     """
     match run_file.model:
         case SizedModel(size=size):
-            return named(size, tokenizer.vocab_size, run_file.train.seq_len)
+            config = named(size, tokenizer.vocab_size, run_file.train.seq_len)
+            return config if run_file.stages == 1 else msgspec.structs.replace(config, is_tied=False)
         case ShapedModel() as shaped:
             return of_shape(shaped, tokenizer.vocab_size, run_file.train.seq_len)
         case FolderModel(path=path):
@@ -308,11 +322,14 @@ def _without_shards(index: DataIndex) -> DataIndex:
     return msgspec.structs.replace(index, train=(), heldout=(), train_text_nbytes=0, heldout_text_nbytes=0)
 
 
-def _put_initial(run_file: RunFile, model: ModelConfig, base: Path, home: Home) -> Digest:
+def _put_initials(run_file: RunFile, model: ModelConfig, base: Path, home: Home) -> Iterator[Digest]:
+    """Return the digest of each section's first weights, which are in `home` where they do not follow from the seed."""
+    cuts = sections(model, run_file.stages)
     if isinstance(run_file.model, FolderModel):
         _, vector = read_folder(base / run_file.model.path)
-        return home.blobs.put(raw(vector))
-    return wire.digest(raw(initial_vector(model, run_file.seed)))
+        yield from (home.blobs.put(raw(cut(model, vector, section))) for section in cuts)
+    else:
+        yield from (wire.digest(raw(initial_vector(model, run_file.seed, section))) for section in cuts)
 
 
 # --- reading what others sealed ---

@@ -87,6 +87,7 @@ class Charter(Record, frozen=True, kw_only=True):
     settings: Settings
     max_seq_len: Annotated[int, Meta(ge=1)]  # longer ones fit neither the model nor the data
     has_even_leases: bool = False  # all are leased the same; else slower members are leased less
+    is_routed: bool = False  # members of a stage: what each trains on is routed to it, whatever it was leased
     electors: Electors = MAX_MEMBERS  # members at most; who finds no room contributes through one of them
     banned: _Peers = ()  # ascending
     expelled: Annotated[tuple[Expelled, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending

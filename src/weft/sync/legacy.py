@@ -25,6 +25,8 @@ from weft.sync.lineage import Fork, History, Stretch, with_fork, with_taken
 from weft.sync.messages import Base, Brought, Manifest
 from weft.sync.tuning import Tuned, is_allowed, tuned_charter
 
+MAX_ROUTED = 64  # quotas that a round counts where what members train on is routed to them
+
 replace = msgspec.structs.replace
 B = TypeVar("B", bound=Brought)
 
@@ -62,7 +64,12 @@ def countable(base: Base, offered: Iterable[B]) -> tuple[B, ...]:
 
 
 def unclaimed(base: Base) -> Tokens:
-    """Return the tokens that were leased, and that no manifest has counted: no round can count more."""
+    """Return the tokens that were leased, and that no manifest has counted: no round can count more.
+
+    Where what members train on is routed to them, each may have had all that others were leased: no bound is known.
+    """
+    if base.charter.is_routed:
+        return Tokens(MAX_ROUTED * base.charter.settings.quota_tokens)
     return Tokens(max(0, base.charter.leased_tokens(base.cursor) + base.leased_again - base.committed_tokens))
 
 

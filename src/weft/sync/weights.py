@@ -11,6 +11,8 @@ been in time: no outer step is longer because others were lost before it. Where 
 A late gradient is averaged with the next before it is sent, and is no sum: it weighs all its tokens, and nobody counts
 in the divisor for it.
 
+In a stage of a pipeline what each member trains on is routed to it, and weighs what it is.
+
 Where members exchange with neighbours, all weigh the same in a mean over all, and who is late is not in it: what is
 averaged is parameters, not steps.
 
@@ -30,7 +32,8 @@ def weight(charter: Charter, tokens: int) -> int:
     settings = charter.settings
     if settings.method.graph is not None:
         return settings.quota_tokens
-    return tokens if settings.method.send == "gradient" else min(tokens, settings.quota_tokens)
+    is_sum = settings.method.send != "gradient" and not charter.is_routed
+    return min(tokens, settings.quota_tokens) if is_sum else tokens
 
 
 def weight_of(charter: Charter, contribution: Brought) -> int:
