@@ -129,6 +129,15 @@ class Attention(nn.Module):
     def forward(
         self, x_BTC: Float[Tensor, "batch tokens width"], turn: Rotation, cache: KVCache | None
     ) -> Float[Tensor, "batch tokens width"]:
+        q_BHTD, k_BKTD, v_BKTD = self.heads(x_BTC, turn)
+        if cache is None:
+            mixed = attend(q_BHTD, k_BKTD, v_BKTD)
+        else:
+            mixed = attend(q_BHTD, *cache.append(self.layer, k_BKTD, v_BKTD))
+        return self.join(mixed)
+
+    def heads(self, x_BTC: Float[Tensor, "batch tokens width"], turn: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [batch, heads, tokens, head], keys and values [batch, kv_heads, tokens, head], turned."""
         batch, tokens, _ = x_BTC.shape
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qk, v = project(self.qkv, x_BTC, [(heads + kv_heads) * self.head_width, kv_heads * self.head_width])
@@ -139,12 +148,11 @@ class Attention(nn.Module):
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
         qk = rotate(qk, turn).to(v_BTKD.dtype)
         q_BHTD, k_BKTD = torch.split(qk.transpose(1, 2), [heads, kv_heads], dim=1)
-        v_BKTD = v_BTKD.transpose(1, 2)
-        if cache is None:
-            mixed = attend(q_BHTD, k_BKTD, v_BKTD)
-        else:
-            mixed = attend(q_BHTD, *cache.append(self.layer, k_BKTD, v_BKTD))
-        y_BTC: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, heads * self.head_width))
+        return q_BHTD, k_BKTD, v_BTKD.transpose(1, 2)
+
+    def join(self, mixed_BHTD: Float[Tensor, "batch heads tokens head"]) -> Float[Tensor, "batch tokens width"]:
+        """Return what the heads together add to the residual stream."""
+        y_BTC: Tensor = self.out(mixed_BHTD.transpose(1, 2).flatten(2))
         return y_BTC
 
 
