@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from weft.ids import Digest
+from weft.pipeline.beat import FIRST, Beat
 from weft.wire import Buffer, digest
 
 TOKEN_NBYTES = 4
@@ -34,6 +35,8 @@ class Given:
     num_samples: int
     tokens: bytes  # as of a Forward
     activations: Parcel | None  # None: before the first section
+    beat: Beat = FIRST
+    is_measured: bool = False  # nothing but its loss is asked for
 
 
 class Passed(Protocol):

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from weft.ids import PeerId
+from weft.net.membership import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.pipeline.tally import Attempt, BatchId
 from weft.wire import Record
@@ -50,6 +51,9 @@ class Forward(_OfAttempt, frozen=True, kw_only=True, tag="Forward"):
     """[num_samples, seq_len + 1] ids, each of four bytes, the lowest first: what to predict, and of what."""
     activations: HexDigest | None
     """None: to the first stage."""
+    round: Number = 0
+    step: Number = 0  # within it: the beat that this is of
+    is_measured: bool = False  # held-out: nothing but the loss is asked for, and nothing is counted
 
 
 class IsTaken(Record, frozen=True, kw_only=True, tag="IsTaken"):
@@ -71,6 +75,15 @@ class Backward(_OfAttempt, frozen=True, kw_only=True, tag="Backward"):
     """None: what was sent is tokens."""
     loss: float
     """Mean over the micro-batch, in nats per token."""
+
+
+class Passing(Record, frozen=True, kw_only=True, tag="Passing"):
+    """A note of a member of the first stage to everybody: how far it is with what it begins."""
+
+    round: Number
+    step: Number
+    is_done: bool
+    origins: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_MEMBERS)]
 
 
 class Verdict(Record, frozen=True, kw_only=True, tag="Verdict"):

@@ -201,8 +201,11 @@ class Sender:
             num_samples=given.num_samples,
             tokens=given.tokens,
             activations=None if given.activations is None else given.activations.digest,
+            round=given.beat.round,
+            step=given.beat.step,
+            is_measured=given.is_measured,
         )
-        for _ in range(NUM_CALLS):
+        for number in range(NUM_CALLS):
             try:
                 answer = await self._lane.call(trial.peer, request, IsTaken, deadline_s=CALL_S)
             except DeadlineExceeded:
@@ -211,7 +214,11 @@ class Sender:
                 return Failure.UNREACHABLE
             except PeerError:
                 return Failure.ERROR if self._lane.is_linked(trial.peer) else Failure.UNREACHABLE
-            return None if answer.is_taken else Failure.BUSY
+            if answer.is_taken:
+                return None
+            if number == 0:  # nothing of it is on its way any more: as if it had not been sent
+                del trial.sent.trials[attempt], self._trials[attempt]
+            return Failure.BUSY
         return Failure.UNREACHABLE
 
     def _close(self, sent: _Sent) -> None:

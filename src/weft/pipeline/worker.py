@@ -6,6 +6,8 @@ The gradients of weights are added for what its sender accepted (`tally`), and o
 brought is held, as input and output gradient alone, until a round says who computes it; within bounds, beyond which the
 oldest is dropped.
 
+    await worker.advance(beat)                       # computes micro-batches up to this step; gives up earlier ones
+    await worker.settled()                           # what is accepted is counted
     told = await worker.report()                     # what the gradient has in it stays as it is from here
     gradient = ...                                   # of the device's model: of a round, by whatever method
     closed = await worker.close(reports, electorate) # the round is over: assigned ones are computed, into the next
@@ -21,7 +23,7 @@ It does not know how its stage synchronises.
 
 import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypedDict
 
@@ -30,6 +32,7 @@ from weft.errors import NetError, NotFinite, PeerError, Refused
 from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
 from weft.net.tasks import Tasks
+from weft.pipeline.beat import ANY, Beat
 from weft.pipeline.device import Device, Given, Parcel, Passed, parcel
 from weft.pipeline.lane import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
@@ -56,11 +59,23 @@ class _Held:
 
     given: Given
     gradient: Buffer | None
+    loss: float
 
     @property
     def nbytes(self) -> int:
         activations = 0 if self.given.activations is None else memoryview(self.given.activations.data).nbytes
         return activations + (0 if self.gradient is None else memoryview(self.gradient).nbytes)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What a gradient is made of."""
+
+    num_samples: int = 0
+    loss: float = 0.0  # of all samples together
+
+    def plus(self, num_samples: int, mean_loss: float) -> "Sum":
+        return Sum(self.num_samples + num_samples, self.loss + num_samples * mean_loss)
 
 
 class Worker:
@@ -94,12 +109,21 @@ class Worker:
         self._tasks = Tasks()
         self._schedule = Schedule(run, self._tasks)
         self._taken: dict[Attempt, PeerId] = {}
+        self._carrying: dict[Attempt, tuple[Beat, asyncio.Task[None]]] = {}
+        self._settling: set[asyncio.Future[None]] = set()
+        self._at, self._advanced = ANY, asyncio.Event()
+        self._sum = Sum()
         self._done: dict[Attempt, None] = {}  # the oldest first
         self._held: dict[BatchId, _Held] = {}
         self._counting: set[asyncio.Future[None]] = set()
         self._may_count = asyncio.Event()
         self._may_count.set()
         self.tally = Tally()
+
+    @property
+    def num_taken(self) -> int:
+        """Return how many micro-batches are under way here."""
+        return len(self._taken)
 
     async def on_forward(self, peer: PeerId, request: Forward) -> IsTaken:
         """Take a micro-batch, if there is room. What is taken already is taken."""
@@ -113,8 +137,31 @@ class Worker:
         if not is_fit or len(self._taken) >= self._bounds.num_taken:
             return IsTaken(is_taken=False)
         self._taken[attempt] = peer
-        self._tasks.spawn(self._carry(peer, request))
+        self._carrying[attempt] = Beat(request.round, request.step), self._tasks.spawn(self._carry(peer, request))
         return IsTaken(is_taken=True)
+
+    async def advance(self, beat: Beat) -> None:
+        """Compute micro-batches up to `beat`; later ones wait. Earlier ones that nobody has accepted are given up.
+
+        Their activations are of weights that are no more: whoever sent them tries again.
+        """
+        self._at = beat
+        for attempt, (of, carrying) in list(self._carrying.items()):
+            if of < beat and carrying not in self._settling:
+                carrying.cancel()
+                await self._lane.post(self._taken[attempt], GivenUp(**_names(self._stage, attempt)))
+        self._advanced.set()
+        self._advanced = asyncio.Event()
+
+    async def settled(self) -> None:
+        """Wait until of all that was sent back it is known whether it counts, and what counts is counted."""
+        while self._settling:
+            await asyncio.wait(self._settling)
+
+    def take_sum(self) -> Sum:
+        """Return what the gradient is made of that stands now, of which the caller takes hold."""
+        taken, self._sum = self._sum, Sum()
+        return taken
 
     async def report(self) -> Told:
         """Return what the gradient that stands now has in it, and what is held. It stays so until `close`."""
@@ -148,16 +195,27 @@ class Worker:
         attempt = request.of
         try:
             given = await self._given(sender, request)
+            while given.beat > self._at:
+                await self._advanced.wait()
             passed = await self._schedule.forward(lambda: self._device.forward(given))
             await self._lane.post(sender, Computed(**_names(self._stage, attempt)))
             gradient, loss = await self._beyond(attempt, given, passed)
+            if given.is_measured:
+                await self._asked(sender, attempt, None, loss)
+                return
             back = await self._schedule.backward(lambda: passed.backward(gradient))
-            await self._settle(sender, attempt, _Held(given, gradient), passed, back, loss)
+            settling = asyncio.current_task()
+            assert settling is not None
+            self._settling.add(settling)
+            try:
+                await self._settle(sender, attempt, _Held(given, gradient, loss), passed, back)
+            finally:
+                self._settling.discard(settling)
         except (PeerError, NetError, Refused, NotFinite) as error:
             self._emit(MicroBatchFailed(stage=self._stage, member=sender, reason=str(error)))
             await self._lane.post(sender, GivenUp(**_names(self._stage, attempt)))
         finally:
-            del self._taken[attempt]
+            del self._taken[attempt], self._carrying[attempt]
             self._done[attempt] = None
             while len(self._done) > MAX_REMEMBERED:
                 del self._done[next(iter(self._done))]
@@ -167,7 +225,8 @@ class Worker:
         if request.activations is not None:
             nbytes = self._device.input_nbytes(request.num_samples)
             activations = await self._lane.fetch(sender, request.activations, nbytes)
-        return Given(request.num_samples, request.tokens, activations)
+        beat = Beat(request.round, request.step)
+        return Given(request.num_samples, request.tokens, activations, beat, request.is_measured)
 
     async def _beyond(self, attempt: Attempt, given: Given, passed: Passed) -> tuple[Buffer | None, float]:
         """Return the gradient of this section's output, and the loss."""
@@ -175,24 +234,22 @@ class Worker:
             assert passed.loss is not None
             return None, passed.loss
         assert self._onward is not None
-        onward = Given(given.num_samples, given.tokens, parcel(passed.output))
-        nbytes = self._device.gradient_nbytes(given.num_samples)
+        onward = replace(given, activations=parcel(passed.output))
+        nbytes = 0 if given.is_measured else self._device.gradient_nbytes(given.num_samples)
         returned = await self._onward.send(attempt.batch, onward, nbytes, is_first=attempt.is_first)
         return returned.gradient, returned.loss
 
-    async def _settle(
-        self, sender: PeerId, attempt: Attempt, held: _Held, passed: Passed, back: Buffer | None, loss: float
-    ) -> None:
+    async def _settle(self, sender: PeerId, attempt: Attempt, held: _Held, passed: Passed, back: Buffer | None) -> None:
         """Give the input gradient, hear what becomes of it, and do that."""
         self.tally = self.tally.computed(attempt)
         given = None if back is None else parcel(back)
         if given is not None:
             self._lane.give(given)
         try:
-            word = await self._asked(sender, attempt, given, loss)
+            word = await self._asked(sender, attempt, given, held.loss)
             while word == "accepted" and attempt.is_first and not self._may_count.is_set():
                 await self._may_count.wait()
-                word = await self._asked(sender, attempt, given, loss)  # a round has gone by it
+                word = await self._asked(sender, attempt, given, held.loss)  # a round has gone by it
         finally:
             if given is not None:
                 self._lane.take_back(given.digest)
@@ -207,6 +264,7 @@ class Worker:
         is_mine = attempt.batch in self.tally.counted - before.counted
         if is_mine:
             await self._count(passed)
+            self._sum = self._sum.plus(held.given.num_samples, held.loss)
         elif attempt.batch in self.tally.held:
             self._hold(attempt.batch, held)
 
@@ -246,6 +304,7 @@ class Worker:
         passed = self._device.forward(held.given)
         passed.backward(held.gradient)
         passed.count()
+        self._sum = self._sum.plus(held.given.num_samples, held.loss)
 
 
 class _Names(TypedDict):
