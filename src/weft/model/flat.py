@@ -77,14 +77,14 @@ def layout(config: ModelConfig, section: Section | None = None) -> Layout:
     return Layout(tuple(spans), offset, sum(span.num for span in spans if span.has_decay))
 
 
-def layer_matrices(config: ModelConfig) -> tuple[Span, ...]:
-    """Return the matrices of the layers; apart those that one tensor stacks: queries, keys, values; gate and up."""
+def layer_matrices(config: ModelConfig, section: Section | None = None) -> tuple[Span, ...]:
+    """Return the matrices of the layers, of a model or a section; apart those that one tensor stacks."""
     stacked = {
         "qkv": (config.q_width, config.kv_width, config.kv_width),
         "gate_up": (config.ffn_width, config.ffn_width),
     }
     found = []
-    for span in layout(config):
+    for span in layout(config, section):
         if span.name.startswith("layers.") and span.has_decay:
             offset, (height, width) = span.offset, span.shape
             for rows in stacked.get(span.name.split(".")[-2], (height,)):
@@ -131,6 +131,11 @@ class FlatModel:
     @property
     def config(self) -> ModelConfig:
         return self.module.config
+
+    @property
+    def section(self) -> Section | None:
+        """Return what of a model this is; None: a whole one."""
+        return self.module.section if isinstance(self.module, SectionModule) else None
 
     def zero_gradient(self) -> None:
         self.gradient.zero_()

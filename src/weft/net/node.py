@@ -367,7 +367,7 @@ class Node:
         - WireError: the answer is no `response`; the link is closed.
         - Unreachable, Refused: see `connect`.
         """
-        method = type(request).__name__
+        method = self._method(type(request))
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit:
@@ -388,12 +388,12 @@ class Node:
             PeerError, NetError, Refused: no link stands or the link went down before it was queued.
         """
         link = await self._dialler.reach(peer)
-        await link.session.note(type(record).__name__, encode(record))
+        await link.session.note(self._method(type(record)), encode(record))
 
     def post(self, peer: PeerId, record: msgspec.Struct) -> bool:
         """Send `record` one way if a link stands and its queue has room; return whether it was queued."""
         link = self._links.get(peer)
-        return link is not None and link.session.post(type(record).__name__, encode(record))
+        return link is not None and link.session.post(self._method(type(record)), encode(record))
 
     async def flush(self, peer: PeerId) -> None:
         """Wait until what is queued for `peer` has been handed to the transport."""
@@ -431,6 +431,10 @@ class Node:
         return await self._blobs.fetch_any(peers, digest, nbytes)
 
     # --- inside ---
+
+    def _method(self, kind: type[msgspec.Struct]) -> str:
+        """Return how calls and notes of a record type are named."""
+        return kind.__name__
 
     def _drop_if_banned(self, peer: PeerId) -> None:
         if peer in self.passport.banned:

@@ -27,17 +27,27 @@ class Services:
         self._calls: _Handlers = {}
         self._notes: _Handlers = {}
 
-    def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
-        """Answer calls of `kind` with the record that `handler(peer, request)` returns."""
-        _register(self._calls, kind, handler)
+    def serve(self, kind: type[Q], handler: CallHandler[Q], method: str = "") -> None:
+        """Answer calls of `kind` with the record that `handler(peer, request)` returns.
 
-    def on_note(self, kind: type[Q], handler: NoteHandler[Q]) -> None:
+        Args:
+            method: under another name than the type's.
+        """
+        _register(self._calls, method or kind.__name__, kind, handler)
+
+    def on_note(self, kind: type[Q], handler: NoteHandler[Q], method: str = "") -> None:
         """Give notes of `kind` to `handler(peer, note)`, one at a time and in order for each peer."""
-        _register(self._notes, kind, handler)
+        _register(self._notes, method or kind.__name__, kind, handler)
 
-    def ignore(self, kind: type[Q]) -> None:
+    def ignore(self, kind: type[Q], method: str = "") -> None:
         """Heed notes of `kind` no more, until there is another handler."""
-        self._notes.pop(kind.__name__, None)
+        self._notes.pop(method or kind.__name__, None)
+
+    def forget(self, prefix: str) -> None:
+        """Serve and heed nothing whose name begins so."""
+        for handlers in (self._calls, self._notes):
+            for method in [each for each in handlers if each.startswith(prefix)]:
+                del handlers[method]
 
     def answer(self, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[msgspec.Struct]] | None:
         """Return what computes the answer to a call, or None when nobody serves `method`.
@@ -66,10 +76,12 @@ def public_reason(error: Exception) -> str:
     return type(error).__name__
 
 
-def _register(handlers: _Handlers, kind: type[Any], handler: Callable[[PeerId, Any], Awaitable[Any]]) -> None:
-    if kind.__name__ in handlers:
-        raise ValueError(f"{kind.__name__} has a handler already")
-    handlers[kind.__name__] = (kind, handler)
+def _register(
+    handlers: _Handlers, method: str, kind: type[Any], handler: Callable[[PeerId, Any], Awaitable[Any]]
+) -> None:
+    if method in handlers:
+        raise ValueError(f"{method} has a handler already")
+    handlers[method] = (kind, handler)
 
 
 def _bind(handlers: _Handlers, peer: PeerId, method: str, body: bytes) -> Callable[[], Awaitable[Any]] | None:

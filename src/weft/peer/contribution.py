@@ -140,6 +140,8 @@ class Carry:
         """Note a gradient, averaging it with one that is carried."""
         num_tokens = work.num_tokens
         self.num_done += work.num_steps
+        if not num_tokens:
+            return
         if self._gradient is None:
             self._gradient, self._gradient_tokens = gradient.clone(), num_tokens
         else:
@@ -332,6 +334,11 @@ class Carry:
     def _leased(self) -> Float32[Tensor, " num"]:
         """Return the local parameters where the leased work ends."""
         return self._trainer.local() if self._mark is None else self._mark
+
+    def give_up(self) -> None:
+        """Forget what is carried: others have counted some of it."""
+        self._drop()
+        self._trainer.set_local(self._replica.outer)
 
     def _drop(self) -> None:
         """Forget what is due, because it is counted or can no longer be."""

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from torch import Tensor
+
 from weft.events import Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
 from weft.peer.config import Genesis, RunConfig
@@ -116,10 +118,7 @@ class Evaluator(Unmeasured):
             loop.call_soon_threadsafe(self._place.emit, event)
 
         with Meter("evaluating", "windows", emit, self._place.clock, windows) as meter:
-            loss, num_tokens = await self._place.compute.train(
-                lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
-                windows * train.seq_len // 3,  # forward only: backward is twice as much
-            )
+            loss, num_tokens = await self._measured(outer, windows, between)
         evaluation = Evaluation(
             round=head.round,
             loss=loss,
@@ -130,6 +129,12 @@ class Evaluator(Unmeasured):
         self._take(evaluation)
         for peer in self._place.node.peers:
             self._place.node.post(peer, evaluation)
+
+    async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:
+        return await self._place.compute.train(
+            lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
+            windows * self._run.train.seq_len // 3,  # forward only: backward is twice as much
+        )
 
     async def _sample(self, round: Round) -> None:
         self._between()
@@ -167,5 +172,7 @@ def make_evaluator(
     """Return what measures the outer parameters of `run`."""
     if not isinstance(run, RunConfig):
         return Unmeasured()
+    if place.companion is not None:
+        return place.companion.evaluator(replica, is_stopping)
     assert isinstance(trainer, Measure)
     return Evaluator(run, place, trainer, replica, is_stopping)

@@ -204,7 +204,7 @@ class Muon:
     def __init__(self, config: MuonConfig, model: FlatModel) -> None:
         self._config = config
         self._model = model
-        self._matrices = layer_matrices(model.config)
+        self._matrices = layer_matrices(model.config, model.section)
         is_muons = {span.name for span in self._matrices}
         rest = [span for span in model.layout if span.name not in is_muons]
         self._adamw = _AdamWStep(

@@ -11,6 +11,7 @@ from weft.peer.legacies import Legacies
 from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
+from weft.sync.groups import payload_of
 from weft.sync.neighbours import is_gossip
 
 
@@ -24,6 +25,7 @@ class Offering:
         self._carry = carry
         self._legacies = legacies
         self._groups = groups
+        self._companion = place.companion
 
     async def offer(self, rounds: Rounds, turn: Turn) -> None:
         """Announce it, unless the round is decided before it is encoded: it would be counted twice.
@@ -35,12 +37,16 @@ class Offering:
         may_bring_other = rounds.is_member and not is_for_neighbours
         brought = await self._legacies.to_bring(base, ranges) if may_bring_other else None
         if brought is None and not self._carry.due:
+            if self._companion is not None:  # nothing was routed to this peer: nobody should wait for it
+                turn.pass_on()
             return
         if is_for_neighbours and not self._carry.mixing.is_in_step:
             turn.pass_on()
             return
         encode = lambda: self._carry.encode(ranges, head.round + 1, is_gossip=is_for_neighbours)  # noqa: E731
         payload = brought.payload if brought else await self._compute.serve(encode)
+        if brought is None and self._companion is not None:
+            await self._companion.announcing(payload_of(part.digest for part in payload))
         if rounds.chain.head != head or head != self._replica.head:
             return
         if brought is None:

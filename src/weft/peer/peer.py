@@ -225,7 +225,8 @@ class Peer:
         self._rounds, self._groups = rounds, groups
         self._offering = Offering(self.place, self._replica, self._carry, self._legacies, groups)
         branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
-        is_over = lambda: self._stopping.is_set() or self.pausing.is_away  # noqa: E731
+        is_staged = self.place.companion is not None  # where inner steps are made by all stages together
+        is_over = lambda: self._stopping.is_set() or self.pausing.is_away or is_staged  # noqa: E731
         self._ahead = Ahead(self.place, self._training, self._carry, branches.lost, is_over)
         for peer in self._entrance.askers():
             rounds.notice(peer, "joining")
@@ -255,7 +256,8 @@ class Peer:
     async def _take_turn(self, rounds: Rounds, turn: Turn) -> None:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
         num_changes = self.pausing.num_changes
-        if self._carry.offered is None and not self.pausing.is_away and not self._carry.is_overdue:
+        is_overdue = self._carry.is_overdue and self.place.companion is None
+        if self._carry.offered is None and not self.pausing.is_away and not is_overdue:
             self._report.state = "training"
             self._trainer.heed(self._replica.config)
             head = self._replica.head
@@ -330,7 +332,10 @@ class Peer:
         met = None
         if manifest.is_gossip:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own_work(manifest, self.peer)))
+        electorate = () if self._replica.head is None else self._replica.head.members
         await self.place.compute.serve(lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met))
+        if self.place.companion is not None and await self.place.companion.settled(manifest, electorate):
+            self._carry.give_up()
         self._groups.tell(manifest, is_counted, tokens)
         if not is_counted:
             self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)

@@ -30,13 +30,14 @@ from weft.data.batch import Batches
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, WarmedUp
 from weft.inference.sample import Sampling, generate
-from weft.model import FlatModel, Transformer, assemble, attach, layout
+from weft.model import Transformer, assemble
 from weft.peer import inner
 from weft.peer.backward import Backward, LossScale
 from weft.peer.config import Genesis, RunConfig
 from weft.peer.device import allocating, check_fits, choose, limit_memory
 from weft.peer.inner import InnerOptimizer, State
 from weft.peer.learner import Work, nothing
+from weft.peer.local_model import model_over
 from weft.peer.machine import PeerConfig
 from weft.peer.steps import Steps, mean_loss, prompt_ids
 
@@ -103,7 +104,7 @@ class Trainer:
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         run, peer = self._run, self._peer
         with allocating("the model", self.device):
-            self._model = _model_over(held, run, peer)
+            self._model = model_over(held, run, peer)
             self._optimizer: InnerOptimizer | None = (
                 None if self._sends_gradient else inner.build(run.train.optimizer, self._model)
             )
@@ -389,15 +390,3 @@ class Trainer:
     def _shorten(self, norm: float) -> None:
         if (factor := self._steps.shortening(norm)) != 1.0:
             self._model.gradient.mul_(factor)
-
-
-def _model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
-    """Return the run's model over `vector`, with a gradient beside it."""
-    with torch.device("meta"):
-        module = Transformer(run.model, has_recompute=peer.has_recompute)
-    attach(module, vector)
-    gradient = torch.zeros_like(vector)
-    spans = layout(run.model)
-    for span in spans:
-        module.get_parameter(span.name).grad = spans.view(gradient, span)
-    return FlatModel(module, vector, gradient)

@@ -7,12 +7,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int4Config, Int8Config
 from weft.config import Config
+from weft.pipeline.activations import BY_DEFAULT, ActivationConfig, GradientConfig
 
 MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece
-
-ActivationConfig = Fp32Config | Bf16Config | Fp8Config | Int8Config | Int4Config
 
 
 class PipelineConfig(Config, frozen=True, kw_only=True):
@@ -21,8 +19,9 @@ class PipelineConfig(Config, frozen=True, kw_only=True):
     micro_batch: Annotated[
         int, Meta(ge=1, le=MAX_MICRO_BATCH, description="samples that pass through the stages together")
     ] = 1
-    activations: ActivationConfig = Bf16Config()
-    gradients: ActivationConfig = Bf16Config()  # of activations
+    activations: ActivationConfig = BY_DEFAULT
+    gradients: GradientConfig | None = None
+    """Of activations; None: as these, where that can be."""
     rebalance_s: Annotated[
         float, Meta(ge=0, description="seconds between two looks whether a peer should change its stage; 0: never")
     ] = 300.0

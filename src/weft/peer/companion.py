@@ -1,0 +1,48 @@
+"""What a peer trains together with, where others compute the rest of its model.
+
+    await companion.train(head, positions, ...)   before the learner is asked for what came of it
+    await companion.announcing(payload)           before a round is told that this peer brings something
+    await companion.settled(manifest, ...)        after the outer step of a round
+
+The rounds of a stage are those of any run. What is particular to it is when a step is over and which micro-batches a
+gradient is made of; that its companion knows. A peer that trains a whole model has none.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ids import Digest, PeerId
+from weft.peer.evaluation import Unmeasured
+from weft.peer.replica import Replica
+from weft.sync.messages import Manifest
+
+
+class Companion(Protocol):
+    async def train(
+        self,
+        head: Manifest,
+        positions: NDArray[np.int64],
+        pace: float,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Have a lease's inner steps made, and leave with the learner what came of them."""
+        ...
+
+    async def announcing(self, payload: Digest) -> None:
+        """Tell the other members what the payload is made of that this peer is about to announce."""
+        ...
+
+    async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:
+        """Take up what a round counted; return whether what this peer carries must be dropped: others count it, too.
+
+        Args:
+            electorate: of the round.
+        """
+        ...
+
+    def evaluator(self, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+        """Return what measures the run's parameters."""
+        ...
