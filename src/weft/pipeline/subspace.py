@@ -1,0 +1,147 @@
+"""Activations as coordinates in a space of few dimensions, in which the model is held: a subspace network.
+
+    U        width x k, orthonormal columns; drawn from a seed and never changed
+    F        a fixed number for each token and channel, drawn from the same seed: not trained, not sent
+    table    E + F, where the rows of E lie in the span of U: what the first section embeds with
+
+    here     c = U^T (h - F[token])            k numbers a token
+    there    h = U c + F[token]                h again, to rounding: all that is added to F[token] is in the span
+    back     U^T g, and U of that there        what the chain rule makes of these two lines
+
+The residual stream stays in F[token] + span U because each matrix that writes to it does. After every optimizer step:
+
+    out <- U U^T out      down <- U U^T down      E <- E U U^T        not in the last section, which sends nothing on
+
+What is so held stays so, to rounding, through averages and outer steps, which are linear.
+
+Its authors norm what blocks write, so the gains of those norms must not be trained; here blocks norm what they read,
+and no gain is in the way. They append the token's id to the coordinates; here tokens come with each micro-batch.
+
+    space = drawn(config, width, vocab_size)
+    begin(model, space)           # once, of the initial weights
+    constrain(model, space)       # after each step of the optimizer
+
+Both change weights to the same bits on every machine (`codec.exact`). The optimizer's moments are left as they are.
+
+It does not know how coordinates are encoded, nor who trains.
+
+Protocol Models (Ramasinghe et al., 2506.01260), as Pluralis' node0 has it. Experimental: others find that projections
+that do not change cost quality, and benchmarks/reports/activations.md has how much here.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.codec import bounds
+from weft.codec.codec import Codec
+from weft.codec.exact import matmul
+from weft.errors import ConfigError
+from weft.model.flat import FlatModel
+from weft.model.transformer import SectionModule
+from weft.pipeline.activations import SubspaceConfig
+from weft.pipeline.boundary import Activations, Samples, Shape
+from weft.rng import integers64, stream
+from weft.wire import Buffer
+
+WRITERS = (".attention.out.weight", ".ffn.down.weight")  # of the residual stream
+
+
+@dataclass(frozen=True)
+class Space:
+    directions: Float32[Tensor, "width rank"]  # U
+    fixed: Float32[Tensor, "vocab width"]  # F
+
+
+def drawn(config: SubspaceConfig, width: int, vocab_size: int) -> Space:
+    """Return the space that all members of a run have alike.
+
+    Raises:
+        ConfigError: it has more dimensions than the model.
+    """
+    if config.rank > width:
+        raise ConfigError(f"activations subspace: rank: {config.rank} is above the model's width, {width}.")
+    columns = _normal(width * config.rank, config.seed, "directions").view(width, config.rank)
+    fixed = _normal(vocab_size * width, config.seed, "fixed").mul_(config.fixed_std)
+    return Space(_orthonormal(columns), fixed.view(vocab_size, width))
+
+
+def begin(model: FlatModel, space: Space) -> None:
+    """Make initial weights those of a model in the subspace: add the fixed table to the embedding, and `constrain`."""
+    for span in model.layout:
+        if span.name == "embed.weight":
+            model.layout.view(model.vector, span).add_(space.fixed.to(model.vector.device))
+    constrain(model, space)
+
+
+def constrain(model: FlatModel, space: Space) -> None:
+    """Project what writes to the residual stream, of a section that sends it on; and the embedding, wherever it is."""
+    assert isinstance(model.module, SectionModule)
+    directions, fixed = space.directions.to(model.vector.device), space.fixed.to(model.vector.device)
+    for span in model.layout:
+        matrix = model.layout.view(model.vector, span)
+        if span.name == "embed.weight":
+            matrix.copy_(fixed + matmul(matmul(matrix - fixed, directions), directions.T))
+        elif span.name.endswith(WRITERS) and not model.module.section.is_last:
+            matrix.copy_(matmul(directions, matmul(directions.T, matrix)))
+
+
+@final
+class InSubspace:
+    """Coordinates of activations, or of their gradients.
+
+    Args:
+        fixed: None: of gradients, which no fixed table is part of.
+        values: encodes coordinates.
+    """
+
+    def __init__(
+        self, directions: Float32[Tensor, "width rank"], fixed: Tensor | None, values: Codec, shape: Shape
+    ) -> None:
+        self._directions = directions
+        self._fixed = fixed
+        self._values = values
+        self._seq_len = shape.seq_len
+        self._rank = directions.shape[1]
+
+    def encode(self, x: Activations, samples: Samples) -> Buffer:
+        if self._fixed is not None:
+            x = x - self._fixed[samples.tokens]
+        return self._values.encode((x @ self._directions).flatten())
+
+    def decode(self, data: Buffer, samples: Samples) -> Activations:
+        num = len(samples) * self._seq_len
+        found = self._values.decode(data, num * self._rank).view(len(samples), self._seq_len, self._rank)
+        x = found @ self._directions.T
+        if self._fixed is not None:
+            x += self._fixed[samples.tokens]
+        bounds.require_finite_payload(bounds.largest(x.flatten()))
+        return x
+
+    def nbytes(self, num_samples: int) -> int:
+        return self._values.nbytes(num_samples * self._seq_len * self._rank)
+
+
+def _orthonormal(columns: Float32[Tensor, "width rank"]) -> Float32[Tensor, "width rank"]:
+    """Return an orthonormal basis of the columns' span: Gram and Schmidt, each twice; to the same bits everywhere."""
+    basis = torch.zeros_like(columns)
+    for number in range(columns.shape[1]):
+        column, before = columns[:, number : number + 1], basis[:, :number]
+        for _ in range(2):
+            if number:
+                column = column - matmul(before, matmul(before.T, column))
+            column = column / torch.sqrt(matmul(column.T, column))
+        basis[:, number : number + 1] = column
+    return basis
+
+
+def _normal(num: int, seed: int, name: str) -> Float32[Tensor, " num"]:
+    """Return numbers of deviation 1: the sum of a random word's four quarters, centred, as initial weights are."""
+    quarters = integers64(stream(seed, "subspace", name), num).view(np.uint16).reshape(num, 4)
+    sums = quarters.astype(np.int64).sum(1) - 2 * 0xFFFF
+    return torch.from_numpy(sums.astype(np.float32)).div_(math.sqrt(((1 << 32) - 1) / 3))
