@@ -410,6 +410,38 @@ class PayloadRejected(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class StageHeld(Event, frozen=True, kw_only=True):
+    """This peer takes a stage of a run with stages."""
+
+    stage: int
+    num_stages: int
+    num_parameters: int
+    reason: str
+
+
+class StageLeft(Event, frozen=True, kw_only=True):
+    """This peer holds a stage no more."""
+
+    stage: int
+    reason: str
+
+
+class StagesSeen(Event, frozen=True, kw_only=True):
+    """Who computes which stage, where that has changed, or a minute has gone by."""
+
+    members: tuple[tuple[PeerId, ...], ...]  # of each stage
+    rates: tuple[float, ...]  # samples a second of each stage, as its members say
+    waiting: tuple[int, ...]  # micro-batches under way in each
+
+
+class StageEmpty(Event, frozen=True, kw_only=True):
+    """Nobody holds a stage: micro-batches wait until somebody does."""
+
+    stage: int
+    restored_by: PeerId | None  # None: nobody has a state of it
+    round: Round  # of the state that it is restored from
+
+
 class MicroBatchFailed(Event, frozen=True, kw_only=True):
     """A micro-batch that a member of the stage before sent was given up here; its sender tries another member."""
 

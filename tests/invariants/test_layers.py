@@ -26,7 +26,7 @@ FLOORS = (
     ("sync", "pipeline"),
     ("inference",),
     ("peer",),
-    ("sim", "plan", "door", "site", "dashboard"),
+    ("sim", "plan", "door", "site", "stages", "dashboard"),
     ("cli",),
     ("__main__",),
     ("",),  # the package itself: it names what it looks up when that is asked for

@@ -21,18 +21,12 @@ from weft.sync.messages import Manifest
 
 
 class Companion(Protocol):
-    async def train(
-        self,
-        head: Manifest,
-        positions: NDArray[np.int64],
-        pace: float,
-        is_over: Callable[[], bool],
-    ) -> None:
+    async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:
         """Have a lease's inner steps made, and leave with the learner what came of them."""
         ...
 
-    async def announcing(self, payload: Digest) -> None:
-        """Tell the other members what the payload is made of that this peer is about to announce."""
+    async def announcing(self, payload: Digest | None) -> None:
+        """Tell the other members what the payload is made of that this peer is about to announce; None: of nothing."""
         ...
 
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:

@@ -17,6 +17,7 @@
               moved             bytes moved today, where that is capped
               wish, answer      what a person on this machine asks a running peer, and what it says
               arriving/         what has come of a state that is being fetched
+              stage-2/          the same again of that stage, where the model is cut into stages
               forks/            of branches: parameters where they began, and what one that was given up had counted
 
 Shards and blobs may be shared by many peers and runs: a name is the digest of what it names, and a file appears
@@ -40,6 +41,7 @@ from weft.ids import Digest, PeerId, RunId
 
 CHECKPOINT_FILE = "checkpoint.json"  # in a checkpoint's folder, once it is whole
 
+_STAGE = "stage-"
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -138,7 +140,18 @@ class PeerFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        return (self.checkpoint / CHECKPOINT_FILE).exists()
+        """Whether there is a state of the run, or of one of its stages."""
+        return (self.checkpoint / CHECKPOINT_FILE).exists() or bool(self.stages)
+
+    def stage(self, number: int) -> "PeerFolder":
+        """Return where it keeps what it knows of one stage."""
+        return PeerFolder(self.root / f"{_STAGE}{number}")
+
+    @property
+    def stages(self) -> list[int]:
+        """Return the stages of which there is a state."""
+        found = self.root.glob(f"{_STAGE}*/{self.checkpoint.name}/{CHECKPOINT_FILE}")
+        return sorted(int(path.parts[-3].removeprefix(_STAGE)) for path in found)
 
     @property
     def arriving(self) -> Path:

@@ -38,6 +38,7 @@ class Offering:
         brought = await self._legacies.to_bring(base, ranges) if may_bring_other else None
         if brought is None and not self._carry.due:
             if self._companion is not None:  # nothing was routed to this peer: nobody should wait for it
+                await self._companion.announcing(None)
                 turn.pass_on()
             return
         if is_for_neighbours and not self._carry.mixing.is_in_step:

@@ -108,6 +108,16 @@ class Peer:
         return self._replica.head
 
     @property
+    def is_finishing(self) -> bool:
+        """Whether it trains no more: all is trained, or it was told to stop."""
+        return self._is_over()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all is trained."""
+        return self._is_complete()
+
+    @property
     def replica(self) -> Replica:
         """Return the state that all members share; not a copy."""
         return self._replica

@@ -74,7 +74,7 @@ class Training:
             positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
             made = self._carry.num_done * settings.tokens_per_step * pace  # before this call, in the same round
             if self._place.companion is not None:
-                await self._place.companion.train(head, positions, pace, self._is_over)
+                await self._place.companion.train(head, positions, self._is_over)
             await self._step(positions, head.committed_tokens + round(made), pace, settings.seq_len)
             if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
                 return

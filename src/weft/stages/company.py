@@ -1,0 +1,471 @@
+"""One peer of a run with stages: which of them it holds, told to all, and what follows from what others tell.
+
+    begin     the maker waits for peers, and says who holds what; who comes later goes where it is needed most
+    news      every two seconds, and on a change: this peer's stages, their rounds, rates and queues
+    moves     now and then: is this the peer that should go to a weaker stage? (`pipeline.place`)
+    empty     a stage that nobody holds is taken up by whoever has its newest state
+
+Everybody is linked to everybody. Who says nothing for `SILENT_S` is gone.
+
+Failure:
+- a peer that vanishes: its stages' other members go on; senders try another (`pipeline.sender`).
+- all members of a stage vanish: micro-batches wait; see *empty*. Where nobody has a state, it begins anew, and an event
+  says so.
+- a stage of this peer breaks: the peer ends, and says why.
+
+It does not know rounds, nor micro-batches.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from weft.errors import NetError, PeerError, Refused
+from weft.events import Notice, StageEmpty, StageHeld, StageLeft, StagesSeen
+from weft.ids import PeerId, Round
+from weft.net.messages import Contact
+from weft.net.tasks import Tasks
+from weft.peer.peer import Outcome
+from weft.peer.staged import StagedConfig
+from weft.pipeline.place import moves, stage_for
+from weft.pipeline.route import Near, Route
+from weft.pipeline.sender import Sender
+from weft.stages.member import Grounds, Member
+from weft.stages.messages import Kept, LeaveAnswer, MayLeave, StageBegin, StageNews
+from weft.stages.roll import Roll
+
+NEWS_S = 2.0
+SILENT_S = 10.0
+LOOK_S = 3.0  # at the news of others, before a newcomer chooses
+EMPTY_S = 10.0  # until a stage that nobody holds is taken up
+TELL_S = 60.0  # between two events that say the same
+FINISH_S = 30.0  # for a stage to count the last of what the first one has trained
+MOVED_S = 120.0  # for which who has moved stays
+ASK_S = 5.0
+
+
+class Roster:
+    """Who is here, and what each holds: keeps `Roll`, channels and routes as the news have it."""
+
+    def __init__(self, num_stages: int) -> None:
+        self.roll = Roll(num_stages)
+        self.routes: dict[int, Route] = {}
+
+
+class Company:
+    def __init__(self, make_grounds: Callable[["Company"], Grounds]) -> None:
+        self.roll: Roll
+        self._routes: dict[int, Route] = {}
+        self._senders: dict[int, Sender] = {}
+        self.grounds = grounds = make_grounds(self)
+        self.run: StagedConfig = grounds.run
+        self.place = grounds  # what a peer has under this name: `emit`, `node`
+        self._node = grounds.node
+        self.roll = Roll(self.run.stages)
+        self.members: dict[int, Member] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.is_busy = False
+        self.failure: Exception | None = None
+        self.pausing = Pausings(self)
+        self._num_held = 0
+        self._heard_at: dict[PeerId, float] = {}
+        self._empty_since: dict[int, float] = {}
+        self._moved_at: float | None = None
+        self._told_at, self._told = -TELL_S, ()  # type: tuple[float, object]
+        self._looked_at = grounds.clock.now()
+        self._complete_at: float | None = None
+        self._stop_reason = ""
+        self._is_begun = asyncio.Event()
+        self._has_ended = asyncio.Event()
+        self._tasks = Tasks(self.fail)
+        self._lives = Tasks(self.fail)
+        self._node.on_note(StageNews, self._on_news)
+        self._node.on_note(StageBegin, self._on_begin)
+        self._node.on_link(self._on_link)
+        self._node.on_contact(self._on_contact)
+
+    # --- life ---
+
+    async def found(self, wait_for: int) -> dict[int, Outcome]:
+        """Begin the run once `wait_for` peers (this one included) are here, or go on with what is kept here."""
+        return await self._live(self._founded(wait_for))
+
+    async def join(self) -> dict[int, Outcome]:
+        """Take part in a run that others keep, for the first time or again."""
+        return await self._live(self._joined())
+
+    async def _live(self, coming: "asyncio._CoroutineLike[None]") -> dict[int, Outcome]:
+        ticking = self._tasks.spawn(self._tick())
+        self._tasks.spawn(coming)  # type: ignore[arg-type]
+        try:
+            await self._has_ended.wait()
+            ticking.cancel()
+            await self._lives.aclose(grace_s=FINISH_S)
+        finally:
+            await self._tasks.aclose()
+            await self._lives.aclose()
+            for sender in self._senders.values():
+                await sender.aclose()
+        if self.failure is not None:
+            raise self.failure
+        return self.outcomes
+
+    def stop(self, reason: str) -> None:
+        """Say goodbye in every stage, save, and return from `found` or `join`, soon."""
+        self._stop_reason = self._stop_reason or reason
+        for member in list(self.members.values()):
+            member.stop(reason)
+        if not self.members:
+            self._has_ended.set()
+
+    def fail(self, error: Exception) -> None:
+        self.failure = self.failure or error
+        self.stop(type(error).__name__)
+
+    @property
+    def is_stopping(self) -> bool:
+        return bool(self._stop_reason)
+
+    # --- which stages ---
+
+    async def _founded(self, wait_for: int) -> None:
+        if self._kept():
+            await self._joined()
+            return
+        while 1 + len(self._trainers()) < wait_for:
+            await asyncio.sleep(0.2)  # news come when they come
+            if any(self.roll.held(stage) for stage in range(self.run.stages)):
+                await self._joined()  # the run goes on elsewhere
+                return
+        begin = assigned([self._node.peer, *self._trainers()], self.run.stages)
+        for peer in self._node.peers:
+            self._node.post(peer, begin)
+        self._begin(begin)
+
+    def _trainers(self) -> list[PeerId]:
+        return sorted(peer for peer, news in self.roll.peers.items() if news.is_trainer and peer != self._node.peer)
+
+    def _begin(self, begin: StageBegin) -> None:
+        if self._is_begun.is_set():
+            return
+        self._is_begun.set()
+        for stage in range(self.run.stages):
+            members = begin.of(stage)
+            if self._node.peer in members:
+                is_opener = members[0] == self._node.peer
+                self._hold(stage, "the run begins", wait_for=len(set(members)) if is_opener else None)
+
+    async def _joined(self) -> None:
+        await asyncio.sleep(LOOK_S)
+        kept = self._kept()
+        if kept:
+            self._is_begun.set()
+            newest = max(kept.values())
+            for stage in [stage for stage, round in kept.items() if round == newest and not self._is_well_held(stage)]:
+                self._hold(stage, "it was held here before")
+            if self.members:
+                return
+        while not self._is_begun.is_set():
+            if any(self.roll.held(stage) for stage in range(self.run.stages)):
+                self._is_begun.set()
+                self._hold(stage_for(self._node.peer, self._weighed()), "it is the weakest")
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._is_begun.wait()
+
+    def _is_well_held(self, stage: int) -> bool:
+        """Whether others hold a stage, and this peer, which held it too, is needed more elsewhere."""
+        totals = [sum(each.values()) for each in self.roll.rates()]
+        return bool(totals[stage]) and totals[stage] > min(totals)
+
+    def _weighed(self) -> list[dict[PeerId, float]]:
+        """Return the stages' members and rates; one that nobody holds is left to who has its state."""
+        return [dict(each) or {self._node.peer: float("inf")} for each in self.roll.rates()]
+
+    def _hold(self, stage: int, reason: str, wait_for: int | None = None) -> None:
+        if stage in self.members or self.is_stopping:
+            return
+        self._num_held += 1
+        member = Member(self.grounds, stage, self._num_held)
+        self.members[stage] = member
+        self.grounds.emit(
+            StageHeld(
+                stage=stage,
+                num_stages=self.run.stages,
+                num_parameters=member.run.num_parameters,
+                reason=reason,
+            )
+        )
+        self._meet(member)
+        member.conductor.on_ready = self.tell
+        self.tell()
+        self._lives.spawn(self._held(member, wait_for))
+
+    async def _held(self, member: Member, wait_for: int | None) -> None:
+        """Hold a stage to its end."""
+        reason = "it broke"
+        try:
+            snapshot = await self.grounds.compute.serve(member.snapshot)
+            outcome = await member.live(wait_for=wait_for, snapshot=snapshot)
+            self.outcomes[member.stage], reason = outcome, outcome.reason
+        finally:
+            if self.members.get(member.stage) is member:
+                del self.members[member.stage]
+            member.has_ended.set()
+            self.grounds.emit(StageLeft(stage=member.stage, reason=reason))
+            self.tell()
+            if not self.members and (reason != MOVES or self.is_stopping):
+                self._has_ended.set()
+
+    def sender(self, stage: int) -> Sender:
+        """Return what sends to a stage: one for all that do."""
+        if stage not in self._senders:
+            grounds = self.grounds
+            route = self._routes[stage] = Route(self._node.peer)
+            self._senders[stage] = Sender(grounds.lane, stage, route, grounds.clock)
+            grounds.desk.senders[stage] = self._senders[stage]
+            self._route()
+        return self._senders[stage]
+
+    # --- now and then ---
+
+    async def _tick(self) -> None:
+        for peer in self._node.known_addresses():
+            self._node.keep(peer)
+        while True:
+            now = self.grounds.clock.now()
+            self.tell()
+            for peer in [peer for peer, at in self._heard_at.items() if now - at > SILENT_S]:
+                self._forget(peer)
+                self._node.drop(peer, f"silent for {SILENT_S:.0f} s")
+            if self._is_begun.is_set() and not self.is_stopping:
+                self._look_at_the_end(now)
+                self._look_at_empty(now)
+                every_s = self.run.pipeline.rebalance_s
+                if every_s and now - self._looked_at >= every_s:
+                    self._looked_at = now
+                    self._tasks.spawn(self._rebalance())
+                self._let_go()
+            self._show(now)
+            await asyncio.sleep(NEWS_S)
+
+    def _look_at_empty(self, now: float) -> None:
+        empty = set(self.roll.empty())
+        self._empty_since = {stage: at for stage, at in self._empty_since.items() if stage in empty}
+        for stage in sorted(empty):
+            if now - self._empty_since.setdefault(stage, now) < EMPTY_S:
+                continue
+            self._empty_since[stage] = now  # for whoever takes it up to come that far
+            keepers = self.roll.keepers(stage)
+            best = min(keepers, key=lambda peer: (-keepers[peer], peer), default=None)
+            self.grounds.emit(
+                StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best]))
+            )
+            if best == self._node.peer:
+                self._hold(stage, "nobody holds it, and its newest state is here")
+            elif best is None and min([self._node.peer, *self._trainers()]) == self._node.peer:
+                self.grounds.emit(Notice(text=f"nobody has a state of stage {stage}: it begins anew"))
+                self._hold(stage, "nobody has a state of it", wait_for=1)
+
+    async def _rebalance(self) -> None:
+        """Move, if this is the peer that should."""
+        now = self.grounds.clock.now()
+        if len(self.members) != 1 or (self._moved_at is not None and now - self._moved_at < MOVED_S):
+            return
+        unready = {peer for peer, news in self.roll.peers.items() if [each.state for each in news.held] != ["ready"]}
+        for move in moves(self.roll.rates(), staying=unready):
+            member = self.members.get(move.source)
+            if move.peer == self._node.peer and member is not None and await self._may_leave(member):
+                self._moved_at = now
+                await self._move(member, move.target)
+
+    async def _move(self, member: Member, target: int) -> None:
+        member.stop(MOVES)
+        await member.has_ended.wait()  # it says its goodbye, and saves
+        self._hold(target, f"it gains more than stage {member.stage} loses")
+
+    async def _may_leave(self, member: Member) -> bool:
+        """Whether another member of the stage stays: asked of each, so that no two leave a stage of two at once."""
+        member.is_leaving = True
+        for peer in sorted(self.roll.ready(member.stage)):
+            if peer != self._node.peer:
+                with suppress(PeerError, NetError, Refused):
+                    answer = await member.channel.call(peer, MayLeave(), LeaveAnswer, deadline_s=ASK_S)
+                    if answer.does_stay:
+                        return True
+        member.is_leaving = False
+        return False
+
+    def _let_go(self) -> None:
+        """Of several stages, let one go that another peer computes, too."""
+        if len(self.members) < 2:
+            return
+        for stage in sorted(self.members):
+            others = [peer for peer in self.roll.ready(stage) if peer != self._node.peer]
+            alone = [peer for peer in others if len(self.roll.peers[peer].held) == 1]
+            if alone and not any(member.is_leaving for member in self.members.values()):
+                self.members[stage].stop(MOVES)
+                return
+
+    # --- the end ---
+
+    def _look_at_the_end(self, now: float) -> None:
+        """Leave a stage that has not counted all, a while after the first one has: nothing more will come."""
+        if not any(news.is_complete for news in (*self.roll.peers.values(), self.news())):
+            return
+        self._complete_at = self._complete_at or now
+        if now - self._complete_at < FINISH_S or self.has_busy():
+            return
+        for member in list(self.members.values()):
+            if member.stage and not member.peer.is_complete:
+                member.stop("complete")
+
+    def has_busy(self) -> bool:
+        """Whether anybody measures or fetches at the end, this peer included."""
+        return any(news.is_busy for news in (*self.roll.peers.values(), self.news()))
+
+    # --- what is told ---
+
+    def news(self) -> StageNews:
+        first = self.members.get(0)
+        is_at_end = first is not None and first.peer.is_complete
+        return StageNews(
+            held=tuple(self.members[stage].held for stage in sorted(self.members)),
+            kept=tuple(Kept(stage=stage, round=round) for stage, round in self._kept().items()),
+            is_trainer=True,
+            is_busy=self.is_busy or is_at_end,
+            is_complete=is_at_end or (0 in self.outcomes and self.outcomes[0].reason == "complete"),
+        )
+
+    def _kept(self) -> dict[int, int]:
+        """Return the stages whose state is on this disk, and the round of each, as far as this process knows."""
+        found = {}
+        for stage in self.grounds.folder.stages:
+            member, outcome = self.members.get(stage), self.outcomes.get(stage)
+            if member is not None and member.peer.head is not None:
+                found[stage] = int(member.peer.head.round)
+            else:
+                found[stage] = self._saved_round(stage) if outcome is None else int(outcome.round)
+        return found
+
+    def _saved_round(self, stage: int) -> int:
+        from weft.peer.checkpoint import read_contents
+
+        contents = read_contents(self.grounds.folder.stage(stage).checkpoint)
+        return 0 if contents.head is None else int(contents.head.round)
+
+    def tell(self) -> None:
+        """Tell everybody what this peer holds."""
+        news = self.news()
+        self.roll.told(self._node.peer, news)
+        for peer in self._node.peers:
+            self._node.post(peer, news)
+        self._route()
+        self.grounds.pulse.look()
+
+    def _show(self, now: float) -> None:
+        stages = [self.roll.ready(stage) for stage in range(self.run.stages)]
+        members = tuple(tuple(sorted(stage)) for stage in stages)
+        if members == self._told and now - self._told_at < TELL_S:
+            return
+        self._told, self._told_at = members, now
+        rates = tuple(sum(each.rate for each in stage.values()) for stage in stages)
+        waiting = tuple(sum(each.num_waiting for each in stage.values()) for stage in stages)
+        self.grounds.emit(StagesSeen(members=members, rates=rates, waiting=waiting))
+
+    # --- what others tell ---
+
+    async def _on_news(self, peer: PeerId, news: StageNews) -> None:
+        if not self._node.is_linked(peer):
+            return
+        self.roll.told(peer, news)
+        self._heard_at[peer] = self.grounds.clock.now()
+        for member in self.members.values():
+            self._meet_one(member, peer, news)
+        self._route()
+        self.grounds.pulse.look()
+
+    def _meet(self, member: Member) -> None:
+        for peer, news in self.roll.peers.items():
+            self._meet_one(member, peer, news)
+
+    def _meet_one(self, member: Member, peer: PeerId, news: StageNews) -> None:
+        since = next((each.since for each in news.held if each.stage == member.stage), None)
+        if since is None:
+            member.channel.parted(peer, "it has left the stage")
+        elif self._node.is_linked(peer):
+            member.channel.met(peer, since)
+
+    def _route(self) -> None:
+        for stage, route in self._routes.items():
+            ready = self.roll.ready(stage)
+            route.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if self._has(peer)})
+
+    def _has(self, peer: PeerId) -> bool:
+        return peer == self._node.peer or self._node.is_linked(peer)
+
+    async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
+        self._begin(begin)
+
+    def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
+        if is_up:
+            self._heard_at[peer] = self.grounds.clock.now()
+            self._node.post(peer, self.news())
+            return
+        self._forget(peer, reason)
+
+    def _forget(self, peer: PeerId, reason: str = "it is silent") -> None:
+        self._heard_at.pop(peer, None)
+        self.roll.gone(peer)
+        for member in self.members.values():
+            member.channel.parted(peer, reason)
+        self._route()
+        self.grounds.pulse.look()
+
+    def _on_contact(self, contact: Contact) -> None:
+        self._node.keep(contact.peer)
+
+
+MOVES = "goes to another stage"
+
+
+class Pausings:
+    """The pause of all stages of a peer as one."""
+
+    def __init__(self, company: Company) -> None:
+        self._company = company
+        self._reasons: list[str] = []
+
+    def want(self, reason: str) -> None:
+        self._reasons.append(reason)
+        for member in self._company.members.values():
+            member.peer.pausing.want(reason)
+        self._company.tell()
+
+    def want_no_more(self, reason: str) -> None:
+        self._reasons = [each for each in self._reasons if each != reason]
+        for member in self._company.members.values():
+            member.peer.pausing.want_no_more(reason)
+
+    async def settled(self) -> None:
+        for member in list(self._company.members.values()):
+            await member.peer.pausing.settled()
+        self._company.tell()
+
+    @property
+    def is_away(self) -> bool:
+        return any(member.peer.pausing.is_away for member in self._company.members.values())
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(self._reasons)
+
+
+def assigned(peers: list[PeerId], num_stages: int) -> StageBegin:
+    """Return who holds what at first: peers take stages in turn, the first peer the first; of few, each takes several."""
+    num = max(len(peers), num_stages)
+    return StageBegin(
+        peers=tuple(peers[number % len(peers)] for number in range(num)),
+        stages=tuple(number % num_stages for number in range(num)),
+    )

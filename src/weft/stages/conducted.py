@@ -1,0 +1,12 @@
+"""What is in step with the stages."""
+
+from typing import Protocol
+
+from weft.pipeline.beat import Beat
+
+
+class Conducted(Protocol):
+    @property
+    def beat(self) -> Beat:
+        """Return the first step of the round that it is in."""
+        ...

@@ -1,0 +1,136 @@
+"""Peers of a run with stages in one process, on a virtual clock: production code but the transport and the threads."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from weft.clock import VirtualClock
+from weft.events import Event, Evaluated, RoundCommitted
+from weft.ids import PeerId
+from weft.keys import Identity
+from weft.net.admission import ByTicket
+from weft.net.handshake import Passport
+from weft.net.memory import SCHEME, MemoryNetwork
+from weft.net.node import Node
+from weft.peer.compute import Inline
+from weft.peer.home import Home
+from weft.peer.machine import PeerConfig
+from weft.peer.peer import Outcome
+from weft.peer.place import Data
+from weft.peer.seal import Sealed
+from weft.peer.staged import StagedConfig
+from weft.pipeline.desk import Desk
+from weft.pipeline.lane import Lane
+from weft.stages.company import Company
+from weft.stages.member import Grounds
+from weft.stages.pulse import Pulse
+
+SECRET = bytes(16)
+
+
+class Machine:
+    """One process of one key."""
+
+    def __init__(self, house: "House", name: str) -> None:
+        self.house = house
+        self.name = name
+        self.identity = Identity.from_seed(hashlib.sha256(name.encode()).digest())
+        self.id: PeerId = self.identity.peer
+        self.events: list[tuple[float, Event]] = []
+        self.company: Company = None  # type: ignore[assignment]
+        self.task: asyncio.Task[dict[int, Outcome]] = None  # type: ignore[assignment]
+        self.is_dead = False
+        self.number = 0
+
+    def seen(self, kind: type[Event]) -> list[Event]:
+        return [event for _, event in self.events if isinstance(event, kind)]
+
+    def emit(self, event: Event) -> None:
+        if not self.is_dead:
+            self.events.append((self.house.clock.now(), event))
+
+    @property
+    def outcomes(self) -> dict[int, Outcome]:
+        return self.task.result()
+
+    def kill(self) -> None:
+        self.is_dead = True
+        self.house.network.kill(self.id)
+        self.task.cancel()
+
+
+class House:
+    def __init__(self, sealed: Sealed, home: Home, clock: VirtualClock, *, train_s: float = 0.01) -> None:
+        self.sealed = sealed
+        self.home = home
+        self.clock = clock
+        self.train_s = train_s
+        self.network = MemoryNetwork()
+        self.machines: list[Machine] = []
+
+    def start(self, name: str, *, wait_for: int | None = None, again: bool = False) -> Machine:
+        """Start a machine: the maker, which waits for so many, or another."""
+        machine = Machine(self, name)
+        machine.number = sum(each.name == name for each in self.machines)
+        others = [each for each in self.machines if each.name != name]
+        self.machines.append(machine)
+        machine.task = asyncio.get_running_loop().create_task(self._live(machine, others, wait_for))
+        return machine
+
+    async def _live(self, machine: Machine, others: Sequence[Machine], wait_for: int | None) -> dict[int, Outcome]:
+        run = self.sealed.config
+        assert isinstance(run, StagedConfig)
+        passport = Passport(
+            identity=machine.identity,
+            run=run.run,
+            name=machine.name,
+            admission=ByTicket(secret=SECRET),
+            instance=hashlib.sha256(f"{machine.name} {machine.number}".encode()).digest()[:8],
+        )
+        node = Node(passport, [self.network.transport(machine.id)], self.clock, machine.emit)
+        for other in others:
+            node.remember(other.id, [SCHEME + other.id], other.name)
+        await node.start()
+        lane, compute = Lane(node), Inline(self.train_s)
+        data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
+
+        def grounds(company: Company) -> Grounds:
+            return Grounds(
+                run=run,
+                node=node,
+                identity=machine.identity,
+                home=self.home,
+                folder=self.home.folder(run.run, machine.id),
+                settings=PeerConfig(device="cpu", checkpoint_every_s=0.0),
+                data=data,
+                clock=self.clock,
+                compute=compute,
+                emit=machine.emit,
+                lane=lane,
+                desk=Desk(lane),
+                pulse=Pulse(node, lambda peer: peer in company.roll.ready(0)),
+                onward=company.sender,
+                has_busy=company.has_busy,
+            )
+
+        try:
+            machine.company = company = Company(grounds)
+            return await (company.join() if wait_for is None else company.found(wait_for))
+        finally:
+            await node.aclose()
+
+    async def end(self) -> None:
+        for machine in self.machines:
+            if not machine.task.done():
+                machine.kill()
+        await asyncio.gather(*(machine.task for machine in self.machines), return_exceptions=True)
+
+
+def losses(machine: Machine) -> list[float]:
+    return [event.loss for event in machine.seen(Evaluated)]  # type: ignore[attr-defined]
+
+
+def rounds(machine: Machine) -> int:
+    return len(machine.seen(RoundCommitted))
