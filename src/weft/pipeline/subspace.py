@@ -8,11 +8,12 @@
     there    h = U c + F[token]                h again, to rounding: all that is added to F[token] is in the span
     back     U^T g, and U of that there        what the chain rule makes of these two lines
 
-The residual stream stays in F[token] + span U because each matrix that writes to it does. After every optimizer step:
+The residual stream stays in F[token] + span U because each matrix that writes to it does. After every optimizer step,
+and whatever else changes weights (of a round, what its codec rounds lies anywhere):
 
     out <- U U^T out      down <- U U^T down      E <- E U U^T        not in the last section, which sends nothing on
 
-What is so held stays so, to rounding, through averages and outer steps, which are linear.
+Activations of weights that are not so held are not sent: most of them would be lost.
 
 Its authors norm what blocks write, so the gains of those norms must not be trained; here blocks norm what they read,
 and no gain is in the way. They append the token's id to the coordinates; here tokens come with each micro-batch.
@@ -49,6 +50,8 @@ from weft.pipeline.boundary import Activations, Samples, Shape
 from weft.rng import integers64, stream
 from weft.wire import Buffer
 
+_FAR = 0.02  # of their length may lie outside of the space: more than rounding, of bf16 too, leaves of matrices
+_ROUNDING = 1e-5  # and of their length with the fixed table, from which they are told by a difference
 WRITERS = (".attention.out.weight", ".ffn.down.weight")  # of the residual stream
 
 
@@ -110,9 +113,17 @@ class InSubspace:
         self._rank = directions.shape[1]
 
     def encode(self, x: Activations, samples: Samples) -> Buffer:
-        if self._fixed is not None:
-            x = x - self._fixed[samples.tokens]
-        return self._values.encode((x @ self._directions).flatten())
+        if self._fixed is None:
+            return self._values.encode((x @ self._directions).flatten())
+        within = x - self._fixed[samples.tokens]
+        coordinates = within @ self._directions
+        outside, length = float((within - coordinates @ self._directions.T).norm()), float(within.norm())
+        if outside > _FAR * length + _ROUNDING * float(x.norm()):  # never where a number is NaN: the codec says so
+            raise ConfigError(
+                f"activations subspace: {outside / length:.0%} of what is to be sent lies outside of the space. Make "
+                "initial weights ready with subspace.begin, and call subspace.constrain whenever they have changed."
+            )
+        return self._values.encode(coordinates.flatten())
 
     def decode(self, data: Buffer, samples: Samples) -> Activations:
         num = len(samples) * self._seq_len
