@@ -223,6 +223,14 @@ def flops_per_token(decoder: Decoder, seq_len: int) -> float:
 # --- memory ---
 
 
+def layer_nbytes(decoder: Decoder, *, is_half: bool = False) -> int:
+    """Return the bytes that one layer keeps of a token from its forward to its backward pass; see below."""
+    c, q, k, f = decoder.width, decoder.q_width, decoder.kv_width, decoder.ffn_width
+    layer = 12 * c + 6 * (q + k) + 8 * f if is_half else 16 * c + 8 * (q + k) + 16 * f
+    layer += 4 * (2 + decoder.num_heads)
+    return layer + decoder.has_qk_norm * 4 * (q + k)  # normed heads, before their gain
+
+
 def activation_nbytes(
     decoder: Decoder, micro_batch: int, seq_len: int, *, is_half: bool = False, has_recompute: bool = False
 ) -> int:
@@ -241,15 +249,8 @@ def activation_nbytes(
     layer's activations exist at a time. The allocator of a CPU process holds more than its tensors: 8 to 20 % at 300
     to 600 MB, twice with `has_recompute`, whose tensors come and go (measured).
     """
-    c, q, k, f = decoder.width, decoder.q_width, decoder.kv_width, decoder.ffn_width
-    small = 4 * (2 + decoder.num_heads)
-    if is_half:
-        layer = 12 * c + 6 * (q + k) + 8 * f + small
-        final = 6 * c
-    else:
-        layer = 16 * c + 8 * (q + k) + 16 * f + small
-        final = 8 * c
-    layer += decoder.has_qk_norm * 4 * (q + k)  # normed heads, before their gain
+    c, f = decoder.width, decoder.ffn_width
+    layer, final = layer_nbytes(decoder, is_half=is_half), (6 if is_half else 8) * c
     working = (4 if is_half else 7) * f
     if has_recompute:  # the loss's peak comes before any layer is computed again
         layers, last, num_copied = decoder.num_layers * 4 * c, max(12 * decoder.vocab_size, layer + working), 1

@@ -1,0 +1,115 @@
+"""What holding a section takes of memory, before a stage is joined.
+
+    section_memory(Holding(...), section, num_members=3, num_taken=8)     # bytes, by component, as of a whole model
+
+Parameters, moments, outer state and what rounds need are those of any run, of the section alone (`sync.memory`); in
+place of one micro-batch's activations stand those of all that are under way (`weft.cost_pipeline`). Nothing is counted
+of what later attempts bring, which is held within `pipeline.worker.Bounds.held_nbytes` where members die.
+
+It does not know what a machine has.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft import cost, cost_pipeline
+from weft.cost_pipeline import MicroBatch, Shape
+from weft.model.config import ModelConfig
+from weft.model.flat import layout
+from weft.model.sections import Section, num_section_parameters
+from weft.peer.config import TrainConfig
+from weft.peer.device import decoder
+from weft.pipeline import boundary, build_boundary
+from weft.pipeline.config import PipelineConfig
+from weft.pipeline.origin import PER_STAGE
+from weft.pipeline.worker import Bounds
+from weft.sync.choices import Choices
+from weft.sync.memory import peer_memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """What a run with stages says of those who hold its sections."""
+
+    model: ModelConfig
+    train: TrainConfig
+    choices: Choices
+    pipeline: PipelineConfig
+
+    @property
+    def micro(self) -> MicroBatch:
+        return micro_batch(self.model, self.train, self.pipeline)
+
+
+def section_memory(
+    holding: Holding, section: Section, *, num_members: int, num_taken: int, is_half: bool = False
+) -> cost.Memory:
+    """Return the memory of a peer that holds a section.
+
+    Args:
+        num_members: of its stage.
+        num_taken: micro-batches that it keeps at a time, at most; `usual_taken`.
+    """
+    train, choices = holding.train, holding.choices
+    shape = shape_of(holding.model, section)
+    return peer_memory(
+        choices,
+        train.optimizer,
+        tuple(span.shape for span in layout(holding.model, section)),
+        shape.num_parameters,
+        num_members,
+        num_rounds=-(-train.tokens // (choices.every * train.batch_size * train.seq_len)),  # one begins all
+        activations=cost_pipeline.activation_nbytes(shape, holding.micro, num_taken, is_half=is_half),
+    )
+
+
+def on_gpu(memory: cost.Memory, choices: Choices) -> tuple[int, int]:
+    """Return which bytes of it lie on a GPU, and which on its host; `peer.device.needed_nbytes` splits alike."""
+    moments = memory.inner_optimizer if choices.send != "gradient" else 0
+    on_device = memory.local + memory.gradient + moments + max(memory.activations, memory.local)
+    return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments
+
+
+def usual_taken(num_stages: int, num_first: int = 1, num_members: int = 1) -> int:
+    """Return how many micro-batches a member keeps at a time where as many are under way as may be.
+
+    Args:
+        num_first: members of the first stage; `num_members`: of this one, which share what those begin.
+    """
+    return min(Bounds().num_taken, -(-PER_STAGE * num_stages * num_first // num_members))
+
+
+def shape_of(model: ModelConfig, section: Section) -> Shape:
+    """Return what the closed forms need to know of a section."""
+    return Shape(
+        decoder=decoder(model),
+        num_parameters=num_section_parameters(model, section),
+        num_layers=len(section.layers),
+        is_first=section.is_first,
+        is_last=section.is_last,
+    )
+
+
+def micro_batch(model: ModelConfig, train: TrainConfig, pipeline: PipelineConfig) -> MicroBatch:
+    """Return what the closed forms need to know of a micro-batch: at most what a member begins in a step."""
+    num_samples = min(pipeline.micro_batch, train.batch_size)
+    # Bytes do not follow from the vocabulary, of which one codec draws a table.
+    shape = boundary.Shape(train.seq_len, model.width, vocab_size=1)
+    found = build_boundary.build(pipeline.activations, pipeline.gradients).boundary(shape)
+    return MicroBatch(
+        num_samples=num_samples,
+        seq_len=train.seq_len,
+        activations_nbytes=found.activations.nbytes(num_samples),
+        gradients_nbytes=found.gradients.nbytes(num_samples),
+    )
+
+
+def least_nbytes(holding: Holding, cuts: Iterable[Section], *, num_taken: int = 1) -> int:
+    """Return the least memory with which a machine without a GPU can hold any of the sections.
+
+    The largest section decides who can join wherever somebody is missing.
+    """
+    return max(
+        cost_pipeline.BASE_NBYTES + section_memory(holding, cut, num_members=1, num_taken=num_taken).peak_nbytes
+        for cut in cuts
+    )
