@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from weft.events import Emit, Entry
     from weft.peer.caps import CapsConfig
     from weft.peer.footing import Options
-    from weft.peer.peer import Outcome, Peer
+    from weft.peer.launch import Takes
+    from weft.peer.peer import Outcome
     from weft.peer.place import Trainers
     from weft.peer.terms import Allowance, Terms
 
@@ -64,6 +65,7 @@ def join(
     from weft.peer.footing import Options
     from weft.peer.home import Home
     from weft.peer.launch import join as join_run
+    from weft.stages.launch import take_part
 
     own = (CorpusConfig(source=TextSource(paths=tuple(data))), Path.cwd()) if data else None
 
@@ -75,11 +77,13 @@ def join(
             typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=True)
             return yes or ask("join?")
 
-        def on_joined(peer: "Peer", fresh: str) -> None:
+        def on_joined(peer: "Takes", fresh: str) -> None:
             watch.emit = peer.place.emit
             on_started(peer, fresh)
 
-        return join_run(text, options, agree=agree, on_started=on_joined, own_data=own, trainers=trainers)
+        return join_run(
+            text, options, agree=agree, on_started=on_joined, own_data=own, trainers=trainers, stages=take_part
+        )
 
     watch = TrafficWatch(SystemClock())
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))

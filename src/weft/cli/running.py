@@ -25,14 +25,15 @@ from weft.data import write_atomically
 from weft.errors import ConfigError
 from weft.peer.config import Genesis
 from weft.peer.footing import Options
-from weft.peer.peer import Outcome, Peer
+from weft.peer.launch import Takes
+from weft.peer.peer import Outcome
 from weft.peer.place import Trainers
 
 _LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
 
 TO_SCREEN = "json:-"  # lines for a program where the picture would be
 
-OnStarted = Callable[[Peer, str], None]
+OnStarted = Callable[[Takes, str], None]
 Ask = Callable[[str], bool]
 Start = Callable[[Options, OnStarted, Ask, Trainers], Awaitable[Outcome | None]]
 
@@ -69,7 +70,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         options, sinks=(*options.sinks, screen, contributed, *boards), until=manner.until.wall, aside=screen.aside
     )
 
-    def on_started(peer: Peer, ticket: str) -> None:
+    def on_started(peer: Takes, ticket: str) -> None:
         stopper.peer = peer
         contributed.stop, contributed.emit = peer.stop, peer.place.emit
         if manner.prints_ticket:

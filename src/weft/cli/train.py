@@ -58,10 +58,13 @@ def train(
     from weft.peer.footing import Options
     from weft.peer.home import Home
     from weft.peer.launch import found
+    from weft.stages.launch import take_part
 
     def start(options: "Options", on_started: "OnStarted", _ask: "Ask", trainers: "Trainers") -> "Awaitable[Outcome]":
         base = run_file.absolute().parent
-        return found(described, base, options, wait_for=wait_for, on_started=on_started, trainers=trainers)
+        return found(
+            described, base, options, wait_for=wait_for, on_started=on_started, trainers=trainers, stages=take_part
+        )
 
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen)
     run(

@@ -28,8 +28,8 @@ from weft.errors import ConfigError
 from weft.events import Entry
 from weft.peer.config import RunFile
 from weft.peer.footing import Options
-from weft.peer.launch import found, join
-from weft.peer.peer import Outcome, Peer
+from weft.peer.launch import Takes, found, join
+from weft.peer.peer import Outcome
 
 LEAVES_S = 60.0  # for goodbye and checkpoint where the caller broke off
 LOOK_S = 0.5  # between two looks whether the caller was interrupted: some systems deliver no signal meanwhile
@@ -141,7 +141,7 @@ class _Life:
         self._on_ticket = on_ticket
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._peer: Peer | None = None
+        self._peer: Takes | None = None
         self._reason = ""  # why it is to stop
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None
@@ -171,7 +171,7 @@ class _Life:
         run_file, base = self._described
         self.outcome = await found(run_file, base, self._options, wait_for=self._wait_for, on_started=self._started)
 
-    def _started(self, peer: Peer, ticket: str) -> None:
+    def _started(self, peer: Takes, ticket: str) -> None:
         self._peer = peer
         if self._reason:
             peer.stop(self._reason)

@@ -8,10 +8,11 @@ checkpoint stands. It does not know how anything is shown.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from weft.data.batch import Batches
 from weft.errors import ConfigError, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.ids import PeerId
-from weft.net.admission import new_secret
+from weft.net.admission import Admission, new_secret
 from weft.net.heartbeat import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
@@ -33,6 +34,7 @@ from weft.peer.config import Genesis, RunConfig, RunFile
 from weft.peer.device import check_fits, choose
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.footing import Footing, Options, connect, footing, open_for
+from weft.peer.guard import Guarded
 from weft.peer.home import PeerFolder
 from weft.peer.host import limit_cores
 from weft.peer.kept import keep_secret, read_secret
@@ -43,6 +45,7 @@ from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.place import Data, Trainers
 from weft.peer.pool import Pool
 from weft.peer.seal import initial, on_corpus, pack_private, seal
+from weft.peer.staged import StagedConfig, held_of
 from weft.peer.succession import charter_at, require_going, require_unended
 from weft.peer.terms import Terms, terms
 from weft.peer.trainer import Trainer
@@ -67,14 +70,53 @@ class OneProcess:
 ONE = OneProcess()
 
 
+class Tells(Protocol):
+    @property
+    def emit(self) -> Emit: ...
+
+
+class Takes(Guarded, Protocol):
+    """What takes part: a peer, or one of a run with stages."""
+
+    @property
+    def run(self) -> Genesis: ...
+
+    @property
+    def place(self) -> Tells: ...
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What takes part in a run with stages stands on."""
+
+    run: StagedConfig
+    ground: Footing
+    node: Node
+    compute: Compute
+    data: Data
+    admission: Admission
+    on_started: Callable[[Takes, str], None]
+
+
+TakePart = Callable[[Stand, int | None], Awaitable[Outcome]]
+"""Take part to the end; begin the run with so many peers, or (None) join it."""
+
+
+def _required(stages: TakePart | None) -> TakePart:
+    if stages is None:
+        raise ConfigError("this run has stages, which this program cannot hold. Take part with: weft join TICKET")
+    return stages
+
+
 async def found(
     run_file: RunFile,
     base: Path,
     options: Options,
     *,
     wait_for: int = 1,
-    on_started: Callable[[Peer, str], None],
+    on_started: Callable[[Takes, str], None],
     trainers: Trainers = ONE,
+    stages: TakePart | None = None,
 ) -> Outcome:
     """Make the run that `run_file` describes, or go on with it where this machine's checkpoint stands.
 
@@ -82,6 +124,7 @@ async def found(
         base: the folder that paths in the run file start from.
         wait_for: begin once so many peers are here, this one included.
         on_started: told the peer and a fresh ticket once others can join.
+        stages: takes part in a run with stages; None: such a run is refused.
     """
     _limit(options.settings)
     pending: list[Event] = []
@@ -92,7 +135,7 @@ async def found(
     sealed = await asyncio.to_thread(
         seal, run_file, base, options.home, emit, max_parameters=options.settings.max_parameters
     )
-    await asyncio.to_thread(trainers.check_fits, sealed.config, options.settings)
+    await asyncio.to_thread(trainers.check_fits, held_of(sealed.config), options.settings)
     run = sealed.config.run
     with footing(options, run, open_for(options, run, is_maker=True)) as ground:
         for event in pending:
@@ -105,11 +148,14 @@ async def found(
         async with aclosing(Threads()) as compute, ground.node(admission) as node:
             node.passport.predecessor = sealed.config.predecessor
             node.serve_blobs(public(sealed.config, sealed.config.run, options.home), is_patient=True)
+            data = Data(sealed.tokenizer, sealed.store, sealed.index)
+            if isinstance(sealed.config, StagedConfig):
+                stand = Stand(sealed.config, ground, node, compute, data, admission, on_started)
+                return await _required(stages)(stand, wait_for)
             outer = await _outer(sealed.config, ground, trainers)
             if outer is None:
                 raise ConfigError("the run's initial weights are not on this machine; start it anew.")
             snapshot = await snapshot_of(ground.folder, sealed.config, options.settings, trainers.memory(ground.folder))
-            data = Data(sealed.tokenizer, sealed.store, sealed.index)
             peer = Peer(sealed.config, _place(ground, node, compute, data, _Start(sealed.config, trainers, outer)))
             with ground.ticket(node, admission, peer.knows_anchor) as ticket:
                 async with ground.guarded(peer):
@@ -122,9 +168,10 @@ async def join(
     options: Options,
     *,
     agree: Callable[[Terms], bool],
-    on_started: Callable[[Peer, str], None],
+    on_started: Callable[[Takes, str], None],
     own_data: tuple[CorpusConfig, Path] | None = None,
     trainers: Trainers = ONE,
+    stages: TakePart | None = None,
 ) -> Outcome | None:
     """Join the run that the ticket names; return None when the person does not agree to the terms.
 
@@ -155,9 +202,11 @@ async def join(
                 charter = await charter_at(node, members[0]) if members else None
                 require_going(ticket.run, charter)
                 now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
-                await asyncio.to_thread(trainers.check_fits, now, options.settings)
+                await asyncio.to_thread(trainers.check_fits, held_of(now), options.settings)
                 pace = await company.pace()
-            asked = await asyncio.to_thread(terms, now, ticket, options.home, options.settings, SystemClock(), pace)
+            asked = await asyncio.to_thread(
+                terms, held_of(now), ticket, options.home, options.settings, SystemClock(), pace
+            )
             if not await asyncio.to_thread(agree, asked):
                 await say_goodbye(node, "did not agree to the terms")
                 return None
@@ -166,6 +215,10 @@ async def join(
             node.admit(admission)
             node.passport.predecessor = run.predecessor
             keep_secret(ground.folder, admission)
+            if isinstance(run, StagedConfig):
+                data = await _data(node, members, run, ground, own_data)
+                node.serve_blobs(public(run, run.run, options.home), is_patient=True)
+                return await _required(stages)(Stand(run, ground, node, compute, data, admission, on_started), None)
             snapshot = await snapshot_of(ground.folder, run, options.settings, trainers.memory(ground.folder))
             await fetch_initial(node, members, run, options.home)
             outer = await _outer(run, ground, trainers)

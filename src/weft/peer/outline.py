@@ -54,6 +54,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
     initial: HexDigest
+    initials: tuple[HexDigest, ...] = ()  # of a model that is cut into sections: of each
     is_seeded: bool = False
     data: DataIndex | None = None  # None, as of the next two: members train in loops of their own
     is_private: bool = True
@@ -145,7 +146,7 @@ def public(outline: Named, run: RunId, home: Home) -> Lookup:
     if index is not None:
         blobs.add(index.tokenizer)
     if not outline.is_seeded:
-        blobs.add(outline.initial)
+        blobs |= {outline.initial, *getattr(outline, "initials", ())}
     shards = set() if index is None else {info.digest for info in (*index.train, *index.heldout)}
 
     def lookup(peer: PeerId, digest: Digest) -> wire.Buffer | None:  # noqa: ARG001  # whoever was admitted may have them

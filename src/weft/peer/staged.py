@@ -58,6 +58,10 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         """Return the sections."""
         return sections(self.model, self.stages)
 
+    def of_largest(self) -> "StagedConfig":
+        """Return the run of the stage whose section is the largest: who can hold that can hold any."""
+        return max((self.of_stage(stage) for stage in range(self.stages)), key=lambda each: each.num_parameters)
+
     @property
     def section(self) -> Section | None:
         """Return the section that the run of a stage trains; None: this is the whole run."""
@@ -73,6 +77,11 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         """Return what the vector of the parameters holds: of a stage, its section's."""
         spans = layout(self.model, self.section)
         return VectorShape(spans.num_parameters, spans.num_decayed, tuple(span.shape for span in spans))
+
+
+def held_of(run: RunConfig) -> RunConfig:
+    """Return what a member of `run` holds at most: of a model that is cut, the largest section."""
+    return run.of_largest() if isinstance(run, StagedConfig) and run.stage is None else run
 
 
 def staged(run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfig) -> StagedConfig:

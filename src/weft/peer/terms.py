@@ -17,8 +17,7 @@ import torch
 from weft import cost
 from weft.clock import Clock
 from weft.ids import PeerId, RunId
-from weft.model.config import ModelConfig, num_parameters
-from weft.model.flat import layout
+from weft.model.config import ModelConfig
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
 from weft.peer.company import NOBODY, Pace
@@ -99,9 +98,9 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
     Raises:
         ConfigError: the settings name a device that is not there.
     """
-    num, choices, device = num_parameters(run.model), run.method, choose(settings)
+    num, choices, device = run.num_parameters, run.method, choose(settings)
     num_peers = max(1, pace.num_members or len(ticket.contacts)) + 1
-    traffic = round_traffic(choices, tuple(span.shape for span in layout(run.model)), num, num_peers)
+    traffic = round_traffic(choices, run.vector.tensors, num, num_peers)
     flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
     if round_s is None:
         num_threads = (settings.num_threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have

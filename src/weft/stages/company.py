@@ -126,6 +126,11 @@ class Company:
     def is_stopping(self) -> bool:
         return bool(self._stop_reason)
 
+    @property
+    def reason(self) -> str:
+        """Return why it was told to stop, if it was."""
+        return self._stop_reason
+
     # --- which stages ---
 
     async def _founded(self, wait_for: int) -> None:
@@ -463,7 +468,7 @@ class Pausings:
 
 
 def assigned(peers: list[PeerId], num_stages: int) -> StageBegin:
-    """Return who holds what at first: peers take stages in turn, the first peer the first; of few, each takes several."""
+    """Return who holds what at first: peers take stages in turn, from the first on; of few, each takes several."""
     num = max(len(peers), num_stages)
     return StageBegin(
         peers=tuple(peers[number % len(peers)] for number in range(num)),
