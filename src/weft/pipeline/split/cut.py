@@ -30,7 +30,8 @@ Segment = tuple[range, ...]  # runs of tokens, ascending, with a gap between two
 def shares(num: int, speeds: Sequence[float]) -> tuple[int, ...]:
     """Return how many of `num` things each gets: one at least, else in proportion to speeds as nearly as can be.
 
-    The next one goes to who would take least time with it, of equal ones to the first: the slowest is done soonest.
+    The next one goes to who would take least time with it, of equal ones to the first: the slowest is done soonest
+    (D'Hondt's method).
 
     Raises:
         ConfigError: fewer things than takers, or a speed that is none.
@@ -39,8 +40,9 @@ def shares(num: int, speeds: Sequence[float]) -> tuple[int, ...]:
         raise ConfigError(
             f"split: {num} things among peers of speeds {tuple(speeds)}: each needs one, and a speed > 0."
         )
-    found = [1] * len(speeds)
-    for _ in range(num - len(speeds)):
+    # Nobody gets fewer than its proportion rounded down, but for what those take who are owed less than one.
+    found = [max(1, int(num * speed / sum(speeds)) - len(speeds)) for speed in speeds]
+    for _ in range(num - sum(found)):
         found[min(range(len(speeds)), key=lambda i: ((found[i] + 1) / speeds[i], i))] += 1
     return tuple(found)
 

@@ -184,8 +184,9 @@ class SegmentPass:
         self._kept = self._x.detach().requires_grad_()  # what passes by attention
         with torch.enable_grad():
             h = self._kept + self._layer.attention.join(self._mixed)
-            self._y: Tensor = h + self._layer.ffn(self._layer.ffn_norm(h))
-        return self._y.detach()
+            y: Tensor = h + self._layer.ffn(self._layer.ffn_norm(h))
+        self._y = y
+        return y.detach()
 
     def begin_back(self, dy: Activations) -> None:
         self._kept, mixed = self._found((self._y,), (dy,), [self._kept, self._mixed])

@@ -38,6 +38,15 @@ def test_shares_follow_speeds_and_nobody_gets_nothing(
     assert shares(num, speeds) == expected
 
 
+@pytest.mark.parametrize("speeds", [*SPEEDS, (1e6, 1.0, 1.0, 2.0, 0.1)])
+@pytest.mark.parametrize("num", [8, 9, 50, 333])
+def test_shares_are_those_of_giving_out_one_after_the_other(num: int, speeds: tuple[float, ...]) -> None:
+    found = [1] * len(speeds)
+    for _ in range(num - len(speeds)):
+        found[min(range(len(speeds)), key=lambda i: ((found[i] + 1) / speeds[i], i))] += 1
+    assert shares(num, speeds) == tuple(found)
+
+
 @pytest.mark.parametrize("speeds", [(1.0, 0.0), (1.0, float("nan")), (1.0, -2.0), (1.0, float("inf")), (1.0,) * 9])
 def test_what_is_no_speed_and_more_takers_than_things_are_refused(speeds: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="split"):
