@@ -22,7 +22,7 @@ TOKEN_NBYTES = 4  # as messages carry them
 # fields around them. Down: Forward, Verdict, the header of the activations, a request for the gradient. Up: IsTaken,
 # Computed, Backward, a request for the activations, the header of the gradient.
 DOWN_LETTERS_NBYTES = 500
-UP_LETTERS_NBYTES = 640
+UP_LETTERS_NBYTES = 610
 
 # What a peer's process takes before it holds anything of a run: Python, torch and weft, without the files that it maps
 # and the system may take back (`weft.peer.host.process_nbytes`). Measured: 165 MB on Linux with a CPU's torch; one with

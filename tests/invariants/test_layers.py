@@ -22,7 +22,7 @@ GROUND = (
 # The rooms above it, floor by floor: each may import every lower floor and nothing on its own.
 FLOORS = (
     ("model", "data", "codec", "cost"),
-    ("net",),
+    ("net", "cost_pipeline"),
     ("sync", "pipeline"),
     ("inference",),
     ("peer",),
