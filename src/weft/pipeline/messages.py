@@ -54,6 +54,7 @@ class Forward(_OfAttempt, frozen=True, kw_only=True, tag="Forward"):
     round: Number = 0
     step: Number = 0  # within it: the beat that this is of
     is_measured: bool = False  # held-out: nothing but the loss is asked for, and nothing is counted
+    may_wait: bool = True  # False: where others wait for the member, too, let it not take this: another may be free
 
 
 class IsTaken(Record, frozen=True, kw_only=True, tag="IsTaken"):

@@ -37,6 +37,7 @@ LEAST_S = 1e-6  # per unit: what took no time that this clock can tell
 class Failure(Enum):
     """What went wrong with work that was sent: the first pause, and the longest, in seconds."""
 
+    QUEUED = (0.0, 0.0)  # others wait for it
     BUSY = (0.1, 5.0)  # it has as much as it takes
     UNREACHABLE = (2.0, 60.0)
     ERROR = (10.0, 600.0)  # it answered that it could not
@@ -178,7 +179,7 @@ class Route:
         account.total_s -= reserved.charge_s
         pause_s = min(why.first_s * 2**account.num_failed, why.most_s)
         account.barred_until = max(account.barred_until or now, now + pause_s)
-        account.num_failed += 1
+        account.num_failed += why is not Failure.QUEUED
 
     def _of(self, reserved: Reserved) -> _Account | None:
         return self._accounts.get(reserved.peer)

@@ -48,6 +48,11 @@ class Schedule:
         """Return how many forward passes wait."""
         return len(self._forward)
 
+    @property
+    def num_back(self) -> int:
+        """Return how many input gradients wait."""
+        return len(self._backward)
+
     async def backward(self, work: Callable[[], T]) -> T:
         return await self._ask(self._backward, work)
 

@@ -34,6 +34,7 @@ from weft.wire import Buffer
 CALL_S = 10.0  # that the answer to a call may take, beside what it makes the other side fetch
 NUM_CALLS = 2  # of one attempt: what was lost once is said again
 PATIENCE_S = 120.0  # for a gradient, of who is still linked
+NUM_ASKED = 2  # members that are asked first to take a micro-batch only if nothing else waits for them
 LOOK_S = 1.0  # until it is looked again whether somebody takes what nobody takes
 MAX_REMEMBERED = 1 << 16  # attempts whose end is known
 
@@ -54,6 +55,7 @@ class _Sent:
     is_first: bool
     returned: "asyncio.Future[Returned]"
     trials: dict[Attempt, "_Trial"] = field(default_factory=dict)
+    num_queued: int = 0  # members that have not taken it, because others wait for them
     accepted: Attempt | None = None
 
 
@@ -104,7 +106,9 @@ class Sender:
                 reserved = self._route.reserve(given.num_samples, self._clock.now(), left)
                 if reserved is None:
                     left.clear()
-                    await asyncio.wait([sent.returned], timeout=LOOK_S)
+                    if not 0 < sent.num_queued < NUM_ASKED:
+                        await asyncio.wait([sent.returned], timeout=LOOK_S)
+                    sent.num_queued = NUM_ASKED
                     continue
                 attempt = self._attempt(sent)
                 given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -193,6 +197,7 @@ class Sender:
 
     async def _handed(self, attempt: Attempt, trial: _Trial, given: Given) -> Failure | None:
         """Return once the member has taken it, or why it has not."""
+        may_wait = trial.sent.num_queued >= min(NUM_ASKED, len(self._route.peers) - 1)
         request = Forward(
             stage=self._stage,
             origin=attempt.batch.origin,
@@ -204,6 +209,7 @@ class Sender:
             round=given.beat.round,
             step=given.beat.step,
             is_measured=given.is_measured,
+            may_wait=may_wait,
         )
         for number in range(NUM_CALLS):
             try:
@@ -218,7 +224,8 @@ class Sender:
                 return None
             if number == 0:  # nothing of it is on its way any more: as if it had not been sent
                 del trial.sent.trials[attempt], self._trials[attempt]
-            return Failure.BUSY
+            trial.sent.num_queued += not may_wait
+            return Failure.BUSY if may_wait else Failure.QUEUED
         return Failure.UNREACHABLE
 
     def _close(self, sent: _Sent) -> None:

@@ -109,6 +109,7 @@ class Worker:
         self._tasks = Tasks()
         self._schedule = Schedule(run, self._tasks)
         self._taken: dict[Attempt, PeerId] = {}
+        self._passed: set[Attempt] = set()  # of those, which have gone on to the next stage
         self._carrying: dict[Attempt, tuple[Beat, asyncio.Task[None]]] = {}
         self._settling: set[asyncio.Future[None]] = set()
         self._at, self._advanced = ANY, asyncio.Event()
@@ -125,6 +126,11 @@ class Worker:
         """Return how many micro-batches are under way here."""
         return len(self._taken)
 
+    @property
+    def _has_queue(self) -> bool:
+        """Return whether what is taken now would wait for more than what is computed just now."""
+        return len(self._taken) - len(self._passed) > 1 or self._schedule.num_back > 0
+
     async def on_forward(self, peer: PeerId, request: Forward) -> IsTaken:
         """Take a micro-batch, if there is room. What is taken already is taken."""
         attempt = request.of
@@ -135,6 +141,8 @@ class Worker:
         is_whole = len(request.tokens) == request.num_samples * self._device.tokens_nbytes
         is_fit = request.stage == self._stage and is_whole and (request.activations is None) == (self._stage == 0)
         if not is_fit or len(self._taken) >= self._bounds.num_taken:
+            return IsTaken(is_taken=False)
+        if self._has_queue and not request.may_wait:
             return IsTaken(is_taken=False)
         self._taken[attempt] = peer
         self._carrying[attempt] = Beat(request.round, request.step), self._tasks.spawn(self._carry(peer, request))
@@ -198,6 +206,7 @@ class Worker:
             while given.beat > self._at:
                 await self._advanced.wait()
             passed = await self._schedule.forward(lambda: self._device.forward(given))
+            self._passed.add(attempt)
             await self._lane.post(sender, Computed(**_names(self._stage, attempt)))
             gradient, loss = await self._beyond(attempt, given, passed)
             if given.is_measured:
@@ -216,6 +225,7 @@ class Worker:
             await self._lane.post(sender, GivenUp(**_names(self._stage, attempt)))
         finally:
             del self._taken[attempt], self._carrying[attempt]
+            self._passed.discard(attempt)
             self._done[attempt] = None
             while len(self._done) > MAX_REMEMBERED:
                 del self._done[next(iter(self._done))]
