@@ -31,6 +31,7 @@ from weft.errors import ConfigError, DataError
 from weft.model import ModelConfig
 from weft.peer.config import RunFile
 from weft.peer.seal import resolve
+from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
@@ -82,11 +83,14 @@ class Asked:
 
     Args:
         notes: what was assumed, and where figures come from.
+        stages: that the run file cuts the model into; `pipeline`: how micro-batches pass through them.
     """
 
     name: str
     question: Question
     notes: tuple[str, ...]
+    stages: int
+    pipeline: PipelineConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +253,7 @@ def _ask(
         price_per_kwh=defaults.price_per_kwh if prices.per_kwh is None else prices.per_kwh,
         idle_share=defaults.idle_share,
     )
-    return Asked(name=run_file.name, question=question, notes=notes)
+    return Asked(name=run_file.name, question=question, notes=notes, stages=run_file.stages, pipeline=run_file.pipeline)
 
 
 def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -> tuple[Machines, tuple[str, ...]]:

@@ -87,6 +87,14 @@ def plan(
         )
         found = asked.run(path, changes or (), peers, own, chosen, prices)
 
+    if found.stages > 1:
+        from weft.cli import planned_pipeline
+
+        cut = planned_pipeline.cut(found)
+        for text in [planned_pipeline.as_json(found, cut)] if is_json else planned_pipeline.lines(found, cut):
+            typer.echo(text)
+        return
+
     from weft.cli.planned import as_json, lines
     from weft.plan.forecast import forecast
     from weft.plan.methods import choose, rows

@@ -87,6 +87,12 @@ def sent_nbytes(load: Load, others: int, size: int) -> float:
     return between + size * load.payload_nbytes + min(NUM_HANDED, size) * load.result_nbytes
 
 
+def codec_s(config: CodecConfig, num: int) -> tuple[float, float]:
+    """Return the CPU-seconds in which `num` values are encoded, and decoded."""
+    own = _of_codec(config)
+    return 1e-9 * own.encode * num, 1e-9 * own.decode * num
+
+
 def _per_value(choices: Choices, size: int) -> float:
     own, reply = _of_codec(choices.codec), _of_codec(choices.reply)
     match choices.apply:

@@ -190,3 +190,38 @@ def test_a_run_file_may_expect_hundreds(weft: Weft, run_path: Path) -> None:
     options = ("plan", run_path, "--tokens-per-s", 1000, "--json", "--set", "peers=200")
     assert json.loads(weft(*options).out)["num_peers"] == 200
     assert "at most 1024" in weft("plan", run_path, "--tokens-per-s", 1000, "--set", "peers=1025").err
+
+
+def shaped(num_layers: int = 4) -> str:
+    return f'model={{type="shape", num_layers={num_layers}, num_heads=2, width=32, ffn_width=64, is_tied=false}}'
+
+
+def test_a_run_with_stages_is_planned_stage_by_stage(weft: Weft, run_path: Path) -> None:
+    options = ("plan", run_path, *FAST, "--set", shaped(), "--set", "stages=2")
+    answer = weft(*options)
+    assert (answer.code, answer.err) == (0, "")
+    rows = [line.split() for line in answer.out.splitlines() if line.startswith("  ")]
+    assert ["0", "0-1"] in [row[:2] for row in rows]
+    assert ["1", "2-3"] in [row[:2] for row in rows]
+    for word in ("step", "round", "speed", "bytes", "memory", "stages", "note"):
+        assert any(line.startswith(word) for line in answer.out.splitlines()), word
+    found = json.loads(weft(*options, "--json").out)
+    assert found["num_stages"] == 2
+    assert [stage["layers"] for stage in found["stages"]] == [[0, 2], [2, 4]]
+    assert sum(stage["num_members"] for stage in found["stages"]) == found["num_peers"] == 4
+    assert found["round_tokens"] / found["round_s"] == pytest.approx(found["tokens_per_s"])
+    assert found["num_steps"] * found["step"]["total_s"] + found["exchange_s"] == pytest.approx(found["round_s"])
+    assert found["best"]["num_stages"] == 1
+    assert "rtx4090" in found["able"]
+
+
+def test_stages_that_cannot_be_are_refused(weft: Weft, run_path: Path) -> None:
+    for more, words in (
+        (("--set", "stages=2"), "tied"),
+        (("--set", shaped(), "--set", "stages=5"), "of a model of 4 layers"),
+        (("--set", shaped(8), "--set", "stages=6"), "6 among 4 peers"),
+    ):
+        answer = weft("plan", run_path, *FAST, *more)
+        assert answer.code == 2
+        assert words in answer.err
+        assert answer.out == ""

@@ -1,0 +1,347 @@
+"""A run whose model is cut into stages, planned: who holds what, how long steps and rounds take, what they move.
+
+    found = planned(question, PipelineConfig(micro_batch=1), num_stages=4)
+
+Machines go to stages as newcomers do (`pipeline.place`), the fastest first: each to the weakest stage of those that it
+has the memory for. A stage is as fast as its members' rates added up. Steps are those of `plan.pipeline`; rounds are
+made by each stage among its own members, on their lines, when a step is over, and the slowest one's is waited for.
+
+What encoding and decoding of activations takes is in the seconds of a micro-batch; what hashing and encrypting them
+takes is not. It does not know evaluation, nor faults, nor stages that change.
+"""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weft import cost, cost_pipeline
+from weft.codec.build import build as build_codec
+from weft.codec.config import Bf16Config, E3m0Config, Fp8Config, Fp32Config, Int4Config, Int8Config
+from weft.cost_pipeline import Crossing, MicroBatch, Shape
+from weft.errors import ConfigError, TooLarge
+from weft.model.flat import layout
+from weft.model.sections import Section, sections
+from weft.peer.device import decoder
+from weft.peer.holding import Holding, least_nbytes, micro_batch, on_gpu, section_memory, shape_of, usual_taken
+from weft.peer.staged import TIED
+from weft.pipeline.config import PipelineConfig
+from weft.plan.groups import grouped_time
+from weft.plan.pipeline import Holder, Pipe, StepTime, num_members, step_time
+from weft.plan.question import Machines, Question
+from weft.plan.serving import codec_s, sent_nbytes, serving
+from weft.plan.timing import Kind, Load, RoundTime
+from weft.sync.method import most_sent
+from weft.sync.staged import check_staged
+
+SPARE = 0.9  # of a device's memory may be planned for
+_NUMBERS = (Fp32Config, Bf16Config, Fp8Config, Int8Config, Int4Config, E3m0Config)  # whose encoding was timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A section on machines that are alike.
+
+    Args:
+        on_device: bytes on a GPU at its peak; 0: it trains on its CPU. `on_host`: the rest, with the process itself.
+        num_taken: micro-batches that it keeps at a time; fewer than may be under way, where memory ends.
+    """
+
+    machines: str
+    count: int
+    on_device: int
+    on_host: int
+    num_taken: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """One stage.
+
+    Args:
+        micro_per_s: as its members' rates add up, if they never wait.
+        utilisation: of its members' machines, in a round.
+        traffic: of a mean member in a round: micro-batches, the round, messages.
+        round: the one that its members make, with a round's steps as training.
+    """
+
+    section: Section
+    num_parameters: int
+    held: tuple[Held, ...]
+    micro_per_s: float
+    utilisation: float
+    traffic: cost.Traffic
+    round: RoundTime
+
+    @property
+    def num_members(self) -> int:
+        return sum(each.count for each in self.held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How a run with stages would go.
+
+    Args:
+        between: bytes of a micro-batch over each boundary.
+        num_steps: of a round. `exchange_s`: what its slowest stage's round adds to them.
+        tokens: of a round.
+        least_nbytes: with which a machine without a GPU can hold the largest section.
+    """
+
+    stages: tuple[StagePlan, ...]
+    micro: MicroBatch
+    between: Crossing
+    step: StepTime
+    num_micro: int
+    num_steps: int
+    exchange_s: float
+    tokens: int
+    total_s: float
+    least_nbytes: int
+
+    @property
+    def round_s(self) -> float:
+        return self.num_steps * self.step.total_s + self.exchange_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.round_s
+
+    @property
+    def boundary_nbytes_per_token(self) -> float:
+        return self.between.total_nbytes / self.micro.num_tokens
+
+    def link_bps(self, number: int) -> float:
+        """Return the bits a second on each link over the boundary behind a stage, both ways, while steps are made."""
+        num_links = self.stages[number].num_members * self.stages[number + 1].num_members
+        return 8 * self.between.total_nbytes * self.num_micro / self.step.total_s / num_links
+
+
+def planned(question: Question, pipeline: PipelineConfig, num_stages: int) -> Cut:
+    """Return how the run of `question` would go with its model cut into so many stages.
+
+    Raises:
+        ConfigError: the model, the method or the number of machines admits no such cut.
+        TooLarge: no machine has the memory for a section.
+    """
+    return _Planner(question, pipeline, num_stages).planned()
+
+
+def able(question: Question, pipeline: PipelineConfig, num_stages: int, others: Sequence[Machines]) -> list[str]:
+    """Return the names of those machines that could hold any section, with one micro-batch at a time at least."""
+    planner, usual = _Planner(question, pipeline, num_stages), -(-question.num_peers // num_stages)
+    numbers = range(num_stages)
+    return [each.name for each in others if all(planner.num_taken(n, each, usual, usual) for n in numbers)]
+
+
+class _Planner:
+    def __init__(self, question: Question, pipeline: PipelineConfig, num_stages: int) -> None:
+        check_staged(question.choices)
+        if question.model.is_tied and num_stages > 1:
+            raise ConfigError(TIED)
+        self.cuts = sections(question.model, num_stages)
+        if question.num_peers < num_stages:
+            raise ConfigError(
+                f"stages: {num_stages} among {question.num_peers} peers. Each needs a peer; expect more, or set fewer."
+            )
+        self.question, self.pipeline = question, pipeline
+        self.micro = micro_batch(question.model, question.train, pipeline)
+        self.holding = Holding(model=question.model, train=question.train, choices=question.choices, pipeline=pipeline)
+        self.shapes = [shape_of(question.model, cut) for cut in self.cuts]
+        self.between = cost_pipeline.crossing(self.micro)
+
+    def planned(self) -> Cut:
+        question, train = self.question, self.question.train
+        placed = self._placed()
+        num_first = sum(placed[0].values())
+        num_micro = num_first * -(-train.batch_size // self.micro.num_samples)
+        pipe = Pipe(
+            stages=tuple(self._stage(number, placed) for number in range(len(self.cuts))),
+            between=self.between,
+            entry=cost_pipeline.entry(self.micro),
+            num_micro=num_micro,
+        )
+        step, num_steps = step_time(pipe), question.choices.every
+        rounds = [self._round(number, placed[number], num_steps * step.total_s) for number in range(len(self.cuts))]
+        exchange_s = max(round.total_s - round.train_s - round.uneven_s for round in rounds)
+        tokens = num_steps * num_first * train.batch_size * train.seq_len
+        round_s = num_steps * step.total_s + exchange_s
+        return Cut(
+            stages=tuple(
+                StagePlan(
+                    section=cut,
+                    num_parameters=self.shapes[number].num_parameters,
+                    held=tuple(self._held(number, each, count, placed) for each, count in placed[number].items()),
+                    micro_per_s=sum(holder.count / holder.compute_s for holder in pipe.stages[number]),
+                    utilisation=step.utilisation[number] * num_steps * step.total_s / round_s,
+                    traffic=self._traffic(pipe, number, num_steps, round_s),
+                    round=rounds[number],
+                )
+                for number, cut in enumerate(self.cuts)
+            ),
+            micro=self.micro,
+            between=self.between,
+            step=step,
+            num_micro=num_micro,
+            num_steps=num_steps,
+            exchange_s=exchange_s,
+            tokens=tokens,
+            total_s=math.ceil(train.tokens / tokens) * round_s,
+            least_nbytes=least_nbytes(self.holding, self.cuts),
+        )
+
+    # --- places ---
+
+    def _placed(self) -> list[Counter[Machines]]:
+        """Return who holds which stage: the fastest first, each where it is needed most of what it has room for."""
+        usual = -(-self.question.num_peers // len(self.cuts))
+        fits = {
+            (each, number): self.num_taken(number, each, usual, usual) > 0
+            for each in self.question.machines
+            for number in range(len(self.cuts))
+        }
+        found: list[Counter[Machines]] = [Counter() for _ in self.cuts]
+        weakest = [(0.0, number) for number in range(len(self.cuts))]
+        for each in sorted(self.question.machines, key=lambda each: -each.tokens_per_s):
+            for _ in range(each.count):
+                passed = list[tuple[float, int]]()
+                while weakest and not fits[each, weakest[0][1]]:
+                    passed.append(heapq.heappop(weakest))
+                if weakest:
+                    rate, number = heapq.heappop(weakest)
+                    found[number][each] += 1
+                    passed.append((rate + 1 / self._compute_s(number, each), number))
+                for entry in passed:
+                    heapq.heappush(weakest, entry)
+        for number, members in enumerate(found):
+            if not members:
+                raise TooLarge(self._too_large(number))
+        return found
+
+    def _too_large(self, number: int) -> str:
+        cut, shape = self.cuts[number], self.shapes[number]
+        needs = []
+        for each in self.question.machines:
+            device, host = self._needed(number, each, 1, 1)
+            needs.append(f"{each.name}: {(device or host) / 1e9:.1f} GB needed, {(each.memory_nbytes or 0) / 1e9:.1f}")
+        return (
+            f"stages: no machine is left that can hold section {cut.number} of {len(self.cuts)}, of "
+            f"{shape.num_parameters:,} parameters, even with one micro-batch at a time ({'; '.join(needs)} there). Set "
+            "more stages or a smaller micro_batch, or expect more peers."
+        )
+
+    def num_taken(self, number: int, machines: Machines, num_here: int, num_first: int) -> int:
+        """Return how many micro-batches a machine can keep, of as many as may be under way; 0: it cannot hold this."""
+        num_taken = usual_taken(len(self.cuts), num_first, num_here)
+        while num_taken and machines.memory_nbytes is not None:
+            device, host = self._needed(number, machines, num_here, num_taken)
+            if (device or host) <= SPARE * machines.memory_nbytes:
+                break
+            num_taken //= 2
+        return num_taken
+
+    def _needed(self, number: int, machines: Machines, num_here: int, num_taken: int) -> tuple[int, int]:
+        memory = section_memory(
+            self.holding, self.cuts[number], num_members=num_here, num_taken=num_taken, is_half=machines.is_half
+        )
+        base = cost_pipeline.BASE_NBYTES
+        if not machines.is_gpu:
+            return 0, memory.peak_nbytes + base
+        device, host = on_gpu(memory, self.question.choices)
+        return device, host + base
+
+    def _held(self, number: int, machines: Machines, count: int, placed: Sequence[Counter[Machines]]) -> Held:
+        num_here, num_first = sum(placed[number].values()), sum(placed[0].values())
+        num_taken = max(1, self.num_taken(number, machines, num_here, num_first))
+        device, host = self._needed(number, machines, num_here, num_taken)
+        return Held(machines=machines.name, count=count, on_device=device, on_host=host, num_taken=num_taken)
+
+    # --- seconds ---
+
+    def _stage(self, number: int, placed: Sequence[Counter[Machines]]) -> tuple[Holder, ...]:
+        num_here, num_first = sum(placed[number].values()), sum(placed[0].values())
+        found = []
+        for each, count in placed[number].items():
+            forward_s, input_s, weights_s = self._parts_s(number, each)
+            found.append(
+                Holder(
+                    name=each.name,
+                    count=count,
+                    line=each.line,
+                    forward_s=forward_s,
+                    input_s=input_s,
+                    weights_s=weights_s,
+                    num_taken=max(1, self.num_taken(number, each, num_here, num_first)),
+                )
+            )
+        return tuple(found)
+
+    def _compute_s(self, number: int, machines: Machines) -> float:
+        return sum(self._parts_s(number, machines))
+
+    def _parts_s(self, number: int, machines: Machines) -> tuple[float, float, float]:
+        """Return the seconds of a micro-batch: forward, the input's gradient, the weights'.
+
+        By operations; a machine's rate is that of the whole model's inner steps.
+        """
+        shape, seq_len = self.shapes[number], self.question.train.seq_len
+        flops = cost_pipeline.section_flops(shape, seq_len)
+        whole = cost.flops_per_token(decoder(self.question.model), seq_len)
+        token_s = self.micro.num_tokens / (machines.tokens_per_s * whole)
+        forward_s, input_s = flops.forward * token_s, flops.input * token_s
+        if not machines.is_serving_free:
+            more = self._codecs_s(shape)
+            forward_s, input_s = forward_s + machines.crowding * more[0], input_s + machines.crowding * more[1]
+        return forward_s, input_s, flops.weights * token_s
+
+    def _codecs_s(self, shape: Shape) -> tuple[float, float]:
+        """Return what a section's codecs take forward and back; nothing is known of those that are not of numbers."""
+        pipeline, num = self.pipeline, self.micro.num_tokens * self.question.model.width
+        (there, here), (back, again) = (
+            codec_s(config, num) if isinstance(config, _NUMBERS) else (0.0, 0.0)
+            for config in (pipeline.activations, pipeline.gradients or pipeline.activations)
+        )
+        has_before, has_after = not shape.is_first, not shape.is_last
+        return has_before * here + has_after * there, has_after * again + has_before * back
+
+    def _load(self, number: int, num_here: int) -> Load:
+        choices = self.question.choices
+        shapes = tuple(span.shape for span in layout(self.question.model, self.cuts[number]))
+        num_sent = most_sent(choices, shapes, self.shapes[number].num_parameters)
+        num_electors = min(num_here, self.question.electors)
+        return Load.of(num_sent, num_electors, build_codec(choices.codec), build_codec(choices.reply))
+
+    def _round(self, number: int, members: Counter[Machines], steps_s: float) -> RoundTime:
+        num_here = sum(members.values())
+        load = self._load(number, num_here)
+        kinds = [
+            Kind(
+                name=each.name,
+                count=count,
+                line=each.line,
+                train_s=steps_s,
+                serve_s=0.0 if each.is_serving_free else self._serve_s(number, each, members, load),
+            )
+            for each, count in members.items()
+        ]
+        return grouped_time(kinds, min(num_here, self.question.electors), load)
+
+    def _serve_s(self, number: int, machines: Machines, members: Counter[Machines], load: Load) -> float:
+        """Return what a round takes of a member's processor; `forecast` counts a whole model's so."""
+        here = replace(self.question, machines=tuple(replace(each, count=count) for each, count in members.items()))
+        found, crowding = serving(here, load), machines.crowding
+        share = self.shapes[number].num_parameters / self.question.num_parameters
+        line_s = 8 * sent_nbytes(load, here.num_electors - 1, 0) / min(machines.line.up_bps, machines.line.down_bps)
+        return crowding * (found.round_s + share * found.values_s) + max(0.0, crowding * found.bytes_s - line_s)
+
+    def _traffic(self, pipe: Pipe, number: int, num_steps: int, round_s: float) -> cost.Traffic:
+        num_here = num_members(pipe.stages[number])
+        each = pipe.traffic(number)
+        share = num_steps * pipe.num_micro / num_here
+        load = self._load(number, num_here)
+        exchanged = int((num_here - 1) * (load.payload_nbytes + load.result_nbytes) / num_here)
+        total = cost.Traffic(round(share * each.sent_nbytes), round(share * each.received_nbytes))
+        total += cost.Traffic(exchanged, exchanged)
+        return total if num_here == 1 else total + cost.control_traffic(num_here, round_s)
