@@ -223,16 +223,16 @@ def _int8(num: int, block: int, scale: float) -> bytes:
 
 
 def test_what_lies_outside_of_the_low_rank_is_what_is_lost() -> None:
-    """Nothing of that rank is nearer to activations than their largest directions: it is within a tenth of those."""
+    """Nothing of that rank is nearer to activations than their largest directions: it is 3 % from those."""
     shape = Shape(seq_len=64, width=32, vocab_size=11)
     codec = build(LplrConfig(rank=8)).boundary(shape).activations
     luck = torch.Generator().manual_seed(3)
     samples = Samples(torch.zeros(4, 64, dtype=torch.long), (0, 1, 2, 3))
-    slopes = torch.diag(0.8 ** torch.arange(32.0))
+    slopes = torch.diag(0.9 ** torch.arange(32.0))
     x = torch.randn(4, 64, 32, generator=luck) @ slopes
     found = codec.decode(codec.encode(x, samples), samples)
     left = torch.linalg.svdvals(x.flatten(0, 1))[8:].square().sum().sqrt()
-    assert float(left) <= float((found - x).norm()) <= 1.1 * float(left)
+    assert float(left) <= float((found - x).norm()) <= 1.03 * float(left)
 
 
 def test_codecs_of_vectors_are_boundaries_whose_messages_have_one_form() -> None:
