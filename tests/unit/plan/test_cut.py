@@ -72,12 +72,11 @@ def test_who_lacks_the_memory_for_a_section_holds_another() -> None:
 
 
 def test_where_memory_ends_fewer_micro_batches_are_kept() -> None:
-    asked = question(free(8, memory_nbytes=1e12), model=UNTIED)
-    roomy = planned(asked, PIPELINE, 4).stages[1].held[0]
-    assert roomy.num_taken == 4  # of 2 x 4 under way, two members
-    tight = free(8, memory_nbytes=float(roomy.on_host) / 0.95)
-    held = planned(question(tight, model=UNTIED), PIPELINE, 4).stages[1].held[0]
-    assert held.num_taken == 2
+    roomy = planned(question(free(8, memory_nbytes=1e12), model=UNTIED), PIPELINE, 4).stages[3].held[0]
+    tight = free(8, memory_nbytes=roomy.on_host / 0.91)  # the largest section, and 0.9 of it may be planned for
+    held = planned(question(tight, model=UNTIED), PIPELINE, 4).stages[3].held[0]
+    assert 2 <= roomy.num_taken <= 8
+    assert held.num_taken == roomy.num_taken // 2
     assert held.on_host < roomy.on_host
 
 
