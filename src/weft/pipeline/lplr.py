@@ -25,6 +25,7 @@ from torch import Tensor
 from weft.codec import bounds
 from weft.codec.blocks import Blocks
 from weft.codec.quantize import Int8
+from weft.errors import ConfigError
 from weft.pipeline.activations import LplrConfig
 from weft.pipeline.boundary import Activations, Samples, Shape
 from weft.rng import integers64, stream
@@ -37,9 +38,16 @@ _RIDGE = 1e-6  # of L^T L, whose diagonal is about 1: no L makes it singular
 
 @final
 class Lplr:
+    """
+    Raises:
+        ConfigError: its factors have more columns than activations.
+    """
+
     def __init__(self, config: LplrConfig, shape: Shape) -> None:
+        if config.rank > shape.width:
+            raise ConfigError(f"activations lplr: rank: {config.rank} is above the model's width, {shape.width}.")
         self._shape = shape
-        self._rank = min(config.rank, shape.width)
+        self._rank = config.rank
         self._sketch = _signs(shape.width, self._rank + _BEYOND)
         self._left, self._right = Blocks(Int8(), _BLOCK), Blocks(Int8(), shape.width)
 

@@ -29,7 +29,7 @@ CASES: list[tuple[ActivationConfig, GradientConfig | None, float]] = [
     (Int4Config(block=32), None, 1 / 13),
     (Int4Config(), Int8Config(), 1 / 13),
     (LplrConfig(rank=RANK), None, 1 / 40),
-    (LplrConfig(rank=4096), None, 1 / 40),
+    (LplrConfig(rank=32), None, 1 / 40),
     (SubspaceConfig(rank=RANK, values="fp32"), None, 1e-6),
     (SubspaceConfig(rank=RANK, values="bf16", fixed_std=0.1), None, 1 / 100),
     (SubspaceConfig(rank=RANK, values="int8", seed=7), None, 1 / 50),
@@ -274,7 +274,9 @@ def test_what_is_out_of_range_is_refused(bad: dict[str, object]) -> None:
         msgspec.convert(bad, ActivationConfig)  # type: ignore[arg-type]  # a union is no class
 
 
-def test_a_subspace_that_cannot_be_is_refused() -> None:
+def test_ranks_above_the_width_and_gradients_beside_a_subspace_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rank: 33 is above the model's width, 32"):
+        build(Bf16Config(), LplrConfig(rank=33)).boundary(SHAPE)
     with pytest.raises(ConfigError, match="rank: 33 is above the model's width, 32"):
         build(SubspaceConfig(rank=33)).boundary(SHAPE)
     with pytest.raises(ConfigError, match="gradients"):
