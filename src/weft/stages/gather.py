@@ -1,0 +1,265 @@
+"""Out of stages comes a model again: their sections, fetched one after the other, as one checkpoint of the whole run.
+
+    gathered = await Gathering(run, means, windows, sources).gather(into)
+
+Stages go in step, so their states are of equal rounds, or one round apart for a moment. Members are asked to keep the
+states that they hold; a stage that is a round behind is asked again once it has come as far. Stages that are further
+apart count their rounds otherwise since a branch: then, and where a round went by too fast, the newest of each is
+taken, and a notice says so. A section that lies on this machine, in the state that is wanted, is not fetched.
+
+No more than one section is in memory: what comes goes into a mapped file (`whole`).
+
+Failure:
+- a member vanishes: other members of its stage deliver; there are none: all begins anew, `TRIES` times, with what has
+  come of other stages left where it is.
+- a stage that nobody holds, nor this machine: PeerError, which names it.
+- no room on the disk: DiskFull, before anything is fetched.
+
+It does not know who is a member, nor when to gather.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.clock import Clock
+from weft.errors import CheckpointError, NetError, PeerError, Refused
+from weft.events import CheckpointSaved, Emit, Notice
+from weft.ids import Digest, PeerId, Round
+from weft.peer.checkpoint import Snapshot, load_model, read_contents, save
+from weft.peer.compute import Compute
+from weft.peer.home import PeerFolder
+from weft.peer.offered import Offered
+from weft.peer.staged import StagedConfig
+from weft.peer.state import chunk_bytes
+from weft.stages.whole import Whole, common, in_words
+from weft.stages.window import Window
+from weft.sync.charter import Charter
+from weft.sync.messages import Manifest
+from weft.sync.method import OUTER
+from weft.wire import Buffer, digest_of
+
+AGREE_S = 60.0  # for all stages to come to one round
+LOOK_S = 0.1  # between two looks how far a stage has come
+IN_STEP = 1  # rounds that stages in step may be apart
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """A section's state on this machine.
+
+    Args:
+        pieces: yields the outer parameters, where states are merged; raises CheckpointError where they are no longer
+            those of `head`.
+    """
+
+    head: Manifest
+    charter: Charter | None
+    pieces: Callable[[], Iterator[Buffer]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where sections come from, as far as it is known now."""
+
+    here: Callable[[int], Sequence[Found]] = lambda _stage: ()
+    members: Callable[[int], Sequence[PeerId]] = lambda _stage: ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a gatherer works with."""
+
+    tokenizer: bytes  # its blob
+    scratch: Path  # a folder for what is put together
+    compute: Compute
+    clock: Clock
+    emit: Emit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    checkpoint: Path
+    rounds: tuple[Round, ...]  # of each stage
+    fetched_nbytes: int
+
+    @property
+    def round(self) -> Round:
+        return self.rounds[0]
+
+
+class Gathering:
+    """
+    Args:
+        run: the whole.
+        windows: of each stage that has members; none offline.
+    """
+
+    def __init__(self, run: StagedConfig, means: Means, windows: Mapping[int, Window], sources: Sources) -> None:
+        self._run = run
+        self._means = means
+        self._windows = windows
+        self._sources = sources
+        self._pins: dict[int, dict[Round, Offered]] = {}
+        self._placed: dict[int, Digest] = {}  # the state's head, of stages that have come
+        self._fetched_nbytes = 0
+
+    async def gather(self, into: Path) -> Gathered:
+        """Put the sections together, and write the checkpoint of the whole into a folder.
+
+        Raises:
+            PeerError, NetError, Refused: a section cannot be had.
+            DiskFull: no room; CheckpointError: the folder cannot be written.
+        """
+        whole = await self._means.compute.serve(lambda: Whole(self._run, self._means.scratch))
+        chosen = await self._all_in(whole)
+        rounds = {stage: each.head.round for stage, each in chosen.items()}
+        if len(set(rounds.values())) > 1:
+            self._means.emit(Notice(text=in_words(rounds)))
+        first = chosen[0]
+        snapshot = Snapshot(
+            config=self._run,
+            tokenizer=self._means.tokenizer,
+            head=first.head,
+            charter=first.charter,
+            replicated={OUTER: whole.vector},
+            counters={f"stage_{stage}_round": int(round) for stage, round in rounds.items()},
+        )
+        contents = await self._means.compute.serve(lambda: save(into, snapshot))
+        written = digest_of(contents.replicated)
+        nbytes = contents.replicated.nbytes
+        self._means.emit(CheckpointSaved(path=str(into), round=first.head.round, digest=written, nbytes=nbytes))
+        return Gathered(
+            checkpoint=into,
+            rounds=tuple(rounds[stage] for stage in sorted(rounds)),
+            fetched_nbytes=self._fetched_nbytes,
+        )
+
+    async def _all_in(self, whole: Whole) -> dict[int, Found | Offered]:
+        failure: Exception | None = None
+        for _ in range(TRIES):
+            try:
+                chosen = await self._agree()
+                for stage, each in chosen.items():
+                    if self._placed.get(stage) != digest_of(each.head):
+                        self._placed.pop(stage, None)
+                        await self._place(stage, each, whole)
+                        self._placed[stage] = digest_of(each.head)
+            except (PeerError, NetError, Refused, CheckpointError) as error:
+                failure = error
+                self._pins.clear()
+            else:
+                return chosen
+        assert failure is not None
+        raise failure
+
+    async def _place(self, stage: int, chosen: Found | Offered, whole: Whole) -> None:
+        if isinstance(chosen, Offered):
+            self._fetched_nbytes += await self._windows[stage].pull(
+                chosen, (OUTER,), lambda _name, start, data: whole.put(stage, start, data), self._means.emit
+            )
+            return
+
+        def put() -> None:
+            start = 0
+            for piece in chosen.pieces():
+                whole.put(stage, start, piece)
+                start += memoryview(piece).nbytes // 4
+
+        await self._means.compute.serve(put)
+
+    # --- which states ---
+
+    async def _agree(self) -> dict[int, Found | Offered]:
+        """Return the states to take, of one round if it can be had; members keep those that they are to deliver."""
+        clock, began = self._means.clock, self._means.clock.now()
+        stages = range(self._run.stages)
+        wanted = list(stages)
+        while True:
+            await asyncio.gather(*(self._pin(stage) for stage in wanted))
+            found = {stage: self._choices(stage) for stage in stages}
+            goal = common(found)
+            if goal is not None:
+                return {stage: found[stage][Round(goal)] for stage in stages}
+            newest = {stage: max(found[stage]) for stage in stages}
+            furthest = max(newest.values())
+            wanted = [stage for stage in stages if newest[stage] < furthest]
+            has_time = clock.now() - began < AGREE_S
+            if not has_time or not await self._come_as_far(wanted, newest, furthest, began + AGREE_S):
+                return {stage: found[stage][newest[stage]] for stage in stages}
+
+    async def _pin(self, stage: int) -> None:
+        members = self._sources.members(stage)
+        if stage in self._windows and members:
+            with suppress(PeerError, NetError, Refused):  # it may lie here
+                offered = await self._windows[stage].pin(members)
+                self._pins.setdefault(stage, {})[offered.head.round] = offered
+
+    def _choices(self, stage: int) -> dict[Round, Found | Offered]:
+        """Return the states that can be had of a stage.
+
+        Raises:
+            PeerError: none.
+        """
+        found: dict[Round, Found | Offered] = {}
+        pins = self._pins.get(stage, {})
+        for each in self._sources.here(stage):
+            if pins and each.head.round < min(pins):
+                continue  # all that lies here may be of long ago
+            pin = pins.get(each.head.round)
+            if pin is None or digest_of(pin.head) == digest_of(each.head):  # else it is of a branch that was left
+                found[each.head.round] = each
+        for round, pin in pins.items():
+            found.setdefault(round, pin)
+        if not found:
+            raise PeerError(f"nobody that is linked holds stage {stage}, and its section does not lie here")
+        return found
+
+    async def _come_as_far(
+        self, stages: Sequence[int], newest: Mapping[int, Round], furthest: Round, until: float
+    ) -> bool:
+        """Wait until stages have come to a round; False: they will not, or not soon."""
+        if any(furthest - newest[stage] > IN_STEP or not self._sources.members(stage) for stage in stages):
+            return False
+        rest = set(stages)
+        while rest and self._means.clock.now() < until:
+            for stage in sorted(rest):
+                heads = await self._windows[stage].heads(self._sources.members(stage))
+                if any(head.round >= furthest for head in heads.values()):
+                    rest.discard(stage)
+            if rest:
+                await asyncio.sleep(LOOK_S)
+        return not rest
+
+
+# --- what lies here ---
+
+
+def found_in(folders: Sequence[PeerFolder], run: StagedConfig, stage: int) -> list[Found]:
+    """Return the sections of a stage in the folders of this machine's peers, the newest first."""
+    found = []
+    for folder in folders:
+        path = folder.stage(stage).checkpoint
+        with suppress(CheckpointError):  # none, or damaged
+            contents = read_contents(path)
+            if contents.head is not None and contents.run == run.of_stage(stage).run:
+                found.append(Found(contents.head, contents.charter, _reader(path, contents.head)))
+    return sorted(found, key=lambda each: -each.head.round)
+
+
+def folders_of(run_folder: Path) -> list[PeerFolder]:
+    """Return those of this home's peers, in a folder of a run."""
+    return [PeerFolder(path) for path in sorted(run_folder.glob("*")) if path.is_dir()]
+
+
+def _reader(path: Path, head: Manifest) -> Callable[[], Iterator[Buffer]]:
+    def read() -> Iterator[Buffer]:
+        _, _, vector = load_model(path)
+        if read_contents(path).head != head:
+            raise CheckpointError(f"{path} was replaced by a newer one while it was read")
+        yield from chunk_bytes(vector)
+
+    return read
