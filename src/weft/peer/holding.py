@@ -1,6 +1,8 @@
 """What holding a section takes of memory, before a stage is joined.
 
     section_memory(Holding(...), section, num_members=3, num_taken=8)     # bytes, by component, as of a whole model
+    needed_nbytes(holding, section, device, num_taken=8)                  # by place, as `peer.device.needed_nbytes`
+    most_taken(holding, section, device, free)                            # micro-batches that fit; 0: it cannot join
 
 Parameters, moments, outer state and what rounds need are those of any run, of the section alone (`sync.memory`); in
 place of one micro-batch's activations stand those of all that are under way (`weft.cost_pipeline`). Nothing is counted
@@ -9,7 +11,7 @@ of what later attempts bring, which is held within `pipeline.worker.Bounds.held_
 It does not know what a machine has.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from weft import cost, cost_pipeline
@@ -18,13 +20,16 @@ from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.sections import Section, num_section_parameters
 from weft.peer.config import TrainConfig
-from weft.peer.device import decoder
+from weft.peer.device import Device, decoder
 from weft.pipeline import boundary, build_boundary
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.origin import PER_STAGE
 from weft.pipeline.worker import Bounds
 from weft.sync.choices import Choices
 from weft.sync.memory import peer_memory
+
+ASSUMED_MEMBERS = 4  # of a stage, before it is known: memory falls slowly with their number
+SPARE = 0.9  # of what is free may be planned for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,36 @@ def on_gpu(memory: cost.Memory, choices: Choices) -> tuple[int, int]:
     moments = memory.inner_optimizer if choices.send != "gradient" else 0
     on_device = memory.local + memory.gradient + moments + max(memory.activations, memory.local)
     return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments
+
+
+def needed_nbytes(holding: Holding, section: Section, device: Device, *, num_taken: int) -> dict[str, int]:
+    """Return the bytes that a member of a stage needs at its peak beside its process, by place: "cpu", the device."""
+    memory = section_memory(
+        holding, section, num_members=ASSUMED_MEMBERS, num_taken=num_taken, is_half=device.precision != "fp32"
+    )
+    if device.is_cpu:
+        return {"cpu": memory.peak_nbytes}
+    on_device, on_host = on_gpu(memory, holding.choices)
+    if device.torch.type == "mps":
+        on_host += on_device  # one memory for both
+    return {"cpu": on_host, str(device.torch): on_device}
+
+
+def most_taken(holding: Holding, section: Section, device: Device, free: Mapping[str, int]) -> int:
+    """Return how many micro-batches a member can keep at a time (pipeline.worker.Bounds); 0: not one.
+
+    As many as may be under way, where they fit; else half as many, and so on.
+
+    Args:
+        free: bytes, by place.
+    """
+    num_taken = usual_taken(section.num_sections)
+    while num_taken:
+        needed = needed_nbytes(holding, section, device, num_taken=num_taken)
+        if all(nbytes <= SPARE * free[place] for place, nbytes in needed.items()):
+            break
+        num_taken //= 2
+    return num_taken
 
 
 def usual_taken(num_stages: int, num_first: int = 1, num_members: int = 1) -> int:

@@ -24,7 +24,7 @@ from weft.errors import ConfigError, TooLarge
 from weft.model.flat import layout
 from weft.model.sections import Section, sections
 from weft.peer.device import decoder
-from weft.peer.holding import Holding, least_nbytes, micro_batch, on_gpu, section_memory, shape_of, usual_taken
+from weft.peer.holding import SPARE, Holding, least_nbytes, micro_batch, on_gpu, section_memory, shape_of, usual_taken
 from weft.peer.staged import TIED
 from weft.pipeline.config import PipelineConfig
 from weft.plan.groups import grouped_time
@@ -35,7 +35,6 @@ from weft.plan.timing import Kind, Load, RoundTime
 from weft.sync.method import most_sent
 from weft.sync.staged import check_staged
 
-SPARE = 0.9  # of a device's memory may be planned for
 _NUMBERS = (Fp32Config, Bf16Config, Fp8Config, Int8Config, Int4Config, E3m0Config)  # whose encoding was timed
 
 

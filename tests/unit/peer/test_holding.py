@@ -13,7 +13,18 @@ from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.peer import inner
 from weft.peer.config import TrainConfig
-from weft.peer.holding import Holding, least_nbytes, micro_batch, on_gpu, section_memory, shape_of, usual_taken
+from weft.peer.device import Device
+from weft.peer.holding import (
+    Holding,
+    least_nbytes,
+    micro_batch,
+    most_taken,
+    needed_nbytes,
+    on_gpu,
+    section_memory,
+    shape_of,
+    usual_taken,
+)
 from weft.pipeline.activations import LplrConfig, SubspaceConfig
 from weft.pipeline.config import PipelineConfig
 from weft.sync.choices import AdamWConfig, InnerSgdConfig, OptimizerConfig
@@ -112,3 +123,33 @@ def test_on_a_gpu_lies_what_is_trained_with() -> None:
         moments = memory.inner_optimizer if has_moments else 0
         assert device == memory.local + memory.gradient + moments + max(memory.activations, memory.local)
         assert host == memory.peak_nbytes - memory.activations - memory.gradient - moments
+
+
+CPU = Device(torch.device("cpu"), "fp32", "cpu")
+GPU = Device(torch.device("cuda:0"), "bf16", "gpu")
+
+
+def test_what_a_member_needs_is_told_by_place() -> None:
+    section = sections(MODEL, 3)[2]
+    memory = section_memory(holding(), section, num_members=4, num_taken=2)
+    half = section_memory(holding(), section, num_members=4, num_taken=2, is_half=True)
+    assert needed_nbytes(holding(), section, CPU, num_taken=2) == {"cpu": memory.peak_nbytes}
+    device, host = on_gpu(half, holding().choices)
+    assert needed_nbytes(holding(), section, GPU, num_taken=2) == {"cpu": host, "cuda:0": device}
+
+
+def test_as_many_micro_batches_are_kept_as_fit() -> None:
+    section = sections(MODEL, 3)[1]
+    needed = {num: needed_nbytes(holding(), section, CPU, num_taken=num)["cpu"] for num in (1, 3, 6)}
+    for free, num_taken in (
+        (10 * needed[6], 6),
+        (int(needed[6] / 0.9) + 2, 6),
+        (int(needed[6] / 0.9) - 2, 3),
+        (int(needed[3] / 0.9) - 2, 1),
+        (int(needed[1] / 0.9) - 2, 0),
+    ):
+        assert most_taken(holding(), section, CPU, {"cpu": free}) == num_taken
+    plenty = 10**12
+    assert most_taken(holding(), section, GPU, {"cpu": plenty, "cuda:0": 1000}) == 0
+    assert most_taken(holding(), section, GPU, {"cpu": 1000, "cuda:0": plenty}) == 0
+    assert most_taken(holding(), section, GPU, {"cpu": plenty, "cuda:0": plenty}) == 6
