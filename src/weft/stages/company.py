@@ -30,6 +30,7 @@ from weft.peer.staged import StagedConfig
 from weft.pipeline.place import moves, stage_for
 from weft.pipeline.route import Near, Route
 from weft.pipeline.sender import Sender
+from weft.stages.ending import Ending
 from weft.stages.member import Grounds, Member
 from weft.stages.messages import Kept, LeaveAnswer, MayLeave, StageBegin, StageNews
 from weft.stages.roll import Roll
@@ -64,7 +65,6 @@ class Company:
         self.roll = Roll(self.run.stages)
         self.members: dict[int, Member] = {}
         self.outcomes: dict[int, Outcome] = {}
-        self.is_busy = False
         self.failure: Exception | None = None
         self.pausing = Pausings(self)
         self._num_held = 0
@@ -79,6 +79,7 @@ class Company:
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
         self._lives = Tasks(self.fail)
+        self.ending = Ending(self._tasks, self.tell)
         self._node.on_note(StageNews, self._on_news)
         self._node.on_note(StageBegin, self._on_begin)
         self._node.on_link(self._on_link)
@@ -320,6 +321,7 @@ class Company:
         if not any(news.is_complete for news in (*self.roll.peers.values(), self.news())):
             return
         self._complete_at = self._complete_at or now
+        self.ending.begin()
         if now - self._complete_at < FINISH_S or self.has_busy():
             return
         for member in list(self.members.values()):
@@ -339,7 +341,7 @@ class Company:
             held=tuple(self.members[stage].held for stage in sorted(self.members)),
             kept=tuple(Kept(stage=stage, round=round) for stage, round in self._kept().items()),
             is_trainer=True,
-            is_busy=self.is_busy or is_at_end,
+            is_busy=self.ending.is_under_way or (first is not None and first.is_measuring),
             is_complete=is_at_end or (0 in self.outcomes and self.outcomes[0].reason == "complete"),
         )
 
@@ -386,6 +388,8 @@ class Company:
             return
         self.roll.told(peer, news)
         self._heard_at[peer] = self.grounds.clock.now()
+        if news.is_complete:
+            self.ending.begin()
         for member in self.members.values():
             self._meet_one(member, peer, news)
         self._route()

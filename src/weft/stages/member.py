@@ -35,7 +35,7 @@ from weft.pipeline.sender import Sender
 from weft.pipeline.worker import Worker
 from weft.stages.busy import Busy
 from weft.stages.conductor import Conductor, Part
-from weft.stages.measure import Bystander, StageEvaluator
+from weft.stages.measure import Bystander, Needs, StageEvaluator
 from weft.stages.messages import Held, LeaveAnswer, MayLeave, State
 from weft.stages.pulse import Pulse
 from weft.stages.source import Source
@@ -75,6 +75,7 @@ class Member:
         self.since = since
         self.is_leaving = False
         self.has_ended = asyncio.Event()
+        self._measuring: StageEvaluator | None = None  # of the first stage
         self._grounds = grounds
         self._loop = asyncio.get_running_loop()
         self.run = run = grounds.run.of_stage(stage)
@@ -149,6 +150,11 @@ class Member:
         self.peer.stop(reason)
 
     @property
+    def is_measuring(self) -> bool:
+        """Whether it has yet to measure the end of the run."""
+        return self._measuring is not None and self.peer.is_complete and not self._measuring.is_measured
+
+    @property
     def held(self) -> Held:
         """Return what others are told of it."""
         head = self.peer.head
@@ -169,10 +175,12 @@ class Member:
         )
 
     def _evaluator(self, conductor: Conductor, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+        grounds = self._grounds
+        needs = Needs(grounds.clock, grounds.has_busy, grounds.run.num_parameters)
         if self._source is None:
-            return Bystander(self._grounds.clock, self._grounds.has_busy)
-        evaluator = StageEvaluator(self.run, self._place, self.trainer, replica, is_stopping)
-        return evaluator.passing(self._source, conductor)
+            return Bystander(needs)
+        self._measuring = StageEvaluator(self.run, self._place, self.trainer, replica, is_stopping)
+        return self._measuring.passing(self._source, conductor, needs)
 
     async def _may_leave(self, _peer: PeerId, _request: MayLeave) -> LeaveAnswer:
         return LeaveAnswer(does_stay=not self.is_leaving and self.conductor.is_ready)
