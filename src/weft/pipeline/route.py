@@ -114,14 +114,18 @@ class Route:
     def _back(self) -> float:
         return max((each.total_s for each in self._accounts.values()), default=0.0)
 
-    def reserve(self, units: float, now: float, without: Collection[PeerId] = ()) -> Reserved | None:
+    def reserve(
+        self, units: float, now: float, without: Collection[PeerId] = (), most_s: float = math.inf
+    ) -> Reserved | None:
         """Charge a peer with work; None: nobody can take it just now.
 
         Args:
             units: of work, such as samples; whoever measures in other units for one kind of work says how many.
             without: peers that failed with this work.
+            most_s: per unit, that it may take.
         """
         free = [peer for peer in self._accounts if peer not in without and self._is_free(peer, now)]
+        free = [peer for peer in free if self.pace_of(peer) <= most_s]
         if not free:
             return None
         peer = min(free, key=self._turn)

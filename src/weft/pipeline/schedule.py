@@ -1,7 +1,7 @@
 """What a member computes next: input gradients, for which others wait; then forward passes; then weights' gradients.
 
 Weights' gradients fill the time in which nothing else can be done. What they are made of takes memory until then: where
-many are owed, they go before forward passes.
+many are owed, or a round waits for them, they go before forward passes.
 
 It does not know what the work is.
 """
@@ -42,6 +42,7 @@ class Schedule:
         self._forward: deque[_Asked] = deque()
         self._weights: deque[_Asked] = deque()
         self._is_running = False
+        self.is_settling = False  # somebody waits for weights' gradients: they go before forward passes
 
     @property
     def num_waiting(self) -> int:
@@ -87,5 +88,6 @@ class Schedule:
             self._is_running = False
 
     def _next(self) -> _Asked | None:
-        last = (self._forward, self._weights) if len(self._weights) < MAX_OWED else (self._weights, self._forward)
+        is_owing = self.is_settling or len(self._weights) >= MAX_OWED
+        last = (self._weights, self._forward) if is_owing else (self._forward, self._weights)
         return next((queue.popleft() for queue in (self._backward, *last) if queue), None)

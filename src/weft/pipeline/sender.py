@@ -16,6 +16,7 @@ It does not know what a micro-batch is made of, nor where this peer has it from.
 """
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,7 @@ CALL_S = 10.0  # that the answer to a call may take, beside what it makes the ot
 NUM_CALLS = 2  # of one attempt: what was lost once is said again
 PATIENCE_S = 120.0  # for a gradient, of who is still linked
 NUM_ASKED = 2  # members that are asked first to take a micro-batch only if nothing else waits for them
+SLOWER = 2.0  # times at most that another is slower than who has something waiting: else it is better to wait, too
 LOOK_S = 1.0  # until it is looked again whether somebody takes what nobody takes
 MAX_REMEMBERED = 1 << 16  # attempts whose end is known
 
@@ -56,6 +58,7 @@ class _Sent:
     returned: "asyncio.Future[Returned]"
     trials: dict[Attempt, "_Trial"] = field(default_factory=dict)
     num_queued: int = 0  # members that have not taken it, because others wait for them
+    most_s: float = math.inf  # per sample, that others may take for whom it is not left with those
     accepted: Attempt | None = None
 
 
@@ -103,9 +106,10 @@ class Sender:
         try:
             left: set[PeerId] = set()
             while not sent.returned.done():
-                reserved = self._route.reserve(given.num_samples, self._clock.now(), left)
+                reserved = self._route.reserve(given.num_samples, self._clock.now(), left, sent.most_s)
                 if reserved is None:
                     left.clear()
+                    sent.most_s = math.inf
                     if not 0 < sent.num_queued < NUM_ASKED:
                         await asyncio.wait([sent.returned], timeout=LOOK_S)
                     sent.num_queued = NUM_ASKED
@@ -224,8 +228,12 @@ class Sender:
                 return None
             if number == 0:  # nothing of it is on its way any more: as if it had not been sent
                 del trial.sent.trials[attempt], self._trials[attempt]
-            trial.sent.num_queued += not may_wait
-            return Failure.BUSY if may_wait else Failure.QUEUED
+            if may_wait:
+                return Failure.BUSY
+            trial.sent.num_queued += 1
+            if trial.peer in self._route.peers:
+                trial.sent.most_s = min(trial.sent.most_s, SLOWER * self._route.pace_of(trial.peer))
+            return Failure.QUEUED
         return Failure.UNREACHABLE
 
     def _close(self, sent: _Sent) -> None:

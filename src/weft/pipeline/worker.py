@@ -175,8 +175,10 @@ class Worker:
         """Return what the gradient that stands now has in it, and what is held. It stays so until `close`."""
         self.tally = self.tally.report()
         self._may_count.clear()
+        self._schedule.is_settling = True
         while self._counting:
             await asyncio.wait(self._counting)
+        self._schedule.is_settling = False
         assert self.tally.told is not None
         return self.tally.told
 
@@ -189,8 +191,10 @@ class Worker:
         self.tally = closed.tally
         to_compute = {batch: self._held[batch] for batch in sorted(closed.to_compute)}
         self._held = {batch: held for batch, held in self._held.items() if batch in self.tally.held}
+        self._schedule.is_settling = True
         for held in to_compute.values():
             await self._schedule.weights(partial(self._again, held))
+        self._schedule.is_settling = False
         self._may_count.set()
         return closed
 
