@@ -22,6 +22,8 @@ VERSION = 1
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
     """Base of all events; the tag is the class name."""
 
+    stage: int | msgspec.UnsetType = msgspec.UNSET  # whose rounds, steps or members it tells of; a line leaves it out
+
 
 # --- the peer ---
 
@@ -432,6 +434,7 @@ class StagesSeen(Event, frozen=True, kw_only=True):
     members: tuple[tuple[PeerId, ...], ...]  # of each stage
     rates: tuple[float, ...]  # samples a second of each stage, as its members say
     waiting: tuple[int, ...]  # micro-batches under way in each
+    names: dict[PeerId, str] = {}  # of all who hold or want a stage, as far as they are known
 
 
 class StageEmpty(Event, frozen=True, kw_only=True):

@@ -94,6 +94,8 @@ def example(type_: Any) -> Any:
         return {"a": "b"}
     if type(None) in parts:
         return None
+    if msgspec.UnsetType in parts:
+        return example(parts[0])
     return msgspec.convert([example(parts[0])] if parts else ["x"], type_)
 
 

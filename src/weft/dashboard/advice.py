@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from weft.dashboard.stages import ordinal
 from weft.events import (
     AttemptStarted,
     CheckpointFailed,
@@ -14,6 +15,7 @@ from weft.events import (
     MemberStrays,
     NotLearning,
     PayloadRejected,
+    StageEmpty,
 )
 from weft.ids import PeerId
 
@@ -76,6 +78,18 @@ def advice_of(entry: Entry, name: Callable[[PeerId], str]) -> Iterator[Advice]:
                 me,
                 f"The line of {name(me)} is slower than the run: it {how}.",
                 "A run with more inner steps a round needs less; or join with --blocking, so that others wait once.",
+            )
+        case StageEmpty(stage=stage, restored_by=None):
+            yield (
+                None,
+                f"Nobody holds {ordinal([stage], 0)}, and nobody here has a state of it.",
+                "Start a peer again that held it, with the same command, within seconds: else its section begins anew.",
+            )
+        case StageEmpty(stage=stage, restored_by=str() as peer, round=round):
+            yield (
+                peer,
+                f"Nobody holds {ordinal([stage], 0)}: nothing is trained.",
+                f"{name(peer)} takes it up by itself, with the state of round {round}; more peers make this rarer.",
             )
         case PayloadRejected(member=member, reason=reason):
             yield (

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from weft.dashboard import figures
+from weft.dashboard.stages import ordinal, prefixed
 from weft.events import (
     ActEnacted,
     ActRefused,
@@ -16,6 +17,7 @@ from weft.events import (
     Entry,
     FellBack,
     GraphChosen,
+    HeldDropped,
     JoinTooSlow,
     LegacyCounted,
     LegacyDropped,
@@ -39,6 +41,9 @@ from weft.events import (
     RunBlocked,
     RunUnblocked,
     Sponsored,
+    StageEmpty,
+    StageHeld,
+    StageLeft,
     StateJoined,
     TrainsOn,
     WarmedUp,
@@ -55,7 +60,7 @@ def notable(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
     Others' names and words are in it, so it is made safe to print.
     """
     text = _sentence(entry, name)
-    return None if text is None else printable(text)
+    return None if text is None else printable(prefixed(entry.event, text))
 
 
 def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
@@ -134,6 +139,18 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
             who = name(by[0]) if len(by) == 1 else f"{len(by)} members"
             what = name(PeerId(subject)) if subject else ", ".join(f"{key} = {value}" for key, value in changes.items())
             return f"{who}: {kind} {what}{f' ({reason})' if reason else ''}"
+        case StageHeld(stage=stage, num_stages=num, reason=reason):
+            return f"{name(entry.peer)} takes {ordinal([stage], num)}: {reason}"
+        case StageLeft(stage=stage, reason=reason):
+            return f"{name(entry.peer)} leaves {ordinal([stage], 0)}: {reason}"
+        case StageEmpty(stage=stage, restored_by=None):
+            return f"nobody holds {ordinal([stage], 0)}, and nobody here has a state of it: micro-batches wait"
+        case StageEmpty(stage=stage, restored_by=str() as peer, round=number):
+            whose = f"{name(peer)} has its newest state, of round {number}"
+            return f"nobody holds {ordinal([stage], 0)}: micro-batches wait; {whose}"
+        case HeldDropped(stage=stage, num=num):
+            what = f"of {num} micro-batches that came a second time"
+            return f"{name(entry.peer)} had no room in {ordinal([stage], 0)} for what came {what}: it counts nowhere"
         case PayloadRejected(member=member, reason=reason):
             return f"the payload of {name(member)} was refused: {reason}"
         case ConnectionDropped(address="bulk stream", remote=remote, reason=reason) if remote is not None:

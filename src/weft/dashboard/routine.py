@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from weft.dashboard import figures
+from weft.dashboard.stages import ordinal, prefixed
 from weft.events import (
     AttemptStarted,
     CheckpointSaved,
@@ -12,11 +13,13 @@ from weft.events import (
     Event,
     LinkDown,
     LinkUp,
+    MicroBatchFailed,
     PayloadOffered,
     PeerStarted,
     PeerStopped,
     RoundCommitted,
     Sampled,
+    StagesSeen,
     TransportUp,
     WarmedUp,
 )
@@ -25,6 +28,10 @@ from weft.ids import PeerId
 
 def described(event: Event, name: Callable[[PeerId], str]) -> str:
     """Return what happened in routine, in words."""
+    return prefixed(event, _words(event, name))
+
+
+def _words(event: Event, name: Callable[[PeerId], str]) -> str:
     match event:
         case RoundCommitted():
             counted = f"{len(event.contributors) + event.num_through} counted"
@@ -57,5 +64,13 @@ def described(event: Event, name: Callable[[PeerId], str]) -> str:
             return f"ready to train after {event.duration_s:.1f} s, {event.micro_batch} samples at a time"
         case DataReady():
             return f"has the data: {event.train_tokens:,} tokens to train on, {event.heldout_tokens:,} held out"
-    fields = (f"{key} {getattr(event, key)}" for key in event.__struct_fields__)
+        case StagesSeen():
+            sizes = ", ".join(str(len(members)) for members in event.members)
+            rates = ", ".join(figures.amount(rate) for rate in event.rates)
+            waiting = ", ".join(map(str, event.waiting))
+            return f"peers by stage: {sizes}; {rates} samples/s; {waiting} micro-batches wait"
+        case MicroBatchFailed():
+            whose = f"a micro-batch that {name(event.member)} sent"
+            return f"{whose} is given up in {ordinal([event.stage], 0)}, and goes to another member: {event.reason}"
+    fields = (f"{key} {getattr(event, key)}" for key in event.__struct_fields__ if key != "stage")
     return ", ".join(fields)[:200]

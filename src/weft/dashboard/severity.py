@@ -11,6 +11,7 @@ from weft.events import (
     CountedThrough,
     Event,
     FellBack,
+    HeldDropped,
     JoinTooSlow,
     LegacyDropped,
     LieProven,
@@ -29,6 +30,8 @@ from weft.events import (
     RoundMissed,
     RoundProven,
     Sampled,
+    StageEmpty,
+    StagesSeen,
     StepDone,
     TransportUp,
     Working,
@@ -39,11 +42,11 @@ ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
 
 _ROUTINE = (
     *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough, RoundProven),
-    *(LinkUp, LinkDown, TransportUp, CheckpointSaved, Sampled, Working),
+    *(LinkUp, LinkDown, TransportUp, CheckpointSaved, Sampled, Working, StagesSeen),
 )
 _WARNINGS = (
     *(MemberSuspected, MemberGone, MemberStrays, LoopStalled, RoundMissed, PayloadRejected, FellBack, JoinTooSlow),
-    *(ActRefused, AdmissionRefused, ConnectionDropped, LegacyDropped, BranchOpened),
+    *(ActRefused, AdmissionRefused, ConnectionDropped, LegacyDropped, BranchOpened, StageEmpty, HeldDropped),
 )
 _ERRORS = (MajorityLost, CheckpointFailed, NotLearning, LieProven)
 

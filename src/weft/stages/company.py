@@ -19,6 +19,7 @@ It does not know rounds, nor micro-batches.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, StageEmpty, StageHeld, StageLeft, StagesSeen
@@ -34,6 +35,7 @@ from weft.stages.ending import Ending
 from weft.stages.member import Grounds, Member
 from weft.stages.messages import Kept, LeaveAnswer, MayLeave, StageBegin, StageNews
 from weft.stages.roll import Roll
+from weft.stages.telling import Telling
 
 NEWS_S = 2.0
 SILENT_S = 10.0
@@ -67,6 +69,7 @@ class Company:
         self.outcomes: dict[int, Outcome] = {}
         self.failure: Exception | None = None
         self.pausing = Pausings(self)
+        self._telling = Telling(grounds.node, grounds.clock, grounds.emit)
         self._num_held = 0
         self._heard_at: dict[PeerId, float] = {}
         self._empty_since: dict[int, float] = {}
@@ -193,7 +196,8 @@ class Company:
         if stage in self.members or self.is_stopping:
             return
         self._num_held += 1
-        member = Member(self.grounds, stage, self._num_held)
+        emit, compute = self._telling.of(stage, self.grounds.compute)
+        member = Member(replace(self.grounds, emit=emit, compute=compute), stage, self._num_held)
         self.members[stage] = member
         self.grounds.emit(
             StageHeld(
@@ -271,7 +275,7 @@ class Company:
             if best == self._node.peer:
                 self._hold(stage, "nobody holds it, and its newest state is here")
             elif best is None and min([self._node.peer, *self._trainers()]) == self._node.peer:
-                self.grounds.emit(Notice(text=f"nobody has a state of stage {stage}: it begins anew"))
+                self.grounds.emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
                 self._hold(stage, "nobody has a state of it", wait_for=1)
 
     async def _rebalance(self) -> None:
@@ -289,7 +293,7 @@ class Company:
     async def _move(self, member: Member, target: int) -> None:
         member.stop(MOVES)
         await member.has_ended.wait()  # it says its goodbye, and saves
-        self._hold(target, f"it gains more than stage {member.stage} loses")
+        self._hold(target, f"it gains more than stage {member.stage + 1} loses")
 
     async def _may_leave(self, member: Member) -> bool:
         """Whether another member of the stage stays: asked of each, so that no two leave a stage of two at once."""
@@ -374,12 +378,15 @@ class Company:
     def _show(self, now: float) -> None:
         stages = [self.roll.ready(stage) for stage in range(self.run.stages)]
         members = tuple(tuple(sorted(stage)) for stage in stages)
-        if members == self._told and now - self._told_at < TELL_S:
+        names = {
+            peer: self._node.contact(peer).name for peer, news in sorted(self.roll.peers.items()) if news.is_trainer
+        }
+        if (members, names) == self._told and now - self._told_at < TELL_S:
             return
-        self._told, self._told_at = members, now
+        self._told, self._told_at = (members, names), now
         rates = tuple(sum(each.rate for each in stage.values()) for stage in stages)
         waiting = tuple(sum(each.num_waiting for each in stage.values()) for stage in stages)
-        self.grounds.emit(StagesSeen(members=members, rates=rates, waiting=waiting))
+        self.grounds.emit(StagesSeen(members=members, rates=rates, waiting=waiting, names=names))
 
     # --- what others tell ---
 
