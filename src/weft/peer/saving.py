@@ -79,9 +79,13 @@ class Saver:
     def restore(self, snapshot: Snapshot) -> None:
         """Go on exactly where the snapshot was taken, which lets its vectors go."""
         charter = snapshot.charter or first_charter(self._run)
-        self._replica.load(snapshot.head, charter, snapshot.replicated)
         if snapshot.head is not None:
             self._branch = snapshot.head.branch
+        if not snapshot.counters:  # kept for others: nothing of it was this peer's own
+            self._carry.settle(lambda: self._replica.load(snapshot.head, charter, snapshot.replicated), False)
+            snapshot.let_go()
+            return
+        self._replica.load(snapshot.head, charter, snapshot.replicated)
         vectors, counters = dict(snapshot.private), dict(snapshot.counters)
         self._carry.load(vectors, counters)
         state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}

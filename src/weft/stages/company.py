@@ -32,9 +32,11 @@ from weft.pipeline.place import moves, stage_for
 from weft.pipeline.route import Near, Route
 from weft.pipeline.sender import Sender
 from weft.stages.ending import Ending
+from weft.stages.keeping import Keeping
 from weft.stages.member import Grounds, Member
 from weft.stages.messages import Kept, LeaveAnswer, MayLeave, StageBegin, StageNews
 from weft.stages.roll import Roll
+from weft.stages.shelf import Shelf
 from weft.stages.telling import Telling
 
 NEWS_S = 2.0
@@ -83,6 +85,8 @@ class Company:
         self._tasks = Tasks(self.fail)
         self._lives = Tasks(self.fail)
         self.ending = Ending(self._tasks, self.tell)
+        self._keeping = Keeping(grounds, self.roll)
+        self._shelf = Shelf(grounds.folder)
         self._node.on_note(StageNews, self._on_news)
         self._node.on_note(StageBegin, self._on_begin)
         self._node.on_link(self._on_link)
@@ -100,6 +104,7 @@ class Company:
 
     async def _live(self, coming: "asyncio._CoroutineLike[None]") -> dict[int, Outcome]:
         ticking = self._tasks.spawn(self._tick())
+        self._tasks.spawn(self._keeping.watch())
         self._tasks.spawn(coming)  # type: ignore[arg-type]
         try:
             await self._has_ended.wait()
@@ -166,7 +171,7 @@ class Company:
 
     async def _joined(self) -> None:
         await asyncio.sleep(LOOK_S)
-        kept = self._kept()
+        kept = self._shelf.own or self._shelf.rounds
         if kept:
             self._is_begun.set()
             newest = max(kept.values())
@@ -351,20 +356,11 @@ class Company:
 
     def _kept(self) -> dict[int, int]:
         """Return the stages whose state is on this disk, and the round of each, as far as this process knows."""
-        found = {}
-        for stage in self.grounds.folder.stages:
-            member, outcome = self.members.get(stage), self.outcomes.get(stage)
-            if member is not None and member.peer.head is not None:
+        found = self._shelf.rounds
+        for stage, member in self.members.items():
+            if stage in found and member.peer.head is not None:
                 found[stage] = int(member.peer.head.round)
-            else:
-                found[stage] = self._saved_round(stage) if outcome is None else int(outcome.round)
         return found
-
-    def _saved_round(self, stage: int) -> int:
-        from weft.peer.checkpoint import read_contents
-
-        contents = read_contents(self.grounds.folder.stage(stage).checkpoint)
-        return 0 if contents.head is None else int(contents.head.round)
 
     def tell(self) -> None:
         """Tell everybody what this peer holds."""

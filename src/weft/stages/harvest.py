@@ -1,0 +1,86 @@
+"""At the end of a run with stages, the peer that began it gathers the whole model, while the others stay.
+
+    the first stage is complete ─► all stages have counted all, or will not ─► their sections, one after the other
+
+What it holds itself it takes from where it is; the rest it fetches. Members wait at the end as long as somebody says
+that it is busy (`measure.Needs`), so nobody is gone meanwhile.
+
+Failure:
+- no room for the whole model, or a section cannot be had: a notice says so; the sections stay where they are, and
+  `weft gather` puts them together another time.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+from weft.errors import CheckpointError, WeftError
+from weft.events import Notice
+from weft.ids import PeerId
+from weft.peer.state import chunk_bytes
+from weft.stages.company import FINISH_S, Company
+from weft.stages.gather import Found, Gathered, Gathering, Means, Sources, found_in
+from weft.stages.window import Window
+from weft.wire import Buffer
+
+LOOK_S = 0.5
+WINDOW = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
+
+
+async def gather_at_end(company: Company) -> Gathered | None:
+    """Write the checkpoint of the whole run into this peer's folder of it; None: it cannot be had, and it was said."""
+    grounds, run = company.grounds, company.run
+    await _ended(company)
+    windows = {
+        stage: Window(grounds.node, run.of_stage(stage), WINDOW, grounds.compute, grounds.clock)
+        for stage in range(run.stages)
+        if stage not in company.members
+    }
+
+    def here(stage: int) -> list[Found]:
+        held = _held(company, stage)
+        return [held] if held is not None else found_in([grounds.folder], run, stage)
+
+    def members(stage: int) -> list[PeerId]:
+        return sorted(peer for peer in company.roll.held(stage) if grounds.node.is_linked(peer))
+
+    means = Means(
+        tokenizer=grounds.data.tokenizer.to_bytes(),
+        scratch=grounds.folder.scratch,
+        compute=grounds.compute,
+        clock=grounds.clock,
+        emit=grounds.emit,
+    )
+    gathering = Gathering(run, means, windows, Sources(here=here, members=members))
+    try:
+        return await gathering.gather(grounds.folder.checkpoint)
+    except WeftError as error:
+        text = f"the whole model was not put together: {error} Its sections stay where they are: weft gather"
+        grounds.emit(Notice(text=text))
+        return None
+
+
+async def _ended(company: Company) -> None:
+    """Wait until all stages have counted what the first one has trained, or have had the time to."""
+    clock, stages = company.grounds.clock, range(company.run.stages)
+    began = clock.now()
+    while clock.now() - began < FINISH_S:
+        held = [company.roll.held(stage).values() for stage in stages]
+        if all(any(each.state == "finishing" for each in members) for members in held):
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+def _held(company: Company, stage: int) -> Found | None:
+    """Return the section that this peer holds."""
+    member = company.members.get(stage)
+    head = None if member is None else member.peer.head
+    if member is None or head is None:
+        return None
+    replica = member.peer.replica
+
+    def pieces() -> Iterator[Buffer]:
+        if replica.head != head:
+            raise CheckpointError(f"stage {stage + 1} went on meanwhile")
+        yield from chunk_bytes(replica.outer)
+
+    return Found(head, replica.charter, pieces)

@@ -1,0 +1,52 @@
+"""Which stages' states lie on this machine's disk, and of which rounds; a checkpoint is read again once it has changed.
+
+A copy that was kept for others (`keeping`) is told from what this peer held itself: nothing private is in it.
+"""
+
+from contextlib import suppress
+
+from weft.errors import CheckpointError
+from weft.peer.checkpoint import Contents, read_contents
+from weft.peer.home import CHECKPOINT_FILE, PeerFolder
+
+
+class Shelf:
+    """
+    Args:
+        folder: of one peer and the whole run.
+    """
+
+    def __init__(self, folder: PeerFolder) -> None:
+        self._folder = folder
+        self._read: dict[int, tuple[int, Contents]] = {}  # when it was written, and what it says
+
+    @property
+    def rounds(self) -> dict[int, int]:
+        """Return the rounds of all states that are kept, by stage."""
+        return {stage: _round(contents) for stage, contents in self._contents().items()}
+
+    @property
+    def own(self) -> dict[int, int]:
+        """Return those of the states that this peer held itself."""
+        return {stage: _round(contents) for stage, contents in self._contents().items() if not is_copy(contents)}
+
+    def _contents(self) -> dict[int, Contents]:
+        found = {}
+        for stage in self._folder.stages:
+            folder = self._folder.stage(stage).checkpoint
+            with suppress(CheckpointError, OSError):  # half-written, or gone
+                changed_at = (folder / CHECKPOINT_FILE).stat().st_mtime_ns
+                before = self._read.get(stage)
+                if before is None or before[0] != changed_at:
+                    before = self._read[stage] = changed_at, read_contents(folder)
+                found[stage] = before[1]
+        return found
+
+
+def is_copy(contents: Contents) -> bool:
+    """Return whether a checkpoint of a stage was kept for others: not even how far its peer had come is in it."""
+    return not contents.counters
+
+
+def _round(contents: Contents) -> int:
+    return 0 if contents.head is None else int(contents.head.round)
