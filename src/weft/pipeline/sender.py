@@ -27,6 +27,7 @@ from weft.net.tasks import Tasks
 from weft.pipeline.device import Given
 from weft.pipeline.lane import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
+from weft.pipeline.pace import Pace
 from weft.pipeline.route import Failure, Reserved, Route
 from weft.pipeline.tally import Attempt, BatchId
 from weft.rng import order_key
@@ -34,7 +35,8 @@ from weft.wire import Buffer
 
 CALL_S = 10.0  # that the answer to a call may take, beside what it makes the other side fetch
 NUM_CALLS = 2  # of one attempt: what was lost once is said again
-PATIENCE_S = 120.0  # for a gradient, of who is still linked
+PATIENCE_S = 120.0  # for a gradient, of who is still linked: at least
+PATIENT = 4.0  # as many times what gradients take to come back, at least: stages may be slow, and have queues
 NUM_ASKED = 2  # members that are asked first to take a micro-batch only if nothing else waits for them
 SLOWER = 2.0  # times at most that another is slower than who has something waiting: else it is better to wait, too
 LOOK_S = 1.0  # until it is looked again whether somebody takes what nobody takes
@@ -71,6 +73,7 @@ class _Trial:
     nbytes: int  # of the gradient
     reserved: Reserved | None  # None: settled, or failed
     given_up: "asyncio.Future[None]"  # by the member
+    began: float
 
 
 class Sender:
@@ -87,6 +90,7 @@ class Sender:
         self._route = route
         self._clock = clock
         self._patience_s = patience_s
+        self._return = Pace()
         self._tasks = Tasks()
         self._trials: dict[Attempt, _Trial] = {}
         self._ended: dict[Attempt, bool] = {}  # whether it was accepted; the oldest first
@@ -116,7 +120,7 @@ class Sender:
                     continue
                 attempt = self._attempt(sent)
                 given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                trial = _Trial(sent, reserved.peer, gradient_nbytes, reserved, given_up)
+                trial = _Trial(sent, reserved.peer, gradient_nbytes, reserved, given_up, self._clock.now())
                 sent.trials[attempt] = self._trials[attempt] = trial
                 trying = self._tasks.spawn(self._try(attempt, trial, given))
                 ends: list[asyncio.Future[Any]] = [sent.returned, trying]
@@ -151,6 +155,7 @@ class Sender:
             # Another's may have come meanwhile.
             if sent.accepted is None:
                 sent.accepted = attempt
+                self._return.measured(self._clock.now() - trial.began)
                 if not sent.returned.done():
                     sent.returned.set_result(Returned(gradient, note.loss))
         return Verdict(word="accepted" if sent.accepted == attempt else "refused")
@@ -194,10 +199,14 @@ class Sender:
             if why is not None:
                 return why
             ends: list[asyncio.Future[None]] = [parted, trial.given_up]
-            await asyncio.wait(ends, timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
             return Failure.ERROR if trial.given_up.done() else Failure.UNREACHABLE
         finally:
             parted.cancel()
+
+    @property
+    def _patience(self) -> float:
+        return max(self._patience_s, PATIENT * self._return.mean if self._return.is_known else 0.0)
 
     async def _handed(self, attempt: Attempt, trial: _Trial, given: Given) -> Failure | None:
         """Return once the member has taken it, or why it has not."""
