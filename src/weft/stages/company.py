@@ -256,7 +256,8 @@ class Company:
                 self._node.drop(peer, f"silent for {SILENT_S:.0f} s")
             if self._is_begun.is_set() and not self.is_stopping:
                 self._look_at_the_end(now)
-                self._look_at_empty(now)
+                if self._complete_at is None or self.has_busy():
+                    self._look_at_empty(now)
                 every_s = self.run.pipeline.rebalance_s
                 if every_s and now - self._looked_at >= every_s:
                     self._looked_at = now
@@ -327,7 +328,8 @@ class Company:
 
     def _look_at_the_end(self, now: float) -> None:
         """Leave a stage that has not counted all, a while after the first one has: nothing more will come."""
-        if not any(news.is_complete for news in (*self.roll.peers.values(), self.news())):
+        is_complete = any(news.is_complete for news in (*self.roll.peers.values(), self.news()))
+        if self._complete_at is None and not is_complete:
             return
         self._complete_at = self._complete_at or now
         self.ending.begin()
