@@ -153,10 +153,13 @@ def working_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) ->
     """Return the bytes beside all that while one backward pass is made.
 
     Two vectors of activations, decoded or before they are encoded, and the most that a step of the pass makes: logits'
-    gradients twice in the last section, SwiGLU's elsewhere, as `cost.activation_nbytes` counts them. In half precision
-    copies of the section's matrices too.
+    gradients twice in the last section, SwiGLU's elsewhere, as `cost.activation_nbytes` counts them; then the gradient
+    of the largest matrix, before it is added. In half precision copies of the section's matrices too.
     """
     decoder = shape.decoder
+    largest = decoder.width * max(2 * decoder.ffn_width, decoder.q_width + 2 * decoder.kv_width)
+    if shape.is_first or shape.is_last:
+        largest = max(largest, decoder.vocab_size * decoder.width)
     most = (4 if is_half else 7) * decoder.ffn_width
     copies = 0
     if shape.is_last:
@@ -164,7 +167,7 @@ def working_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) ->
     if is_half:
         head = shape.is_last * decoder.vocab_size * decoder.width
         copies = 2 * (shape.num_layers * decoder.layer_matrices + head)
-    return micro.num_tokens * (2 * 4 * decoder.width + most) + copies
+    return micro.num_tokens * (2 * 4 * decoder.width + most) + 4 * largest + copies
 
 
 def activation_nbytes(shape: Shape, micro: MicroBatch, num_taken: int, *, is_half: bool = False) -> int:

@@ -203,10 +203,7 @@ def test_one_micro_batch_alone_peaks_near_what_is_reckoned(vocab_size: int, numb
     section = sections(model, 3)[number]
     shape = shape_of(model, section)
     reckoned = cost_pipeline.kept_nbytes(shape, MICRO) + cost_pipeline.working_nbytes(shape, MICRO)
-    # The gradient of a matrix is made beside, before it is added.
-    largest = 4 * max(p.numel() for p in SectionModule(model, section).parameters())
-    assert peak_nbytes(model, section) < 1.02 * reckoned + largest
-    assert peak_nbytes(model, section) > 0.75 * reckoned
+    assert 0.7 * reckoned < peak_nbytes(model, section) < 1.02 * reckoned
 
 
 def test_it_needs_neither_torch_nor_numpy() -> None:

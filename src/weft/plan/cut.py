@@ -24,7 +24,17 @@ from weft.errors import ConfigError, TooLarge
 from weft.model.flat import layout
 from weft.model.sections import Section, sections
 from weft.peer.device import decoder
-from weft.peer.holding import SPARE, Holding, least_nbytes, micro_batch, on_gpu, section_memory, shape_of, usual_taken
+from weft.peer.holding import (
+    SPARE,
+    Holding,
+    least_nbytes,
+    micro_batch,
+    on_cpu,
+    on_gpu,
+    section_memory,
+    shape_of,
+    usual_taken,
+)
 from weft.peer.staged import TIED
 from weft.pipeline.config import PipelineConfig
 from weft.plan.groups import grouped_time
@@ -247,7 +257,7 @@ class _Planner:
         )
         base = cost_pipeline.BASE_NBYTES
         if not machines.is_gpu:
-            return 0, memory.peak_nbytes + base
+            return 0, on_cpu(memory) + base
         device, host = on_gpu(memory, self.question.choices)
         return device, host + base
 

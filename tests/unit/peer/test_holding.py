@@ -20,6 +20,7 @@ from weft.peer.holding import (
     micro_batch,
     most_taken,
     needed_nbytes,
+    on_cpu,
     on_gpu,
     section_memory,
     shape_of,
@@ -84,7 +85,7 @@ def test_activations_grow_with_what_is_under_way() -> None:
 
 def test_the_largest_section_decides_who_can_join() -> None:
     cuts = sections(MODEL, 3)
-    needs = [section_memory(holding(), cut, num_members=1, num_taken=1).peak_nbytes for cut in cuts]
+    needs = [on_cpu(section_memory(holding(), cut, num_members=1, num_taken=1)) for cut in cuts]
     assert least_nbytes(holding(), cuts) == cost_pipeline.BASE_NBYTES + max(needs)
     assert least_nbytes(holding(), sections(MODEL, 7)) < least_nbytes(holding(), cuts)
 
@@ -133,7 +134,7 @@ def test_what_a_member_needs_is_told_by_place() -> None:
     section = sections(MODEL, 3)[2]
     memory = section_memory(holding(), section, num_members=4, num_taken=2)
     half = section_memory(holding(), section, num_members=4, num_taken=2, is_half=True)
-    assert needed_nbytes(holding(), section, CPU, num_taken=2) == {"cpu": memory.peak_nbytes}
+    assert needed_nbytes(holding(), section, CPU, num_taken=2) == {"cpu": on_cpu(memory)}
     device, host = on_gpu(half, holding().choices)
     assert needed_nbytes(holding(), section, GPU, num_taken=2) == {"cpu": host, "cuda:0": device}
 
