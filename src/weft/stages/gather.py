@@ -45,6 +45,7 @@ AGREE_S = 60.0  # for all stages to come to one round
 LOOK_S = 0.1  # between two looks how far a stage has come
 IN_STEP = 1  # rounds that stages in step may be apart
 TRIES = 3
+AGAIN_S = 15.0  # a stage that has lost all its members may be restored meanwhile
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,9 @@ class Gathering:
 
     async def _all_in(self, whole: Whole) -> dict[int, Found | Offered]:
         failure: Exception | None = None
-        for _ in range(TRIES):
+        for number in range(TRIES):
             try:
+                await asyncio.sleep(AGAIN_S if number and self._windows else 0.0)
                 chosen = await self._agree()
                 for stage, each in chosen.items():
                     if self._placed.get(stage) != digest_of(each.head):

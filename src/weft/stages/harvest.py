@@ -23,6 +23,7 @@ from weft.stages.window import Window
 from weft.wire import Buffer
 
 LOOK_S = 0.5
+STILL_S = 7.0  # three times that all tell what they hold
 WINDOW = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
 
 
@@ -60,12 +61,22 @@ async def gather_at_end(company: Company) -> Gathered | None:
 
 
 async def _ended(company: Company) -> None:
-    """Wait until all stages have counted what the first one has trained, or have had the time to."""
+    """Wait until all stages have counted what the first one has trained, or do nothing any more, or have had the time.
+
+    A stage counts its rounds otherwise than the first where it was restored.
+    """
     clock, stages = company.grounds.clock, range(company.run.stages)
-    began = clock.now()
+    began = still_since = clock.now()
+    before: object = None
     while clock.now() - began < FINISH_S:
-        held = [company.roll.held(stage).values() for stage in stages]
-        if all(any(each.state == "finishing" for each in members) for members in held):
+        held = [list(company.roll.held(stage).values()) for stage in stages]
+        last = max((each.round for each in held[0]), default=0)
+        if last and all(any(each.round >= last for each in members) for members in held):
+            return
+        now = [[(each.round, each.num_waiting) for each in members] for members in held]
+        if now != before:
+            before, still_since = now, clock.now()
+        if clock.now() - still_since >= STILL_S:
             return
         await asyncio.sleep(LOOK_S)
 
