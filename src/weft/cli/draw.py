@@ -1,4 +1,4 @@
-"""The view as a terminal shows it: one line per peer, the loss curve, bytes, time left, what happened last.
+"""The view as a terminal shows it: a line per peer and stage, the loss curve, bytes, time left, what happened last.
 
 Pure: a `View` in, something rich can print out. It does not know where it is printed.
 """
@@ -16,6 +16,7 @@ from weft.cli.paragraph import wrapped
 from weft.cli.view import Line, View
 from weft.dashboard import figures
 from weft.dashboard.reckoned import AWAY
+from weft.dashboard.stages import Stages, ordinal, rate, slowest
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _CURVE_HEIGHT = 6
@@ -25,6 +26,7 @@ _SMOOTH_FROM = 16  # columns; of fewer every one counts
 _NUM_NEIGHBOURS = 2  # on either side, that a column is averaged with
 _MAX_NEWS_LINES = 8
 _CURVE_FROM_ROWS = 18  # on a lower terminal the curve has no place
+_MAX_STAGES = 8  # that have a line each
 _GOOD = {"training", "joined", "joining", "starting", "waiting", "data ready", "back", "finishing", "finished"}
 
 
@@ -34,10 +36,15 @@ def draw(view: View, width: int = 80, height: int = 40) -> RenderableType:
     parts: list[RenderableType] = [_peers(view, width), status]
     losses = [loss for _, loss in view.losses if math.isfinite(loss)]
     num_rows = 2 + len(view.lines)
+    if view.cut.num:
+        held = [Text(f"this peer holds {view.held}")] if view.held else []
+        stages = _stages(view.cut)
+        parts[1:1] = [*held, stages]
+        num_rows += len(held) + (1 + stages.row_count if isinstance(stages, Table) else 1)
     if len(losses) > 1 and height >= _CURVE_FROM_ROWS:
         parts.append(_curve_panel(losses, min(_CURVE_WIDTH, max(8, width - 12))))
         num_rows += _CURVE_HEIGHT + 2
-    if view.ring_nbytes:
+    if view.ring_nbytes or (view.cut.num and view.sent_nbytes):
         text = "\n".join(wrapped(line, width, "  ") for line in traffic(view).split("\n"))
         parts.append(Text(text))
         num_rows += text.count("\n") + 1
@@ -58,6 +65,7 @@ def progress(view: View, width: int | None = None) -> str:
     if width is None:
         return "  ".join(long for long, _ in said.values())
     said.pop("peers", None)
+    said.pop("stage", None)
     words = {name: long for name, (long, _) in said.items()}
     for name in ("heldout", "tokens", "loss", "heldout", "left"):  # first shortened, then left out
         if len("  ".join(words.values())) <= width:
@@ -72,9 +80,13 @@ def progress(view: View, width: int | None = None) -> str:
 def _said(view: View) -> dict[str, tuple[str, str]]:
     """Return the parts of the line of progress, each at length and in short."""
     said = {} if view.round is None else {"round": (f"round {view.round}",) * 2}
+    if view.held:
+        said["stage"] = (view.held.split(",")[0], "")
     num_peers = sum(line.state not in AWAY for line in view.lines.values())
     if num_peers or not view.is_complete:
         said["peers"] = (f"{num_peers} peer{'s' if num_peers != 1 else ''}", "")
+    if (empty := view.cut.empty()) and not view.is_complete:
+        said["empty"] = (f"nobody computes {ordinal(empty, 0)}", f"{len(empty)} without peers")
     if view.facts is not None:
         share = f"{min(100, 100 * view.committed_tokens / view.facts.total_tokens):.0f} %"
         total = figures.amount(view.facts.total_tokens)
@@ -95,7 +107,7 @@ def traffic(view: View) -> str:
     who = f"{num_heard} peers together " if num_heard > 1 else ""
     used = view.sent_nbytes + view.received_nbytes
     moved = f"{who}sent {figures.nbytes(view.sent_nbytes)}, received {figures.nbytes(view.received_nbytes)}"
-    return f"{moved}\n{ring(view, used)}"
+    return f"{moved}\n{ring(view, used)}" if view.ring_nbytes else moved
 
 
 def ring(view: View, used: int) -> str:
@@ -163,16 +175,42 @@ def _news(view: View, width: int, num_rows: int) -> list[str]:
 def _peers(view: View, width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("peer", max_width=20, no_wrap=True)
-    titles = [title for title, least in _COLUMNS if width >= least]
+    titles = [title for title, least in _COLUMNS if width >= least and (view.cut.num or title != "stage")]
     for title in titles:
         table.add_column(title, justify="left" if title in ("link", "state") else "right", no_wrap=True)
     for peer, line in sorted(view.lines.items(), key=lambda item: (view.name(item[0]), item[0])):
         cells = _cells(line, is_waiting=view.num_awaited > 0)
+        cells["stage"] = ", ".join(str(stage + 1) for stage in view.stages.of(peer)) or "-"
         table.add_row(view.name(peer), *(cells[title] for title in titles))
     return table
 
 
-_COLUMNS = (("tokens/s", 60), ("round", 0), ("loss", 45), ("link", 60), ("state", 0))  # and columns they need
+def _stages(stages: Stages) -> Table | Text:
+    """Return a line for each stage, or of many stages what a person should know."""
+    weakest = slowest(stages)
+    if stages.num > _MAX_STAGES:
+        sizes = [len(each.members) for each in stages.now]
+        most = "" if weakest is None else f", the slowest is {ordinal([weakest], 0)}"
+        return Text(f"{stages.num} stages of {min(sizes)} to {max(sizes)} peers{most}")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("stage", "layers", "peers", "rate", "waiting"):
+        table.add_column(title, justify="left" if title == "layers" else "right", no_wrap=True)
+    empty = stages.empty()
+    for number, each in enumerate(stages.now):
+        peers = Text("nobody", style="yellow") if number in empty else Text(str(len(each.members)))
+        speed = f"{rate(each)}{', slowest' if number == weakest else ''}"
+        table.add_row(f"{number + 1} of {stages.num}", each.layers or "-", peers, speed, str(each.waiting))
+    return table
+
+
+_COLUMNS = (
+    ("stage", 0),
+    ("tokens/s", 60),
+    ("round", 0),
+    ("loss", 45),
+    ("link", 60),
+    ("state", 0),
+)  # and columns they need
 
 
 def _cells(line: Line, *, is_waiting: bool) -> dict[str, RenderableType]:

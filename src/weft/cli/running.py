@@ -21,6 +21,7 @@ from weft.cli.summary import summary
 from weft.cli.until import Contributed, Until
 from weft.cli.view import Facts
 from weft.dashboard.scalars import make_sink
+from weft.dashboard.stages import layers_of
 from weft.data import write_atomically
 from weft.errors import ConfigError
 from weft.peer.config import Genesis
@@ -28,6 +29,7 @@ from weft.peer.footing import Options
 from weft.peer.launch import Takes
 from weft.peer.peer import Outcome
 from weft.peer.place import Trainers
+from weft.peer.staged import StagedConfig
 
 _LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
 
@@ -102,8 +104,15 @@ def run(start: Start, options: Options, manner: Manner) -> None:
 def facts_of(run: Genesis, wait_for: int) -> Facts:
     """Return what the view needs to know of a run."""
     settings = run.settings
+    cut = run if isinstance(run, StagedConfig) else None
     return Facts(
-        run=run.name, total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step, wait_for=wait_for
+        run=run.name,
+        id=run.run,
+        total_tokens=settings.tokens,
+        tokens_per_step=settings.tokens_per_step,
+        wait_for=wait_for,
+        num_parameters=None if cut is None else cut.num_parameters,
+        layers=() if cut is None else layers_of(cut.cuts),
     )
 
 

@@ -88,8 +88,8 @@ def _show(view: "View", as_json: bool) -> None:
 
 def as_tree(view: "View") -> dict[str, Any]:
     """Return a view for programs: numbers are as in the events, times in seconds since 1970."""
-    facts = view.facts
-    return {
+    facts, stages = view.facts, view.cut
+    tree: dict[str, Any] = {
         "run": None if facts is None else facts.run,
         "round": view.round,
         "committed_tokens": view.committed_tokens,
@@ -111,8 +111,22 @@ def as_tree(view: "View") -> dict[str, Any]:
                 "tokens_per_s": line.tokens_per_s,
                 "link": line.link,
                 "speaks_for_itself": line.is_heard,
+                **({"stages": [stage + 1 for stage in stages.of(peer)]} if stages.num else {}),
             }
             for peer, line in sorted(view.lines.items())
         ],
         "news": [{"at": told.at, "by": told.by, "text": told.text} for told in view.notables],
     }
+    if stages.num:
+        tree["stages"] = [
+            {
+                "stage": number,
+                "layers": stage.layers or None,
+                "num_parameters": stage.num_parameters,
+                "peers": list(stage.members),
+                "samples_per_s": stage.rate,
+                "waiting": stage.waiting,
+            }
+            for number, stage in enumerate(stages.now, 1)
+        ]
+    return tree

@@ -1,8 +1,10 @@
 """What the live view knows, as a pure fold over events: `view = update(view, entry)`.
 
 Entries may come from one peer (train, join) or from several at once (demo); what a peer says of itself is believed
-before what others say of it. Loss is the mean over inner steps since the last commit; bytes are those of the peers that
-are heard, held against what a ring all-reduce of bf16 gradients would have moved for the same steps.
+before what others say of it. Of a run with stages, rounds, tokens and losses are those of the first stage that is
+heard, and peers those of all (`dashboard.stages`). Loss is the mean over inner steps since the last commit; bytes are
+those of the peers that are heard, held against what a ring all-reduce of bf16 gradients would have moved for the same
+steps.
 
 It does not know terminals: `draw` and `screen` show it.
 """
@@ -12,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from weft.dashboard import figures
 from weft.dashboard.notable import notable
-from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed
+from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
+from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, told
 from weft.events import (
     ActEnacted,
     CheckpointSaved,
@@ -36,6 +39,7 @@ from weft.events import (
     RoundCommitted,
     RoundMissed,
     Sampled,
+    StagesSeen,
     StepDone,
     Working,
 )
@@ -56,6 +60,9 @@ class Facts:
     total_tokens: int
     tokens_per_step: int  # of one peer
     wait_for: int = 1  # peers with which it begins, this one included
+    id: str = ""  # of the run: of all stages, where it has some
+    num_parameters: int | None = None  # of the whole model
+    layers: tuple[str, ...] = ()  # of each stage, in words; empty: the run has no stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,8 @@ class View:
     ring_nbytes: int = 0  # sent and received, had the same steps been made by ring DDP
     checkpoint: str | None = None
     notables: tuple[Told, ...] = ()
+    stages: Stages = field(default_factory=Stages)
+    lead: Lead = field(default_factory=Lead)
 
     def name(self, peer: PeerId) -> str:
         line = self.lines.get(peer)
@@ -112,6 +121,18 @@ class View:
     @property
     def is_complete(self) -> bool:
         return self.facts is not None and self.committed_tokens >= self.facts.total_tokens
+
+    @property
+    def cut(self) -> Stages:
+        """Return the stages, with what is known of the model."""
+        layers = () if self.facts is None else self.facts.layers
+        return replace(self.stages, layers=layers, num=max(self.stages.num, len(layers)))
+
+    @property
+    def held(self) -> str:
+        """Return which stage the peer holds whose view this is; empty: none, or there are several peers."""
+        heard = [peer for peer, line in self.lines.items() if line.is_heard]
+        return holding(self.cut, heard[0]) if len(heard) == 1 and heard[0] in self.stages.held else ""
 
     @property
     def num_awaited(self) -> int:
@@ -137,6 +158,7 @@ def update(view: View, entry: Entry) -> View:
     """Return the view after one more entry."""
     view = replace(view, began=entry.at if view.began is None else view.began, now=max(view.now, entry.at))
     news = news_of(view, entry)
+    view = replace(view, stages=told(view.stages, entry))
     view = _fold(view, entry)
     if news is not None:
         view = replace(view, notables=(*view.notables, news)[-MAX_NOTABLE:])
@@ -161,6 +183,8 @@ def _fold(view: View, entry: Entry) -> View:
             return _line(view, own, name=event.name, state="starting", work="", is_heard=True)
         case DataReady():
             return _line(view, own, state="data ready", is_heard=True)
+        case StagesSeen() if view.stages.seen_at == entry.at:  # else it is older than what is known
+            return _seen(view, own, event)
         case StepDone():
             return _step(view, own, event)
         case CountedThrough():  # comes before its round's commit
@@ -185,6 +209,8 @@ def _fold(view: View, entry: Entry) -> View:
             return replace(view, facts=replace(view.facts, total_tokens=int(tokens)))
         case CheckpointSaved():
             return replace(view, checkpoint=event.path)
+        case PeerStopped() if view.stages.held.get(own, frozenset()) - {stage_of(event)}:
+            return view  # it holds other stages still
         case PeerStopped():
             state = "finished" if event.reason == "complete" else "stopped"
             return _line(view, own, state=state, tokens_per_s=0.0, is_heard=True)
@@ -204,6 +230,8 @@ def _fold(view: View, entry: Entry) -> View:
             return _unless_heard(view, event.member, name=event.name, state="joined")
         case MemberRecovered():
             return _unless_heard(view, event.member, state="back")
+        case MemberSuspected() | MemberGone() | MemberLeft() if _is_elsewhere(view, event.member, stage_of(event)):
+            return view
         case MemberSuspected():
             return _unless_ended(view, event.member, "silent")
         case MemberGone():
@@ -238,6 +266,27 @@ def _unless_ended(view: View, peer: PeerId, state: str, **changes: object) -> Vi
     return _line(view, peer, state=state, **changes)
 
 
+def _is_elsewhere(view: View, peer: PeerId, stage: int | None) -> bool:
+    """Return whether a peer that is no more in one stage holds another."""
+    return stage is not None and any(each != stage for each in view.stages.of(peer))
+
+
+def _seen(view: View, own: PeerId, event: StagesSeen) -> View:
+    """Return the view after a word on who is in the run: of most, nothing else is heard."""
+    lines = dict(view.lines)
+    for peer in sorted({*event.names, *view.stages.everybody}):
+        line = lines.get(peer, Line())
+        state = "training" if peer in view.stages.everybody else "joining"
+        is_news = peer != own and not line.is_heard and line.state in {*AWAY, "", "joining", "training"}
+        name = line.name or printable(event.names.get(peer, ""))
+        lines[peer] = replace(line, name=name, state=state if is_news else line.state)
+    for peer, line in view.lines.items():
+        is_here = peer in event.names or peer in view.stages.everybody
+        if event.names and line.name and not (is_here or line.is_heard or line.state in AWAY):
+            lines[peer] = replace(line, state="finished" if view.is_complete else "gone", tokens_per_s=0.0)
+    return replace(view, lines=lines)
+
+
 def _progress(view: View, event: MemberProgress) -> View:
     return _unless_heard(
         view,
@@ -252,7 +301,8 @@ def _progress(view: View, event: MemberProgress) -> View:
 
 def _step(view: View, own: PeerId, event: StepDone) -> View:
     smooth = smoothed_speed(view.lines.get(own, Line()).tokens_per_s, event)
-    view = replace(view, loss_sum=view.loss_sum + event.loss, num_losses=view.num_losses + 1)
+    if view.lead.is_of(event):  # all stages tell of the same loss
+        view = replace(view, loss_sum=view.loss_sum + event.loss, num_losses=view.num_losses + 1)
     return _line(view, own, tokens_per_s=smooth, loss=event.loss, state="training", work="", is_heard=True)
 
 
@@ -265,8 +315,11 @@ def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
         view,
         sent_nbytes=view.sent_nbytes + event.sent_nbytes,
         received_nbytes=view.received_nbytes + event.received_nbytes,
-        ring_nbytes=view.ring_nbytes + _ring_nbytes(view, event),
+        ring_nbytes=view.ring_nbytes + (0 if view.stages.num else _ring_nbytes(view, event)),
+        lead=led(view.lead, event),
     )
+    if not view.lead.is_of(event):
+        return view
     if event.committed_tokens <= view.committed_tokens:  # another peer's report of the same commit
         return view
     view = replace(
@@ -274,6 +327,7 @@ def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
         round=event.round,
         committed_tokens=event.committed_tokens,
         commits=(*view.commits, (at, event.committed_tokens))[-_RECENT_COMMITS:],
+        ring_nbytes=view.ring_nbytes + (_staged_ring_nbytes(view, event) if view.stages.num else 0),
     )
     if not view.num_losses:
         return view
@@ -283,3 +337,13 @@ def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
 
 def _ring_nbytes(view: View, event: RoundCommitted) -> int:
     return 0 if view.facts is None else ring_nbytes(event, view.num_parameters, view.facts.tokens_per_step)
+
+
+def _staged_ring_nbytes(view: View, event: RoundCommitted) -> int:
+    """Return what the peers that are heard would have moved together for a round."""
+    num_parameters = view.stages.num_parameters or (view.facts.num_parameters if view.facts else None)
+    if view.facts is None or not num_parameters:
+        return 0
+    num_heard = sum(line.round is not None and line.is_heard for line in view.lines.values())
+    num_peers = len(view.stages.everybody)
+    return num_heard * staged_ring_nbytes(event, num_parameters, view.facts.tokens_per_step, num_peers)

@@ -25,3 +25,15 @@ def ring_nbytes(commit: RoundCommitted, num_parameters: int | None, tokens_per_s
     num_steps = round(commit.tokens / (num_peers * tokens_per_step))
     traffic = cost.ring_ddp_traffic(num_parameters, num_peers, num_steps)
     return traffic.sent_nbytes + traffic.received_nbytes
+
+
+def staged_ring_nbytes(commit: RoundCommitted, num_parameters: int, tokens_per_step: int, num_peers: int) -> int:
+    """Return the same of a run with stages, had each of its peers held the whole model, for the first stage's steps.
+
+    Args:
+        commit: of the first stage.
+        num_peers: of all stages.
+    """
+    num_steps = round(commit.tokens / (max(1, len(commit.contributors)) * tokens_per_step))
+    traffic = cost.ring_ddp_traffic(num_parameters, max(1, num_peers), num_steps)
+    return traffic.sent_nbytes + traffic.received_nbytes
