@@ -242,7 +242,8 @@ class Peer:
             rounds.notice(peer, "joining")
         rounds.begin()
         self._tasks.spawn(branches.watch())
-        self._tasks.spawn(groups.watch())
+        if not is_staged:  # a ward's payload goes through another, and its stage would not know what is in it
+            self._tasks.spawn(groups.watch())
         self._tasks.spawn(self._entrance.lookout.watch(rounds))
         self._tasks.spawn(self._watch_lag(rounds))
         self._mail.open(rounds)

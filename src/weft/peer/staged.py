@@ -22,6 +22,7 @@ from weft.net.messages import HexDigest
 from weft.peer.config import RunConfig, VectorShape
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
+from weft.sync.acts import MAX_TOKENS
 from weft.sync.staged import check_staged
 from weft.wire import digest
 
@@ -50,8 +51,10 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         sections(self.model, self.stages)
 
     def of_stage(self, stage: int) -> "StagedConfig":
-        """Return the run of those who hold one section."""
-        return msgspec.structs.replace(self, stage=stage, initial=self.initials[stage], has_even_leases=True)
+        """Return the run of those who hold one section. When all is trained, the first stage's says."""
+        train = self.train if stage == 0 else msgspec.structs.replace(self.train, tokens=MAX_TOKENS)
+        initial = self.initials[stage]
+        return msgspec.structs.replace(self, stage=stage, initial=initial, train=train, has_even_leases=True)
 
     @property
     def cuts(self) -> tuple[Section, ...]:

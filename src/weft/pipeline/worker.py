@@ -23,12 +23,13 @@ It does not know how its stage synchronises.
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypedDict
 
 from weft.clock import Clock
-from weft.errors import NetError, NotFinite, PeerError, Refused
+from weft.errors import CallFailed, NetError, NotFinite, PeerError, Refused
 from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
 from weft.net.tasks import Tasks
@@ -42,6 +43,7 @@ from weft.pipeline.tally import NONE, Attempt, BatchId, Closed, Tally, Told
 from weft.wire import Buffer
 
 AGAIN_S = 1.0  # until a sender that did not answer is asked again; doubled each time
+LOST_S = 30.0  # that what was sent may wait for this member to come to its step: rounds end sooner
 NUM_ASKED = 6  # times in vain, and it is taken to be gone
 
 
@@ -111,7 +113,7 @@ class Worker:
         self._taken: dict[Attempt, PeerId] = {}
         self._passed: set[Attempt] = set()  # of those, which have gone on to the next stage
         self._carrying: dict[Attempt, tuple[Beat, asyncio.Task[None]]] = {}
-        self._settling: set[asyncio.Future[None]] = set()
+        self._settling: dict[asyncio.Task[None], PeerId] = {}  # and who is to say what counts
         self._at, self._advanced = ANY, asyncio.Event()
         self._sum = Sum()
         self._done: dict[Attempt, None] = {}  # the oldest first
@@ -162,9 +164,12 @@ class Worker:
         self._advanced = asyncio.Event()
 
     async def settled(self) -> None:
-        """Wait until of all that was sent back it is known whether it counts, and what counts is counted."""
-        while self._settling:
-            await asyncio.wait(self._settling)
+        """Wait until of all that was sent back it is known whether it counts, and what counts is counted.
+
+        Of what a sender is to tell that is gone this may never be known.
+        """
+        while due := [task for task, sender in self._settling.items() if self._lane.is_linked(sender)]:
+            await asyncio.wait(due, timeout=AGAIN_S)
 
     def take_sum(self) -> Sum:
         """Return what the gradient is made of that stands now, of which the caller takes hold."""
@@ -207,8 +212,7 @@ class Worker:
         attempt = request.of
         try:
             given = await self._given(sender, request)
-            while given.beat > self._at:
-                await self._advanced.wait()
+            await self._until_due(given.beat)
             passed = await self._schedule.forward(lambda: self._device.forward(given))
             self._passed.add(attempt)
             await self._lane.post(sender, Computed(**_names(self._stage, attempt)))
@@ -219,11 +223,11 @@ class Worker:
             back = await self._schedule.backward(lambda: passed.backward(gradient))
             settling = asyncio.current_task()
             assert settling is not None
-            self._settling.add(settling)
+            self._settling[settling] = sender
             try:
                 await self._settle(sender, attempt, _Held(given, gradient, loss), passed, back)
             finally:
-                self._settling.discard(settling)
+                del self._settling[settling]
         except (PeerError, NetError, Refused, NotFinite) as error:
             self._emit(MicroBatchFailed(stage=self._stage, member=sender, reason=str(error)))
             await self._lane.post(sender, GivenUp(**_names(self._stage, attempt)))
@@ -233,6 +237,21 @@ class Worker:
             self._done[attempt] = None
             while len(self._done) > MAX_REMEMBERED:
                 del self._done[next(iter(self._done))]
+
+    async def _until_due(self, beat: Beat) -> None:
+        """Wait until this member is at a step.
+
+        Raises:
+            CallFailed: the others are long beyond it: it has lost touch with its stage, and somebody else may compute.
+        """
+        deadline = self._clock.now() + LOST_S
+        while beat > self._at:
+            left_s = deadline - self._clock.now()
+            if left_s <= 0:
+                raise CallFailed(f"stage {self._stage} is at step {self._at} here, and was sent one of {beat}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._advanced.wait()
 
     async def _given(self, sender: PeerId, request: Forward) -> Given:
         activations = None

@@ -327,16 +327,18 @@ class Company:
     # --- the end ---
 
     def _look_at_the_end(self, now: float) -> None:
-        """Leave a stage that has not counted all, a while after the first one has: nothing more will come."""
+        """Leave the stages after the first, once that is complete and these have counted the last of it."""
         is_complete = any(news.is_complete for news in (*self.roll.peers.values(), self.news()))
         if self._complete_at is None and not is_complete:
             return
         self._complete_at = self._complete_at or now
         self.ending.begin()
-        if now - self._complete_at < FINISH_S or self.has_busy():
+        if self.has_busy() or now - self._complete_at < NEWS_S:  # who is about to fetch says so in its next news
             return
+        last = max((each.round for each in self.roll.held(0).values()), default=0)
         for member in list(self.members.values()):
-            if member.stage and not member.peer.is_complete:
+            has_all = last and member.conductor.beat.round >= last and not member.worker.num_taken
+            if member.stage and (has_all or now - self._complete_at >= FINISH_S):
                 member.stop("complete")
 
     def has_busy(self) -> bool:

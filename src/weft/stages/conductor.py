@@ -9,7 +9,8 @@ Before a payload is announced, the other members of the stage hear which micro-b
 all work out the same of what nobody has counted (`pipeline.tally`).
 
 Rounds of the stages go together: that of the first stage numbers the beats, and the others follow. A stage that has
-fallen behind, or counts its rounds otherwise since a branch, goes on with the newest beat that it hears of.
+fallen behind, or counts its rounds otherwise since a branch, goes on with the newest beat that it hears of. Who hears
+that another member has ended the step ends it, too: they may have come to different names for it.
 
 It does not know links, nor who may join.
 """
@@ -75,16 +76,19 @@ class Conductor:
         """Return the first step of the round that this peer is in."""
         return Beat(self._round or 0, 0)
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether this peer computes with the others: they are at most one round further."""
+        return self.is_ready and self.beat.round + 1 >= self._part.pulse.newest.round
+
     # --- what rounds ask of it ---
 
     async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:
         part, config = self._part, self._part.run
         self._previous = digest_of(head)
-        if part.source is not None:
-            self._round = head.round
-        elif self._round is None:
-            self._round = part.pulse.newest.round
+        self._round = head.round if part.source is not None else max(self._round or 0, part.pulse.newest.round)
         if not self.is_ready:
+            await self._ask_all(self._previous)
             self.is_ready = True
             self.on_ready()
         num_steps = 1 if self._sends_gradient else config.method.every
@@ -95,7 +99,7 @@ class Conductor:
             await part.worker.advance(beat)
             if part.source is not None:
                 await self._begun(part.source, beat, share, origins, is_over)
-            await part.pulse.until_over(beat, is_over)
+            await part.pulse.until_over(beat, lambda: is_over() or self._is_announced())
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await part.worker.settled()
@@ -103,8 +107,9 @@ class Conductor:
                 total, of_all = part.worker.take_sum(), float(part.pulse.num_origins)
                 make = lambda total=total, step=step: part.trainer.make_step(total, tokens, step + 1, of_all)  # noqa: E731, B023
                 await part.compute.train(make)
-            if is_over():
+            if is_over() or self._is_announced():
                 break
+        self._round = max((note.beat for note in self._notes(self._previous)), default=self._round)
         await part.worker.report()
         if self._sends_gradient:
             part.trainer.hand_in(part.worker.take_sum())
@@ -134,7 +139,7 @@ class Conductor:
         told = self._part.worker.tally.told
         if told is None or self._previous is None:
             return
-        note = tallied(self._previous, payload, told)
+        note = tallied(self._previous, payload, self._round or 0, told)
         self._keep(self._part.channel.peer, note)
         for peer in self._part.channel.peers:
             self._part.channel.post(peer, note)
@@ -145,8 +150,8 @@ class Conductor:
         if self._sends_gradient:
             await part.compute.train(part.trainer.clear)
         closed = await part.worker.close(reports, electorate)
-        newest = part.pulse.newest.round
-        self._round = manifest.round if part.source is not None else max((self._round or 0) + 1, newest)
+        told = [note.beat for note in self._notes(manifest.previous)]
+        self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
         await part.worker.advance(self.beat)
         return bool(closed.given_up)
 
@@ -154,6 +159,18 @@ class Conductor:
         return self._part.make_evaluator(self, replica, is_stopping)
 
     # --- what payloads hold ---
+
+    def _notes(self, previous: Digest) -> list[Tallied]:
+        return [note for (each, _), note in self._heard.items() if each == previous]
+
+    def _is_announced(self) -> bool:
+        """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""
+        return self._previous is not None and bool(self._notes(self._previous))
+
+    async def _ask_all(self, previous: Digest) -> None:
+        """Hear what the others have announced before this peer was there."""
+        for peer in self._part.channel.peers:
+            await self._asked(previous, peer)
 
     async def _reports(self, manifest: Manifest, electorate: Collection[PeerId]) -> Mapping[PeerId, Told]:
         """Return what is known of the contributors that a manifest counts, and of who has brought nothing."""
@@ -184,6 +201,7 @@ class Conductor:
 
     async def _on_tallied(self, peer: PeerId, note: Tallied) -> None:
         self._keep(peer, note)
+        self._part.pulse.look()
 
     async def _on_request(self, _peer: PeerId, request: TalliedRequest) -> TalliedAnswer:
         return TalliedAnswer(tallied=self._heard.get((request.previous, request.peer)))

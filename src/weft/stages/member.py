@@ -163,7 +163,7 @@ class Member:
             state = "finishing"
         elif self.peer.pausing.is_away:
             state = "paused"
-        elif not self.conductor.is_ready:
+        elif not self.conductor.is_in_step:
             state = "joining"
         return Held(
             stage=self.stage,

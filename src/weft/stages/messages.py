@@ -81,6 +81,7 @@ class Tallied(Record, frozen=True, kw_only=True, tag="Tallied"):
 
     previous: HexDigest  # of the manifest that the round follows on
     payload: HexDigest | None  # as a manifest names it; None: its sender brings nothing
+    beat: Number  # the round of the first stage whose micro-batches these are
     origins: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_ORIGINS)]
     counted: _Batches  # the place of each one's origin, and its number
     held: _Batches
@@ -97,7 +98,7 @@ class Tallied(Record, frozen=True, kw_only=True, tag="Tallied"):
         return Told(batches(self.counted), batches(self.held))
 
 
-def tallied(previous: Digest, payload: Digest | None, told: Told) -> Tallied:
+def tallied(previous: Digest, payload: Digest | None, beat: int, told: Told) -> Tallied:
     """Return the note that tells of it."""
     origins = sorted({batch.origin for batch in told.counted | told.held})
     place = {origin: index for index, origin in enumerate(origins)}
@@ -106,7 +107,12 @@ def tallied(previous: Digest, payload: Digest | None, told: Told) -> Tallied:
         return tuple(sorted((place[batch.origin], batch.number) for batch in batches))
 
     return Tallied(
-        previous=previous, payload=payload, origins=tuple(origins), counted=named(told.counted), held=named(told.held)
+        previous=previous,
+        payload=payload,
+        beat=beat,
+        origins=tuple(origins),
+        counted=named(told.counted),
+        held=named(told.held),
     )
 
 
