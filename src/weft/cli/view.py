@@ -282,7 +282,8 @@ def _seen(view: View, own: PeerId, event: StagesSeen) -> View:
         lines[peer] = replace(line, name=name, state=state if is_news else line.state)
     for peer, line in view.lines.items():
         is_here = peer in event.names or peer in view.stages.everybody
-        if event.names and line.name and not (is_here or line.is_heard or line.state in AWAY):
+        was_here = line.round is not None if line.is_heard else line.name
+        if event.names and was_here and not (peer == own or is_here or line.state in AWAY):
             lines[peer] = replace(line, state="finished" if view.is_complete else "gone", tokens_per_s=0.0)
     return replace(view, lines=lines)
 

@@ -103,7 +103,7 @@ async def _follow(source: "Logs", feed: "Feed") -> None:
     """Show logs: those of peers that have all stopped as finished, others as they grow."""
     from weft.cli.sources import follow_logs
     from weft.dashboard.run import about_of, shared_by
-    from weft.events import PeerStopped
+    from weft.events import LinkDown, PeerStopped, StageLeft
 
     shared = shared_by(source.paths[0])
     if shared is not None:
@@ -112,7 +112,8 @@ async def _follow(source: "Logs", feed: "Feed") -> None:
 
     def take(entry: "Entry") -> None:
         feed.take(entry)
-        is_stopped[entry.peer] = isinstance(entry.event, PeerStopped)
+        if not isinstance(entry.event, (StageLeft, LinkDown)):  # what comes after a peer's last word
+            is_stopped[entry.peer] = isinstance(entry.event, PeerStopped)
 
     await follow_logs(source.paths, take, lambda: bool(is_stopped) and all(is_stopped.values()))
     feed.finish()

@@ -12,6 +12,9 @@ What a peer says of itself is believed before what others say of it, which is sh
 inner steps since the last commit; bytes are those of the peers that are heard, beside what a ring all-reduce of bf16
 gradients would have moved for the same steps.
 
+Of a run with stages, rows of `rounds`, `train` and `bytes` are of one stage, which stands for the run
+(`dashboard.stages`); what the others committed is in `beside`. Where a row is of a stage, that is its last column.
+
 It does not know where entries come from, nor who is shown them.
 """
 
@@ -22,9 +25,11 @@ from typing import Any
 from weft.dashboard import figures
 from weft.dashboard.advice import advice_of
 from weft.dashboard.notable import notable
-from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed
+from weft.dashboard.now import About, Now, PeerNow
+from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.routine import described
 from weft.dashboard.severity import ROUTINE, SEVERITIES, severity_of
+from weft.dashboard.stages import Lead, Stages, led, stage_of, told
 from weft.events import (
     ActEnacted,
     CountedThrough,
@@ -51,6 +56,9 @@ from weft.events import (
     RoundMissed,
     RoundProven,
     Sampled,
+    StageHeld,
+    StageLeft,
+    StagesSeen,
     StepDone,
     Working,
 )
@@ -62,55 +70,11 @@ Tree = dict[str, Any]
 
 LISTS = (
     *("peers", "states", "links", "rounds", "turns", "train", "heldout", "bytes"),
-    *("proofs", "samples", "methods", "events", "advice"),
+    *("proofs", "samples", "methods", "events", "advice", "stages", "moves", "beside"),
 )
 MAX_ROWS = 400_000  # of all lists together: a page holds them all
+STAGES_S = 30.0  # between two rows of stages that say the same
 _UNTOLD = (StepDone, MemberProgress, Working)  # too many to list, and each is in another list
-
-
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """What is known of the run, as far as it is."""
-
-    name: str | None = None
-    id: str | None = None
-    total_tokens: int | None = None
-    tokens_per_step: int | None = None  # of one peer
-    num_parameters: int | None = None
-    method: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerNow:
-    """A peer as it stands."""
-
-    key: str
-    name: str
-    is_here: bool
-    tokens_per_s: float
-    round: int | None
-    device: str
-    software: str
-    counted_tokens: int  # that rounds counted of it
-    sent_nbytes: int
-    received_nbytes: int
-    num_missed: int
-    is_heard: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Now:
-    """How a run stands, in figures."""
-
-    num_rounds: int
-    committed_tokens: int
-    total_tokens: int | None
-    moved_nbytes: int
-    ring_nbytes: int
-    loss: float | None
-    heldout: float | None
-    num_events: tuple[int, ...]  # by severity
-    peers: tuple[PeerNow, ...]
 
 
 @dataclass
@@ -138,7 +102,10 @@ class History:
         self.num_left_out = 0
         self._rows: list[tuple[str, Row]] = []
         self._peers: dict[PeerId, _Peer] = {}
-        self._committed: set[tuple[str, int]] = set()
+        self._committed: set[tuple[int | None, str, int]] = set()
+        self._num_rounds = 0
+        self._stages, self._lead, self._shown = Stages(), Lead(), Lead()
+        self._stages_row: tuple[float, object] = (-math.inf, None)  # the last: when, and the members in it
         self._evaluated: set[int] = set()
         self._committed_tokens = 0
         self._moved_nbytes = self._ring_nbytes = 0
@@ -166,7 +133,7 @@ class History:
     @property
     def now(self) -> Now:
         return Now(
-            num_rounds=len(self._committed),
+            num_rounds=self._num_rounds,
             committed_tokens=self._committed_tokens,
             total_tokens=self.run.total_tokens,
             moved_nbytes=self._moved_nbytes,
@@ -188,9 +155,11 @@ class History:
                     received_nbytes=peer.received_nbytes,
                     num_missed=peer.num_missed,
                     is_heard=peer.is_heard,
+                    stages=self._stages.of(key),
                 )
                 for key, peer in self._peers.items()
             ),
+            stages=replace(self._stages, num=max(self._stages.num, len(self.run.layers)), layers=self.run.layers).now,
         )
 
     # --- the fold ---
@@ -202,8 +171,9 @@ class History:
             return
         if isinstance(entry.event, RoundProven):  # who checked it is no peer of the run
             proven = entry.event
-            self._add("proofs", [entry.at, proven.round, proven.num_signed, proven.num_electors])
+            self._add("proofs", [entry.at, proven.round, proven.num_signed, proven.num_electors, *_column(proven)])
             return
+        self._stages = told(self._stages, entry)
         own, at = self._peer(entry.peer), entry.at
         self._fold(own, at, entry)
         if not isinstance(entry.event, _UNTOLD):
@@ -258,10 +228,17 @@ class History:
         match entry.event:
             case PeerStarted(name=name, device=device, software=software, num_parameters=num, run=run):
                 self._call(entry.peer, name, device, software)
-                self.run = replace(self.run, num_parameters=num, id=self.run.id or run)
+                if stage_of(entry.event) is None:  # else both are of the stage
+                    self.run = replace(self.run, num_parameters=num, id=self.run.id or run)
                 self._state(own, at, own, "starting")
             case StepDone() as step:
                 self._step(own, at, step)
+            case StageHeld(stage=stage, reason=reason) | StageLeft(stage=stage, reason=reason):
+                self.run = replace(self.run, num_parameters=self.run.num_parameters or self._stages.num_parameters)
+                is_held = isinstance(entry.event, StageHeld)
+                self._add("moves", [at, own.number, stage, is_held, printable(reason)])
+            case StagesSeen() if self._stages.seen_at == at:  # else it is older than what is known
+                self._see(own, at, entry.event)
             case RoundCommitted() as commit:
                 self._commit(own, at, entry.peer, commit)
             case CountedThrough(round=round):
@@ -301,6 +278,8 @@ class History:
                 self._state(own, at, own, "missed a round")
             case MajorityLost(alive=alive, electorate=electorate):
                 self._state(own, at, own, f"{alive} of {electorate} left")
+            case PeerStopped() if self._stages.of(PeerId(own.row[0])) not in ((), (stage_of(event),)):
+                pass  # it holds other stages still
             case PeerStopped(reason=reason):
                 own.tokens_per_s = 0.0
                 self._state(own, at, own, "finished" if reason == "complete" else "stopped")
@@ -309,6 +288,10 @@ class History:
             case MemberJoined(member=member, name=name):
                 self._call(member, name)
                 self._hearsay(own, at, member, "joined")
+            case MemberSuspected(member=member) | MemberGone(member=member) | MemberLeft(member=member) if (
+                self._is_elsewhere(member, stage_of(event))
+            ):
+                pass
             case MemberRecovered(member=member):
                 self._hearsay(own, at, member, "back")
             case MemberSuspected(member=member):
@@ -317,6 +300,29 @@ class History:
                 self._away(own, at, member, "gone")
             case MemberLeft(member=member):
                 self._away(own, at, member, "left")
+
+    def _is_elsewhere(self, member: PeerId, stage: int | None) -> bool:
+        """Return whether a peer that is no more in one stage holds another."""
+        return stage is not None and any(each != stage for each in self._stages.of(member))
+
+    def _see(self, own: _Peer, at: float, seen: StagesSeen) -> None:
+        """Take up a word on who is in the run."""
+        everybody = self._stages.everybody
+        for key, name in sorted(seen.names.items()):
+            if not (self._peer(key).is_heard and self._peer(key).row[1]):
+                self._call(key, name)
+        for key in sorted(everybody):
+            if self._peer(key).state in {*AWAY, ""}:
+                self._hearsay(own, at, key, "training")
+        for key, peer in list(self._peers.items()):
+            was_here = peer.round is not None if peer.is_heard else peer.state == "training"
+            if seen.names and was_here and peer is not own and key not in everybody and key not in seen.names:
+                self._away(own, at, key, "gone")
+        when, members = self._stages_row
+        if seen.members != members or at - when >= STAGES_S:
+            self._stages_row = at, seen.members
+            numbers = [[self._peer(each).number for each in stage] for stage in seen.members]
+            self._add("stages", [at, own.number, numbers, list(seen.rates), list(seen.waiting)])
 
     def _hearsay(self, own: _Peer, at: float, member: PeerId, state: str) -> None:
         of = self._peer(member)
@@ -341,7 +347,7 @@ class History:
     def _step(self, own: _Peer, at: float, step: StepDone) -> None:
         own.tokens_per_s = smoothed_speed(own.tokens_per_s, step)
         own.loss = step.loss
-        if math.isfinite(step.loss):
+        if math.isfinite(step.loss) and self._lead.is_of(step):  # all stages tell of the same loss
             self._losses.append(step.loss)
         if own.state != "training":
             self._state(own, at, own, "training")
@@ -355,7 +361,9 @@ class History:
             offered_to, offered = own.offered
             own.counted_tokens += offered if is_counted and offered_to == commit.round else 0
         self._moved_nbytes += commit.sent_nbytes + commit.received_nbytes
-        self._ring_nbytes += ring_nbytes(commit, self.run.num_parameters, self.run.tokens_per_step)
+        stage = stage_of(commit)
+        if stage is None:
+            self._ring_nbytes += ring_nbytes(commit, self.run.num_parameters, self.run.tokens_per_step)
         turn = [
             at,
             own.number,
@@ -365,38 +373,60 @@ class History:
             commit.sent_nbytes,
             commit.received_nbytes,
         ]
-        self._add("turns", [*turn, is_counted])
+        self._add("turns", [*turn, is_counted, *_column(commit)])
         if own.state != "paused":
             self._state(own, at, own, "training" if is_counted else "left out")
-        if (commit.branch, commit.round) in self._committed:
+        if (stage, commit.branch, commit.round) in self._committed:
             return
-        self._committed.add((commit.branch, commit.round))
+        self._committed.add((stage, commit.branch, commit.round))
         if _tells_shares(commit):
             for each, tokens in zip(commit.contributors, commit.contributed, strict=True):
                 self._peer(each).counted_tokens += tokens
-        self._add(
-            "rounds",
-            [
-                *(at, commit.round, commit.attempt, self._number(commit.leader)),
-                *(commit.tokens, commit.committed_tokens),
-                [self._peer(each).number for each in commit.contributors],
-                [[self._peer(each).number, printable(reason)] for each, reason in commit.left_out.items()],
-                list(commit.contributed) if _tells_shares(commit) else None,
-            ],
-        )
+        self._lead = led(self._lead, commit)
+        is_new = self._shown.is_of(commit) or commit.committed_tokens > self._committed_tokens
+        is_run_s = self._lead.is_of(commit) and is_new
+        self._add("rounds" if is_run_s else "beside", [*self._round_row(at, commit), *_column(commit)])
+        if not is_run_s:
+            return
+        self._num_rounds += 1
+        self._shown = self._lead
         if commit.committed_tokens <= self._committed_tokens:  # of a lesser branch
             return
         self._committed_tokens = commit.committed_tokens
+        if stage is not None:
+            self._ring_nbytes += self._staged_ring_nbytes(commit)
         self._add("bytes", [at, commit.committed_tokens, self._moved_nbytes, self._ring_nbytes])
         if self._losses:
             self._loss = sum(self._losses) / len(self._losses)
             self._add("train", [at, commit.committed_tokens, self._loss])
             self._losses.clear()
 
+    def _round_row(self, at: float, commit: RoundCommitted) -> Row:
+        return [
+            *(at, commit.round, commit.attempt, self._number(commit.leader)),
+            *(commit.tokens, commit.committed_tokens),
+            [self._peer(each).number for each in commit.contributors],
+            [[self._peer(each).number, printable(reason)] for each, reason in commit.left_out.items()],
+            list(commit.contributed) if _tells_shares(commit) else None,
+        ]
+
+    def _staged_ring_nbytes(self, commit: RoundCommitted) -> int:
+        num, tokens_per_step = self.run.num_parameters, self.run.tokens_per_step
+        if not num or not tokens_per_step:
+            return 0
+        num_heard = sum(peer.is_heard and peer.round is not None for peer in self._peers.values())
+        return num_heard * staged_ring_nbytes(commit, num, tokens_per_step, len(self._stages.everybody))
+
 
 def _tells_shares(commit: RoundCommitted) -> bool:
     """Whether a commit says what each peer brought: not where groups are counted, of which one brings all."""
     return len(commit.contributed) == len(commit.contributors) and not commit.num_through
+
+
+def _column(event: Event) -> Row:
+    """Return the column that says of which stage a row is; none where the run has no stages."""
+    stage = stage_of(event)
+    return [] if stage is None else [stage]
 
 
 def _finite(number: float | None) -> float | None:

@@ -1,6 +1,7 @@
 """A history's figures for Prometheus, in its text format.
 
-Names begin with weft_ and end in their unit; a peer is a label, by name and the first digits of its key.
+Names begin with weft_ and end in their unit; a peer is a label, by name and the first digits of its key, and a stage, by
+its number from 1.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from weft.dashboard.history import History
+from weft.dashboard.now import Now
 from weft.dashboard.severity import SEVERITIES
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -59,6 +61,20 @@ class _Collector:
                 moved.add_metric([*of, "sent"], peer.sent_nbytes)
                 moved.add_metric([*of, "received"], peer.received_nbytes)
         yield from (up, speed, at_round, counted, missed, moved)
+        if now.stages:
+            yield from _of_stages(now)
+
+
+def _of_stages(now: Now) -> Iterator[Metric]:
+    labels = ["stage"]
+    members = GaugeMetricFamily("weft_stage_peers", "Peers that compute a stage.", labels=labels)
+    speed = GaugeMetricFamily("weft_stage_samples_per_second", "What they would compute, never waiting.", labels=labels)
+    waiting = GaugeMetricFamily("weft_stage_waiting_micro_batches", "Micro-batches that wait there.", labels=labels)
+    for number, stage in enumerate(now.stages, 1):
+        members.add_metric([str(number)], len(stage.members))
+        speed.add_metric([str(number)], stage.rate)
+        waiting.add_metric([str(number)], stage.waiting)
+    yield from (members, speed, waiting)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

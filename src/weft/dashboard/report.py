@@ -13,19 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
+from statistics import median
 from typing import Any
 
 from weft.config import dump
 from weft.dashboard import figures
 from weft.dashboard.chart import Curve, chart
-from weft.dashboard.history import PeerNow
+from weft.dashboard.now import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.severity import WARNING
 from weft.peer.again import MODEL, TOKENIZER, run_file_of
 from weft.peer.config import RunConfig
 from weft.sync.in_words import in_words
 
-MAX_FAULTS = 40  # that are told one by one
+MAX_FAULTS = 40  # that are told one by one, and moves
+COLUMN = 9  # of a round's row, that says of which stage it is
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ def told_of(run: Run) -> list[Section]:
         Section("In short", tuple(_short(run, tree))),
         *_curves([run], [tree]),
         Section("Peers", table=_peers(now.peers)),
+        *_stages(run, tree),
         Section("Faults survived", *_faults(tree, now.peers)),
         Section("Environment", table=_environment(now.peers)),
         *_configuration(run),
@@ -148,6 +151,45 @@ def _peers(peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], ...]:
         if peer.round is not None or peer.is_heard
     ]
     return (head, *rows)
+
+
+def _stages(run: Run, tree: dict[str, Any]) -> list[Section]:
+    """Return who computed which stage, of a run with stages."""
+    stages, peers = run.history.now.stages, run.history.now.peers
+    if not stages:
+        return []
+    rows: dict[int, list[Any]] = {stage: [] for stage in range(len(stages))}
+    for row in (*tree["rounds"], *tree["beside"]):
+        rows.setdefault(row[COLUMN] if len(row) > COLUMN else 0, []).append(row)
+    head = ("stage", "layers", "parameters", "rounds", "peers that counted", "usual samples/s", "usually waiting")
+    table = []
+    for number, stage in enumerate(stages):
+        names = sorted({peers[peer].name or peers[peer].key[:8] for row in rows[number] for peer in row[6]})
+        seen = [(row[3][number], row[4][number]) for row in tree["stages"] if number < len(row[3])]
+        rates = [rate for rate, _ in seen if rate > 0]
+        table.append(
+            (
+                f"{number + 1} of {len(stages)}",
+                stage.layers or "-",
+                "-" if stage.num_parameters is None else f"{stage.num_parameters:,}",
+                str(len(rows[number])) if rows[number] else "not heard",
+                ", ".join(names) or "-",
+                f"{median(rates):.3g}" if rates else "-",
+                f"{median(waiting for _, waiting in seen):.0f}" if seen else "-",
+            )
+        )
+    began = min(row[0] for row in tree["events"]) if tree["events"] else 0.0
+    moves = [
+        f"{figures.duration(at - began)} {peers[peer].name or peers[peer].key[:8]} "
+        f"{'takes' if is_held else 'leaves'} stage {stage + 1}: {reason}."
+        for at, peer, stage, is_held, reason in tree["moves"]
+    ]
+    more = f"The last {MAX_FAULTS} of {len(moves)} moves." if len(moves) > MAX_FAULTS else ""
+    what = (
+        "Each stage has rounds of its own, which go together. Rounds, tokens and curves of this report are those of "
+        "one stage: of the first, where its peers are among those heard."
+    )
+    return [Section("Stages", (what, *filter(None, [more]), *moves[-MAX_FAULTS:]), (head, *table))]
 
 
 def _faults(tree: dict[str, Any], peers: Sequence[PeerNow]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

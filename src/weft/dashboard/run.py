@@ -10,14 +10,16 @@ It does not know how a run is drawn.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from weft.dashboard.history import About, History
+from weft.dashboard.history import History
 from weft.dashboard.logs import find_logs, logged
+from weft.dashboard.now import About
+from weft.dashboard.stages import layers_of
 from weft.errors import ConfigError, WeftError
 from weft.events import Entry
 from weft.ids import Digest, RunId
@@ -117,7 +119,7 @@ class Run:
                 "moved_nbytes": moved[committed][0] if committed in moved else None,
                 "ring_nbytes": moved[committed][1] if committed in moved else None,
             }
-            for at, number, attempt, leader, tokens, committed, counted, left_out, _ in tree["rounds"]
+            for at, number, attempt, leader, tokens, committed, counted, left_out, *_ in tree["rounds"]
         ]
 
 
@@ -136,13 +138,22 @@ def shared_by(log: Path) -> "Genesis | None":
     return None
 
 
-def about_of(run: "Genesis") -> About:
-    """Return what is known of a run before anything happened."""
-    return about(run.name, run.run, run.settings)
+def about_of(run: "Genesis", settings: Settings | None = None) -> About:
+    """Return what is known of a run before anything happened.
+
+    Args:
+        settings: what holds of it now; None: what it began with.
+    """
+    from weft.peer.staged import StagedConfig  # needs torch, too
+
+    known = about(run.name, run.run, settings or run.settings)
+    if not isinstance(run, StagedConfig):
+        return known
+    return replace(known, num_parameters=run.num_parameters, layers=layers_of(run.cuts))
 
 
 def about(name: str, run: RunId, settings: Settings) -> About:
-    """Return the same, by what holds of it now."""
+    """Return what is known of a run whose model is not."""
     return About(
         name=name,
         id=run,

@@ -6,6 +6,8 @@ Paths are not among what they share: where the run read text, `paths` are for wh
 from weft.data import BytesConfig, ByteTokenizer, JsonConfig
 from weft.peer.config import FolderModel, RunConfig, RunFile, ShapedModel
 from weft.peer.seal import of_shape
+from weft.peer.staged import StagedConfig
+from weft.pipeline.config import PipelineConfig
 from weft.sync.messages import MAX_GROUP
 from weft.sync.rows import spell_out
 
@@ -22,6 +24,7 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
     shape = ShapedModel(**{name: getattr(run.model, name) for name in ShapedModel.__struct_fields__})
     is_shape = run.is_seeded and of_shape(shape, run.data.vocab_size, run.train.seq_len) == run.model
     is_bytes = run.data.tokenizer == ByteTokenizer().digest
+    staged = run if isinstance(run, StagedConfig) else None
     return RunFile(
         name=run.name,
         seed=run.seed,
@@ -38,4 +41,6 @@ def run_file_of(run: RunConfig, num_peers: int) -> RunFile:
         electors=run.electors,
         stewards=run.stewards,
         predecessor=run.predecessor,
+        stages=1 if staged is None else staged.stages,
+        pipeline=PipelineConfig() if staged is None else staged.pipeline,
     )
