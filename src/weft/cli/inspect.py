@@ -111,6 +111,7 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
         return
     from weft.peer.checkpoint import load, read_contents
     from weft.peer.config import RunConfig
+    from weft.peer.staged import StagedConfig
     from weft.peer.state import replica_digest
     from weft.sync.method import OUTER
 
@@ -123,6 +124,9 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
     yield f"round       {'none yet' if head is None else head.round}"
     if isinstance(run, RunConfig):
         yield f"model       {_described(run.model)}"
+        if isinstance(run, StagedConfig) and run.section is not None:
+            first, last = run.section.layers[0] + 1, run.section.layers[-1] + 1
+            yield f"section     {run.section.number + 1} of {run.stages}: layers {first} to {last} are here"
         yield f"tokenizer   {run.data.vocab_size} ids  {contents.tokenizer}"
     else:
         yield f"trains      {figures.amount(run.num_parameters)} numbers in {len(run.tensors)} tensors"

@@ -6,6 +6,9 @@
     "last"                                  the newest checkpoint of this home
     four or more digits of a run's name     the newest checkpoint of that run in this home
 
+Of a run with stages each peer keeps sections, which are no model: they are chosen by none of these, and an error says
+how a model is made of them (`weft gather`).
+
 It reads no checkpoint.
 """
 
@@ -22,6 +25,7 @@ from weft.ids import short
 from weft.wire import printable
 
 CHECKPOINT_FILE = "checkpoint.json"
+_SECTIONS = f"stage-*/checkpoint/{CHECKPOINT_FILE}"  # in a peer's folder of a run with stages
 _MIN_PREFIX = 4  # fewer digits would hit a run by accident
 _MAX_LISTED = 8
 
@@ -36,25 +40,43 @@ def find_checkpoint(given: str, home: Path) -> Path:
     if path.is_dir():
         if (path / CHECKPOINT_FILE).exists() or (path / "config.json").exists():
             return path
-        found = _newest(path.glob(f"checkpoint/{CHECKPOINT_FILE}"), path.glob(f"*/checkpoint/{CHECKPOINT_FILE}"))
+        below = path.glob(f"*/checkpoint/{CHECKPOINT_FILE}")
+        whole = (each for each in below if not each.parts[-3].startswith("stage-"))
+        found = _newest(path.glob(f"checkpoint/{CHECKPOINT_FILE}"), whole)
         if found is None:
+            _require_no_sections(_newest(path.glob(_SECTIONS), path.glob(f"*/{_SECTIONS}")))
             raise CheckpointError(
                 f"{path} holds no checkpoint: there is no {CHECKPOINT_FILE} in it. It is half-written, or another "
                 f"folder was meant. {_listing(home)}"
             )
         return found
-    runs = home / "runs"
-    if given == "last":
-        found = _newest(runs.glob(f"*/*/checkpoint/{CHECKPOINT_FILE}"))
-    elif re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", given):
-        _require_one(given, runs)
-        found = _newest(runs.glob(f"{given}*/*/checkpoint/{CHECKPOINT_FILE}"))
-    else:
-        found = None
+    which = _named(given, home)
+    found = None if which is None else _newest(which.parent.glob(f"{which.name}/*/checkpoint/{CHECKPOINT_FILE}"))
+    sections = None if which is None else _newest(which.parent.glob(f"{which.name}/*/{_SECTIONS}"))
+    if sections is not None and (found is None or _age(sections) > _age(found)):
+        found = _newest(sections.parents[2].glob(f"*/checkpoint/{CHECKPOINT_FILE}"))
+        if found is None:
+            _require_no_sections(sections)
     if found is None:
         why = "there is none yet" if given == "last" else "no such folder, and no such run"
         raise CheckpointError(f"{given[:200]!r} names no checkpoint: {why}. {_listing(home)}")
     return found
+
+
+def find_sections(given: str, home: Path) -> Path:
+    """Return the folder of the run, with stages, that `given` means: digits of its name, or "last".
+
+    Raises:
+        CheckpointError: this home has no sections of such a run.
+    """
+    which = _named(given, home)
+    found = None if which is None else _newest(which.parent.glob(f"{which.name}/*/{_SECTIONS}"))
+    if found is None:
+        raise CheckpointError(
+            f"{given[:200]!r} names no ticket, and no run of which there are sections in {home}. Runs with stages have "
+            "them: give a ticket of one, the digits of its name, or last."
+        )
+    return found.parents[2]
 
 
 def find_tickets(given: str | None, home: Path) -> list[Path]:
@@ -63,6 +85,30 @@ def find_tickets(given: str | None, home: Path) -> list[Path]:
     if given is not None and name == "*":
         return []
     return sorted((home / "runs").glob(f"{name}/*/ticket"), key=_age, reverse=True)
+
+
+def _named(given: str, home: Path) -> Path | None:
+    """Return what matches the folders of the runs that are meant; None: no name of a run."""
+    if given == "last":
+        return home / "runs" / "*"
+    if re.fullmatch(rf"[0-9a-f]{{{_MIN_PREFIX},64}}", given):
+        _require_one(given, home / "runs")
+        return home / "runs" / f"{given}*"
+    return None
+
+
+def _require_no_sections(folder: Path | None) -> None:
+    """
+    Args:
+        folder: of the newest section's checkpoint.
+    """
+    if folder is not None:
+        run = folder.parents[2]
+        raise CheckpointError(
+            f"run {called(run)} has stages, and here are sections of its model only, in {folder.parents[1]}. Put them "
+            f"together with `weft gather {short(run.name)}`; those that other peers hold, while they run, with `weft "
+            "gather TICKET`."
+        )
 
 
 def _newest(*found: Iterable[Path]) -> Path | None:

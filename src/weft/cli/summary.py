@@ -54,7 +54,10 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         from weft.peer.seal import on_corpus
 
         lines += ["", excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()), ""]
-    lines.append(try_next(command, short(outcome.run.run)))
+    if outcome.checkpoint.parent.name.startswith("stage-"):
+        lines.append(f"of its model a section is here; the whole one: {command} gather TICKET, while others run")
+    else:
+        lines.append(try_next(command, short(outcome.run.run)))
     return "\n".join(lines)
 
 

@@ -23,6 +23,7 @@ from weft.peer.checkpoint import load_model, read_contents
 from weft.peer.config import RunConfig
 from weft.peer.device import choose
 from weft.peer.machine import PeerConfig
+from weft.peer.staged import StagedConfig
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def open_trained(given: str, home: Path) -> Trained:
         config, vector = read_folder(folder)
         return Trained(folder, config, vector, JsonTokenizer.from_file(folder), None)
     run, blob, vector = load_model(folder)
+    if isinstance(run, StagedConfig) and run.stage is not None:
+        raise CheckpointError(
+            f"{folder} holds section {run.stage + 1} of {run.stages} of a model, which is none by itself. Put them "
+            "together: weft gather"
+        )
     head = read_contents(folder).head
     try:
         return Trained(folder, run.model, vector, from_bytes(blob), run, 0 if head is None else head.round)

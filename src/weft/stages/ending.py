@@ -15,7 +15,7 @@ class Ending:
     """
 
     def __init__(self, tasks: Tasks, tell: Callable[[], None]) -> None:
-        self.work: Callable[[], Awaitable[None]] | None = None  # what is to be done; None: nothing, or it has begun
+        self.work: Callable[[], Awaitable[object]] | None = None  # what is to be done; None: nothing, or it has begun
         self.is_under_way = False
         self._tasks = tasks
         self._tell = tell

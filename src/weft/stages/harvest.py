@@ -12,10 +12,12 @@ Failure:
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 from weft.errors import CheckpointError, WeftError
 from weft.events import Notice
 from weft.ids import PeerId
+from weft.peer.home import CHECKPOINT_FILE
 from weft.peer.state import chunk_bytes
 from weft.stages.company import FINISH_S, Company
 from weft.stages.gather import Found, Gathered, Gathering, Means, Sources, found_in
@@ -58,6 +60,11 @@ async def gather_at_end(company: Company) -> Gathered | None:
         text = f"the whole model was not put together: {error} Its sections stay where they are: weft gather"
         grounds.emit(Notice(text=text))
         return None
+
+
+def has_model(folder: Path) -> bool:
+    """Return whether there is a checkpoint in a folder."""
+    return (folder / CHECKPOINT_FILE).exists()
 
 
 async def _ended(company: Company) -> None:

@@ -3,6 +3,9 @@
 It does not know how anything is shown.
 """
 
+from dataclasses import replace
+from functools import partial
+
 from weft.clock import SystemClock
 from weft.ids import Digest, Round, Tokens
 from weft.peer.launch import Stand
@@ -10,6 +13,7 @@ from weft.peer.peer import Outcome
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.stages.company import Company
+from weft.stages.harvest import gather_at_end, has_model
 from weft.stages.member import Grounds
 from weft.stages.pulse import Pulse
 
@@ -43,6 +47,8 @@ async def take_part(stand: Stand, wait_for: int | None) -> Outcome:
         )
 
     company = Company(grounds)
+    if wait_for is not None:
+        company.ending.work = partial(gather_at_end, company)
     with ground.ticket(node, stand.admission) as ticket:
         async with ground.guarded(company):
             stand.on_started(company, ticket)
@@ -51,9 +57,10 @@ async def take_part(stand: Stand, wait_for: int | None) -> Outcome:
 
 
 def summed(stand: Stand, outcomes: dict[int, Outcome], reason: str) -> Outcome:
-    """Return how the peer ended: as its first stage did."""
+    """Return how the peer ended: as its first stage did, with the whole model where that was put together."""
     if outcomes:
-        return outcomes[min(outcomes)]
+        whole, first = stand.ground.folder.checkpoint, outcomes[min(outcomes)]
+        return replace(first, run=stand.run, checkpoint=whole if has_model(whole) else first.checkpoint)
     sent, received = stand.node.moved
     return Outcome(
         reason=reason,
