@@ -79,6 +79,7 @@ class Company:
         self._told_at, self._told = -TELL_S, ()  # type: tuple[float, object]
         self._looked_at = grounds.clock.now()
         self._complete_at: float | None = None
+        self._last_round = 0  # of the first stage
         self._stop_reason = ""
         self._is_begun = asyncio.Event()
         self._has_ended = asyncio.Event()
@@ -332,12 +333,12 @@ class Company:
         if self._complete_at is None and not is_complete:
             return
         self._complete_at = self._complete_at or now
+        self._last_round = max([self._last_round, *(each.round for each in self.roll.held(0).values())])
         self.ending.begin()
         if self.has_busy() or now - self._complete_at < NEWS_S:  # who is about to fetch says so in its next news
             return
-        last = max((each.round for each in self.roll.held(0).values()), default=0)
         for member in list(self.members.values()):
-            has_all = last and member.conductor.beat.round >= last and not member.worker.num_taken
+            has_all = member.conductor.beat.round >= self._last_round and not member.worker.num_taken
             if member.stage and (has_all or now - self._complete_at >= FINISH_S):
                 member.stop("complete")
 

@@ -65,6 +65,7 @@ class Conductor:
         self._sends_gradient = part.run.method.send == "gradient"
         self._round: int | None = None  # of the beats; None: nothing was heard of any yet
         self._heard: dict[tuple[Digest, PeerId], Tallied] = {}  # the oldest first
+        self._states: dict[Digest, int] = {}  # of manifests: the beat that follows; the oldest first
         self._previous: Digest | None = None  # of the round that this peer trains for
         self.is_ready = False  # it computes in step with the others
         self.on_ready: Callable[[], None] = lambda: None
@@ -152,8 +153,15 @@ class Conductor:
         closed = await part.worker.close(reports, electorate)
         told = [note.beat for note in self._notes(manifest.previous)]
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
+        self._states[digest_of(manifest)] = self._round
+        while len(self._states) > MAX_KEPT:
+            del self._states[next(iter(self._states))]
         await part.worker.advance(self.beat)
         return bool(closed.given_up)
+
+    def beat_after(self, manifest: Digest) -> int | None:
+        """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
+        return self._states.get(manifest)
 
     def evaluator(self, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
         return self._part.make_evaluator(self, replica, is_stopping)

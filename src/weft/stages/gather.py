@@ -2,10 +2,12 @@
 
     gathered = await Gathering(run, means, windows, sources).gather(into)
 
-Stages go in step, so their states are of equal rounds, or one round apart for a moment. Members are asked to keep the
-states that they hold; a stage that is a round behind is asked again once it has come as far. Stages that are further
-apart count their rounds otherwise since a branch: then, and where a round went by too fast, the newest of each is
-taken, and a notice says so. A section that lies on this machine, in the state that is wanted, is not fetched.
+Each stage counts its own rounds, and one that was slow has fewer: what says which states belong together is how many
+rounds of the first stage are in them, their beat. Stages go in step, so their states are of equal beats, or one apart
+for a moment. Members are asked to keep the states that they hold; a stage that is behind is asked again once it has
+come as far. Where a beat went by too fast, or a stage is further behind, the newest of each is taken, and a notice says
+so. A section that lies on this machine, in the state that is wanted, is not fetched. Where nobody tells of beats, as
+among sections on a disk, rounds are taken in their place.
 
 No more than one section is in memory: what comes goes into a mapped file (`whole`).
 
@@ -43,7 +45,7 @@ from weft.wire import Buffer, digest_of
 
 AGREE_S = 60.0  # for all stages to come to one round
 LOOK_S = 0.1  # between two looks how far a stage has come
-IN_STEP = 1  # rounds that stages in step may be apart
+IN_STEP = 1  # beats that stages in step may be apart
 TRIES = 3
 AGAIN_S = 15.0  # a stage that has lost all its members may be restored meanwhile
 
@@ -55,11 +57,16 @@ class Found:
     Args:
         pieces: yields the outer parameters, where states are merged; raises CheckpointError where they are no longer
             those of `head`.
+        beat: rounds of the first stage that are in it; of the stage itself, where that is not known.
     """
 
     head: Manifest
     charter: Charter | None
     pieces: Callable[[], Iterator[Buffer]]
+    beat: int
+
+
+Choice = tuple[int, Found | Offered]  # with its beat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +111,7 @@ class Gathering:
         self._means = means
         self._windows = windows
         self._sources = sources
-        self._pins: dict[int, dict[Round, Offered]] = {}
+        self._pins: dict[int, dict[int, Offered]] = {}  # of each stage, by beat
         self._placed: dict[int, Digest] = {}  # the state's head, of stages that have come
         self._fetched_nbytes = 0
 
@@ -117,10 +124,11 @@ class Gathering:
         """
         whole = await self._means.compute.serve(lambda: Whole(self._run, self._means.scratch))
         chosen = await self._all_in(whole)
-        rounds = {stage: each.head.round for stage, each in chosen.items()}
-        if len(set(rounds.values())) > 1:
-            self._means.emit(Notice(text=in_words(rounds)))
-        first = chosen[0]
+        states = {stage: each for stage, (_, each) in chosen.items()}
+        beats = {stage: beat for stage, (beat, _) in chosen.items()}
+        if len(set(beats.values())) > 1:
+            self._means.emit(Notice(text=in_words(beats)))
+        rounds, first = {stage: each.head.round for stage, each in states.items()}, states[0]
         snapshot = Snapshot(
             config=self._run,
             tokenizer=self._means.tokenizer,
@@ -139,13 +147,13 @@ class Gathering:
             fetched_nbytes=self._fetched_nbytes,
         )
 
-    async def _all_in(self, whole: Whole) -> dict[int, Found | Offered]:
+    async def _all_in(self, whole: Whole) -> dict[int, Choice]:
         failure: Exception | None = None
         for number in range(TRIES):
             try:
                 await asyncio.sleep(AGAIN_S if number and self._windows else 0.0)
                 chosen = await self._agree()
-                for stage, each in chosen.items():
+                for stage, (_, each) in chosen.items():
                     if self._placed.get(stage) != digest_of(each.head):
                         self._placed.pop(stage, None)
                         await self._place(stage, each, whole)
@@ -175,8 +183,8 @@ class Gathering:
 
     # --- which states ---
 
-    async def _agree(self) -> dict[int, Found | Offered]:
-        """Return the states to take, of one round if it can be had; members keep those that they are to deliver."""
+    async def _agree(self) -> dict[int, Choice]:
+        """Return the states to take, of one beat if it can be had; members keep those that they are to deliver."""
         clock, began = self._means.clock, self._means.clock.now()
         stages = range(self._run.stages)
         wanted = list(stages)
@@ -185,52 +193,47 @@ class Gathering:
             found = {stage: self._choices(stage) for stage in stages}
             goal = common(found)
             if goal is not None:
-                return {stage: found[stage][Round(goal)] for stage in stages}
+                return {stage: (goal, found[stage][goal]) for stage in stages}
             newest = {stage: max(found[stage]) for stage in stages}
             furthest = max(newest.values())
             wanted = [stage for stage in stages if newest[stage] < furthest]
             has_time = clock.now() - began < AGREE_S
             if not has_time or not await self._come_as_far(wanted, newest, furthest, began + AGREE_S):
-                return {stage: found[stage][newest[stage]] for stage in stages}
+                return {stage: (newest[stage], found[stage][newest[stage]]) for stage in stages}
 
     async def _pin(self, stage: int) -> None:
         members = self._sources.members(stage)
         if stage in self._windows and members:
             with suppress(PeerError, NetError, Refused):  # it may lie here
                 offered = await self._windows[stage].pin(members)
-                self._pins.setdefault(stage, {})[offered.head.round] = offered
+                beat = await self._windows[stage].beat(offered.donors, digest_of(offered.head))
+                self._pins.setdefault(stage, {})[int(offered.head.round) if beat is None else beat] = offered
 
-    def _choices(self, stage: int) -> dict[Round, Found | Offered]:
-        """Return the states that can be had of a stage.
+    def _choices(self, stage: int) -> dict[int, Found | Offered]:
+        """Return the states that can be had of a stage, by beat.
 
         Raises:
             PeerError: none.
         """
-        found: dict[Round, Found | Offered] = {}
-        pins = self._pins.get(stage, {})
+        found: dict[int, Found | Offered] = dict(self._pins.get(stage, {}))
+        pinned = {digest_of(pin.head): beat for beat, pin in self._pins.get(stage, {}).items()}
         for each in self._sources.here(stage):
-            if pins and each.head.round < min(pins):
-                continue  # all that lies here may be of long ago
-            pin = pins.get(each.head.round)
-            if pin is None or digest_of(pin.head) == digest_of(each.head):  # else it is of a branch that was left
-                found[each.head.round] = each
-        for round, pin in pins.items():
-            found.setdefault(round, pin)
+            if (beat := pinned.get(digest_of(each.head))) is not None:
+                found[beat] = each  # which need not be fetched
+            elif not pinned:  # else it may be of long ago, or of a branch that was left
+                found[each.beat] = each
         if not found:
-            raise PeerError(f"nobody that is linked holds stage {stage}, and its section does not lie here")
+            raise PeerError(f"nobody that is linked holds stage {stage + 1}, and its section does not lie here")
         return found
 
-    async def _come_as_far(
-        self, stages: Sequence[int], newest: Mapping[int, Round], furthest: Round, until: float
-    ) -> bool:
-        """Wait until stages have come to a round; False: they will not, or not soon."""
+    async def _come_as_far(self, stages: Sequence[int], newest: Mapping[int, int], furthest: int, until: float) -> bool:
+        """Wait until stages have come to a beat; False: they will not, or not soon."""
         if any(furthest - newest[stage] > IN_STEP or not self._sources.members(stage) for stage in stages):
             return False
         rest = set(stages)
         while rest and self._means.clock.now() < until:
             for stage in sorted(rest):
-                heads = await self._windows[stage].heads(self._sources.members(stage))
-                if any(head.round >= furthest for head in heads.values()):
+                if (await self._windows[stage].beat(self._sources.members(stage)) or 0) >= furthest:
                     rest.discard(stage)
             if rest:
                 await asyncio.sleep(LOOK_S)
@@ -248,7 +251,8 @@ def found_in(folders: Sequence[PeerFolder], run: StagedConfig, stage: int) -> li
         with suppress(CheckpointError):  # none, or damaged
             contents = read_contents(path)
             if contents.head is not None and contents.run == run.of_stage(stage).run:
-                found.append(Found(contents.head, contents.charter, _reader(path, contents.head)))
+                head = contents.head
+                found.append(Found(head, contents.charter, _reader(path, head), int(head.round)))
     return sorted(found, key=lambda each: -each.head.round)
 
 

@@ -11,7 +11,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from weft.errors import CheckpointError, WeftError
@@ -22,17 +22,15 @@ from weft.peer.state import chunk_bytes
 from weft.stages.company import FINISH_S, Company
 from weft.stages.gather import Found, Gathered, Gathering, Means, Sources, found_in
 from weft.stages.window import Window
-from weft.wire import Buffer
+from weft.wire import Buffer, digest_of
 
 LOOK_S = 0.5
-STILL_S = 7.0  # three times that all tell what they hold
 WINDOW = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
 
 
 async def gather_at_end(company: Company) -> Gathered | None:
     """Write the checkpoint of the whole run into this peer's folder of it; None: it cannot be had, and it was said."""
     grounds, run = company.grounds, company.run
-    await _ended(company)
     windows = {
         stage: Window(grounds.node, run.of_stage(stage), WINDOW, grounds.compute, grounds.clock)
         for stage in range(run.stages)
@@ -46,6 +44,7 @@ async def gather_at_end(company: Company) -> Gathered | None:
     def members(stage: int) -> list[PeerId]:
         return sorted(peer for peer in company.roll.held(stage) if grounds.node.is_linked(peer))
 
+    await _ended(company, windows, members)
     means = Means(
         tokenizer=grounds.data.tokenizer.to_bytes(),
         scratch=grounds.folder.scratch,
@@ -67,23 +66,19 @@ def has_model(folder: Path) -> bool:
     return (folder / CHECKPOINT_FILE).exists()
 
 
-async def _ended(company: Company) -> None:
-    """Wait until all stages have counted what the first one has trained, or do nothing any more, or have had the time.
+async def _ended(company: Company, windows: Mapping[int, Window], members: Callable[[int], list[PeerId]]) -> None:
+    """Wait until all stages have counted what the first one has trained, or have had the time to."""
+    clock, began = company.grounds.clock, company.grounds.clock.now()
 
-    A stage counts its rounds otherwise than the first where it was restored.
-    """
-    clock, stages = company.grounds.clock, range(company.run.stages)
-    began = still_since = clock.now()
-    before: object = None
+    async def beat(stage: int) -> int:
+        if stage in windows:
+            return await windows[stage].beat(members(stage)) or 0
+        member = company.members.get(stage)
+        return 0 if member is None else member.conductor.beat.round
+
     while clock.now() - began < FINISH_S:
-        held = [list(company.roll.held(stage).values()) for stage in stages]
-        last = max((each.round for each in held[0]), default=0)
-        if last and all(any(each.round >= last for each in members) for members in held):
-            return
-        now = [[(each.round, each.num_waiting) for each in members] for members in held]
-        if now != before:
-            before, still_since = now, clock.now()
-        if clock.now() - still_since >= STILL_S:
+        first, *others = [await beat(stage) for stage in range(company.run.stages)]
+        if first and all(each >= first for each in others):
             return
         await asyncio.sleep(LOOK_S)
 
@@ -101,4 +96,5 @@ def _held(company: Company, stage: int) -> Found | None:
             raise CheckpointError(f"stage {stage + 1} went on meanwhile")
         yield from chunk_bytes(replica.outer)
 
-    return Found(head, replica.charter, pieces)
+    beat = member.conductor.beat_after(digest_of(head))
+    return Found(head, replica.charter, pieces, int(head.round) if beat is None else beat)

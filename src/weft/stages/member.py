@@ -36,7 +36,7 @@ from weft.pipeline.worker import Worker
 from weft.stages.busy import Busy
 from weft.stages.conductor import Conductor, Part
 from weft.stages.measure import Bystander, Needs, StageEvaluator
-from weft.stages.messages import Held, LeaveAnswer, MayLeave, State
+from weft.stages.messages import BeatAnswer, BeatRequest, Held, LeaveAnswer, MayLeave, State
 from weft.stages.pulse import Pulse
 from weft.stages.source import Source
 
@@ -82,6 +82,7 @@ class Member:
         self.folder = grounds.folder.stage(stage)
         self.channel = channel = Channel(grounds.node, f"stage{stage}", run.run, since)
         self.channel.serve(MayLeave, self._may_leave)
+        self.channel.serve(BeatRequest, self._beat)
         batches = grounds.data.batches(run, "train")
         self.trainer = SectionTrainer(run, grounds.settings, batches, self._emit_from_thread, grounds.clock)
         self._busy = Busy(grounds.compute, grounds.clock, run.pipeline.micro_batch)
@@ -184,6 +185,11 @@ class Member:
 
     async def _may_leave(self, _peer: PeerId, _request: MayLeave) -> LeaveAnswer:
         return LeaveAnswer(does_stay=not self.is_leaving and self.conductor.is_ready)
+
+    async def _beat(self, _peer: PeerId, request: BeatRequest) -> BeatAnswer:
+        if request.manifest is None:
+            return BeatAnswer(beat=self.conductor.beat.round)
+        return BeatAnswer(beat=self.conductor.beat_after(request.manifest))
 
     def _emit_from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._grounds.emit, event)

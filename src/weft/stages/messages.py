@@ -5,6 +5,7 @@ the maker  ──StageBegin─► all that are linked     who holds what at firs
 a member   ──Tallied────► members of its stage    what the payload holds that I am about to announce
 a member   ──TalliedRequest─► others of its stage what did that one tell you?
 a member   ──MayLeave───► others of its stage     I am going to another stage: do you stay?
+who fetches ─BeatRequest► members of any stage    how far had the first stage come, in this state?
 
 Every bound is here, with its reason.
 """
@@ -133,3 +134,13 @@ class MayLeave(Record, frozen=True, kw_only=True, tag="MayLeave"):
 
 class LeaveAnswer(Record, frozen=True, kw_only=True, tag="LeaveAnswer"):
     does_stay: bool  # who answers
+
+
+class BeatRequest(Record, frozen=True, kw_only=True, tag="BeatRequest"):
+    """A call of a peer that fetches a stage's state."""
+
+    manifest: HexDigest | None = None  # that the state belongs to; None: the present one
+
+
+class BeatAnswer(Record, frozen=True, kw_only=True, tag="BeatAnswer"):
+    beat: Number | None  # so many rounds of the first stage are in it; None: who answers does not know

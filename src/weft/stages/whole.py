@@ -85,17 +85,17 @@ def require_room(run: StagedConfig, folder: Path) -> None:
         )
 
 
-def common(rounds: Mapping[int, Collection[int]]) -> int | None:
-    """Return the newest round that all stages have; None: there is none.
+def common(states: Mapping[int, Collection[int]]) -> int | None:
+    """Return the newest number that all stages have; None: there is none.
 
     Args:
-        rounds: that can be had of each stage.
+        states: the numbers of those that can be had of each stage.
     """
-    both = set.intersection(*map(set, rounds.values())) if rounds else set()
+    both = set.intersection(*map(set, states.values())) if states else set()
     return max(both, default=None)
 
 
 def in_words(rounds: Mapping[int, int]) -> str:
-    """Return, for a person, that sections are of different rounds."""
-    each = ", ".join(f"{round} of stage {stage}" for stage, round in sorted(rounds.items()))
-    return f"the sections are of different rounds, the newest that could be had of each: {each}"
+    """Return, for a person, that sections are not of one moment."""
+    each = ", ".join(f"round {round} for stage {stage + 1}" for stage, round in sorted(rounds.items()))
+    return f"the sections are not of one round; the newest that could be had of each: {each}"

@@ -2,6 +2,7 @@
 
     heads     what each member holds
     pin       some of them, the furthest first, keep one state for a while; what most of them offer is believed
+    beat      how many rounds of the first stage are in a state: stages count their own rounds, and may skip some
     pull      the vectors of it that are wanted, from all who offer that state at once
 
 It asks what newcomers ask (`weft.peer.donor` answers), and takes no part in the stage. What comes has the digest that
@@ -16,6 +17,7 @@ It does not know what a state is for.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused, WireError
@@ -33,6 +35,7 @@ from weft.peer.pull import pull
 from weft.peer.shares import Blob
 from weft.peer.staged import StagedConfig
 from weft.progress import Meter
+from weft.stages.messages import BeatAnswer, BeatRequest
 from weft.sync.messages import Manifest
 from weft.sync.method import OUTER, Method
 from weft.wire import Buffer, decode, digest_of
@@ -90,6 +93,21 @@ class Window:
         if not offers:
             raise PeerError(f"nobody offers a state of stage {self.run.stage}: {'; '.join(failures)}")
         return most_offered(offers)
+
+    async def beat(self, members: Sequence[PeerId], manifest: Digest | None = None) -> int | None:
+        """Return how many rounds of the first stage are in a state, or in the newest; None: no member knows.
+
+        Args:
+            manifest: that the state belongs to.
+        """
+        request, found = BeatRequest(manifest=manifest), list[int]()
+        for peer in members:
+            with suppress(PeerError, NetError, Refused):
+                answer = await self._channel.call(peer, request, BeatAnswer, deadline_s=CALL_S)
+                found += [] if answer.beat is None else [answer.beat]
+                if found and manifest is not None:
+                    break
+        return max(found, default=None)
 
     async def pull(self, offered: Offered, names: Collection[str], put: Put, emit: Emit) -> int:
         """Fetch vectors of an offered state; return how many bytes came.
