@@ -12,7 +12,7 @@ from weft.sim.stages import Pipeline, Shape, StagePeer
 from weft.sim.stages_round import Beat
 
 SHAPE = Shape(num_stages=3, beat=Beat(every_s=20.0), line_bps=2e6)
-WARM_S, FOR_S = 120.0, 300.0
+WARM_S, FOR_S = 120.0, 240.0
 MOST_S = 1200.0  # until all that was begun is counted
 SLOW = 0.25
 

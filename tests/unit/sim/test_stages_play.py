@@ -7,21 +7,21 @@ from weft.sim.stages import Shape
 from weft.sim.stages_device import Script
 from weft.sim.stages_play import Outcome, play
 
-SHAPE = Shape(num_stages=2, script=Script(forward_s=2.0, input_s=2.0, weights_s=2.0))
+SHAPE = Shape(num_stages=2, script=Script(forward_s=4.0, input_s=4.0, weights_s=4.0))
 HOUR = 3600.0
 
 
 def test_what_is_even_is_what_all_rates_come_to() -> None:
     found = Outcome(SHAPE, ((1.0, 5.0, 9.0), (2.0, 9.5)), ((0.0, 2.0), (5.0, 4.0)), 0, 0, 0, 0.0, 0.0)
-    assert found.even(0.0, 10.0) == pytest.approx((2 + 4) / 2 / 2 / 6)
-    assert found.even(5.0, 6.0) == pytest.approx(4 / 2 / 6)
+    assert found.even(0.0, 10.0) == pytest.approx((2 + 4) / 2 / 2 / 12)
+    assert found.even(5.0, 6.0) == pytest.approx(4 / 2 / 12)
     assert found.by_stage(0.0, 10.0) == pytest.approx((0.3, 0.2))
     assert found.by_stage(1.0, 5.0) == pytest.approx((0.25, 0.25))  # the end is not in it
-    assert found.ratio(0.0, 10.0) == pytest.approx(0.2 / 0.25)
+    assert found.ratio(0.0, 10.0) == pytest.approx(0.2 / 0.125)
 
 
 def test_peers_that_stay_do_what_they_can() -> None:
-    trace = Trace(num_stages=2, hours=0.25, stays=((0.0, HOUR, 1.0),) * 6)
+    trace = Trace(num_stages=2, hours=0.25, stays=((0.0, HOUR, 1.0),) * 4)
     found = play(trace, anywhere, nobody, SHAPE, every_s=300.0, move_s=60.0)
     assert 0.9 <= found.ratio(300.0, 900.0) <= 1.02
     assert (found.num_moves, found.num_lost) == (0, 0)
