@@ -73,6 +73,7 @@ class SizedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="size"
     """A named size; vocabulary and context follow from tokenizer and seq_len."""
 
     size: Size = "nano"
+    is_tied: bool | None = None  # whether embedding and head are one matrix; None: as the size has it, apart in stages
 
 
 class FolderModel(Config, frozen=True, kw_only=True, tag_field="type", tag="folder"):

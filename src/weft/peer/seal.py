@@ -264,9 +264,11 @@ def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
         TokenizerMismatch: the tokenizer is not the folder's.
     """
     match run_file.model:
-        case SizedModel(size=size):
+        case SizedModel(size=size, is_tied=is_tied):
             config = named(size, tokenizer.vocab_size, run_file.train.seq_len)
-            return config if run_file.stages == 1 else msgspec.structs.replace(config, is_tied=False)
+            if is_tied is None:
+                is_tied = config.is_tied and run_file.stages == 1
+            return msgspec.structs.replace(config, is_tied=is_tied)
         case ShapedModel() as shaped:
             return of_shape(shaped, tokenizer.vocab_size, run_file.train.seq_len)
         case FolderModel(path=path):

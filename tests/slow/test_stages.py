@@ -1,0 +1,83 @@
+"""A model in three sections among real processes: one is killed, one stands still for a while, one comes later."""
+
+import signal
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from slow.shell import COMMIT_S, LOCAL, START_S, Shell
+from weft.events import Evaluated, Event, RoundCommitted, StageHeld
+
+pytestmark = pytest.mark.slow
+
+E = TypeVar("E", bound=Event)
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "pipeline.toml"
+TOKENS = 500_000
+SCHEDULE = ("warmup_tokens=50_000", "decay_tokens=150_000", f"total_tokens={TOKENS}")
+CHANGES = [f"train.tokens={TOKENS}", "train.evaluate_every=0", *(f"train.schedule.{each}" for each in SCHEDULE)]
+END_S = 900.0
+
+
+def changed(*changes: str) -> list[str]:
+    return [word for change in (*CHANGES, *changes) for word in ("--set", change)]
+
+
+def seen(shell: Shell, kind: type[E]) -> list[E]:
+    return [entry.event for entry in shell.entries() if isinstance(entry.event, kind)]
+
+
+def rounds(shell: Shell) -> int:
+    return len(seen(shell, RoundCommitted))
+
+
+def stage_of(shell: Shell) -> int:
+    return seen(shell, StageHeld)[-1].stage
+
+
+def test_six_processes_train_what_one_does_though_one_is_killed_one_stands_still_and_one_comes_later(tmp_path):
+    shells = [Shell(tmp_path / f"peer{number}") for number in range(7)]
+    alone = Shell(tmp_path / "alone")
+    try:
+        first, *others, late = shells
+        first.run("train", str(RECIPE), "--wait-for", "6", *changed(), *LOCAL)
+        ticket = first.ticket()
+        for shell in others:
+            shell.run("join", "--yes", ticket, *LOCAL)
+        wait(lambda: all(rounds(shell) >= 10 for shell in (first, *others)), START_S + COMMIT_S)
+        by_stage = {number: [each for each in others if stage_of(each) == number] for number in range(3)}
+        by_stage[2][0].send(signal.SIGKILL)
+        wait(lambda: rounds(first) >= 20, COMMIT_S)
+        late.run("join", "--yes", ticket, *LOCAL)
+        frozen = by_stage[1][0]
+        wait(lambda: rounds(late) >= 10, COMMIT_S)
+        assert stage_of(late) == 2, "it goes where the killed one was"
+        frozen.process.send_signal(signal.SIGSTOP)
+        time.sleep(15.0)  # others suspect it, and go on
+        frozen.process.send_signal(signal.SIGCONT)
+        assert first.process.wait(END_S) == 0, first.said.read_text()
+        for shell in (*others, late):
+            if shell is not by_stage[2][0]:
+                assert shell.process.wait(60.0) == 0, shell.said.read_text()
+        ours = seen(first, Evaluated)[-1]
+
+        # The first stage's two members make steps of two batches together.
+        alone.run("train", str(RECIPE), *changed("stages=1", "train.batch_size=16", "model.is_tied=false"), *LOCAL)
+        alone.ticket()
+        assert alone.process.wait(END_S) == 0, alone.said.read_text()
+        theirs = seen(alone, Evaluated)[-1]
+        difference = ours.loss / theirs.loss - 1
+        print(f"held-out loss {ours.loss:.4f} among six, {theirs.loss:.4f} alone: {100 * difference:+.2f} %")
+        assert abs(difference) < 0.01
+    finally:
+        for shell in (*shells, alone):
+            shell.end()
+
+
+def wait(is_so, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.5)
