@@ -107,7 +107,6 @@ def facts_of(run: Genesis, wait_for: int) -> Facts:
     cut = run if isinstance(run, StagedConfig) else None
     return Facts(
         run=run.name,
-        id=run.run,
         total_tokens=settings.tokens,
         tokens_per_step=settings.tokens_per_step,
         wait_for=wait_for,

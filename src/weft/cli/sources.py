@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weft.net.node import Node
     from weft.net.ticket import Ticket
     from weft.peer.observer import Observer
+    from weft.peer.staged import StagedConfig
     from weft.sync.charter import Settings
 
 LOOK_S = 0.5  # how often logs are looked at that may grow
@@ -99,6 +100,7 @@ async def observe(
     ticket: "Ticket", transports: str | None, on_entry: "Callable[[Entry], None]"
 ) -> "AsyncIterator[tuple[Observer, Facts, Settings]]":
     """Link to members of a run; yield who hears them, what a view shows of it, and what holds of it now."""
+    from weft.cli.running import facts_of
     from weft.cli.settings import check_transports, machine_settings
     from weft.cli.view import Facts
     from weft.clock import SystemClock
@@ -108,20 +110,35 @@ async def observe(
 
     chosen = machine_settings(None, {"transports": check_transports(transports)})
     async with visit(ticket, Identity.generate(), chosen) as node:
+        name, cut = await _known_of(node)
+        if cut is not None:  # nobody amends it, and its stages have charters of their own
+            stages = [cut.of_stage(stage).run for stage in range(cut.stages)]
+            yield Observer(node, ticket.run, SystemClock(), on_entry, stages), facts_of(cut, 1), cut.settings
+            return
         settings = (await ask_charter(node, SystemClock())).charter.settings
-        facts = Facts(run=await _name_of(node), total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step)
+        facts = Facts(run=name, total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step)
         yield Observer(node, ticket.run, SystemClock(), on_entry), facts, settings
 
 
-async def _name_of(node: "Node") -> str:
-    """Return what its maker calls the run of a node; the first digits of its digest where nobody tells."""
+async def _known_of(node: "Node") -> "tuple[str, StagedConfig | None]":
+    """Return what its maker calls the run of a node, and what its peers share where it has stages.
+
+    The name is the first digits of the run's digest where nobody tells.
+    """
     from weft.errors import WeftError
     from weft.ids import Digest, short
     from weft.peer.holders import small_from
     from weft.peer.outline import read_outline
+    from weft.peer.seal import read_run
+    from weft.peer.staged import StagedConfig
     from weft.wire import MAX_RECORD_NBYTES
 
+    name = short(node.run)
     with suppress(WeftError):
         data = await small_from(node, sorted(node.peers), Digest(node.run), MAX_RECORD_NBYTES)
-        return read_outline(data, node.run).name
-    return short(node.run)
+        outline = read_outline(data, node.run)
+        name = outline.name
+        if outline.initials:
+            run = read_run(data, sys.maxsize)  # whoever looks holds none of it
+            return name, run if isinstance(run, StagedConfig) else None
+    return name, None

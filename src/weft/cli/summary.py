@@ -10,12 +10,14 @@ from weft.cli.draw import ring
 from weft.cli.generate import excerpt
 from weft.cli.view import Line, View
 from weft.dashboard import figures
+from weft.dashboard.stages import layers_of, ordinal
 from weft.ids import short
 
 if TYPE_CHECKING:
     from weft.peer.peer import Outcome
 
 INDENT = " " * 13
+STAGE = "stage-"  # folders of a peer's sections begin so
 _WIDTH = 80  # columns
 
 
@@ -39,13 +41,19 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
     if view.ring_nbytes:
         lines.append(f"{INDENT}{ring(view, outcome.sent_nbytes + outcome.received_nbytes)}")
     lines.append(f"replica      {outcome.replica}")
+    section = section_of(outcome)
+    if section:
+        lines.append(f"{INDENT}of {section}; after the same round all who hold that have the same one")
     others = sorted((view.name(peer), line) for peer, line in view.lines.items() if peer != outcome.peer)
-    if others:
+    if others and not section:
         lines.append(f"{INDENT}of this peer; after the same round all have the same one")
     lines += [f"{INDENT}{name}: {_ending(line, is_complete=outcome.reason == 'complete')}" for name, line in others]
     if outcome.reason != "complete" and any(line.state != "left" for _, line in others):
         lines.append("tickets      that name this machine alone lead nowhere now: `weft ticket` on another prints one")
     lines.append(beside("checkpoint", outcome.checkpoint))
+    is_part = outcome.checkpoint.parent.name.startswith(STAGE)
+    if is_part:
+        lines.append(f"{INDENT}of {section} alone: it writes no text, and is not exported")
     if outcome.successor is not None:
         from weft.peer.succession import where
 
@@ -54,11 +62,39 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         from weft.peer.seal import on_corpus
 
         lines += ["", excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()), ""]
-    if outcome.checkpoint.parent.name.startswith("stage-"):
-        lines.append(f"of its model a section is here; the whole one: {command} gather TICKET, while others run")
-    else:
-        lines.append(try_next(command, short(outcome.run.run)))
+    run = short(outcome.run.run)
+    lines.append(gather_next(command, run) if is_part else try_next(command, run))
     return "\n".join(lines)
+
+
+def section_of(outcome: "Outcome") -> str:
+    """Return which part of the model the replica is, in words: stage 2 of 3, layers 4-6. Empty: all of it."""
+    from weft.peer.staged import StagedConfig  # needs torch, for which other verbs should not wait
+
+    if not isinstance(outcome.run, StagedConfig):
+        return ""
+    name = outcome.checkpoint.parent.name
+    if not name.startswith(STAGE):  # the whole model was put together beside it
+        return "a section"
+    stage = int(name.removeprefix(STAGE))
+    return f"{ordinal([stage], outcome.run.stages)}, {layers_of(outcome.run.cuts)[stage]}"
+
+
+def gather_next(command: str, run: str) -> str:
+    """Return what a person may do with a run of which each peer holds a section.
+
+    Args:
+        run: the first digits of its name.
+    """
+    ticket, here = f"{command} gather TICKET", f"{command} gather {run}"
+    width = max(len(ticket), len(here))
+    return "\n".join(
+        (
+            "try next, for the whole model",
+            f"  {ticket:<{width}}   from members, while others run",
+            f"  {here:<{width}}   where all its sections lie on this machine",
+        )
+    )
 
 
 def measured(view: View) -> list[str]:

@@ -60,7 +60,6 @@ class Facts:
     total_tokens: int
     tokens_per_step: int  # of one peer
     wait_for: int = 1  # peers with which it begins, this one included
-    id: str = ""  # of the run: of all stages, where it has some
     num_parameters: int | None = None  # of the whole model
     layers: tuple[str, ...] = ()  # of each stage, in words; empty: the run has no stages
 

@@ -120,10 +120,13 @@ async def _follow(source: "Logs", feed: "Feed") -> None:
 
 
 async def _observe(source: "Members", feed: "Feed", transports: str | None) -> None:
+    from dataclasses import replace
+
     from weft.cli.sources import observe
     from weft.dashboard.run import about
 
     async with observe(source.ticket, transports, feed.take) as (observer, facts, settings):
-        feed.history.run = about(facts.run, source.ticket.run, settings)
+        known = about(facts.run, source.ticket.run, settings)
+        feed.history.run = replace(known, num_parameters=facts.num_parameters, layers=facts.layers)
         print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
         await observer.watch()

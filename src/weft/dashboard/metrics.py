@@ -1,7 +1,7 @@
 """A history's figures for Prometheus, in its text format.
 
-Names begin with weft_ and end in their unit; a peer is a label, by name and the first digits of its key, and a stage, by
-its number from 1.
+Names begin with weft_ and end in their unit. A peer is a label, by name and the first digits of its key; a stage is one
+by its number from 1.
 """
 
 from collections.abc import Iterator

@@ -122,7 +122,7 @@ def led(lead: Lead, commit: RoundCommitted) -> Lead:
     num = lead.beside.get(stage, 0) + 1
     if lead.stage is None or stage < lead.stage or num > GIVEN_UP:
         return Lead(stage=stage)
-    return replace(lead, beside={**lead.beside, stage: num})
+    return replace(lead, beside={**lead.beside, stage: num} if len(lead.beside) < MAX_STAGES else {})
 
 
 def told(stages: Stages, entry: Entry) -> Stages:

@@ -8,7 +8,8 @@
 
 It sends no heartbeat, so it is no member: nobody waits for it, no vote is its own. What a peer tells of itself it has
 signed; what it tells of others is its word. Each entry names the peer that said it. What was decided it also checks for
-itself (`proving`), and says whose word differs.
+itself (`proving`), and says whose word differs. Of a run with stages it checks what each stage decided, at those who
+compute it, as peers tell.
 
 Failure:
 - a peer does not answer: the others are asked, and it is asked again.
@@ -24,6 +25,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -40,16 +42,19 @@ from weft.events import (
     Notice,
     RoundCommitted,
     RoundProven,
+    StagesSeen,
 )
 from weft.ids import PeerId, RunId, short
 from weft.keys import verify
 from weft.log_file import read_lines
+from weft.net.channel import Channel
 from weft.net.node import Node
 from weft.net.tasks import Tasks
 from weft.peer.bulletin import MAX_LINES, WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest
 from weft.peer.plausible import is_plausible
 from weft.peer.proving import Proving
 from weft.peer.public import public
+from weft.peer.staged import channel_of
 from weft.wire import Signed, unseal
 
 MAX_HEARD = 8  # peers
@@ -80,15 +85,26 @@ class Observer:
 
     Args:
         on_entry: is given what peers tell, of each in order.
+        stages: the runs of its stages; none where it has no stages.
     """
 
-    def __init__(self, node: Node, run: RunId, clock: Clock, on_entry: Callable[[Entry], None]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        run: RunId,
+        clock: Clock,
+        on_entry: Callable[[Entry], None],
+        stages: Sequence[RunId] = (),
+    ) -> None:
         self._node = node
         self._run = run
         self._clock = clock
         self._on_entry = on_entry
         self._heard: dict[PeerId, _Heard] = {}
-        self._proving = Proving(node, clock, self._say)
+        self._sides = [Channel(node, channel_of(stage), each, 0) for stage, each in enumerate(stages)]
+        self._provings: dict[int | msgspec.UnsetType, Proving] = {
+            stage: Proving(side, clock, partial(self._say_of, stage)) for stage, side in enumerate(self._sides)
+        } or {msgspec.UNSET: Proving(node, clock, self._say)}
 
     @property
     def heard(self) -> tuple[PeerId, ...]:
@@ -111,7 +127,8 @@ class Observer:
         """Hear the peers that the node is linked to until this is cancelled."""
         asking: dict[PeerId, asyncio.Task[None]] = {}
         async with aclosing(Tasks(self._failed)) as tasks:
-            tasks.spawn(self._proving.watch())
+            for proving in self._provings.values():
+                tasks.spawn(proving.watch())
             while True:
                 asking = {peer: task for peer, task in asking.items() if not task.done()}
                 for peer in self._chosen():
@@ -178,8 +195,10 @@ class Observer:
         entries = list(entries_of(bulletin, peer, self._clock.wall()))
         for entry in entries:
             note_links(heard.linked, entry.event)
-            if isinstance(told := entry.event, RoundCommitted):
-                self._proving.claimed(peer, told.branch, told.round, told.manifest)
+            if isinstance(told := entry.event, RoundCommitted) and told.stage in self._provings:
+                self._provings[told.stage].claimed(peer, told.branch, told.round, told.manifest)
+            if isinstance(told, StagesSeen):
+                self._meet(told)
             if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
                 self._on_entry(entry)
         if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
@@ -189,11 +208,22 @@ class Observer:
         if num_missed:
             self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it keeps them no more")
 
+    def _meet(self, seen: StagesSeen) -> None:
+        """Take up who can be asked what each stage decided."""
+        for side, members in zip(self._sides, seen.members, strict=False):
+            for peer in set(side.peers) - set(members):
+                side.parted(peer, "it computes another stage")
+            for peer in members:
+                side.met(peer, 0)
+
     def _failed(self, error: Exception) -> None:
         self._tell(f"a mistake of weft's own, part of this view stands still: {error!r}")
 
     def _tell(self, text: str) -> None:
         self._say(Notice(text=text))
+
+    def _say_of(self, stage: int, event: Event) -> None:
+        self._say(msgspec.structs.replace(event, stage=stage))
 
     def _say(self, event: Event) -> None:
         self._on_entry(Entry(v=VERSION, at=self._clock.wall(), peer=self._node.peer, event=event))
@@ -204,6 +234,9 @@ def note_links(linked: dict[PeerId, None], event: Event) -> None:
     match event:
         case MemberProgress(member=member, link=link) if link:
             if len(linked) < MAX_LINKED:
+                linked[member] = None
+        case StagesSeen(members=stages):  # all of a run with stages are linked to each other
+            for member in [member for stage in stages for member in stage][: MAX_LINKED - len(linked)]:
                 linked[member] = None
         case (
             MemberProgress(member=other) | LinkDown(remote=other) | MemberGone(member=other) | MemberLeft(member=other)

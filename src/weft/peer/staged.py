@@ -82,6 +82,11 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         return VectorShape(spans.num_parameters, spans.num_decayed, tuple(span.shape for span in spans))
 
 
+def channel_of(stage: int) -> str:
+    """Return the name of the channel on which the members of a stage speak to each other."""
+    return f"stage{stage}"
+
+
 def held_of(run: RunConfig) -> RunConfig:
     """Return what a member of `run` holds at most: of a model that is cut, the largest section."""
     return run.of_largest() if isinstance(run, StagedConfig) and run.stage is None else run

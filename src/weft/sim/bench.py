@@ -147,6 +147,11 @@ def points_of(bench: Bench, tree: Mapping[str, Any], where: str) -> tuple[Point,
         raise ConfigError(
             f"{where}: a bench compares runs whose weights follow from the seed and whose data all share."
         )
+    if base.stages > 1:
+        raise ConfigError(
+            f"{where}: stages = {base.stages}. A bench compares methods where each peer holds the whole model; between "
+            "stages pass activations, which it does not play. Leave stages out, or ask weft plan what such a run costs."
+        )
     found: list[Point] = []
     for row in bench.row:
         for steps, seed in itertools.product(row.steps or _lengths(bench, base), row.seeds or bench.seeds):

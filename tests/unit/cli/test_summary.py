@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from unit.cli.small import Kept
 from weft.cli.generate import excerpt
 from weft.cli.summary import summary
@@ -10,6 +12,9 @@ from weft.cli.view import Line, View
 from weft.events import Evaluated
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.peer import Outcome
+from weft.peer.staged import staged
+from weft.pipeline.config import PipelineConfig
+from weft.sync.rows import DdpConfig, spell_out
 
 ME, ANNA, BERT = (PeerId(letter * 64) for letter in "cab")
 
@@ -89,6 +94,35 @@ def test_a_long_path_has_a_line_of_its_own_and_all_others_fit_the_terminal(kept:
     text = summary(replace(outcome_of(kept), checkpoint=folder), view, "weft").splitlines()
     assert text[text.index("checkpoint") + 1] == str(folder)
     assert [line for line in text if len(line) > 80] == [str(folder)]
+
+
+def cut(kept: Kept, checkpoint: Path) -> Outcome:
+    """Return how a peer of a run with stages ended."""
+    model = msgspec.structs.replace(kept.run.model, num_layers=5, is_tied=False)
+    whole = msgspec.structs.replace(kept.run, model=model, method=spell_out(DdpConfig(), 2), has_even_leases=True)
+    run = staged(whole, (Digest("1" * 64), Digest("2" * 64)), PipelineConfig())
+    return replace(outcome_of(kept), run=run, checkpoint=checkpoint, loss=None, nats_per_byte=None, sample=None)
+
+
+def test_of_a_section_nothing_is_suggested_that_takes_a_whole_model(kept: Kept) -> None:
+    ended = cut(kept, Path("run") / "stage-1" / "checkpoint")
+    lines = {ANNA: Line(name="anna", state="finished")}
+    text = summary(ended, replace(View(), lines=lines), "weft --home h")
+    assert text.count("of stage 2 of 2, layer") == 2
+    assert "stage 2 of 2, layers 4-5 alone" in text
+    assert f"weft --home h gather {ended.run.run[:8]}" in text
+    assert "weft --home h gather TICKET" in text
+    for verb in ("generate", "eval", "export"):
+        assert f"weft --home h {verb}" not in text
+    assert "after the same round all have the same one" not in text
+
+
+def test_of_a_whole_model_that_was_put_together_the_usual_is_suggested(kept: Kept) -> None:
+    ended = cut(kept, Path("run") / "checkpoint")
+    text = summary(ended, View(), "weft")
+    assert f'weft generate {ended.run.run[:8]} "def "' in text
+    assert "of a section" in text
+    assert "gather" not in text
 
 
 def test_of_a_sample_a_few_lines_are_shown_and_a_dot_for_what_cannot_be() -> None:
