@@ -316,7 +316,7 @@ def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
         sent_nbytes=view.sent_nbytes + event.sent_nbytes,
         received_nbytes=view.received_nbytes + event.received_nbytes,
         ring_nbytes=view.ring_nbytes + (0 if view.stages.num else _ring_nbytes(view, event)),
-        lead=led(view.lead, event),
+        lead=led(view.lead, event, at),
     )
     if not view.lead.is_of(event):
         return view

@@ -104,7 +104,8 @@ class History:
         self._peers: dict[PeerId, _Peer] = {}
         self._committed: set[tuple[int | None, str, int]] = set()
         self._num_rounds = 0
-        self._stages, self._lead, self._shown = Stages(), Lead(), Lead()
+        self._stages, self._lead = Stages(), Lead()
+        self._shown: set[int] = set()  # rounds that are the run's
         self._stages_row: tuple[float, object] = (-math.inf, None)  # the last: when, and the members in it
         self._evaluated: set[int] = set()
         self._committed_tokens = 0
@@ -382,14 +383,13 @@ class History:
         if _tells_shares(commit):
             for each, tokens in zip(commit.contributors, commit.contributed, strict=True):
                 self._peer(each).counted_tokens += tokens
-        self._lead = led(self._lead, commit)
-        is_new = self._shown.is_of(commit) or commit.committed_tokens > self._committed_tokens
-        is_run_s = self._lead.is_of(commit) and is_new
+        self._lead = led(self._lead, commit, at)
+        is_run_s = stage is None or (self._lead.is_of(commit) and commit.round not in self._shown)
         self._add("rounds" if is_run_s else "beside", [*self._round_row(at, commit), *_column(commit)])
         if not is_run_s:
             return
         self._num_rounds += 1
-        self._shown = self._lead
+        self._shown.add(commit.round)
         if commit.committed_tokens <= self._committed_tokens:  # of a lesser branch
             return
         self._committed_tokens = commit.committed_tokens

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GIVEN_UP = 3  # rounds of another stage without one of the lead's
+GIVEN_UP, GIVEN_UP_S = 3, 60.0  # rounds of another stage, and seconds, without one of the lead's
 MAX_STAGES = 1024  # that are kept: events may be of strangers
 
 
@@ -102,6 +102,7 @@ class Lead:
     """Whose rounds stand for the run's. `stage` None: of a run without stages, or nobody has told of a round yet."""
 
     stage: int | None = None
+    at: float = 0.0  # wall seconds, of its newest round
     beside: Mapping[int, int] = field(default_factory=dict)  # rounds of other stages since one of its own
 
     def is_of(self, event: Event) -> bool:
@@ -114,14 +115,16 @@ def stage_of(event: Event) -> int | None:
     return None if event.stage is msgspec.UNSET else event.stage
 
 
-def led(lead: Lead, commit: RoundCommitted) -> Lead:
-    """Return whose rounds are the run's after one more."""
+def led(lead: Lead, commit: RoundCommitted, at: float) -> Lead:
+    """Return whose rounds are the run's after one more, at wall seconds."""
     stage = stage_of(commit)
-    if stage is None or stage == lead.stage:
-        return replace(lead, beside={}) if lead.beside else lead
+    if stage is None:
+        return lead
+    if stage == lead.stage:
+        return Lead(stage=stage, at=max(at, lead.at))
     num = lead.beside.get(stage, 0) + 1
-    if lead.stage is None or stage < lead.stage or num > GIVEN_UP:
-        return Lead(stage=stage)
+    if lead.stage is None or stage < lead.stage or (num > GIVEN_UP and at - lead.at > GIVEN_UP_S):
+        return Lead(stage=stage, at=at)
     return replace(lead, beside={**lead.beside, stage: num} if len(lead.beside) < MAX_STAGES else {})
 
 

@@ -19,9 +19,9 @@ FACTS = Facts(
 )
 
 
-def of(stage: int, said: Entry) -> Entry:
+def of(stage: int, said: Entry, at: float = 100.0) -> Entry:
     """Return an entry as a stage tells it."""
-    return msgspec.structs.replace(said, event=msgspec.structs.replace(said.event, stage=stage))
+    return msgspec.structs.replace(said, at=at, event=msgspec.structs.replace(said.event, stage=stage))
 
 
 def held(stage: int, peer: PeerId, at: float = 100.0) -> Entry:
@@ -73,7 +73,7 @@ def test_the_rounds_of_another_stage_are_the_run_s_where_the_first_is_not_heard_
     first = fold(of(0, commit(3, 300, A)), view=alone)
     assert (first.round, first.lead.stage) == (3, 0)
     assert fold(of(2, commit(4, 390, C)), view=first).round == 3
-    gone = fold(*(of(2, commit(number, 100 * number, C)) for number in range(4, 8)), view=first)
+    gone = fold(*(of(2, commit(number, 100 * number, C), 50.0 * number) for number in range(4, 8)), view=first)
     assert (gone.round, gone.committed_tokens, gone.lead.stage) == (7, 700, 2)
 
 

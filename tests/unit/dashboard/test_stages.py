@@ -198,10 +198,22 @@ def test_what_strangers_tell_of_stages_is_bounded() -> None:
 
 def test_the_lowest_stage_that_goes_on_leads() -> None:
     lead = Lead()
-    for stage, leads in ((2, 2), (0, 0), (1, 0), (2, 0), (1, 0), (0, 0), *((1, 0),) * 3, (1, 1), (0, 0)):
+    for stage, at, leads in (
+        *((2, 1.0, 2), (0, 2.0, 0), (1, 3.0, 0), (2, 4.0, 0)),
+        *((1, 5.0, 0), (1, 5.1, 0), (1, 5.2, 0)),  # as many as come in a moment
+        *((1, 62.5, 1), (0, 63.0, 0)),  # nothing was heard of the first for a minute
+        *((2, 200.0, 0), (2, 201.0, 0), (0, 202.0, 0)),
+    ):
         event = of(stage, commit(1, 100, A))
-        lead = led(lead, event)  # type: ignore[arg-type]
+        lead = led(lead, event, at)  # type: ignore[arg-type]
         assert lead.stage == leads
+
+
+def test_what_one_stage_has_told_before_the_first_is_heard_is_told_once() -> None:
+    entries = [entry for entry in whole(5) if entry.peer == C] + [entry for entry in whole(6) if entry.peer == A]
+    found = history(*entries, run=RUN)
+    assert [(row[1], row[9]) for row in found.whole()["rounds"]] == [*((number, 2) for number in range(1, 6)), (6, 0)]
+    assert (found.now.num_rounds, found.now.committed_tokens) == (6, 600)
 
 
 # --- beyond the page ---

@@ -20,7 +20,15 @@ export const LISTS = [
   "methods",
   "events",
   "advice",
+  "stages",
+  "moves",
+  "beside",
 ];
+
+// Columns that are there where a run has stages: of which one a row is.
+export const STAGE_OF_ROUND = 9;
+export const STAGE_OF_TURN = 8;
+export const STAGE_OF_PROOF = 4;
 
 /** Return how many rows are not after a time; the rows are in order. */
 export function count(rows, at) {
@@ -86,6 +94,7 @@ export class History {
     this._share(this.statesOf, piece.states, (row) => row[1]);
     this._share(this.turnsOf, piece.turns, (row) => row[1]);
     for (const row of piece.rounds ?? []) this._round(row);
+    for (const row of piece.beside ?? []) this._leftOut(row);
     for (const row of piece.turns ?? []) this._through(row);
   }
 
@@ -132,6 +141,10 @@ export class History {
   _round(row) {
     this.roundOf.set(row[1], row);
     this._namedIn.set(row[1], new Set(row[6]));
+    this._leftOut(row);
+  }
+
+  _leftOut(row) {
     for (const [peer, reason] of row[7]) {
       const own = this.missesOf[peer];
       if (!own) continue;
@@ -141,7 +154,8 @@ export class History {
   }
 
   /** Note who counted in a round without being named by it: one that contributes through another. */
-  _through([, peer, number, , , , , isCounted]) {
+  _through([, peer, number, , , , , isCounted, stage]) {
+    if (stage !== undefined) return; // nobody contributes through others there
     const named = this._namedIn.get(number);
     if (!isCounted || !named || named.has(peer)) return;
     if (!this.throughOf.has(number)) this.throughOf.set(number, new Set());

@@ -8,13 +8,14 @@ import { Curves, leftWords } from "./curves.js";
 import { find, tell } from "./dom.js";
 import { Events } from "./events.js";
 import { Graph } from "./graph.js";
-import { History } from "./history.js";
+import { History, STAGE_OF_ROUND } from "./history.js";
 import { Moment } from "./moment.js";
 import { Peers } from "./peers.js";
 import { Replay } from "./replay.js";
 import { Rounds } from "./rounds.js";
 import { Selection } from "./selection.js";
 import { follow } from "./source.js";
+import { Stages } from "./stages.js";
 import { Stories } from "./stories.js";
 import { onTheme, startTheme } from "./theme.js";
 import { bounded, percent, short, whole } from "./words.js";
@@ -48,7 +49,8 @@ function start() {
   const graph = new Graph(history, moment, selection, wake);
   const peers = new Peers(history, moment, selection);
   const rounds = new Rounds(history, moment, selection);
-  const panels = [peers, new Events(history, moment, selection), new Stories(history, moment), replay, graph];
+  const stages = new Stages(history, moment, selection);
+  const panels = [peers, stages, new Events(history, moment, selection), new Stories(history, moment), replay, graph];
 
   const draw = () => {
     drawHeader(history, moment, page.source, replay.isPlaying);
@@ -115,10 +117,11 @@ function drawHeader(history, moment, source, isPlaying) {
 
 /** Return how many signed the last round whose signatures were checked where the page comes from. */
 function provenWords(moment) {
-  const proof = moment.last("proofs");
+  const last = moment.last("rounds");
+  const proof = moment.proof(last?.[STAGE_OF_ROUND]);
   if (!proof) return "";
   const [, round, signed, electors] = proof;
-  const which = round === moment.last("rounds")?.[1] ? "" : `${whole(round)} `;
+  const which = round === last?.[1] ? "" : `${whole(round)} `;
   return `${which}signed by ${whole(signed)} of ${whole(electors)}`;
 }
 

@@ -3,11 +3,14 @@
 // Sums over many rows are kept between calls and carried forward; going back begins them anew, which takes some
 // milliseconds where there are 100,000 rows.
 //
+// Of a run with stages, each stage's rounds are a share of the work.
+//
 // A round's tokens are taken as brought in equal parts by those that counted: the history has no finer account.
 
-import { count, last } from "./history.js";
+import { STAGE_OF_PROOF, STAGE_OF_ROUND, count, last } from "./history.js";
 
 const AWAY = new Set(["gone", "left", "stopped", "finished", "silent", ""]);
+const MOST_BACK = 256; // proofs among which one of the run's own rounds is looked for
 const NUM_RECENT = 20; // rounds that a pace is taken over
 
 /** A sum over the first rows of a list. */
@@ -34,10 +37,13 @@ export class Moment {
   constructor(history) {
     this.history = history;
     this.at = Infinity; // the time that is shown; Infinity: all there is
-    this._shares = new Fold(
-      () => [],
-      (sum, row) => this._bring(sum, row),
-    );
+    const shares = () =>
+      new Fold(
+        () => [],
+        (sum, row) => this._bring(sum, row),
+      );
+    this._shares = shares();
+    this._sharesBeside = shares();
     this._links = new Fold(() => new Map(), link);
     this._usage = new Fold(() => ({ lastOf: [], byRound: new Map() }), use);
   }
@@ -72,14 +78,56 @@ export class Moment {
     return this.last("rounds")?.[5] ?? this.last("train")?.[1] ?? 0;
   }
 
-  /** The tokens that each peer brought, by peer. */
+  /** The tokens that each peer brought, in whichever stage, by peer. */
   get shares() {
-    return this._shares.to(this.history.rows.rounds, this.count("rounds"), this.history.moves.rounds);
+    const [own, beside] = this._bothShares;
+    return beside.total ? this.history.peers.map((_, peer) => (own[peer] ?? 0) + (beside[peer] ?? 0)) : own;
   }
 
   share(peer) {
-    const shares = this.shares;
-    return shares.total ? (shares[peer] ?? 0) / shares.total : 0;
+    const [own, beside] = this._bothShares;
+    const total = (own.total ?? 0) + (beside.total ?? 0);
+    return total ? ((own[peer] ?? 0) + (beside[peer] ?? 0)) / total : 0;
+  }
+
+  get _bothShares() {
+    const { rows, moves } = this.history;
+    return [
+      this._shares.to(rows.rounds, this.count("rounds"), moves.rounds),
+      this._sharesBeside.to(rows.beside, this.count("beside"), moves.beside),
+    ];
+  }
+
+  /** The stages of the run: {members, rate, waiting, layers} of each; none where it has no stages. */
+  get stages() {
+    const layers = this.history.run.layers ?? [];
+    const [, , members = [], rates = [], waiting = []] = this.last("stages") ?? [];
+    return Array.from({ length: Math.max(layers.length, members.length) }, (_, stage) => ({
+      members: members[stage] ?? [],
+      rate: rates[stage] ?? 0,
+      waiting: waiting[stage] ?? 0,
+      layers: layers[stage] ?? "",
+    }));
+  }
+
+  /** The last round of a stage, or undefined. */
+  roundOf(stage) {
+    for (const name of ["rounds", "beside"]) {
+      const rows = this.history.rows[name];
+      for (let i = this.count(name) - 1, back = 0; i >= 0 && back < MOST_BACK; i--, back++) {
+        if (rows[i][STAGE_OF_ROUND] === stage) return rows[i];
+      }
+    }
+    return undefined;
+  }
+
+  /** The last proof of a stage's rounds, or undefined; of a run without stages, of its own. */
+  proof(stage) {
+    const { proofs } = this.history.rows;
+    for (let i = this.count("proofs") - 1, back = 0; i >= 0 && back < MOST_BACK; i--, back++) {
+      if (proofs[i][STAGE_OF_PROOF] === stage) return proofs[i];
+    }
+    return undefined;
   }
 
   /** The links that are up: by pair, [at, from, to, transport]. */

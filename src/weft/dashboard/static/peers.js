@@ -35,6 +35,7 @@ export class Peers {
 
   refresh() {
     const links = this._linksOf();
+    this.stageOf = this._stagesOf();
     this.order = this.history.peers.map((known, peer) => this._known(known, peer, links[peer]));
     this.most = this.order.reduce((most, each) => Math.max(most, each.share), 0);
     this._sort();
@@ -61,6 +62,15 @@ export class Peers {
         ? [rate ? `${nbytes(rate)}/s` : "", [...(links ?? [])].sort().join(", ")].filter(Boolean).join(" · ")
         : "",
     };
+  }
+
+  /** Return the numbers of the stages that each peer computes, by peer. */
+  _stagesOf() {
+    const held = [];
+    this.moment.stages.forEach(({ members }, stage) => {
+      for (const peer of members) (held[peer] ??= []).push(stage + 1);
+    });
+    return held;
   }
 
   /** Return what each peer's links run over, by peer. */
@@ -109,8 +119,10 @@ export class Peers {
   }
 
   /** Return a peer's state, and whose word it is where it is not its own. */
-  _stateWords({ state, by }) {
-    return bounded(state, 40) + (by === null ? "" : `, says ${bounded(this.history.name(by), 40)}`);
+  _stateWords({ peer, state, by }) {
+    const held = this.stageOf[peer];
+    const stage = held ? `stage ${held.join(", ")} · ` : "";
+    return stage + bounded(state, 40) + (by === null ? "" : `, says ${bounded(this.history.name(by), 40)}`);
   }
 
   _tellPicked() {

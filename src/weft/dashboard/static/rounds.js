@@ -3,7 +3,7 @@
 // The wheel scrolls lanes, and zooms with Ctrl held, as maps do; buttons, a drag and keys do the same.
 
 import { clear, find, tell } from "./dom.js";
-import { count } from "./history.js";
+import { STAGE_OF_ROUND, STAGE_OF_TURN, count } from "./history.js";
 import { HEAD, LANE, Lanes, parts } from "./lanes.js";
 import { median } from "./moment.js";
 import { colours } from "./theme.js";
@@ -218,8 +218,11 @@ export class Rounds {
     const spent = `${duration(work_s)} inner steps, ${duration(exchange_s)} exchange, ${duration(wait_s)} waiting`;
     const miss = this.history.missesOf[peer].find((each) => each[1] === number);
     const why = miss ? ` Left out: ${bounded(miss[2], 200)}.` : row[7] ? "" : " It did not count.";
-    const leads = this.history.roundOf.get(number)?.[3] === peer ? " It led the round." : "";
-    const which = `${this.history.name(peer)}, round ${number}, ended at ${since(at - this.history.start)}`;
+    const round = this.history.roundOf.get(number);
+    const stage = row[STAGE_OF_TURN];
+    const leads = round?.[3] === peer && round[STAGE_OF_ROUND] === stage ? " It led the round." : "";
+    const where = stage === undefined ? "" : ` in stage ${stage + 1}`;
+    const which = `${this.history.name(peer)}${where}, round ${number}, ended at ${since(at - this.history.start)}`;
     return `${which}: ${spent}.${leads}${why}`;
   }
 
