@@ -17,7 +17,8 @@ from invariants import vectors
 from weft import keys, wire
 from weft.clock import VirtualClock
 from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore
-from weft.events import EventLog, JsonlSink, LinkDown, MemorySink, RoundMissed
+from weft.event_file import JsonlSink
+from weft.events import EventLog, LinkDown, MemorySink, RoundMissed
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.log_file import read_jsonl
 from weft.model import ModelConfig, initial_vector

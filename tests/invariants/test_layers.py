@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "weft"
 # The ground floor in order: each may import those before it.
 GROUND = (
     *("lazy", "errors", "ids", "clock", "rng", "wire", "keys", "config"),
-    *("extension", "events", "progress", "log_file"),
+    *("extension", "events", "event_file", "progress", "log_file"),
 )
 # The rooms above it, floor by floor: each may import every lower floor and nothing on its own.
 FLOORS = (

@@ -69,8 +69,7 @@ def test_six_processes_train_what_one_does_though_one_is_killed_one_stands_still
         assert alone.process.wait(END_S) == 0, alone.said.read_text()
         theirs = seen(alone, Evaluated)[-1]
         difference = ours.loss / theirs.loss - 1
-        print(f"held-out loss {ours.loss:.4f} among six, {theirs.loss:.4f} alone: {100 * difference:+.2f} %")
-        assert abs(difference) < 0.01
+        assert abs(difference) < 0.01, f"{ours.loss:.4f} among six, {theirs.loss:.4f} alone: {100 * difference:+.2f} %"
     finally:
         for shell in (*shells, alone):
             shell.end()

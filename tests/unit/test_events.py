@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from weft import events
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
-from weft.events import Entry, Event, EventLog, JsonlSink, MemorySink, Notice, StepDone
+from weft.event_file import JsonlSink
+from weft.events import Entry, Event, EventLog, MemorySink, Notice, StepDone
 from weft.ids import PeerId, Step
 from weft.log_file import LogTail, read_jsonl
 

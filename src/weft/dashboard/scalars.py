@@ -15,18 +15,8 @@ from typing import Any, Protocol
 import msgspec
 
 from weft.errors import ConfigError
-from weft.events import (
-    Entry,
-    Evaluated,
-    Event,
-    JsonlSink,
-    PeerStarted,
-    RoundCommitted,
-    RoundMissed,
-    Sampled,
-    Sink,
-    StepDone,
-)
+from weft.event_file import JsonlSink
+from weft.events import Entry, Evaluated, Event, PeerStarted, RoundCommitted, RoundMissed, Sampled, Sink, StepDone
 
 Figures = dict[str, float]
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.ids import Digest, PeerId
-from weft.peer.evaluation import Unmeasured
 from weft.peer.replica import Replica
+from weft.peer.unmeasured import Unmeasured
 from weft.sync.messages import Manifest
 
 

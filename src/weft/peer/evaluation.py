@@ -17,6 +17,7 @@ from weft.peer.learner import Learner, Measure
 from weft.peer.messages import Evaluation
 from weft.peer.place import Place
 from weft.peer.replica import Replica
+from weft.peer.unmeasured import Unmeasured
 from weft.progress import Meter
 from weft.sync.messages import Manifest
 
@@ -26,23 +27,6 @@ WAIT_S = 10.0  # for the last leader's evaluation, before another makes it
 
 class _Stopped(Exception):
     """This peer is to end."""
-
-
-class Unmeasured:
-    """Of a run that nobody but its members' own loops can measure: there are no figures."""
-
-    loss: float | None = None  # nats per token
-    nats_per_byte: float | None = None
-    text: str | None = None
-
-    def __init__(self) -> None:
-        self.on_heard: Callable[[Evaluation], object] = lambda _evaluation: None
-
-    async def maybe(self, manifest: Manifest) -> None:
-        """Evaluate and sample where the run asks for it after this round; break off when this peer is to end."""
-
-    async def finish(self) -> None:
-        """Make sure that the final state is evaluated, and sample it."""
 
 
 class Evaluator(Unmeasured):

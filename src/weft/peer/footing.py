@@ -11,7 +11,8 @@ from pathlib import Path
 
 from weft.clock import SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
-from weft.events import ConnectionDropped, Emit, Event, EventLog, JsonlSink, Sink
+from weft.event_file import JsonlSink
+from weft.events import ConnectionDropped, Emit, Event, EventLog, Sink
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.net import tcp

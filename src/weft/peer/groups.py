@@ -18,12 +18,12 @@ from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.tasks import Tasks
 from weft.peer.absence import Status
 from weft.peer.contribution import Carry
-from weft.peer.evaluation import Unmeasured
 from weft.peer.handing import Handing
 from weft.peer.place import Place
 from weft.peer.records import Records
 from weft.peer.rounds import Rounds
 from weft.peer.sponsor import Sponsor
+from weft.peer.unmeasured import Unmeasured
 from weft.peer.ward import Ward
 from weft.sync.messages import Manifest
 from weft.sync.reduce import EncodedPart

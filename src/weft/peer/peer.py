@@ -58,6 +58,7 @@ from weft.peer.report import Report
 from weft.peer.rounds import Rounds
 from weft.peer.saving import Saver
 from weft.peer.training import Training
+from weft.peer.unless import Stopped, Unless
 from weft.peer.warming import Warming
 from weft.sync.groups import claims_in
 from weft.sync.messages import GroupRecord, Manifest, own_work
@@ -80,6 +81,7 @@ class Peer:
         self._carry = Carry(self._trainer, self._replica)
         self._records = Records(place, self._carry)
         self._stopping = asyncio.Event()
+        self._unless_stopped = Unless(self._stopping)
         self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self.fail)
         self._warming = Warming(place, self._trainer, self._replica, self.pausing)
         self._training = Training(place, self._trainer, self._carry, self._should_break_off)
@@ -171,7 +173,7 @@ class Peer:
         try:
             await self._start(snapshot)
             self._tasks.spawn(self._entrance.plea.watch())
-            with suppress(_Stopped):
+            with suppress(Stopped):
                 self._report.state = "joining"
                 if self._is_complete():
                     self.place.emit(Notice(text="the run is complete already: nothing is left to train"))
@@ -194,24 +196,6 @@ class Peer:
             return await begin()
         promised = Promises(self.place.folder.durable).read()
         return await self._entrance.resume(head, promised)
-
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns, or end it when this peer is told to stop.
-
-        Raises:
-            _Stopped: it was, and the work had not ended by itself.
-        """
-        working = asyncio.ensure_future(work)
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise _Stopped
-            return working.result()
-        finally:
-            for each in (working, stopping):
-                each.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
 
     def fail(self, error: Exception) -> None:
         """End soon, for what this peer cannot go on with: `found` or `join` raises it."""
@@ -422,7 +406,7 @@ class Peer:
         if is_complete:
             if self._rounds is not None:
                 self._rounds.close()
-            with suppress(_Stopped):
+            with suppress(Stopped):
                 await self._unless_stopped(self._evaluator.finish())
                 await self._unless_stopped(self._parting.linger())
         reason = "complete" if is_complete else self._stop_reason
@@ -462,7 +446,3 @@ class Peer:
 
     def _emit_from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self.place.emit, event)
-
-
-class _Stopped(Exception):
-    """This peer was told to stop while it waited."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from weft.ids import Digest, PeerId, Round, Tokens
 from weft.keys import Identity
 from weft.net.claims import ClaimReader
 from weft.net.node import Node
+from weft.peer.companion import Companion
 from weft.peer.compute import Compute
 from weft.peer.config import Genesis, RunConfig
 from weft.peer.home import PeerFolder
@@ -23,9 +24,6 @@ from weft.peer.learner import Learner
 from weft.peer.machine import PeerConfig
 from weft.peer.pool import Pool
 from weft.sync.acts import Succeed
-
-if TYPE_CHECKING:
-    from weft.peer.companion import Companion
 
 
 class Trainers(Protocol):
@@ -88,7 +86,7 @@ class Place:
     make_learner: Callable[[Emit], Learner]  # told what to tell of steps
     memory: Pool = field(default_factory=lambda: Pool(0))  # for what is read or fetched, and not held for long
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
-    companion: "Companion | None" = None  # None: this peer trains a whole model
+    companion: Companion | None = None  # None: this peer trains a whole model
     journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again
 
     def __post_init__(self) -> None:

@@ -13,13 +13,13 @@ from weft.peer.absence import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.acts import REMOVALS, told, why_removed
 from weft.peer.config import Genesis
 from weft.peer.contribution import OUTDATED, Carry, dropped
-from weft.peer.evaluation import Unmeasured
 from weft.peer.mixing import Met
 from weft.peer.place import Outcome, Place
 from weft.peer.replica import Replica
 from weft.peer.sentinel import Sentinel
 from weft.peer.state import replica_digest
 from weft.peer.training import Training
+from weft.peer.unmeasured import Unmeasured
 from weft.sync.graph import spectral_gap
 from weft.sync.groups import counted_through
 from weft.sync.messages import Manifest, own_work

@@ -34,7 +34,9 @@ from weft.pipeline.sender import Sender
 from weft.stages.ending import Ending
 from weft.stages.keeping import Keeping
 from weft.stages.member import Grounds, Member
-from weft.stages.messages import Kept, LeaveAnswer, MayLeave, StageBegin, StageNews
+from weft.stages.messages import LeaveAnswer, MayLeave, Shelved, StageBegin, StageNews
+from weft.stages.opening import assigned
+from weft.stages.pausings import Pausings
 from weft.stages.roll import Roll
 from weft.stages.shelf import Shelf
 from weft.stages.telling import Telling
@@ -47,14 +49,6 @@ TELL_S = 60.0  # between two events that say the same
 FINISH_S = 30.0  # for a stage to count the last of what the first one has trained
 MOVED_S = 120.0  # for which who has moved stays
 ASK_S = 5.0
-
-
-class Roster:
-    """Who is here, and what each holds: keeps `Roll`, channels and routes as the news have it."""
-
-    def __init__(self, num_stages: int) -> None:
-        self.roll = Roll(num_stages)
-        self.routes: dict[int, Route] = {}
 
 
 class Company:
@@ -70,7 +64,7 @@ class Company:
         self.members: dict[int, Member] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.failure: Exception | None = None
-        self.pausing = Pausings(self)
+        self.pausing = Pausings(self.members, self.tell)
         self._telling = Telling(grounds.node, grounds.clock, grounds.emit)
         self._num_held = 0
         self._heard_at: dict[PeerId, float] = {}
@@ -353,7 +347,7 @@ class Company:
         is_at_end = first is not None and first.peer.is_complete
         return StageNews(
             held=tuple(self.members[stage].held for stage in sorted(self.members)),
-            kept=tuple(Kept(stage=stage, round=round) for stage, round in self._kept().items()),
+            kept=tuple(Shelved(stage=stage, round=round) for stage, round in self._kept().items()),
             is_trainer=True,
             is_busy=self.ending.is_under_way or (first is not None and first.is_measuring),
             is_complete=is_at_end or (0 in self.outcomes and self.outcomes[0].reason == "complete"),
@@ -445,44 +439,3 @@ class Company:
 
 
 MOVES = "goes to another stage"
-
-
-class Pausings:
-    """The pause of all stages of a peer as one."""
-
-    def __init__(self, company: Company) -> None:
-        self._company = company
-        self._reasons: list[str] = []
-
-    def want(self, reason: str) -> None:
-        self._reasons.append(reason)
-        for member in self._company.members.values():
-            member.peer.pausing.want(reason)
-        self._company.tell()
-
-    def want_no_more(self, reason: str) -> None:
-        self._reasons = [each for each in self._reasons if each != reason]
-        for member in self._company.members.values():
-            member.peer.pausing.want_no_more(reason)
-
-    async def settled(self) -> None:
-        for member in list(self._company.members.values()):
-            await member.peer.pausing.settled()
-        self._company.tell()
-
-    @property
-    def is_away(self) -> bool:
-        return any(member.peer.pausing.is_away for member in self._company.members.values())
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        return tuple(self._reasons)
-
-
-def assigned(peers: list[PeerId], num_stages: int) -> StageBegin:
-    """Return who holds what at first: peers take stages in turn, from the first on; of few, each takes several."""
-    num = max(len(peers), num_stages)
-    return StageBegin(
-        peers=tuple(peers[number % len(peers)] for number in range(num)),
-        stages=tuple(number % num_stages for number in range(num)),
-    )

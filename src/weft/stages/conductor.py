@@ -27,10 +27,10 @@ from weft.errors import NetError, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.peer.compute import Compute
-from weft.peer.evaluation import Unmeasured
 from weft.peer.replica import Replica
 from weft.peer.section_trainer import SectionTrainer
 from weft.peer.staged import StagedConfig
+from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.beat import Beat
 from weft.pipeline.tally import Told
 from weft.pipeline.worker import Worker

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from weft.clock import Clock
 from weft.ids import Round
-from weft.peer.evaluation import Evaluator, Unmeasured
+from weft.peer.evaluation import Evaluator
+from weft.peer.unmeasured import Unmeasured
 from weft.stages.conducted import Conducted
 from weft.stages.source import Source
 

@@ -19,7 +19,6 @@ from weft.net.channel import Channel
 from weft.net.node import Node
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.compute import Compute
-from weft.peer.evaluation import Unmeasured
 from weft.peer.home import Home, PeerFolder
 from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer, Place
@@ -28,6 +27,7 @@ from weft.peer.replica import Replica
 from weft.peer.seal import initial
 from weft.peer.section_trainer import SectionTrainer
 from weft.peer.staged import StagedConfig
+from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.pipeline.origin import Origin

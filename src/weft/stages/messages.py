@@ -41,7 +41,7 @@ class Held(Record, frozen=True, kw_only=True):
     num_waiting: Number  # micro-batches that wait for it
 
 
-class Kept(Record, frozen=True, kw_only=True):
+class Shelved(Record, frozen=True, kw_only=True):
     """A stage's state that a peer has on its disk."""
 
     stage: _Stage
@@ -52,7 +52,7 @@ class StageNews(Record, frozen=True, kw_only=True, tag="StageNews"):
     """A note."""
 
     held: Annotated[tuple[Held, ...], Meta(max_length=MAX_HELD)]
-    kept: Annotated[tuple[Kept, ...], Meta(max_length=MAX_STAGES)]
+    kept: Annotated[tuple[Shelved, ...], Meta(max_length=MAX_STAGES)]
     is_trainer: bool  # it takes a stage; else it only looks on, or fetches
     is_busy: bool = False  # it evaluates or fetches at the end of the run: stages should stay a while
     is_complete: bool = False  # the first stage has trained all there is

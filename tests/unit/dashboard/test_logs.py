@@ -6,7 +6,8 @@ from unit.dashboard.test_history import A, said
 from weft.cli.loop import run_loop
 from weft.cli.sources import follow_logs
 from weft.dashboard.logs import logged, older
-from weft.events import Entry, JsonlSink, Notice
+from weft.event_file import JsonlSink
+from weft.events import Entry, Notice
 from weft.log_file import LogTail
 
 LINE_NBYTES = 200  # more than one here
