@@ -3,11 +3,11 @@
     gathered = await Gathering(run, means, windows, sources).gather(into)
 
 Each stage counts its own rounds, and one that was slow has fewer: what says which states belong together is how many
-rounds of the first stage are in them, their beat. Stages go in step, so their states are of equal beats, or one apart
-for a moment. Members are asked to keep the states that they hold; a stage that is behind is asked again once it has
-come as far. Where a beat went by too fast, or a stage is further behind, the newest of each is taken, and a notice says
-so. A section that lies on this machine, in the state that is wanted, is not fetched. Where nobody tells of beats, as
-among sections on a disk, rounds are taken in their place.
+rounds of the first stage are in them, their beat. Members are asked to keep the states that they hold; stages that are
+behind then are asked again once they have come as far. Where that does not succeed within `AGREE_S`, because beats go
+by too fast or a stage stands still, the newest of each is taken, and a notice says so. A section that lies on this
+machine, in the state that is wanted, is not fetched. Where nobody tells of beats, as among sections on a disk, rounds
+are taken in their place.
 
 No more than one section is in memory: what comes goes into a mapped file (`whole`).
 
@@ -45,7 +45,6 @@ from weft.wire import Buffer, digest_of
 
 AGREE_S = 60.0  # for all stages to come to one round
 LOOK_S = 0.1  # between two looks how far a stage has come
-IN_STEP = 1  # beats that stages in step may be apart
 TRIES = 3
 AGAIN_S = 15.0  # a stage that has lost all its members may be restored meanwhile
 
@@ -198,7 +197,7 @@ class Gathering:
             furthest = max(newest.values())
             wanted = [stage for stage in stages if newest[stage] < furthest]
             has_time = clock.now() - began < AGREE_S
-            if not has_time or not await self._come_as_far(wanted, newest, furthest, began + AGREE_S):
+            if not has_time or not await self._come_as_far(wanted, furthest, began + AGREE_S):
                 return {stage: (newest[stage], found[stage][newest[stage]]) for stage in stages}
 
     async def _pin(self, stage: int) -> None:
@@ -226,9 +225,9 @@ class Gathering:
             raise PeerError(f"nobody that is linked holds stage {stage + 1}, and its section does not lie here")
         return found
 
-    async def _come_as_far(self, stages: Sequence[int], newest: Mapping[int, int], furthest: int, until: float) -> bool:
+    async def _come_as_far(self, stages: Sequence[int], furthest: int, until: float) -> bool:
         """Wait until stages have come to a beat; False: they will not, or not soon."""
-        if any(furthest - newest[stage] > IN_STEP or not self._sources.members(stage) for stage in stages):
+        if not all(self._sources.members(stage) for stage in stages):
             return False
         rest = set(stages)
         while rest and self._means.clock.now() < until:
