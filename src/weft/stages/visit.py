@@ -142,7 +142,7 @@ async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> G
         raise CheckpointError(f"the tokenizer of run {short(name)} does not lie in {home.root}. Give a ticket.")
     folders = folders_of(home.root / "runs" / name)
     found = {stage: found_in(folders, run, stage) for stage in range(run.stages)}
-    if missing := [str(stage) for stage in range(run.stages) if not found[stage]]:
+    if missing := [str(stage + 1) for stage in range(run.stages) if not found[stage]]:
         raise CheckpointError(
             f"run {short(name)} has {run.stages} stages, and of stage {', '.join(missing)} there is no section here: "
             "other peers hold it. While they run, fetch it with: weft gather TICKET"

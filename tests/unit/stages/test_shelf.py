@@ -1,0 +1,41 @@
+"""Which stages' states lie on a disk: what this peer held itself, and copies for others."""
+
+from pathlib import Path
+
+import torch
+
+from unit.stages.pieces import RUN
+from weft.peer.checkpoint import Snapshot, save
+from weft.peer.home import PeerFolder
+from weft.stages.shelf import Shelf
+from weft.sync.method import OUTER
+
+
+def keep(folder: PeerFolder, stage: int, *, is_copy: bool) -> None:
+    run = RUN.of_stage(stage)
+    replicated = {OUTER: torch.zeros(run.num_parameters)}
+    counters = {} if is_copy else {"uncounted_tokens": 0}
+    save(
+        folder.stage(stage).checkpoint,
+        Snapshot(config=run, tokenizer=b"", head=None, replicated=replicated, counters=counters),
+    )
+
+
+def test_a_copy_is_told_from_what_was_held_here(tmp_path: Path) -> None:
+    folder = PeerFolder(tmp_path)
+    shelf = Shelf(folder)
+    assert shelf.rounds == {}
+    keep(folder, 0, is_copy=True)
+    keep(folder, 2, is_copy=False)
+    assert shelf.rounds == {0: 0, 2: 0}
+    assert shelf.own == {2: 0}
+    keep(folder, 0, is_copy=False)  # taken up, and saved again
+    assert shelf.own == {0: 0, 2: 0}
+
+
+def test_what_is_half_written_does_not_count(tmp_path: Path) -> None:
+    folder = PeerFolder(tmp_path)
+    keep(folder, 1, is_copy=True)
+    path = folder.stage(1).checkpoint / "checkpoint.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert Shelf(folder).rounds == {}
