@@ -2,7 +2,8 @@
 
     reserve   the peer whose account is lowest; it is charged at once with what the work should take it
     settled   a receipt came: the charge becomes what it took, and the pace learns
-    failed    the charge is taken back, and the peer is passed over for a while, by what went wrong
+    failed    the charge is taken back, and the peer is passed over for a while, by what went wrong; who only has a
+              queue is not
 
 Accounts are in seconds of work, so of peers that are always at work each gets a share by its speed, and a fast one's
 turns lie between a slow one's. Of what a peer takes only that counts which begins after it was sent, and after what it
@@ -181,7 +182,7 @@ class Route:
         if account is None:
             return
         account.total_s -= reserved.charge_s
-        pause_s = min(why.first_s * 2**account.num_failed, why.most_s)
+        pause_s = min(why.first_s * 2.0 ** min(account.num_failed, 64), why.most_s)
         account.barred_until = max(account.barred_until or now, now + pause_s)
         account.num_failed += why is not Failure.QUEUED
 

@@ -7,6 +7,9 @@ A member that cannot take it, that goes, answers with an error or says nothing f
 next attempt. What the first has done may still come, and whichever gradient comes first is accepted. Each attempt hears
 what became of it, as often as it asks; only one hears that it counts.
 
+Whose queue is empty is not known here. So two members are asked first to take it only if nothing waits for them, the
+second if it is about as fast, and then one lets it wait. Who refuses at once was not sent it: that is no attempt.
+
 Failure:
 - a call or its answer is lost: it is said again to the same member, who knows what it has taken already.
 - nobody takes it: it waits until somebody may.

@@ -230,3 +230,34 @@ def test_who_has_failed_with_this_work_is_not_asked_again() -> None:
     assert reserved.peer == B
     assert made.reserve(1.0, 0.0, without={A, B}) is None
     assert made.free_at(0.0) == 0.0
+
+
+def test_who_has_a_queue_is_not_passed_over_and_its_next_failure_is_its_first() -> None:
+    made = route(A)
+    for _ in range(3):
+        reserved = made.reserve(1.0, 0.0)
+        assert reserved is not None
+        made.failed(reserved, Failure.QUEUED, 0.0)
+    reserved = made.reserve(1.0, 0.0)
+    assert reserved is not None
+    made.failed(reserved, Failure.BUSY, 0.0)
+    assert made.free_at(0.0) == pytest.approx(Failure.BUSY.first_s)
+
+
+def test_who_takes_longer_than_is_asked_for_does_not_get_it() -> None:
+    made = route(A, B)
+    for peer, took_s in ((A, 1.0), (B, 4.0)):
+        reserved = made.reserve_at(peer, 1.0, 0.0)
+        assert reserved is not None
+        made.settled(reserved, took_s)
+    assert made.reserve(1.0, 9.0, without={A}, most_s=2.0) is None
+    found = made.reserve(1.0, 9.0, without={A}, most_s=4.0)
+    assert found is not None
+    assert found.peer == B
+
+
+def test_a_pause_has_a_length_however_often_somebody_has_failed() -> None:
+    made = route(A)
+    for number in range(2000):
+        made.failed(Reserved(A, 1.0, 0.0, 0.0), Failure.UNREACHABLE, float(number))
+    assert made.free_at(2000.0) - 1999.0 == pytest.approx(Failure.UNREACHABLE.most_s)
