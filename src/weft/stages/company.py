@@ -390,8 +390,8 @@ class Company:
             return
         self.roll.told(peer, news)
         self._heard_at[peer] = self.grounds.clock.now()
-        if news.is_complete:
-            self.ending.begin()
+        if news.is_complete and not self.is_stopping:
+            self._look_at_the_end(self.grounds.clock.now())
         for member in self.members.values():
             self._meet_one(member, peer, news)
         self._route()
