@@ -139,18 +139,23 @@ def check_fits(run: RunConfig, peer: PeerConfig, device: Device, share: Share = 
         TooLarge: not even one sample at a time fits beside the model, on the device or on the host; says the figures.
     """
     micro_batch = min(peer.micro_batch or run.train.batch_size, run.train.batch_size)
-    caps = peer.caps
-    free = {"cpu": _within(caps.memory_nbytes, host_free_nbytes(), process_nbytes)}
-    if not device.is_cpu:
-        left = _within(caps.vram_nbytes, device_free_nbytes(device), lambda: device_taken_nbytes(device))
-        free[str(device.torch)] = left
-    else:
+    free = free_nbytes(peer.caps, device)
+    if device.is_cpu:
         while micro_batch > 1 and not _fits(_shared(needed_nbytes(run, peer, device, micro_batch), share), free):
             micro_batch //= 2
     needed = _shared(needed_nbytes(run, peer, device, 1), share)
     if not _fits(needed, free):
-        raise TooLarge(_too_large(run, needed, free, caps))
+        raise TooLarge(_too_large(run, needed, free, peer.caps))
     return micro_batch
+
+
+def free_nbytes(caps: CapsConfig, device: Device) -> dict[str, int]:
+    """Return the bytes that this machine may still take, by place: "cpu", and the device where it is another."""
+    free = {"cpu": _within(caps.memory_nbytes, host_free_nbytes(), process_nbytes)}
+    if not device.is_cpu:
+        left = _within(caps.vram_nbytes, device_free_nbytes(device), lambda: device_taken_nbytes(device))
+        free[str(device.torch)] = left
+    return free
 
 
 def _shared(needed: dict[str, int], share: Share) -> dict[str, int]:

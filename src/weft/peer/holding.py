@@ -3,6 +3,7 @@
     section_memory(Holding(...), section, num_members=3, num_taken=8)     # bytes, by component, as of a whole model
     needed_nbytes(holding, section, device, num_taken=8)                  # by place, as `peer.device.needed_nbytes`
     most_taken(holding, section, device, free)                            # micro-batches that fit; 0: it cannot join
+    fitting(run, peer, device)                                            # the same of this machine
 
 Parameters, moments, outer state and what rounds need are those of any run, of the section alone (`sync.memory`); in
 place of one micro-batch's activations stand those of all that are under way (`weft.cost_pipeline`). Nothing is counted
@@ -16,11 +17,14 @@ from dataclasses import dataclass
 
 from weft import cost, cost_pipeline
 from weft.cost_pipeline import MicroBatch, Shape
+from weft.errors import TooLarge
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.sections import Section, num_section_parameters
 from weft.peer.config import TrainConfig
-from weft.peer.device import Device, decoder
+from weft.peer.device import Device, decoder, free_nbytes
+from weft.peer.machine import PeerConfig
+from weft.peer.staged import StagedConfig
 from weft.pipeline import boundary, build_boundary
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.origin import PER_STAGE
@@ -47,6 +51,10 @@ class Holding:
     @property
     def micro(self) -> MicroBatch:
         return micro_batch(self.model, self.train, self.pipeline)
+
+
+def of_run(run: StagedConfig) -> Holding:
+    return Holding(model=run.model, train=run.train, choices=run.method, pipeline=run.pipeline)
 
 
 def section_memory(
@@ -144,6 +152,33 @@ def micro_batch(model: ModelConfig, train: TrainConfig, pipeline: PipelineConfig
         seq_len=train.seq_len,
         activations_nbytes=found.activations.nbytes(num_samples),
         gradients_nbytes=found.gradients.nbytes(num_samples),
+    )
+
+
+def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
+    """Return how many micro-batches this machine can keep at a time as a member of a stage.
+
+    Args:
+        run: of the stage.
+
+    Raises:
+        TooLarge: not one; says the figures.
+    """
+    section = run.section
+    assert section is not None
+    holding = of_run(run)
+    free = free_nbytes(peer.caps, device)
+    if num_taken := most_taken(holding, section, device, free):
+        return num_taken
+    needed = needed_nbytes(holding, section, device, num_taken=1)
+    figures = "; ".join(
+        f"{'this machine' if place == 'cpu' else place}: {nbytes / 1e9:.2f} GB needed, {free[place] / 1e9:.2f} GB free"
+        for place, nbytes in needed.items()
+    )
+    raise TooLarge(
+        f"section {section.number + 1} of {section.num_sections} has {run.num_parameters:,} parameters and does not "
+        f"fit, even with one micro-batch at a time. {figures}. Close other programs, or take part with a larger "
+        "machine; the run's maker can cut the model into more stages, or lower pipeline.micro_batch."
     )
 
 

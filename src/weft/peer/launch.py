@@ -35,6 +35,7 @@ from weft.peer.device import check_fits, choose
 from weft.peer.fetch import fetch_files, fetch_initial, fetch_run
 from weft.peer.footing import Footing, Options, connect, footing, open_for
 from weft.peer.guard import Guarded
+from weft.peer.holding import fitting
 from weft.peer.home import PeerFolder
 from weft.peer.host import limit_cores
 from weft.peer.kept import keep_secret, read_secret
@@ -55,7 +56,10 @@ class OneProcess:
     """This process alone."""
 
     def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
-        check_fits(run, settings, choose(settings))
+        if isinstance(run, StagedConfig):
+            fitting(run, settings, choose(settings))
+        else:
+            check_fits(run, settings, choose(settings))
 
     def memory(self, folder: PeerFolder) -> Pool:  # noqa: ARG002  # the protocol's signature
         return Pool(0)

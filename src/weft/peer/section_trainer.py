@@ -52,6 +52,9 @@ class SectionTrainer(Trainer):
 
     # --- a section's device ---
 
+    def _fitting(self) -> int:
+        return max(self._pipeline.micro_batch, self._run.train.batch_size)  # how many at a time, the pipeline says
+
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         super()._take_device(held, micro_batch)
         codecs = build(self._pipeline.activations, self._pipeline.gradients)

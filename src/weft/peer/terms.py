@@ -20,11 +20,13 @@ from weft.ids import PeerId, RunId
 from weft.model.config import ModelConfig
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
+from weft.peer import holding
 from weft.peer.company import NOBODY, Pace
 from weft.peer.config import RunConfig
 from weft.peer.device import Device, choose, decoder, needed_nbytes
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
+from weft.peer.staged import StagedConfig
 from weft.sync.method import Method
 from weft.sync.traffic import round_traffic
 
@@ -120,13 +122,20 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
         process_nbytes=int(psutil.Process().memory_info().rss),
-        memory_nbytes=sum(needed_nbytes(run, settings, device, 1).values()),
+        memory_nbytes=sum(_needed_nbytes(run, settings, device).values()),
         num_peers=num_peers,
         round_nbytes=traffic.sent_nbytes + traffic.received_nbytes,
         tokens_per_s=pace.tokens_per_s,
         flops_per_s=flops_per_s,
         round_s=max(LEAST_ROUND_S, round_s),
     )
+
+
+def _needed_nbytes(run: RunConfig, settings: PeerConfig, device: Device) -> dict[str, int]:
+    if isinstance(run, StagedConfig) and run.section is not None:
+        num_taken = holding.usual_taken(run.stages)
+        return holding.needed_nbytes(holding.of_run(run), run.section, device, num_taken=num_taken)
+    return needed_nbytes(run, settings, device, 1)
 
 
 def product_flops(model: ModelConfig, num_rows: int, device: Device, clock: Clock) -> float:

@@ -93,13 +93,17 @@ class Trainer:
         self.device = choose(peer)
         if peer.caps.vram_nbytes is not None:
             limit_memory(self.device, peer.caps.vram_nbytes)
-        micro_batch, wanted = check_fits(run, peer, self.device), peer.micro_batch or run.train.batch_size
+        micro_batch, wanted = self._fitting(), peer.micro_batch or run.train.batch_size
         if micro_batch < min(wanted, run.train.batch_size):
             self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))
         is_shared = self._sends_gradient and self.device.is_cpu
         self._take_device(vector if is_shared else vector.to(self.device.torch, copy=True), micro_batch)
         self.set_anchor(vector)
         self._steps.num_made = 0
+
+    def _fitting(self) -> int:
+        """Return how many samples at a time fit."""
+        return check_fits(self._run, self._peer, self.device)
 
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         run, peer = self._run, self._peer

@@ -21,12 +21,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from torch import Tensor
+
 from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, StageEmpty, StageHeld, StageLeft, StagesSeen
 from weft.ids import PeerId, Round
 from weft.net.messages import Contact
 from weft.net.tasks import Tasks
+from weft.peer.fetch import fetch_initial
 from weft.peer.peer import Outcome
+from weft.peer.seal import initial
 from weft.peer.staged import StagedConfig
 from weft.pipeline.place import moves, stage_for
 from weft.pipeline.route import Near, Route
@@ -62,6 +66,7 @@ class Company:
         self._node = grounds.node
         self.roll = Roll(self.run.stages)
         self.members: dict[int, Member] = {}
+        self._coming: set[int] = set()  # stages that are about to be held
         self.outcomes: dict[int, Outcome] = {}
         self.failure: Exception | None = None
         self.pausing = Pausings(self.members, self.tell)
@@ -172,7 +177,7 @@ class Company:
             newest = max(kept.values())
             for stage in [stage for stage, round in kept.items() if round == newest and not self._is_well_held(stage)]:
                 self._hold(stage, "it was held here before")
-            if self.members:
+            if self.members or self._coming:
                 return
         while not self._is_begun.is_set():
             if any(self.roll.held(stage) for stage in range(self.run.stages)):
@@ -193,40 +198,55 @@ class Company:
         return [dict(each) or {self._node.peer: float("inf")} for each in self.roll.rates()]
 
     def _hold(self, stage: int, reason: str, wait_for: int | None = None) -> None:
-        if stage in self.members or self.is_stopping:
+        if stage in self.members or stage in self._coming or self.is_stopping:
             return
         self._num_held += 1
+        self._coming.add(stage)
+        self._lives.spawn(self._held(stage, reason, wait_for, self._num_held))
+
+    async def _held(self, stage: int, reason: str, wait_for: int | None, since: int) -> None:
+        """Hold a stage to its end."""
+        outer = await self._first_weights(stage)
+        if self.is_stopping:
+            self._has_ended.set()
+            return
         emit, compute = self._telling.of(stage, self.grounds.compute)
-        member = Member(replace(self.grounds, emit=emit, compute=compute), stage, self._num_held)
+        member = Member(replace(self.grounds, emit=emit, compute=compute), stage, since, outer)
+        del outer
         self.members[stage] = member
-        self.grounds.emit(
-            StageHeld(
-                stage=stage,
-                num_stages=self.run.stages,
-                num_parameters=member.run.num_parameters,
-                reason=reason,
-            )
-        )
+        self._coming.discard(stage)
+        num = member.run.num_parameters
+        self.grounds.emit(StageHeld(stage=stage, num_stages=self.run.stages, num_parameters=num, reason=reason))
         self._meet(member)
         member.conductor.on_ready = self.tell
         self.tell()
-        self._lives.spawn(self._held(member, wait_for))
-
-    async def _held(self, member: Member, wait_for: int | None) -> None:
-        """Hold a stage to its end."""
-        reason = "it broke"
+        why = "it broke"
         try:
             snapshot = await self.grounds.compute.serve(member.snapshot)
             outcome = await member.live(wait_for=wait_for, snapshot=snapshot)
-            self.outcomes[member.stage], reason = outcome, outcome.reason
+            self.outcomes[stage], why = outcome, outcome.reason
         finally:
-            if self.members.get(member.stage) is member:
-                del self.members[member.stage]
+            if self.members.get(stage) is member:
+                del self.members[stage]
             member.has_ended.set()
-            self.grounds.emit(StageLeft(stage=member.stage, reason=reason))
+            self.grounds.emit(StageLeft(stage=stage, reason=why))
             self.tell()
-            if not self.members and (reason != MOVES or self.is_stopping):
+            if not self.members and not self._coming and (why != MOVES or self.is_stopping):
                 self._has_ended.set()
+
+    async def _first_weights(self, stage: int) -> Tensor:
+        """Return what a section starts from: made of the seed, or fetched, from whoever has it."""
+        run, home = self.run.of_stage(stage), self.grounds.home
+        while True:
+            try:
+                await fetch_initial(self._node, self._node.peers, run, home)
+            except PeerError as error:
+                self.grounds.emit(Notice(text=f"nobody delivers the first weights of stage {stage + 1} yet: {error}"))
+                await asyncio.sleep(LOOK_S)
+                continue
+            outer = await self.grounds.compute.serve(lambda: initial(run, home))
+            assert outer is not None, "they have been fetched"
+            return outer
 
     def sender(self, stage: int) -> Sender:
         """Return what sends to a stage: one for all that do."""

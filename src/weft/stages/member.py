@@ -19,12 +19,13 @@ from weft.net.channel import Channel
 from weft.net.node import Node
 from weft.peer.checkpoint import Snapshot, load
 from weft.peer.compute import Compute
+from weft.peer.device import choose
+from weft.peer.holding import fitting
 from weft.peer.home import Home, PeerFolder
 from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.place import Data
 from weft.peer.replica import Replica
-from weft.peer.seal import initial
 from weft.peer.section_trainer import SectionTrainer
 from weft.peer.staged import StagedConfig
 from weft.peer.unmeasured import Unmeasured
@@ -32,7 +33,7 @@ from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.pipeline.origin import Origin
 from weft.pipeline.sender import Sender
-from weft.pipeline.worker import Worker
+from weft.pipeline.worker import Bounds, Worker
 from weft.stages.busy import Busy
 from weft.stages.conductor import Conductor, Part
 from weft.stages.measure import Bystander, Needs, StageEvaluator
@@ -68,9 +69,13 @@ class Member:
     """
     Args:
         since: which time it is that this process holds the stage: a number that grows.
+        outer: what its section starts from; becomes its own.
+
+    Raises:
+        TooLarge: the section does not fit this machine.
     """
 
-    def __init__(self, grounds: Grounds, stage: int, since: int) -> None:
+    def __init__(self, grounds: Grounds, stage: int, since: int, outer: Tensor) -> None:
         self.stage = stage
         self.since = since
         self.is_leaving = False
@@ -88,7 +93,9 @@ class Member:
         self._busy = Busy(grounds.compute, grounds.clock, run.pipeline.micro_batch)
         is_last = stage == run.stages - 1
         onward = None if is_last else grounds.onward(stage + 1)
-        self.worker = Worker(grounds.lane, stage, self.trainer, onward, self._busy.train, grounds.clock, grounds.emit)
+        bounds = Bounds(num_taken=fitting(run, grounds.settings, choose(grounds.settings)))
+        run_work, clock, emit = self._busy.train, grounds.clock, grounds.emit
+        self.worker = Worker(grounds.lane, stage, self.trainer, onward, run_work, clock, emit, bounds)
         source = None
         if stage == 0:
             first = int(grounds.clock.wall() * 1000) << 20  # no process of this peer has begun one so high
@@ -97,8 +104,6 @@ class Member:
         part = Part(run, channel, self.worker, self.trainer, grounds.compute, grounds.pulse, source, self._evaluator)
         self.conductor = Conductor(part)
         self._source = source
-        outer = initial(run, grounds.home)
-        assert outer is not None, "the first weights were fetched before"
         self._place = self._standing(outer)
         self.peer = Peer(run, self._place)
 
@@ -160,7 +165,7 @@ class Member:
         """Return what others are told of it."""
         head = self.peer.head
         state: State = "ready"
-        if self.is_leaving or self.peer.is_finishing:
+        if self.is_leaving or (self.peer.is_finishing and not self.peer.is_complete):  # who is complete measures yet
             state = "finishing"
         elif self.peer.pausing.is_away:
             state = "paused"
