@@ -10,7 +10,7 @@
 import { STAGE_OF_PROOF, STAGE_OF_ROUND, count, last } from "./history.js";
 
 const AWAY = new Set(["gone", "left", "stopped", "finished", "silent", ""]);
-const MOST_BACK = 256; // proofs among which one of the run's own rounds is looked for
+const MOST_BACK = 2_048; // rows among which one of a stage is looked for
 const NUM_RECENT = 20; // rounds that a pace is taken over
 
 /** A sum over the first rows of a list. */
@@ -112,20 +112,20 @@ export class Moment {
 
   /** The last round of a stage, or undefined. */
   roundOf(stage) {
-    for (const name of ["rounds", "beside"]) {
-      const rows = this.history.rows[name];
-      for (let i = this.count(name) - 1, back = 0; i >= 0 && back < MOST_BACK; i--, back++) {
-        if (rows[i][STAGE_OF_ROUND] === stage) return rows[i];
-      }
-    }
-    return undefined;
+    const [own, beside] = ["rounds", "beside"].map((name) => this._lastOf(name, STAGE_OF_ROUND, stage));
+    return own && beside ? (own[0] > beside[0] ? own : beside) : (own ?? beside);
   }
 
   /** The last proof of a stage's rounds, or undefined; of a run without stages, of its own. */
   proof(stage) {
-    const { proofs } = this.history.rows;
-    for (let i = this.count("proofs") - 1, back = 0; i >= 0 && back < MOST_BACK; i--, back++) {
-      if (proofs[i][STAGE_OF_PROOF] === stage) return proofs[i];
+    return this._lastOf("proofs", STAGE_OF_PROOF, stage);
+  }
+
+  _lastOf(name, column, stage) {
+    const rows = this.history.rows[name];
+    const end = this.count(name);
+    for (let i = end - 1; i >= Math.max(0, end - MOST_BACK); i--) {
+      if (rows[i][column] === stage) return rows[i];
     }
     return undefined;
   }

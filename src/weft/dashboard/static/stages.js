@@ -25,9 +25,10 @@ export class Stages {
     const { stages } = this.moment;
     find("stages-panel").hidden = stages.length === 0;
     if (!stages.length) return;
+    const isBegun = stages.some(({ members }) => members.length);
     const most = Math.max(...stages.map(({ rate }) => rate));
     const slowest = slowestOf(stages);
-    const lanes = stages.map((stage, number) => this._lane(stage, number, { num: stages.length, most, slowest }));
+    const lanes = stages.map((stage, number) => this._lane(stage, number, { num: stages.length, most, slowest, isBegun }));
     const key = JSON.stringify([lanes, this.isAll, this.moment.count("moves")]);
     if (key === this.shown) return; // so that a reader may select text
     this.shown = key;
@@ -36,14 +37,14 @@ export class Stages {
     this._moves();
   }
 
-  _lane({ members, rate, waiting, layers }, number, { num, most, slowest }) {
+  _lane({ members, rate, waiting, layers }, number, { num, most, slowest, isBegun }) {
     const round = this.moment.roundOf(number);
     const proof = this.moment.proof(number);
     return {
       name: `${number + 1} of ${num}`,
       layers,
       members: this._members(members),
-      isEmpty: members.length === 0,
+      isEmpty: isBegun && members.length === 0,
       rate: rate > 0 ? `${short(rate)}${number === slowest ? ", slowest" : ""}` : "–",
       part: most ? (rate / most) * 100 : 0,
       isSlowest: number === slowest,
