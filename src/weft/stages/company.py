@@ -440,8 +440,7 @@ class Company:
         self._begin(begin)
 
     def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
-        if is_up:
-            self._heard_at[peer] = self.grounds.clock.now()
+        if is_up:  # whoever only watches tells no news, and may be silent
             self._node.post(peer, self.news())
             return
         self._forget(peer, reason)
