@@ -3,11 +3,9 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from weft.clock import VirtualClock
-from weft.events import Event, Evaluated, RoundCommitted
+from weft.events import Evaluated, Event, RoundCommitted
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
@@ -24,7 +22,9 @@ from weft.peer.staged import StagedConfig
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.stages.company import Company
-from weft.stages.member import Grounds
+from weft.stages.gather import Gathered
+from weft.stages.harvest import gather_at_end
+from weft.stages.member import Grounds, Member
 from weft.stages.pulse import Pulse
 
 SECRET = bytes(16)
@@ -43,17 +43,25 @@ class Machine:
         self.task: asyncio.Task[dict[int, Outcome]] = None  # type: ignore[assignment]
         self.is_dead = False
         self.number = 0
+        self.held: dict[int, Member] = {}  # as it was last
+        self.gathers = False
+        self.gathered: Gathered | None = None
 
     def seen(self, kind: type[Event]) -> list[Event]:
         return [event for _, event in self.events if isinstance(event, kind)]
 
     def emit(self, event: Event) -> None:
+        if self.company is not None and self.company.members:
+            self.held = dict(self.company.members)
         if not self.is_dead:
             self.events.append((self.house.clock.now(), event))
 
     @property
     def outcomes(self) -> dict[int, Outcome]:
         return self.task.result()
+
+    async def gather(self) -> None:
+        self.gathered = await gather_at_end(self.company)
 
     def kill(self) -> None:
         self.is_dead = True
@@ -62,17 +70,25 @@ class Machine:
 
 
 class House:
-    def __init__(self, sealed: Sealed, home: Home, clock: VirtualClock, *, train_s: float = 0.01) -> None:
+    def __init__(
+        self, sealed: Sealed, home: Home, clock: VirtualClock, *, train_s: float = 0.01, every_s: float = 0.0
+    ) -> None:
         self.sealed = sealed
         self.home = home
         self.clock = clock
         self.train_s = train_s
+        self.every_s = every_s  # between two checkpoints; 0: at the end only
         self.network = MemoryNetwork()
         self.machines: list[Machine] = []
 
-    def start(self, name: str, *, wait_for: int | None = None, again: bool = False) -> Machine:
-        """Start a machine: the maker, which waits for so many, or another."""
+    def start(self, name: str, *, wait_for: int | None = None, again: bool = False, gathers: bool = False) -> Machine:
+        """Start a machine: the maker, which waits for so many, or another.
+
+        Args:
+            gathers: it puts the whole model together at the end.
+        """
         machine = Machine(self, name)
+        machine.gathers = gathers
         machine.number = sum(each.name == name for each in self.machines)
         others = [each for each in self.machines if each.name != name]
         self.machines.append(machine)
@@ -103,7 +119,7 @@ class House:
                 identity=machine.identity,
                 home=self.home,
                 folder=self.home.folder(run.run, machine.id),
-                settings=PeerConfig(device="cpu", checkpoint_every_s=0.0),
+                settings=PeerConfig(device="cpu", checkpoint_every_s=self.every_s),
                 data=data,
                 clock=self.clock,
                 compute=compute,
@@ -117,6 +133,8 @@ class House:
 
         try:
             machine.company = company = Company(grounds)
+            if machine.gathers:
+                company.ending.work = machine.gather
             return await (company.join() if wait_for is None else company.found(wait_for))
         finally:
             await node.aclose()
