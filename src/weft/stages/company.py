@@ -143,7 +143,7 @@ class Company:
     # --- which stages ---
 
     async def _founded(self, wait_for: int) -> None:
-        if self._kept():
+        if self._shelf.rounds:
             await self._joined()
             return
         while 1 + len(self._trainers()) < wait_for:
@@ -363,23 +363,16 @@ class Company:
     # --- what is told ---
 
     def news(self) -> StageNews:
+        heads = {stage: member.peer.head for stage, member in self.members.items()}
         first = self.members.get(0)
         is_at_end = first is not None and first.peer.is_complete
         return StageNews(
             held=tuple(self.members[stage].held for stage in sorted(self.members)),
-            kept=tuple(Shelved(stage=stage, round=round) for stage, round in self._kept().items()),
+            kept=tuple(Shelved(stage=stage, round=round) for stage, round in self._shelf.with_held(heads).items()),
             is_trainer=True,
             is_busy=self.ending.is_under_way or (first is not None and first.is_measuring),
             is_complete=is_at_end or (0 in self.outcomes and self.outcomes[0].reason == "complete"),
         )
-
-    def _kept(self) -> dict[int, int]:
-        """Return the stages whose state is on this disk, and the round of each, as far as this process knows."""
-        found = self._shelf.rounds
-        for stage, member in self.members.items():
-            if stage in found and member.peer.head is not None:
-                found[stage] = int(member.peer.head.round)
-        return found
 
     def tell(self) -> None:
         """Tell everybody what this peer holds."""

@@ -3,11 +3,13 @@
 A copy that was kept for others (`keeping`) is told from what this peer held itself: nothing private is in it.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 from weft.errors import CheckpointError
 from weft.peer.checkpoint import Contents, read_contents
 from weft.peer.home import CHECKPOINT_FILE, PeerFolder
+from weft.sync.messages import Manifest
 
 
 class Shelf:
@@ -29,6 +31,15 @@ class Shelf:
     def own(self) -> dict[int, int]:
         """Return those of the states that this peer held itself."""
         return {stage: _round(contents) for stage, contents in self._contents().items() if not is_copy(contents)}
+
+    def with_held(self, heads: Mapping[int, Manifest | None]) -> dict[int, int]:
+        """Return the rounds of all that is kept; of stages that are held now, how far they are.
+
+        Args:
+            heads: of the states that are held.
+        """
+        found = self.rounds
+        return found | {stage: int(head.round) for stage, head in heads.items() if head is not None and stage in found}
 
     def _contents(self) -> dict[int, Contents]:
         found = {}
