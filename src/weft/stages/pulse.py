@@ -46,11 +46,6 @@ class Pulse:
         for peer in self._node.peers:
             self._node.post(peer, self._last)
 
-    def forget(self, peer: PeerId) -> None:
-        """Take it up that a peer begins no more micro-batches."""
-        self._beats.forget(peer)
-        self.look()
-
     def look(self) -> None:
         """Let whoever waits look again."""
         self._changed.set()
@@ -85,6 +80,8 @@ class Pulse:
         self._take(peer, Progress(Beat(note.round, note.step), note.is_done, origins))
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
-        if is_up and self._last is not None:
+        if not is_up:  # should it come back, it says again how far it is
+            self._beats.forget(peer)
+        elif self._last is not None:
             self._node.post(peer, self._last)
         self.look()

@@ -1,0 +1,183 @@
+"""Whole peers of runs with stages, on a virtual clock: what they learn, who dies, comes and moves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scenarios.companies import House, Machine, losses
+from scenarios.swarm import write_corpus
+from weft.clock import VirtualClock
+from weft.codec.config import Fp32Config
+from weft.data import CorpusConfig, TextSource
+from weft.data.batch import Batches
+from weft.events import RoundCommitted, StageHeld, StageLeft
+from weft.model import assemble
+from weft.model.flat import join
+from weft.peer.config import RunFile, ShapedModel, TrainConfig
+from weft.peer.home import Home
+from weft.peer.seal import Sealed, seal
+from weft.pipeline.config import PipelineConfig
+from weft.sync.rows import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
+from weft.sync.schedule import ConstantConfig
+
+SEQ_LEN, BATCH = 16, 4
+LONG_S = 400.0
+DDP = DdpConfig(codec=Fp32Config())
+
+
+def sealed(root: Path, method: MethodConfig = DDP, num_steps: int = 6, batch: int = BATCH, **pipeline: Any) -> Sealed:
+    run_file = RunFile(
+        name="companies",
+        stages=3,
+        peers=1,
+        model=ShapedModel(num_layers=3, num_heads=2, width=16, ffn_width=32, is_tied=False),
+        data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),
+        pipeline=PipelineConfig(micro_batch=2, activations=Fp32Config(), **pipeline),
+        train=TrainConfig(
+            seq_len=SEQ_LEN,
+            batch_size=batch,
+            tokens=num_steps * 2 * BATCH * SEQ_LEN,
+            schedule=ConstantConfig(lr=1e-2),
+            evaluate_every=2,
+            evaluate_windows=8,
+        ),
+        method=method,
+    )
+    return seal(run_file, root, Home(root / "home"), lambda _event: None)
+
+
+def play(run: Sealed, root: Path, work: Callable[[House], Awaitable[None]]) -> House:
+    clock = VirtualClock()
+    house = House(run, Home(root / "home"), clock)
+
+    async def main() -> None:
+        try:
+            async with asyncio.timeout(LONG_S):
+                await work(house)
+        finally:
+            await house.end()
+
+    clock.run(main())
+    return house
+
+
+def crew(house: House, num: int) -> list[Machine]:
+    return [house.start("m0", wait_for=num), *(house.start(f"m{number}") for number in range(1, num))]
+
+
+async def done(machines: list[Machine]) -> None:
+    await asyncio.gather(*(machine.task for machine in machines if not machine.is_dead))
+
+
+def whole(machines: list[Machine], run: Sealed) -> torch.Tensor:
+    """Return the vector of the model that they hold together."""
+    parts = {stage: member.peer.replica.outer for each in machines for stage, member in each.held.items()}
+    return join(run.config.model, [parts[stage] for stage in range(3)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [1, 2, 6])
+def test_as_many_samples_a_step_teach_the_same_whoever_holds_which_stage(tmp_path: Path, num: int) -> None:
+    found = []
+    for folder, peers, batch in (("three", 3, 2 * BATCH), ("others", num, BATCH if num == 6 else 2 * BATCH)):
+        root = tmp_path / folder
+        root.mkdir()
+
+        async def work(house: House, peers: int = peers) -> None:
+            await done(crew(house, peers))
+
+        found.append(losses(play(sealed(root, batch=batch), root, work).machines[0]))
+    assert len(found[0]) >= 3
+    assert found[0] == pytest.approx(found[1], rel=2e-3)
+
+
+def test_what_is_measured_through_the_stages_is_the_loss_of_the_model_that_they_hold(tmp_path: Path) -> None:
+    run = sealed(tmp_path, num_steps=4)
+
+    async def work(house: House) -> None:
+        await done(crew(house, 3))
+
+    house = play(run, tmp_path, work)
+    module = assemble(run.config.model, whole(house.machines, run))
+    heldout = Batches(run.store, run.index, "heldout", SEQ_LEN, run.config.seed)
+    batches = list(heldout.heldout_batches(8, 8))
+    with torch.no_grad():
+        expected = sum(float(module.loss(*batch)) * batch[0].numel() for batch in batches)
+    expected /= sum(batch[0].numel() for batch in batches)
+    assert losses(house.machines[0])[-1] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        DeMoConfig(),
+        pytest.param(PowerSgdConfig(), marks=pytest.mark.slow),
+        DiLoCoConfig(every=3),
+        pytest.param(SparseLoCoConfig(every=3), marks=pytest.mark.slow),
+    ],
+)
+def test_any_method_that_all_take_part_in_goes_with_stages(tmp_path: Path, method: MethodConfig) -> None:
+    async def work(house: House) -> None:
+        await done(crew(house, 6))
+
+    house = play(sealed(tmp_path, method), tmp_path, work)
+    told = [machine.outcomes for machine in house.machines]
+    assert [outcome.reason for each in told for outcome in each.values()] == ["complete"] * 6
+    replicas = {stage: {each[stage].replica for each in told if stage in each} for stage in range(3)}
+    assert {stage: len(found) for stage, found in replicas.items()} == {0: 1, 1: 1, 2: 1}, "members of a stage agree"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_member_that_dies_and_one_that_comes_leave_what_is_learnt_as_it_is(tmp_path: Path, stage: int) -> None:
+    run = sealed(tmp_path, num_steps=60)
+    late: list[Machine] = []
+
+    async def work(house: House) -> None:
+        machines = crew(house, 6)
+        await rounds(machines[0 if stage else 1], 8)
+        killed = next(each for each in machines[1 if stage else 0 :] if stage in each.company.members)
+        killed.kill()
+        await asyncio.sleep(1.0)
+        late.append(house.start("late"))
+        await done(machines + late)
+
+    house = play(run, tmp_path, work)
+    assert [event.stage for event in late[0].seen(StageHeld)] == [stage], "it goes where somebody is missing"
+    alive = next(each for each in house.machines if not each.is_dead and losses(each))
+    (tmp_path / "calm").mkdir()
+
+    async def calm(house: House) -> None:
+        await done(crew(house, 3))
+
+    without = play(sealed(tmp_path / "calm", num_steps=60, batch=2 * BATCH), tmp_path / "calm", calm)
+    assert losses(alive)[-1] == pytest.approx(losses(without.machines[0])[-1], rel=0.02)
+
+
+@pytest.mark.slow
+def test_the_peer_that_gains_most_moves_to_the_weakest_stage_and_goes_on_there(tmp_path: Path) -> None:
+    run = sealed(tmp_path, num_steps=400, rebalance_s=10.0)
+
+    async def work(house: House) -> None:
+        machines = crew(house, 7)  # three of the first stage, two of the others
+        await rounds(machines[0], 8)
+        for machine in [each for each in machines if 2 in each.company.members]:
+            machine.kill()
+            break
+        await done(machines)
+
+    house = play(run, tmp_path, work)
+    moved = [each for each in house.machines if len(each.seen(StageHeld)) > 1]
+    assert len(moved) == 1
+    assert [event.stage for event in moved[0].seen(StageHeld)] == [0, 2]
+    assert moved[0].seen(StageLeft)[0].reason == "goes to another stage"
+    assert moved[0].outcomes[2].reason == "complete"
+
+
+async def rounds(machine: Machine, num: int) -> None:
+    while len(machine.seen(RoundCommitted)) < num:  # noqa: ASYNC110  # a virtual clock: this takes no time
+        await asyncio.sleep(0.05)

@@ -1,0 +1,52 @@
+"""The table of who holds which stage."""
+
+from weft.ids import PeerId
+from weft.stages.messages import Held, Shelved, StageNews
+from weft.stages.roll import UNKNOWN, Roll
+
+A, B, C = (PeerId(letter * 64) for letter in "abc")
+
+
+def held(stage: int, rate: float = 0.0, state: str = "ready") -> Held:
+    return Held(stage=stage, since=1, state=state, round=3, rate=rate, num_waiting=0)
+
+
+def news(*stages: Held, kept: tuple[Shelved, ...] = ()) -> StageNews:
+    return StageNews(held=stages, kept=kept, is_trainer=True)
+
+
+def test_rates_that_nobody_has_measured_are_the_median_of_the_others():
+    roll = Roll(3)
+    assert roll.rates() == [{}, {}, {}]
+    roll.told(A, news(held(0)))
+    assert roll.rates() == [{A: UNKNOWN}, {}, {}]
+    roll.told(B, news(held(0, rate=4.0)))
+    roll.told(C, news(held(1, rate=8.0)))
+    assert roll.rates() == [{A: 6.0, B: 4.0}, {C: 8.0}, {}]
+
+
+def test_who_holds_two_stages_shares_its_rate_among_them():
+    roll = Roll(2)
+    roll.told(A, news(held(0, rate=6.0), held(1, rate=6.0)))
+    assert roll.rates() == [{A: 3.0}, {A: 3.0}]
+
+
+def test_who_is_on_its_way_computes_nothing_yet_and_its_stage_is_not_empty():
+    roll = Roll(2)
+    roll.told(A, news(held(1, state="joining")))
+    assert roll.ready(1) == {}
+    assert roll.empty() == [0]
+
+
+def test_who_is_gone_is_in_no_stage():
+    roll = Roll(1)
+    roll.told(A, news(held(0)))
+    roll.gone(A)
+    assert roll.empty() == [0]
+
+
+def test_who_has_a_stages_state_on_its_disk_is_known_with_its_round():
+    roll = Roll(2)
+    roll.told(A, news(kept=(Shelved(stage=1, round=7),)))
+    roll.told(B, news(held(0), kept=(Shelved(stage=1, round=9), Shelved(stage=0, round=2))))
+    assert roll.keepers(1) == {A: 7, B: 9}
