@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from weft.config import Config
-from weft.pipeline.activations import BY_DEFAULT, ActivationConfig, GradientConfig
+from weft.pipeline.activations import BY_DEFAULT, GradientConfig
 
 MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece
 
@@ -19,7 +19,8 @@ class PipelineConfig(Config, frozen=True, kw_only=True):
     micro_batch: Annotated[
         int, Meta(ge=1, le=MAX_MICRO_BATCH, description="samples that pass through the stages together")
     ] = 1
-    activations: ActivationConfig = BY_DEFAULT
+    activations: GradientConfig = BY_DEFAULT
+    """Those that need nothing of model, members or samples: `subspace` and `aqsgd` are measured, and not for runs yet."""
     gradients: GradientConfig | None = None
     """Of activations; None: as these, where that can be."""
     rebalance_s: Annotated[

@@ -37,13 +37,16 @@ from weft.pipeline.beat import ANY, Beat
 from weft.pipeline.device import Device, Given, Parcel, Passed, parcel
 from weft.pipeline.lane import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
+from weft.pipeline.pace import Pace
 from weft.pipeline.schedule import Run, Schedule
 from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Sender
 from weft.pipeline.tally import NONE, Attempt, BatchId, Closed, Tally, Told
 from weft.wire import Buffer
 
 AGAIN_S = 1.0  # until a sender that did not answer is asked again; doubled each time
-LOST_S = 30.0  # that what was sent may wait for this member to come to its step: rounds end sooner
+# What was sent may wait so long for this member to come to its step, at least, and so many times as long as that usually
+# takes; the first ones for a long time, for nobody knows yet how long rounds take.
+LOST_S, LOST, FIRST_LOST_S = 30.0, 4.0, 600.0
 NUM_ASKED = 6  # times in vain, and it is taken to be gone
 
 
@@ -116,6 +119,7 @@ class Worker:
         self._settling: dict[asyncio.Task[None], PeerId] = {}  # and who is to say what counts
         self._at, self._advanced = ANY, asyncio.Event()
         self._sum = Sum()
+        self._wait = Pace()  # seconds that what was sent waits for its step
         self._done: dict[Attempt, None] = {}  # the oldest first
         self._held: dict[BatchId, _Held] = {}
         self._counting: set[asyncio.Future[None]] = set()
@@ -244,7 +248,8 @@ class Worker:
         Raises:
             CallFailed: the others are long beyond it: it has lost touch with its stage, and somebody else may compute.
         """
-        deadline = self._clock.now() + LOST_S
+        began = self._clock.now()
+        deadline = began + (max(LOST_S, LOST * self._wait.mean) if self._wait.is_known else FIRST_LOST_S)
         while beat > self._at:
             left_s = deadline - self._clock.now()
             if left_s <= 0:
@@ -252,6 +257,7 @@ class Worker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._advanced.wait()
+        self._wait.measured(self._clock.now() - began)
 
     async def _given(self, sender: PeerId, request: Forward) -> Given:
         activations = None
