@@ -44,8 +44,8 @@ from weft.pipeline.tally import NONE, Attempt, BatchId, Closed, Tally, Told
 from weft.wire import Buffer
 
 AGAIN_S = 1.0  # until a sender that did not answer is asked again; doubled each time
-# What was sent may wait so long for this member to come to its step, at least, and so many times as long as that usually
-# takes; the first ones for a long time, for nobody knows yet how long rounds take.
+# What was sent may wait so long for this member to come to its step, at least, and so many times as long as that takes
+# usually; the first ones for a long time, for nobody knows yet how long rounds take.
 LOST_S, LOST, FIRST_LOST_S = 30.0, 4.0, 600.0
 NUM_ASKED = 6  # times in vain, and it is taken to be gone
 
