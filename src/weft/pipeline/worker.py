@@ -175,6 +175,11 @@ class Worker:
         while due := [task for task, sender in self._settling.items() if self._lane.is_linked(sender)]:
             await asyncio.wait(due, timeout=AGAIN_S)
 
+    @property
+    def num_counted(self) -> int:
+        """Return how many samples the gradient that stands now is made of."""
+        return self._sum.num_samples
+
     def take_sum(self) -> Sum:
         """Return what the gradient is made of that stands now, of which the caller takes hold."""
         taken, self._sum = self._sum, Sum()

@@ -33,7 +33,7 @@ from weft.peer.staged import StagedConfig
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.beat import Beat
 from weft.pipeline.tally import Told
-from weft.pipeline.worker import Worker
+from weft.pipeline.worker import Sum, Worker
 from weft.stages.messages import Tallied, TalliedAnswer, TalliedRequest, tallied
 from weft.stages.pulse import Pulse
 from weft.stages.source import Source
@@ -85,35 +85,65 @@ class Conductor:
     # --- what rounds ask of it ---
 
     async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:
-        part, config = self._part, self._part.run
+        part = self._part
         self._previous = digest_of(head)
         self._round = head.round if part.source is not None else max(self._round or 0, part.pulse.newest.round)
         if not self.is_ready:
             await self._ask_all(self._previous)
             self.is_ready = True
             self.on_ready()
-        num_steps = 1 if self._sends_gradient else config.method.every
+        while not await self._made(head, positions, is_over) and await self._nobody_brings(head, is_over):
+            if part.source is None:
+                self._round += 1
+
+    async def _made(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> bool:
+        """Make a round's steps; return whether there is something to bring, or others bring something already."""
+        part, every, round = self._part, self._part.run.method.every, self._round or 0
         origins = frozenset(lease.peer for lease in head.leases)
-        tokens = head.committed_tokens
-        for step, share in enumerate(np.array_split(positions, num_steps)):
-            beat = Beat(self._round, step)
+        num_samples = 0
+        for step, share in enumerate(np.array_split(positions, 1 if self._sends_gradient else every)):
+            beat = Beat(round, step)
             await part.worker.advance(beat)
-            if part.source is not None:
+            if part.source is not None and not part.worker.num_counted:
                 await self._begun(part.source, beat, share, origins, is_over)
             await part.pulse.until_over(beat, lambda: is_over() or self._is_announced())
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await part.worker.settled()
+            num_samples += part.worker.num_counted
             if not self._sends_gradient:
-                total, of_all = part.worker.take_sum(), float(part.pulse.num_origins)
-                make = lambda total=total, step=step: part.trainer.make_step(total, tokens, step + 1, of_all)  # noqa: E731, B023
-                await part.compute.train(make)
+                await self._step(part.worker.take_sum(), head.committed_tokens, step + 1)
             if is_over() or self._is_announced():
                 break
-        self._round = max((note.beat for note in self._notes(self._previous)), default=self._round)
+        self._round = max(
+            (note.beat for note in self._notes(digest_of(head)) if note.payload is not None), default=round
+        )
         await part.worker.report()
-        if self._sends_gradient:
+        if self._sends_gradient and num_samples:
             part.trainer.hand_in(part.worker.take_sum())
+        return num_samples > 0 or is_over() or self._is_announced()
+
+    async def _step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
+        part, pace = self._part, float(self._part.pulse.num_origins)
+        await part.compute.train(lambda: part.trainer.make_step(total, committed_tokens, num_steps, pace))
+
+    async def _nobody_brings(self, head: Manifest, is_over: Callable[[], bool]) -> bool:
+        """Where no member has anything to bring, no round will be: settle among the reports alone what is held.
+
+        So it is where all that came to a stage were later attempts, as after its members died.
+        """
+        part = self._part
+        await self.announcing(None)
+        here = set(head.members) & {part.channel.peer, *part.channel.peers}
+        heard = lambda: {peer: self._heard.get((digest_of(head), peer)) for peer in here}  # noqa: E731
+        await part.pulse.until(lambda: is_over() or self._is_announced() or None not in heard().values())
+        if is_over() or self._is_announced():
+            return False
+        reports = {peer: note.told for peer, note in heard().items() if note is not None}
+        await part.worker.close(reports, head.members)
+        for peer in here:
+            self._heard.pop((digest_of(head), peer), None)
+        return True
 
     async def _begun(
         self,
@@ -173,7 +203,7 @@ class Conductor:
 
     def _is_announced(self) -> bool:
         """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""
-        return self._previous is not None and bool(self._notes(self._previous))
+        return self._previous is not None and any(note.payload is not None for note in self._notes(self._previous))
 
     async def _ask_all(self, previous: Digest) -> None:
         """Hear what the others have announced before this peer was there."""
