@@ -20,7 +20,7 @@ class PipelineConfig(Config, frozen=True, kw_only=True):
         int, Meta(ge=1, le=MAX_MICRO_BATCH, description="samples that pass through the stages together")
     ] = 1
     activations: GradientConfig = BY_DEFAULT
-    """Those that need nothing of model, members or samples: `subspace` and `aqsgd` are measured, and not for runs yet."""
+    """Those that need nothing of model, members or samples: `subspace` and `aqsgd` are measured, not for runs yet."""
     gradients: GradientConfig | None = None
     """Of activations; None: as these, where that can be."""
     rebalance_s: Annotated[

@@ -115,9 +115,8 @@ class Conductor:
                 await self._step(part.worker.take_sum(), head.committed_tokens, step + 1)
             if is_over() or self._is_announced():
                 break
-        self._round = max(
-            (note.beat for note in self._notes(digest_of(head)) if note.payload is not None), default=round
-        )
+        brought = [note.beat for note in self._notes(digest_of(head)) if note.payload is not None]
+        self._round = max(brought, default=round)
         await part.worker.report()
         if self._sends_gradient and num_samples:
             part.trainer.hand_in(part.worker.take_sum())
@@ -135,14 +134,19 @@ class Conductor:
         part = self._part
         await self.announcing(None)
         here = set(head.members) & {part.channel.peer, *part.channel.peers}
-        heard = lambda: {peer: self._heard.get((digest_of(head), peer)) for peer in here}  # noqa: E731
-        await part.pulse.until(lambda: is_over() or self._is_announced() or None not in heard().values())
+
+        def heard() -> dict[PeerId, Tallied]:
+            notes = {peer: self._heard.get((digest_of(head), peer)) for peer in here}
+            return {peer: note for peer, note in notes.items() if note is not None}
+
+        await part.pulse.until(lambda: is_over() or self._is_announced() or heard().keys() == here)
         if is_over() or self._is_announced():
             return False
-        reports = {peer: note.told for peer, note in heard().items() if note is not None}
-        await part.worker.close(reports, head.members)
-        for peer in here:
-            self._heard.pop((digest_of(head), peer), None)
+        notes = heard()
+        await part.worker.close({peer: note.told for peer, note in notes.items()}, head.members)
+        for peer, note in notes.items():
+            if self._heard.get((digest_of(head), peer)) is note:
+                del self._heard[digest_of(head), peer]
         return True
 
     async def _begun(
