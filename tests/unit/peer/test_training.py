@@ -59,7 +59,7 @@ def trained(step_s, num_steps, run, *, until_s=float("inf")):
     """Make the steps of a lease until it is hurried, and return the device that made them."""
     device, clock = Device(step_s), VirtualClock()
     training = Training(
-        SimpleNamespace(compute=device, clock=clock),
+        SimpleNamespace(compute=device, clock=clock, companion=None),
         SimpleNamespace(has_ended=False, train=device.steps),
         Done(),
         lambda: False,
