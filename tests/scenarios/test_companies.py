@@ -111,13 +111,14 @@ def test_what_is_measured_through_the_stages_is_the_loss_of_the_model_that_they_
     assert losses(house.machines[0])[-1] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
         DeMoConfig(),
-        pytest.param(PowerSgdConfig(), marks=pytest.mark.slow),
+        PowerSgdConfig(),
         DiLoCoConfig(every=3),
-        pytest.param(SparseLoCoConfig(every=3), marks=pytest.mark.slow),
+        SparseLoCoConfig(every=3),
     ],
 )
 def test_any_method_that_all_take_part_in_goes_with_stages(tmp_path: Path, method: MethodConfig) -> None:

@@ -218,6 +218,7 @@ async def visit(house: House, machines: list[Machine], into: Path) -> Gathered:
         await node.aclose()
 
 
+@pytest.mark.slow
 def test_a_visitor_takes_away_one_moment_of_a_run_that_goes_on(play: Callable[..., object], tmp_path: Path) -> None:
     into = tmp_path / "away"
     states: list[Mapping[Digest, Tensor]] = []
@@ -267,7 +268,7 @@ def test_a_stage_that_nobody_holds_is_named(
 # --- a stage that loses its only member ---
 
 
-@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("lost", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stage_that_loses_its_only_member_goes_on_from_the_copy_that_another_kept(
     play: Callable[..., object], lost: int
 ) -> None:

@@ -104,7 +104,7 @@ def test_without_the_rule_of_acceptance_they_count_more_than_once(monkeypatch: p
     stages.run(play)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_who_dies_takes_with_it_what_no_round_has_counted_and_nothing_else(stage: int) -> None:
     stages = Stages((3, 2, 2) if stage == 0 else (2, 2, 2))
 
