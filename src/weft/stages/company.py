@@ -26,7 +26,6 @@ from torch import Tensor
 from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, StageEmpty, StageHeld, StageLeft, StagesSeen
 from weft.ids import PeerId, Round
-from weft.net.messages import Contact
 from weft.net.tasks import Tasks
 from weft.peer.fetch import fetch_initial
 from weft.peer.peer import Outcome
@@ -57,7 +56,6 @@ ASK_S = 5.0
 
 class Company:
     def __init__(self, make_grounds: Callable[["Company"], Grounds]) -> None:
-        self.roll: Roll
         self._routes: dict[int, Route] = {}
         self._senders: dict[int, Sender] = {}
         self.grounds = grounds = make_grounds(self)
@@ -90,7 +88,7 @@ class Company:
         self._node.on_note(StageNews, self._on_news)
         self._node.on_note(StageBegin, self._on_begin)
         self._node.on_link(self._on_link)
-        self._node.on_contact(self._on_contact)
+        self._node.on_contact(lambda contact: self._node.keep(contact.peer))
 
     # --- life ---
 
@@ -217,7 +215,8 @@ class Company:
         self._coming.discard(stage)
         num = member.run.num_parameters
         self.grounds.emit(StageHeld(stage=stage, num_stages=self.run.stages, num_parameters=num, reason=reason))
-        self._meet(member)
+        for peer, news in self.roll.peers.items():
+            self._meet(member, peer, news)
         member.conductor.on_ready = self.tell
         self.tell()
         why = "it broke"
@@ -343,7 +342,7 @@ class Company:
 
     def _look_at_the_end(self, now: float) -> None:
         """Leave the stages after the first, once that is complete and these have counted the last of it."""
-        is_complete = any(news.is_complete for news in (*self.roll.peers.values(), self.news()))
+        is_complete = self._is_complete or any(news.is_complete for news in self.roll.peers.values())
         if self._complete_at is None and not is_complete:
             return
         self._complete_at = self._complete_at or now
@@ -358,20 +357,30 @@ class Company:
 
     def has_busy(self) -> bool:
         """Whether anybody measures or fetches at the end, this peer included."""
-        return any(news.is_busy for news in (*self.roll.peers.values(), self.news()))
+        return self._is_busy or any(news.is_busy for news in self.roll.peers.values())
+
+    @property
+    def _is_busy(self) -> bool:
+        first = self.members.get(0)
+        return self.ending.is_under_way or (first is not None and first.is_measuring)
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all is trained, as this peer's own first stage has it."""
+        first = self.members.get(0)
+        is_at_end = first is not None and first.peer.is_complete
+        return is_at_end or (0 in self.outcomes and self.outcomes[0].reason == "complete")
 
     # --- what is told ---
 
     def news(self) -> StageNews:
         heads = {stage: member.peer.head for stage, member in self.members.items()}
-        first = self.members.get(0)
-        is_at_end = first is not None and first.peer.is_complete
         return StageNews(
             held=tuple(self.members[stage].held for stage in sorted(self.members)),
             kept=tuple(Shelved(stage=stage, round=round) for stage, round in self._shelf.with_held(heads).items()),
             is_trainer=True,
-            is_busy=self.ending.is_under_way or (first is not None and first.is_measuring),
-            is_complete=is_at_end or (0 in self.outcomes and self.outcomes[0].reason == "complete"),
+            is_busy=self._is_busy,
+            is_complete=self._is_complete,
         )
 
     def tell(self) -> None:
@@ -406,15 +415,11 @@ class Company:
         if news.is_complete and not self.is_stopping:
             self._look_at_the_end(self.grounds.clock.now())
         for member in self.members.values():
-            self._meet_one(member, peer, news)
+            self._meet(member, peer, news)
         self._route()
         self.grounds.pulse.look()
 
-    def _meet(self, member: Member) -> None:
-        for peer, news in self.roll.peers.items():
-            self._meet_one(member, peer, news)
-
-    def _meet_one(self, member: Member, peer: PeerId, news: StageNews) -> None:
+    def _meet(self, member: Member, peer: PeerId, news: StageNews) -> None:
         since = next((each.since for each in news.held if each.stage == member.stage), None)
         if since is None:
             member.channel.parted(peer, "it has left the stage")
@@ -424,10 +429,8 @@ class Company:
     def _route(self) -> None:
         for stage, route in self._routes.items():
             ready = self.roll.ready(stage)
-            route.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if self._has(peer)})
-
-    def _has(self, peer: PeerId) -> bool:
-        return peer == self._node.peer or self._node.is_linked(peer)
+            linked = {self._node.peer, *self._node.peers}
+            route.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
 
     async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
         self._begin(begin)
@@ -445,9 +448,6 @@ class Company:
             member.channel.parted(peer, reason)
         self._route()
         self.grounds.pulse.look()
-
-    def _on_contact(self, contact: Contact) -> None:
-        self._node.keep(contact.peer)
 
 
 MOVES = "goes to another stage"

@@ -6,7 +6,6 @@ It does not know which stages should be held, nor by whom.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.place import Data
 from weft.peer.replica import Replica
 from weft.peer.section_trainer import SectionTrainer
-from weft.peer.staged import StagedConfig
+from weft.peer.staged import StagedConfig, channel_of
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
@@ -40,8 +39,6 @@ from weft.stages.measure import Bystander, Needs, StageEvaluator
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, LeaveAnswer, MayLeave, State
 from weft.stages.pulse import Pulse
 from weft.stages.source import Source
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,7 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self.run = run = grounds.run.of_stage(stage)
         self.folder = grounds.folder.stage(stage)
-        self.channel = channel = Channel(grounds.node, f"stage{stage}", run.run, since)
+        self.channel = channel = Channel(grounds.node, channel_of(stage), run.run, since)
         self.channel.serve(MayLeave, self._may_leave)
         self.channel.serve(BeatRequest, self._beat)
         batches = grounds.data.batches(run, "train")

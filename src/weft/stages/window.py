@@ -33,7 +33,7 @@ from weft.peer.offered import MAX_DONORS, Offered, most_offered, opened
 from weft.peer.partial import MAX_OFFER_NBYTES
 from weft.peer.pull import pull
 from weft.peer.shares import Blob
-from weft.peer.staged import StagedConfig
+from weft.peer.staged import StagedConfig, channel_of
 from weft.progress import Meter
 from weft.stages.messages import BeatAnswer, BeatRequest
 from weft.sync.messages import Manifest
@@ -56,7 +56,8 @@ class Window:
 
     def __init__(self, node: Node, run: StagedConfig, since: int, compute: Compute, clock: Clock) -> None:
         self.run = run
-        self._channel = Channel(node, f"stage{run.stage}", run.run, since)
+        assert run.stage is not None, "the whole run has no members of its own"
+        self._channel = Channel(node, channel_of(run.stage), run.run, since)
         self._compute = compute
         self._clock = clock
 
