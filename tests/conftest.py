@@ -1,9 +1,13 @@
 """What every test shares: shapes in signatures are checked while tests run, and no test asserts wall time."""
 
 import gc
+import os
 
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
+# Several processes test side by side: where the threads of each wait for each other, all of them crawl.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Before any weft module is imported: every annotated function of these rooms checks its tensors' shapes. Elsewhere the
 # checker stumbles over Protocols.

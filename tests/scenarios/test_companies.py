@@ -156,7 +156,11 @@ def test_a_member_that_dies_and_one_that_comes_leave_what_is_learnt_as_it_is(tmp
         await done(crew(house, 3))
 
     without = play(sealed(tmp_path / "calm", num_steps=60, batch=2 * BATCH), tmp_path / "calm", calm)
-    assert losses(alive)[-1] == pytest.approx(losses(without.machines[0])[-1], rel=0.02)
+    expected = losses(without.machines[0])[-1]
+    if stage:
+        assert losses(alive)[-1] == pytest.approx(expected, rel=0.02)
+    else:  # while one alone leads the stages, steps have half the samples: it makes more of them
+        assert 0.8 * expected < losses(alive)[-1] < 1.02 * expected
 
 
 @pytest.mark.slow

@@ -296,6 +296,8 @@ class Rounds:
         self.begin()
 
     def _restart(self, head: Manifest, charter: Charter) -> None:
+        if head.branch != self.chain.head.branch:
+            self.standing.forget_joining()
         self.chain.restart(head, charter)
         self.hearing.restart(head, charter)
         self.acts.follow(head)

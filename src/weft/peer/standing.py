@@ -47,6 +47,10 @@ class Standing:
         notices = [Noticed(peer=peer, status=status) for peer, status in self.statuses.items() if status != "alive"]
         return [Rerouted(relayed=self.relayed), *notices]
 
+    def forget_joining(self) -> None:
+        """Count nobody in who asked on another branch: it may hold that one's state, and ask there still."""
+        self.statuses = {peer: status for peer, status in self.statuses.items() if status != "joining"}
+
     def lose_results(self, base: Base) -> None:
         """Nobody delivers the results of what was decided or accepted in this round, and it can have no others."""
         self._lost_in = base

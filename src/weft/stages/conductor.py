@@ -92,19 +92,27 @@ class Conductor:
             await self._ask_all(self._previous)
             self.is_ready = True
             self.on_ready()
-        while not await self._made(head, positions, is_over) and await self._nobody_brings(head, is_over):
+        is_again = False
+        while not await self._made(head, positions, is_over, is_again) and await self._nobody_brings(head, is_over):
+            is_again = True
             if part.source is None:
                 self._round += 1
 
-    async def _made(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> bool:
-        """Make a round's steps; return whether there is something to bring, or others bring something already."""
+    async def _made(
+        self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool], is_again: bool
+    ) -> bool:
+        """Make a round's steps; return whether there is something to bring, or others bring something already.
+
+        Args:
+            is_again: the lease was begun before, and its work may have been assigned to this member since.
+        """
         part, every, round = self._part, self._part.run.method.every, self._round or 0
         origins = frozenset(lease.peer for lease in head.leases)
         num_samples = 0
         for step, share in enumerate(np.array_split(positions, 1 if self._sends_gradient else every)):
             beat = Beat(round, step)
             await part.worker.advance(beat)
-            if part.source is not None and not part.worker.num_counted:
+            if part.source is not None and not (is_again and part.worker.num_counted):
                 await self._begun(part.source, beat, share, origins, is_over)
             await part.pulse.until_over(beat, lambda: is_over() or self._is_announced())
             with suppress(TimeoutError):
