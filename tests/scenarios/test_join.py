@@ -12,7 +12,7 @@ import pytest
 
 from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
-from weft.events import Notice, RoundCommitted, StateJoined, Working
+from weft.events import BranchOpened, Notice, RoundCommitted, StateJoined, Working
 from weft.ids import PeerId
 from weft.peer import arrival
 from weft.peer.compute import Inline
@@ -340,6 +340,26 @@ def test_a_newcomer_may_come_in_every_phase_of_a_round(make_swarm: MakeSwarm, ph
 
     swarm.run(scenario)
     swarm.check()
+
+
+def test_who_comes_while_the_keeper_of_two_is_dead_goes_over_to_the_branch_of_the_other(make_swarm: MakeSwarm) -> None:
+    """The newcomer never hears the dead one: it does not stand by it, and the other does not wait for the newcomer."""
+    swarm = make_swarm(method=DiLoCoConfig(every=2), num_rounds=30)
+    over_at: list[float] = []
+
+    async def scenario() -> None:
+        keeper, other = await after_a_round(swarm, "ab", lease_s=4.0)
+        swarm.kill(keeper)
+        newcomer = join(swarm, lease_s=4.0)
+        await swarm.when(other, BranchOpened)
+        opened_at = swarm.clock.now()
+        await swarm.when(newcomer, RoundCommitted, lambda event: newcomer.id in event.contributors)
+        over_at.append(swarm.clock.now() - opened_at)
+        longest_s = max(event.duration_s for event in other.life.seen(RoundCommitted))
+        assert longest_s < 10.0, "the round in which it is counted in is one as any other"
+
+    swarm.run(scenario)
+    assert over_at[0] < 15.0
 
 
 @pytest.mark.parametrize("is_first", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -122,11 +122,11 @@ class Lookout:
     def _num_beside(self, rounds: Rounds) -> int:
         """Return how many members stand where this peer does, as they tell; itself included.
 
-        Who comes and keeps links to all who vote does not count a member that it has never heard: it may be long gone.
+        Who comes and keeps links to all does not count a member that it has never heard: it may be long gone.
         """
         head, electorate = rounds.chain.head, rounds.chain.base.electorate
         beats = (self._membership.heartbeat_of(peer) for peer in rounds.standing.present() if peer != self._node.peer)
-        counts_unheard = self._node.peer in electorate or not rounds.standing.links_electorate
+        counts_unheard = self._node.peer in electorate or not self._membership.watches_all
         return 1 + sum(
             counts_unheard if beat is None else beat.branch == head.branch and beat.round <= head.round + NEAR
             for beat in beats

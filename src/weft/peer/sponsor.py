@@ -159,6 +159,9 @@ class Sponsor:
             return SponsorAnswer(is_taken=False, reason="members exchange with neighbours, and have no groups")
         if not self._take(peer):
             return SponsorAnswer(is_taken=False, reason="there is no room")
+        self._look()
+        self._now.expected -= {peer}  # it obeyed nobody until now: what was leased to it is not under way
+        self._check(self._now)
         return SponsorAnswer(is_taken=True)
 
     def _take(self, peer: PeerId) -> bool:
