@@ -296,8 +296,7 @@ class Rounds:
         self.begin()
 
     def _restart(self, head: Manifest, charter: Charter) -> None:
-        if head.branch != self.chain.head.branch:
-            self.standing.forget_joining()
+        self.standing.go_to(head.branch)
         self.chain.restart(head, charter)
         self.hearing.restart(head, charter)
         self.acts.follow(head)

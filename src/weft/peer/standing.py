@@ -9,7 +9,7 @@ It does not know what is proposed, nor what to do where no majority is left.
 import math
 from collections.abc import Callable
 
-from weft.ids import Attempt, PeerId
+from weft.ids import Attempt, BranchId, PeerId
 from weft.peer.absence import Status
 from weft.peer.chain import Chain
 from weft.peer.messages import StandingNote
@@ -47,9 +47,10 @@ class Standing:
         notices = [Noticed(peer=peer, status=status) for peer, status in self.statuses.items() if status != "alive"]
         return [Rerouted(relayed=self.relayed), *notices]
 
-    def forget_joining(self) -> None:
+    def go_to(self, branch: BranchId) -> None:
         """Count nobody in who asked on another branch: it may hold that one's state, and ask there still."""
-        self.statuses = {peer: status for peer, status in self.statuses.items() if status != "joining"}
+        if branch != self._chain.head.branch:
+            self.statuses = {peer: status for peer, status in self.statuses.items() if status != "joining"}
 
     def lose_results(self, base: Base) -> None:
         """Nobody delivers the results of what was decided or accepted in this round, and it can have no others."""
