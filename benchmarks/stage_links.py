@@ -1,0 +1,136 @@
+"""A model in sections on slow lines: tokens a second against `weft plan`, beside methods that train it whole.
+
+    python -m benchmarks.stage_links        # a quarter of an hour; needs root
+
+Real processes, each in a network namespace on a line of its own and with its share of the cores, as in `slow_links`.
+Four of them train one model: whole with `ddp` and `sparseloco`, and in two sections of two members each, with either
+inside a stage. What a machine does alone, `weft plan` is told; the rest it says itself.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from benchmarks._company import SOURCE, Company, Machine, until
+from benchmarks._slow_runs import _machines
+from benchmarks.report import load, load_line, table, write
+from weft.events import Entry, RoundCommitted
+
+NUM = 4
+RUN = """
+name = "stage links"
+peers = 4
+stages = {stages}
+model = {{type = "shape", num_layers = 4, num_heads = 4, width = 192, ffn_width = 512, is_tied = false}}
+pipeline = {{micro_batch = 4}}
+train = {{seq_len = 64, batch_size = 32, tokens = 1000000000, schedule = {{type = "constant", lr = 2e-3}}, \
+evaluate_every = 0, evaluate_windows = 16}}
+method = {method}
+"""
+METHODS = {
+    "ddp": '{type = "ddp"}',
+    "sparseloco": '{type = "sparseloco", every = 15}',
+}
+ALONE = '{type = "fedavg", every = 20}'
+RATES = (100.0, 20.0)
+SETTLE_S, FOR_S, MOST_S = 20.0, 60.0, 240.0
+LEAST_ROUNDS = 4
+AIM = 0.2
+
+
+class Row(NamedTuple):
+    method: str
+    stages: int
+
+    @property
+    def name(self) -> str:
+        return self.method if self.stages == 1 else f"{self.stages} stages, {self.method}"
+
+
+ROWS = tuple(Row(method, stages) for stages in (1, 2) for method in METHODS)
+
+
+def main() -> None:
+    if os.geteuid() != 0:
+        print("skipped: network namespaces need root")
+        return
+    before = load()
+    alone = _tokens_per_s(RUN.format(stages=1, method=ALONE), RATES[0], num=1)
+    rows = []
+    for mbit in RATES:
+        for row in ROWS:
+            run = RUN.format(stages=row.stages, method=METHODS[row.method])
+            found, said = _tokens_per_s(run, mbit, num=NUM), _planned(run, mbit, alone)
+            rows.append((f"{mbit:.0f}", row.name, f"{found:,.0f}", f"{said:,.0f}", f"{said / found - 1:+.0%}"))
+            print(*rows[-1], file=sys.stderr, flush=True)
+    head = ("Mbit/s", "run", "tokens/s", "planner", "difference")
+    write(
+        "stage_links",
+        "A model in sections on slow lines",
+        "python -m benchmarks.stage_links",
+        [
+            f"Four machines, each with 0.4 of a core; 1.9 million parameters in all, "
+            f"batches of 32 windows of 64, micro-batches of 4, int8 between sections. A machine alone trains "
+            f"{alone:,.0f} tokens a second. The aim is a planner within {AIM:.0%}. {load_line(before)}",
+            table(head, rows),
+        ],
+    )
+
+
+def _tokens_per_s(run: str, mbit: float, *, num: int) -> float:
+    """Return the tokens a second that a run counts, once it has settled."""
+    with TemporaryDirectory(prefix="weft-links-") as place, _machines(mbit) as machines:
+        folder, company = Path(place), Company(machines, Path(place), run)
+        try:
+            company.found(num)
+            first = company.machines[0]
+            until(lambda: _rounds(first), "a first round")
+            time.sleep(SETTLE_S)
+            began, since = time.monotonic(), len(_rounds(first))
+            while time.monotonic() - began < FOR_S or (
+                len(_rounds(first)) - since < LEAST_ROUNDS and time.monotonic() - began < MOST_S
+            ):
+                time.sleep(0.5)
+            rounds = _rounds(first)[since - 1 :]
+        except BaseException:
+            for path in sorted(folder.glob("*.err")):
+                print(path.name, path.read_text()[-2000:], file=sys.stderr)
+            raise
+        finally:
+            company.end()
+    return _rate(rounds)
+
+
+def _rounds(machine: Machine) -> list[Entry]:
+    """Return the rounds of the whole model, or of its first section."""
+    found = machine.said(RoundCommitted)
+    return [each for each in found if not isinstance(each.event.stage, int) or each.event.stage == 0]
+
+
+def _rate(rounds: Sequence[Entry]) -> float:
+    if len(rounds) < 2:
+        raise RuntimeError("no two rounds were made in time")
+    tokens = sum(each.event.tokens for each in rounds[1:] if isinstance(each.event, RoundCommitted))
+    return tokens / (rounds[-1].at - rounds[0].at)
+
+
+def _planned(run: str, mbit: float, tokens_per_s: float) -> float:
+    with TemporaryDirectory(prefix="weft-links-") as place:
+        (Path(place) / "run.toml").write_text(run)
+        line = ["--up", f"{mbit:.0f}mbit", "--down", f"{mbit:.0f}mbit", "--delay", "0ms", "--peers", str(NUM)]
+        words = ["plan", "run.toml", "--tokens-per-s", f"{tokens_per_s:.1f}", *line, "--json"]
+        env = os.environ | {"PYTHONPATH": str(SOURCE)}
+        done = subprocess.run([sys.executable, "-P", "-m", "weft", *words], cwd=place, env=env, capture_output=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.decode())
+    return float(json.loads(done.stdout)["tokens_per_s"])
+
+
+if __name__ == "__main__":
+    main()
