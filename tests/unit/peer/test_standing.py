@@ -121,3 +121,13 @@ def test_to_who_is_no_member_the_round_is_decidable_while_a_member_is_there(case
     outsider.statuses[PEERS[2]] = "gone"
     assert not outsider.has_majority()
     assert not outsider.abstains
+
+
+def test_who_asked_on_another_branch_asks_no_more(case: Case) -> None:
+    newcomer = PeerId("d" * 64)
+    case.standing.statuses[newcomer] = "joining"
+    case.standing.go_to(case.chain.head.branch)
+    assert case.standing.statuses[newcomer] == "joining"
+    case.standing.statuses[PEERS[0]] = "gone"
+    case.standing.go_to(BranchId("e" * 64))
+    assert case.standing.statuses == {PEERS[0]: "gone"}
