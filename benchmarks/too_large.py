@@ -46,6 +46,15 @@ evaluate_windows = 1, schedule = {{{{type = "constant", lr = 1e-4}}}}}}}}
 method = {{{{type = "ddp"}}}}
 data = {{{{source = {{{{type = "text", paths = ["text.txt"]}}}}}}}}
 """
+# No copies of others' sections: they are fetched at each checkpoint, and take memory that the planner does not count.
+MACHINE = """
+device = "cpu"
+threads = 1
+transports = ["tls"]
+checkpoint_every_s = 0
+[tls]
+host = "127.0.0.1"
+"""
 ROOM = 4_000_000_000  # files that are mapped (states on disk), stacks, and what allocators reserve and do not touch
 LOOK_S, TICKET_S, END_S = 0.05, 300.0, 2400.0
 
@@ -58,7 +67,7 @@ class Peer:
     def __init__(self, folder: Path, name: str, words: list[str], limit: int) -> None:
         self.home, self.peak, self.mapped = folder / name, 0, 0
         self._said = self.home.with_suffix(".out")
-        where = ["--transports", "tls", "--host", "127.0.0.1", "--device", "cpu", "--threads", "1", "--quiet"]
+        where = ["--machine", "machine.toml", "--quiet"]
         command = [sys.executable, "-P", "-m", "weft", "--home", str(self.home), *words, *where]
         env = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
         with self._said.open("wb") as out:
@@ -95,6 +104,7 @@ def main() -> None:
         folder = Path(place)
         lines = (f"{number} squared is {number * number}.\n" for number in range(40_000))
         (folder / "text.txt").write_text("".join(lines))
+        (folder / "machine.toml").write_text(MACHINE)
         holding = of_run(_run(folder, STAGES))
         said = [_planned(holding, section) for section in sections(holding.model, STAGES)]
         limit = loaded + max(said) + ROOM

@@ -19,6 +19,8 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
+import torch
+
 from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Emit
@@ -160,5 +162,6 @@ class Window:
 def shape(run: StagedConfig) -> Mapping[str, int]:
     """Return the names and lengths of the vectors that the members of a stage's run share."""
     method = Method(run.method, run.optimizer, run.vector.tensors)
-    state = method.init(run.num_parameters)
+    with torch.device("meta"):  # lengths without memory
+        state = method.init(run.num_parameters)
     return {OUTER: run.num_parameters, **{name: vector.numel() for name, vector in state.items()}}
