@@ -111,21 +111,21 @@ def main() -> None:
         alone = on_cpu(section_memory(holding, whole(holding.model), num_members=1, num_taken=1))
         peers, took_s = _train(folder, limit)
         refusal = _alone(folder, limit)
-    rows = []
-    for peer in sorted(peers, key=_stage_of):
-        stage = _stage_of(peer)
-        planned = said[stage] + cost_pipeline.BASE_NBYTES
-        rows.append(
-            (
-                stage + 1,
-                f"{peer.seen(StageHeld)[0].num_parameters / 1e6:.1f}",
-                f"{peer.peak / 1e9:.3f}",
-                f"{planned / 1e9:.3f}",
-                f"{peer.peak / planned - 1:+.1%}",
-                f"{peer.mapped / 1e9:.2f}",
-                len(peer.seen(RoundCommitted)),
+        rows = []
+        for peer in sorted(peers, key=_stage_of):
+            stage = _stage_of(peer)
+            planned = said[stage] + cost_pipeline.BASE_NBYTES
+            rows.append(
+                (
+                    stage + 1,
+                    f"{peer.seen(StageHeld)[0].num_parameters / 1e6:.1f}",
+                    f"{peer.peak / 1e9:.3f}",
+                    f"{planned / 1e9:.3f}",
+                    f"{peer.peak / planned - 1:+.1%}",
+                    f"{peer.mapped / 1e9:.2f}",
+                    len(peer.seen(RoundCommitted)),
+                )
             )
-        )
     head = ("stage", "million parameters", "peak, GB", "planner, GB", "difference", "most mapped, GB", "rounds")
     write(
         "too_large",
