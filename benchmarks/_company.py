@@ -5,6 +5,8 @@ company.found(4)                  # the maker, and three that join it
 newcomer = company.join(4)
 newcomer.said(StateJoined)
 company.end()
+
+As a context it ends all of them, and prints what they complained of where that is because of an error.
 """
 
 import os
@@ -15,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import psutil
 
@@ -61,6 +64,17 @@ class Company:
         self._folder = folder
         self.machines: list[Machine] = []
         (folder / "run.toml").write_text(run)
+
+    def __enter__(self) -> "Company":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            for path in sorted(self._folder.glob("*.err")):
+                print(path.name, path.read_text()[-2000:], file=sys.stderr)
+        self.end()
 
     def found(self, num: int) -> None:
         first = self._start(0, ["train", "run.toml", "--wait-for", str(num)])

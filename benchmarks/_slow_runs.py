@@ -99,17 +99,11 @@ def weft(name: str, mbit: float, seconds: float) -> Weft:
         _seal(folder, folder / "home")
         for number in range(GROUP):  # so that nobody fetches data meanwhile
             shutil.copytree(folder / "home", folder / f"home{number}")
-        try:
+        with company:
             company.found(GROUP)
             until(lambda: all(machine.said(StepDone) for machine in company.machines), "a first step")
             began = min(_began(machine.said(StepDone)[0]) for machine in company.machines)
             time.sleep(max(0.0, began + seconds - time.time()))
-        except BaseException:
-            for path in sorted(folder.glob("*.err")):
-                print(path.name, path.read_text()[-2000:], file=sys.stderr)
-            raise
-        finally:
-            company.end()
         logs = [[each for each in machine.entries() if each.at <= began + seconds] for machine in company.machines]
     return _read(logs, began, seconds, load)
 

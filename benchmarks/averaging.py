@@ -14,7 +14,6 @@ Where it can (root on Linux), the benchmark moves itself to a network namespace 
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from typing import Any
 
 from benchmarks._averaging_members import GROUP
 from benchmarks._crew import Crew
+from benchmarks._isolated import isolate
 from benchmarks.report import load, load_line, table, write
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
     options, before = parser.parse_args(), load()
     if not options.isolated:
-        _isolate()
+        isolate("benchmarks.averaging")
     libraries = {"weft": sys.executable, "gloo": sys.executable}
     if options.hivemind:
         libraries["hivemind"] = str(options.hivemind)
@@ -63,13 +63,6 @@ def main() -> None:
                 if number >= WARM_UP:
                     measured[name].append(figures)
     _report(options, measured, before)
-
-
-def _isolate() -> None:
-    """Run again in a network namespace that has nothing but loopback, where this user may make one."""
-    again = [sys.executable, "-m", "benchmarks.averaging", *sys.argv[1:], "--isolated"]
-    if shutil.which("unshare") and shutil.which("ip") and subprocess.run(["unshare", "-n", "true"]).returncode == 0:
-        os.execvp("unshare", ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *again])
 
 
 def _crew(name: str, python: str, options: argparse.Namespace, folder: Path) -> Crew:

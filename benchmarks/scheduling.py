@@ -12,8 +12,6 @@ least. Where it can (root on Linux), the benchmark moves itself to a network nam
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks._crew import Crew
+from benchmarks._isolated import isolate
 from benchmarks.report import load, load_line, table, write
 
 PART_S = 0.05  # a forward pass; a backward pass takes two
@@ -54,7 +53,7 @@ def main() -> None:
     parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
     options, before = parser.parse_args(), load()
     if not options.isolated:
-        _isolate()
+        isolate("benchmarks.scheduling")
     rows = []
     for setting in SETTINGS:
         found: dict[str, list[float]] = {}
@@ -80,13 +79,6 @@ def main() -> None:
             table(head, rows),
         ],
     )
-
-
-def _isolate() -> None:
-    """Run again in a network namespace that has nothing but loopback, where this user may make one."""
-    again = [sys.executable, "-m", "benchmarks.scheduling", *sys.argv[1:], "--isolated"]
-    if shutil.which("unshare") and shutil.which("ip") and subprocess.run(["unshare", "-n", "true"]).returncode == 0:
-        os.execvp("unshare", ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *again])
 
 
 def _weft(setting: Setting) -> float:

@@ -10,8 +10,6 @@ Linux), the benchmark moves itself to a network namespace that has loopback only
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks._crew import Crew
+from benchmarks._isolated import isolate
 from benchmarks.report import load, load_line, table, write
 from weft.model.config import named
 from weft.plan.split import Layer, Link, heads_s, segments_s
@@ -50,7 +49,7 @@ def main() -> None:
     parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
     options, before = parser.parse_args(), load()
     if not options.isolated:
-        _isolate()
+        isolate("benchmarks.split")
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder, _crew(folder) as crew:
         started = crew.ask([{"do": "start"}] * 2)
         peers = [each["peer"] for each in started]
@@ -112,13 +111,6 @@ def _measured(crew: Crew, setting: Setting, times: int, link: Link) -> list[tupl
         )
         for way, each in found.items()
     ]
-
-
-def _isolate() -> None:
-    """Run again in a network namespace that has nothing but loopback, where this user may make one."""
-    again = [sys.executable, "-m", "benchmarks.split", *sys.argv[1:], "--isolated"]
-    if shutil.which("unshare") and shutil.which("ip") and subprocess.run(["unshare", "-n", "true"]).returncode == 0:
-        os.execvp("unshare", ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *again])
 
 
 def _crew(folder: str) -> Crew:

@@ -85,25 +85,21 @@ def main() -> None:
 
 def _tokens_per_s(run: str, mbit: float, *, num: int) -> float:
     """Return the tokens a second that a run counts, once it has settled."""
-    with TemporaryDirectory(prefix="weft-links-") as place, _machines(mbit) as machines:
-        folder, company = Path(place), Company(machines, Path(place), run)
-        try:
-            company.found(num)
-            first = company.machines[0]
-            until(lambda: _rounds(first), "a first round")
-            time.sleep(SETTLE_S)
-            began, since = time.monotonic(), len(_rounds(first))
-            while time.monotonic() - began < FOR_S or (
-                len(_rounds(first)) - since < LEAST_ROUNDS and time.monotonic() - began < MOST_S
-            ):
-                time.sleep(0.5)
-            rounds = _rounds(first)[since - 1 :]
-        except BaseException:
-            for path in sorted(folder.glob("*.err")):
-                print(path.name, path.read_text()[-2000:], file=sys.stderr)
-            raise
-        finally:
-            company.end()
+    with (
+        TemporaryDirectory(prefix="weft-links-") as place,
+        _machines(mbit) as machines,
+        Company(machines, Path(place), run) as company,
+    ):
+        company.found(num)
+        first = company.machines[0]
+        until(lambda: _rounds(first), "a first round")
+        time.sleep(SETTLE_S)
+        began, since = time.monotonic(), len(_rounds(first))
+        while time.monotonic() - began < FOR_S or (
+            len(_rounds(first)) - since < LEAST_ROUNDS and time.monotonic() - began < MOST_S
+        ):
+            time.sleep(0.5)
+        rounds = _rounds(first)[since - 1 :]
     return _rate(rounds)
 
 

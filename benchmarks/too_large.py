@@ -10,7 +10,6 @@ Where it can (root on Linux), the benchmark moves itself to a network namespace 
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import TypeVar
 import psutil
 
 from benchmarks._company import SOURCE
+from benchmarks._isolated import isolate
 from benchmarks._simulation import read_run_file
 from benchmarks.report import load, load_line, table, write
 from weft import cost_pipeline
@@ -98,7 +98,7 @@ class Peer:
 
 def main() -> None:
     if "--isolated" not in sys.argv:
-        _isolate()
+        isolate("benchmarks.too_large")
     before, loaded = load(), _loaded_nbytes()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as place:
         folder = Path(place)
@@ -140,13 +140,6 @@ def main() -> None:
             table(head, rows),
         ],
     )
-
-
-def _isolate() -> None:
-    """Run again in a network namespace that has nothing but loopback, where this user may make one."""
-    again = [sys.executable, "-m", "benchmarks.too_large", "--isolated"]
-    if shutil.which("unshare") and shutil.which("ip") and subprocess.run(["unshare", "-n", "true"]).returncode == 0:
-        os.execvp("unshare", ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *again])
 
 
 def _loaded_nbytes() -> int:
