@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from benchmarks._company import SOURCE, Company, Machine, until
 from benchmarks._slow_runs import _machines
 from benchmarks.report import load, load_line, table, write
-from weft.events import Entry, RoundCommitted
+from weft.events import Entry, RoundCommitted, StepDone
 
 NUM = 4
 RUN = """
@@ -37,7 +38,7 @@ METHODS = {
     "ddp": '{type = "ddp"}',
     "sparseloco": '{type = "sparseloco", every = 15}',
 }
-ALONE = '{type = "fedavg", every = 20}'
+ALONE = '{type = "fedavg", every = 4}'
 RATES = (100.0, 20.0)
 SETTLE_S, FOR_S, MOST_S = 20.0, 60.0, 240.0
 LEAST_ROUNDS = 4
@@ -61,12 +62,12 @@ def main() -> None:
         print("skipped: network namespaces need root")
         return
     before = load()
-    alone = _tokens_per_s(RUN.format(stages=1, method=ALONE), RATES[0], num=1)
+    alone = _alone()
     rows = []
     for mbit in RATES:
         for row in ROWS:
             run = RUN.format(stages=row.stages, method=METHODS[row.method])
-            found, said = _tokens_per_s(run, mbit, num=NUM), _planned(run, mbit, alone)
+            found, said = _tokens_per_s(run, mbit), _planned(run, mbit, alone)
             rows.append((f"{mbit:.0f}", row.name, f"{found:,.0f}", f"{said:,.0f}", f"{said / found - 1:+.0%}"))
             print(*rows[-1], file=sys.stderr, flush=True)
     head = ("Mbit/s", "run", "tokens/s", "planner", "difference")
@@ -83,15 +84,29 @@ def main() -> None:
     )
 
 
-def _tokens_per_s(run: str, mbit: float, *, num: int) -> float:
-    """Return the tokens a second that a run counts, once it has settled."""
+@contextmanager
+def _running(run: str, mbit: float, num: int) -> Iterator[Machine]:
+    """The first of so many machines that train."""
     with (
         TemporaryDirectory(prefix="weft-links-") as place,
         _machines(mbit) as machines,
         Company(machines, Path(place), run) as company,
     ):
         company.found(num)
-        first = company.machines[0]
+        yield company.machines[0]
+
+
+def _alone() -> float:
+    """Return the tokens a second of a machine's inner steps while it trains alone."""
+    with _running(RUN.format(stages=1, method=ALONE), RATES[0], 1) as machine:
+        until(lambda: len(_rounds(machine)) >= LEAST_ROUNDS, "rounds")
+        steps = [each.event for each in machine.said(StepDone) if isinstance(each.event, StepDone)]
+    return sum(each.num_tokens for each in steps) / sum(each.duration_s for each in steps)
+
+
+def _tokens_per_s(run: str, mbit: float) -> float:
+    """Return the tokens a second that a run counts, once it has settled."""
+    with _running(run, mbit, NUM) as first:
         until(lambda: _rounds(first), "a first round")
         time.sleep(SETTLE_S)
         began, since = time.monotonic(), len(_rounds(first))
