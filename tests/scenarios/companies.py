@@ -24,7 +24,7 @@ from weft.pipeline.lane import Lane
 from weft.stages.company import Company
 from weft.stages.gather import Gathered
 from weft.stages.harvest import gather_at_end
-from weft.stages.member import Grounds, Member
+from weft.stages.membership import Grounds, Membership
 from weft.stages.pulse import Pulse
 
 SECRET = bytes(16)
@@ -43,7 +43,7 @@ class Machine:
         self.task: asyncio.Task[dict[int, Outcome]] = None  # type: ignore[assignment]
         self.is_dead = False
         self.number = 0
-        self.held: dict[int, Member] = {}  # as it was last
+        self.held: dict[int, Membership] = {}  # all that it held, as it was last
         self.gathers = False
         self.gathered: Gathered | None = None
 
@@ -51,8 +51,9 @@ class Machine:
         return [event for _, event in self.events if isinstance(event, kind)]
 
     def emit(self, event: Event) -> None:
-        if self.company is not None and self.company.members:
-            self.held = dict(self.company.members)
+        if self.company is not None:
+            held = {number: self.company.holding(number) for number in range(self.company.run.num_pieces)}
+            self.held |= {number: each for number, each in held.items() if each is not None}
         if not self.is_dead:
             self.events.append((self.house.clock.now(), event))
 

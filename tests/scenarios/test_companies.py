@@ -15,11 +15,11 @@ from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.data.batch import Batches
 from weft.events import RoundCommitted, StageHeld, StageLeft
-from weft.model import assemble
-from weft.model.flat import join
+from weft.model import assemble, layout, num_parameters
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.home import Home
 from weft.peer.seal import Sealed, seal
+from weft.peer.staged import StagedConfig
 from weft.pipeline.config import PipelineConfig
 from weft.sync.rows import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
 from weft.sync.schedule import ConstantConfig
@@ -29,12 +29,21 @@ LONG_S = 400.0
 DDP = DdpConfig(codec=Fp32Config())
 
 
-def sealed(root: Path, method: MethodConfig = DDP, num_steps: int = 6, batch: int = BATCH, **pipeline: Any) -> Sealed:
+def sealed(
+    root: Path,
+    method: MethodConfig = DDP,
+    num_steps: int = 6,
+    batch: int = BATCH,
+    *,
+    is_tied: bool = False,
+    clip: float = 1.0,
+    **pipeline: Any,
+) -> Sealed:
     run_file = RunFile(
         name="companies",
         stages=3,
         peers=1,
-        model=ShapedModel(num_layers=3, num_heads=2, width=16, ffn_width=32, is_tied=False),
+        model=ShapedModel(num_layers=3, num_heads=2, width=16, ffn_width=32, is_tied=is_tied),
         data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),
         pipeline=PipelineConfig(micro_batch=2, activations=Fp32Config(), **pipeline),
         train=TrainConfig(
@@ -42,6 +51,7 @@ def sealed(root: Path, method: MethodConfig = DDP, num_steps: int = 6, batch: in
             batch_size=batch,
             tokens=num_steps * 2 * BATCH * SEQ_LEN,
             schedule=ConstantConfig(lr=1e-2),
+            clip=clip,
             evaluate_every=2,
             evaluate_windows=8,
         ),
@@ -50,9 +60,9 @@ def sealed(root: Path, method: MethodConfig = DDP, num_steps: int = 6, batch: in
     return seal(run_file, root, Home(root / "home"), lambda _event: None)
 
 
-def play(run: Sealed, root: Path, work: Callable[[House], Awaitable[None]]) -> House:
+def play(run: Sealed, root: Path, work: Callable[[House], Awaitable[None]], **house_of: float) -> House:
     clock = VirtualClock()
-    house = House(run, Home(root / "home"), clock)
+    house = House(run, Home(root / "home"), clock, **house_of)
 
     async def main() -> None:
         try:
@@ -75,8 +85,14 @@ async def done(machines: list[Machine]) -> None:
 
 def whole(machines: list[Machine], run: Sealed) -> torch.Tensor:
     """Return the vector of the model that they hold together."""
-    parts = {stage: member.peer.replica.outer for each in machines for stage, member in each.held.items()}
-    return join(run.config.model, [parts[stage] for stage in range(3)])
+    assert isinstance(run.config, StagedConfig)
+    vector = torch.empty(num_parameters(run.config.model))
+    at = {span.name: span for span in layout(run.config.model)}
+    for stage, member in [found for each in machines for found in each.held.items()]:
+        for span in layout(run.config.model, run.config.pieces[stage]):
+            there = at[span.name]
+            vector[there.offset : there.stop] = member.peer.replica.outer[span.offset : span.stop]
+    return vector
 
 
 @pytest.mark.slow

@@ -201,10 +201,10 @@ async def visit(house: House, machines: list[Machine], into: Path) -> Gathered:
     tasks = Tasks()
     try:
         await node.connect(machines[0].id)
-        visitor = Visitor(node, run.stages, house.clock)
+        visitor = Visitor(node, run, house.clock)
         tasks.spawn(visitor.watch())
         await visitor.met()
-        windows = {stage: Window(node, run.of_stage(stage), 0, compute, house.clock) for stage in range(run.stages)}
+        windows = {stage: Window(node, run.of_stage(stage), 0, compute, house.clock) for stage in range(run.num_pieces)}
         means = Means(
             tokenizer=house.sealed.tokenizer.to_bytes(),
             scratch=into.parent / "scratch",

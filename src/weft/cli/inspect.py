@@ -124,7 +124,9 @@ def _checkpoint(given: str, home: Path) -> Iterator[str]:
     yield f"round       {'none yet' if head is None else head.round}"
     if isinstance(run, RunConfig):
         yield f"model       {_described(run.model)}"
-        if isinstance(run, StagedConfig) and run.section is not None:
+        if isinstance(run, StagedConfig) and run.section is not None and run.section.is_table:
+            yield "matrix      that embedding and head are is here, and nothing else"
+        elif isinstance(run, StagedConfig) and run.section is not None:
             first, last = run.section.layers[0] + 1, run.section.layers[-1] + 1
             yield f"section     {run.section.number + 1} of {run.stages}: layers {first} to {last} are here"
         yield f"tokenizer   {run.data.vocab_size} ids  {contents.tokenizer}"

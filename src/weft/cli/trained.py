@@ -61,8 +61,8 @@ def open_trained(given: str, home: Path) -> Trained:
     run, blob, vector = load_model(folder)
     if isinstance(run, StagedConfig) and run.stage is not None:
         raise CheckpointError(
-            f"{folder} holds section {run.stage + 1} of {run.stages} of a model, which is none by itself. Put them "
-            "together: weft gather"
+            f"{folder} holds {run.called(run.stage)} of a model in {run.stages} stages, which is no model by itself. "
+            "Put it together: weft gather"
         )
     head = read_contents(folder).head
     try:

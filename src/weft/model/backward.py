@@ -60,12 +60,10 @@ class Passed:
 
     def add_weight_gradients(self, weight: float = 1.0) -> None:
         """Add the gradients of all weights to those of the model, `weight` times. Once."""
-        vector, total = self._model.vector, self._model.gradient
         with torch.no_grad():
             for owed in self._owed:
                 of, gradient = owed()
-                start = of.storage_offset() - vector.storage_offset()
-                total[start : start + of.numel()].view(of.shape).add_(gradient, alpha=weight)
+                self._model.gradient_of(of).add_(gradient, alpha=weight)
         self._owed.clear()
 
 

@@ -95,7 +95,7 @@ def layer_matrices(config: ModelConfig, section: Section | None = None) -> tuple
 
 def _shapes(config: ModelConfig, section: Section) -> Iterator[tuple[str, tuple[int, ...]]]:
     qkv_width = config.q_width + 2 * config.kv_width
-    if section.is_first or (section.is_last and config.is_tied):
+    if section.has_table:
         yield "embed.weight", (config.vocab_size, config.width)
     for i in section.layers:
         yield f"layers.{i}.attention_norm.weight", (config.width,)
@@ -127,6 +127,13 @@ class FlatModel:
         self.layout = layout_of(module)
         self.vector = vector
         self.gradient = gradient
+        self.table: FlatModel | None = None  # of a section whose tied matrix lies apart: that
+
+    def use(self, table: "FlatModel") -> None:
+        """Compute with a tied matrix that lies apart, and add its gradient to that one's."""
+        assert isinstance(self.module, SectionModule)
+        self.table = table
+        self.module.embed = table.module.embed
 
     @property
     def config(self) -> ModelConfig:
@@ -136,6 +143,14 @@ class FlatModel:
     def section(self) -> Section | None:
         """Return what of a model this is; None: a whole one."""
         return self.module.section if isinstance(self.module, SectionModule) else None
+
+    def gradient_of(self, weight: Tensor) -> Tensor:
+        """Return where the gradient of a parameter, or of rows of one, is added up."""
+        for model in (self, self.table):
+            start = (weight.data_ptr() - model.vector.data_ptr()) // weight.element_size() if model is not None else -1
+            if model is not None and 0 <= start < model.vector.numel():
+                return model.gradient[start : start + weight.numel()].view(weight.shape)
+        raise AssertionError("only parameters have gradients here")
 
     def zero_gradient(self) -> None:
         self.gradient.zero_()

@@ -3,13 +3,15 @@
     tokens ─► | embed, layers 0-3 | ─activations─► | layers 4-8 | ─activations─► | layers 9-11, norm, head | ─► loss
 
 All layers of a model are alike, so a cut is how many each section has. It is a function of the config and the number of
-sections alone: all peers cut alike. A tied matrix lies in both end sections.
+sections alone: all peers cut alike. A tied matrix lies in both end sections; or apart from them, as a piece of its own,
+where those who hold either keep one vector of it together (`pieces`).
 
 It does not know torch, nor who holds a section.
 """
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
@@ -22,6 +24,8 @@ class Section:
     number: int
     num_sections: int
     layers: range
+    has_table: bool = False
+    """Whether it has the matrix of the embedding, which a tied head is, too."""
 
     @property
     def is_first(self) -> bool:
@@ -33,10 +37,15 @@ class Section:
         """Whether it computes logits and loss."""
         return self.number == self.num_sections - 1
 
+    @property
+    def is_table(self) -> bool:
+        """Whether it is nothing but a tied matrix."""
+        return self.number == self.num_sections
+
 
 def whole(config: ModelConfig) -> Section:
     """Return the only section of a model that is not cut."""
-    return Section(0, 1, range(config.num_layers))
+    return Section(0, 1, range(config.num_layers), has_table=True)
 
 
 def sections(config: ModelConfig, num: int) -> tuple[Section, ...]:
@@ -52,22 +61,37 @@ def sections(config: ModelConfig, num: int) -> tuple[Section, ...]:
         raise ConfigError(f"stages: {num} of a model of {config.num_layers} layers. Allowed: 1 to {config.num_layers}.")
     counts = [1] * num
     a_layer = num_layer_parameters(config)
-    sizes = [(_ends(config, number, num) + a_layer, number) for number in range(num)]
+    sizes = [(num_section_parameters(config, each), each.number) for each in _with(config, counts)]
     heapq.heapify(sizes)
     for _ in range(config.num_layers - num):
         size, number = sizes[0]
         counts[number] += 1
         heapq.heapreplace(sizes, (size + a_layer, number))
+    return _with(config, counts)
+
+
+def _with(config: ModelConfig, counts: Sequence[int]) -> tuple[Section, ...]:
+    """Return sections of so many layers each."""
+    num = len(counts)
+    ends = {0, num - 1} if config.is_tied else {0}
     starts = [sum(counts[:number]) for number in range(num)]
-    return tuple(Section(n, num, range(starts[n], starts[n] + counts[n])) for n in range(num))
+    return tuple(Section(n, num, range(starts[n], starts[n] + counts[n]), n in ends) for n in range(num))
+
+
+def pieces(config: ModelConfig, num: int) -> tuple[Section, ...]:
+    """Cut a model as `sections` does; a tied matrix lies in none of them, and is one more piece, the last.
+
+    Raises:
+        ConfigError: as `sections`.
+    """
+    cuts = sections(config, num)
+    if not config.is_tied or num == 1:
+        return cuts
+    return *(replace(each, has_table=False) for each in cuts), Section(num, num, range(0), has_table=True)
 
 
 def num_section_parameters(config: ModelConfig, section: Section) -> int:
     """Return how many numbers a section is made of; a tied matrix counts in each that has it."""
-    return len(section.layers) * num_layer_parameters(config) + _ends(config, section.number, section.num_sections)
-
-
-def _ends(config: ModelConfig, number: int, num: int) -> int:
-    is_first, is_last = number == 0, number == num - 1
-    num_tables = 1 if is_first and is_last and config.is_tied else is_first + is_last
-    return num_tables * num_table_parameters(config) + is_last * config.width
+    num_tables = section.has_table + (section.is_last and not config.is_tied)
+    num_ends = num_tables * num_table_parameters(config) + section.is_last * config.width
+    return len(section.layers) * num_layer_parameters(config) + num_ends

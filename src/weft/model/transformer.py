@@ -95,8 +95,7 @@ class SectionModule(nn.Module):
         self.config = config
         self.section = section
         self.has_recompute = has_recompute
-        has_table = section.is_first or (section.is_last and config.is_tied)
-        self.embed = nn.Embedding(config.vocab_size, config.width) if has_table else None
+        self.embed = nn.Embedding(config.vocab_size, config.width) if section.has_table else None
         self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in section.layers})
         self.norm = RMSNorm(config.width, config.norm_eps) if section.is_last else None
         has_head = section.is_last and not config.is_tied

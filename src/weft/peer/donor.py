@@ -22,6 +22,7 @@ from weft.peer.chain import Chain, as_many_as_fit
 from weft.peer.compute import Compute
 from weft.peer.index import StateIndex, VectorIndex
 from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, StateOffer, StateRequest
+from weft.peer.pool import Pool
 from weft.peer.replica import Replica
 from weft.peer.state import chunks
 from weft.sync.charter import Charter
@@ -50,11 +51,23 @@ class _Pin:
 
 
 class Donor:
-    """Answers for `replica`; `chain` returns the chain once this peer follows one."""
+    """Answers for a replica.
+
+    Args:
+        chain: returns the chain, once this peer follows one.
+        memory: where pins lie.
+    """
 
     def __init__(
-        self, node: Node, replica: Replica, chain: Callable[[], Chain | None], compute: Compute, clock: Clock
+        self,
+        node: Node,
+        replica: Replica,
+        chain: Callable[[], Chain | None],
+        compute: Compute,
+        clock: Clock,
+        memory: Pool,
     ) -> None:
+        self._memory = memory
         self._replica = replica
         self._compute = compute
         self._clock = clock
@@ -151,7 +164,8 @@ class Donor:
     def _copy(self) -> tuple[Manifest, Charter, dict[str, Tensor]]:
         head = self._replica.head
         assert head is not None  # a replica that has a state never loses it
-        vectors = {name: gathered(vector) for name, vector in sorted(self._replica.vectors().items())}
+        held = sorted(self._replica.vectors().items())
+        vectors = {name: gathered(vector, self._memory.empty) for name, vector in held}
         return head, self._replica.charter, vectors
 
     async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:

@@ -164,9 +164,8 @@ def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
     Raises:
         TooLarge: not one; says the figures.
     """
-    section = run.section
-    assert section is not None
-    holding = of_run(run)
+    assert run.stage is not None, "a section of which stage?"
+    section, holding = run.cuts[run.stage], of_run(run)
     free = free_nbytes(peer.caps, device)
     if num_taken := most_taken(holding, section, device, free):
         return num_taken
@@ -175,10 +174,11 @@ def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
         f"{'this machine' if place == 'cpu' else place}: {nbytes / 1e9:.2f} GB needed, {free[place] / 1e9:.2f} GB free"
         for place, nbytes in needed.items()
     )
+    num = num_section_parameters(run.model, section)
     raise TooLarge(
-        f"section {section.number + 1} of {section.num_sections} has {run.num_parameters:,} parameters and does not "
-        f"fit, even with one micro-batch at a time. {figures}. Close other programs, or take part with a larger "
-        "machine; the run's maker can cut the model into more stages, or lower pipeline.micro_batch."
+        f"section {section.number + 1} of {section.num_sections} has {num:,} parameters and does not fit, even with "
+        f"one micro-batch at a time. {figures}. Close other programs, or take part with a larger machine; the run's "
+        "maker can cut the model into more stages, or lower pipeline.micro_batch."
     )
 
 

@@ -93,7 +93,7 @@ class Peer:
         self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies
         self._blocking = Blocking(place, lambda: self._rounds is not None and self._rounds.is_member)
-        self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock)
+        self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock, place.memory)
         self._evaluator = make_evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
         self._rounds: Rounds | None = None

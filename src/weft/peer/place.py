@@ -84,7 +84,7 @@ class Place:
     compute: Compute
     emit: Emit
     make_learner: Callable[[Emit], Learner]  # told what to tell of steps
-    memory: Pool = field(default_factory=lambda: Pool(0))  # for what is read or fetched, and not held for long
+    memory: Pool = field(default_factory=lambda: Pool(0))  # for what is read, fetched or handed out, not for long
     reader: ClaimReader | None = None  # of claims of membership, where several peers of one process share it
     companion: Companion | None = None  # None: this peer trains a whole model
     journal: Journal = field(init=False)  # one: what a checkpoint frees, who merges fills again

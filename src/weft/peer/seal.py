@@ -35,7 +35,7 @@ from weft.events import Emit
 from weft.ids import Digest, short
 from weft.model import ModelConfig, check_size, initial_vector, named, read_config, read_folder
 from weft.model.flat import cut
-from weft.model.sections import num_section_parameters, sections
+from weft.model.sections import num_section_parameters, pieces, sections
 from weft.peer.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.peer.device import check_host
 from weft.peer.home import Home
@@ -325,8 +325,8 @@ def _without_shards(index: DataIndex) -> DataIndex:
 
 
 def _put_initials(run_file: RunFile, model: ModelConfig, base: Path, home: Home) -> Iterator[Digest]:
-    """Return the digest of each section's first weights, which are in `home` where they do not follow from the seed."""
-    cuts = sections(model, run_file.stages)
+    """Return the digest of each piece's first weights, which are in `home` where they do not follow from the seed."""
+    cuts = pieces(model, run_file.stages)
     if isinstance(run_file.model, FolderModel):
         _, vector = read_folder(base / run_file.model.path)
         yield from (home.blobs.put(raw(cut(model, vector, section))) for section in cuts)

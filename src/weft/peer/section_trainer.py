@@ -26,6 +26,7 @@ from weft.model.flat import Part
 from weft.peer.learner import Work
 from weft.peer.machine import PeerConfig
 from weft.peer.staged import StagedConfig
+from weft.peer.tied_trainer import TiedTrainer
 from weft.peer.trainer import Trainer
 from weft.pipeline.build_boundary import build
 from weft.pipeline.device import Given, Passed
@@ -37,10 +38,20 @@ class SectionTrainer(Trainer):
     """
     Args:
         run: of the stage.
+        tied: of the matrix that lies apart from this end section, if one does: it has started.
     """
 
-    def __init__(self, run: StagedConfig, peer: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> None:
+    def __init__(
+        self,
+        run: StagedConfig,
+        peer: PeerConfig,
+        batches: Batches,
+        emit: Emit,
+        clock: Clock,
+        tied: TiedTrainer | None = None,
+    ) -> None:
         super().__init__(run, peer, batches, emit, clock)
+        self._tied = tied
         section = run.section
         assert section is not None, "the whole run has no section of its own"
         self._section = section
@@ -68,7 +79,12 @@ class SectionTrainer(Trainer):
     def _there(self) -> TorchDevice:
         if self._lent is None:
             raise CallFailed("this peer is paused, and has left its device")
+        self._take_tied()
         return self._lent
+
+    def _take_tied(self) -> None:
+        if self._tied is not None:
+            self._model.use(self._tied.model)  # it may have left its device, and be back
 
     @property
     def tokens_nbytes(self) -> int:
@@ -95,6 +111,7 @@ class SectionTrainer(Trainer):
         """
         if self.is_warm:
             return
+        self._take_tied()
         began, num, seq_len = self._clock.now(), self._pipeline.micro_batch, self._run.train.seq_len
         blank = torch.zeros(num, seq_len, dtype=torch.int64, device=self._model.vector.device)
         x = blank if self._section.is_first else torch.zeros(*blank.shape, self._run.model.width, device=blank.device)
@@ -104,8 +121,7 @@ class SectionTrainer(Trainer):
 
         passed = passed_through(self._model, compute, x)
         passed.input_gradient(None if self._section.is_last else torch.zeros_like(passed.output))
-        passed.add_weight_gradients()
-        self._model.zero_gradient()
+        passed.add_weight_gradients(0.0)
         self._warm_shape = num, seq_len
         self._emit(WarmedUp(is_compiled=False, micro_batch=num, duration_s=self._clock.now() - began))
 

@@ -6,6 +6,9 @@ Those who hold one section, its stage, have a run of their own: its members, man
 this section alone, and its rounds are those of any run (docs/adr/0053-a-stage-is-a-run.md). The whole run is what
 tickets and handshakes name.
 
+Where embedding and head are one matrix, that has a run of its own, too, with the number after the last stage's: its
+members are those of both end stages.
+
 It does not know how micro-batches pass from one stage to the next.
 """
 
@@ -15,20 +18,21 @@ import msgspec
 
 from weft.errors import ConfigError
 from weft.ids import Digest
-from weft.model.config import num_parameters
+from weft.model.config import ModelConfig, num_parameters
 from weft.model.flat import layout
-from weft.model.sections import Section, num_section_parameters, sections
+from weft.model.sections import Section, num_section_parameters, pieces, sections
 from weft.net.messages import HexDigest
 from weft.peer.config import RunConfig, VectorShape
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.sync.acts import MAX_TOKENS
+from weft.sync.choices import Choices
 from weft.sync.staged import check_staged
 from weft.wire import digest
 
 TIED = (
-    "stages: the model's embedding is tied to its head, and they lie in two stages that synchronise apart. "
-    "Set is_tied = false in [model], or stages = 1."
+    "stages: the model's embedding is tied to its head, which lies in another stage: both have to add up its gradient "
+    "at each step. Choose a method that sends gradients (ddp, powersgd, demo), or set is_tied = false in [model]."
 )
 
 
@@ -36,39 +40,59 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
     """What all peers of a run with stages share; or, where it says `stage`, what the members of that stage share."""
 
     stages: Annotated[int, msgspec.Meta(ge=2, le=MAX_STAGES)]
-    initials: Annotated[tuple[HexDigest, ...], msgspec.Meta(min_length=2, max_length=MAX_STAGES)]
-    """Of the vectors that the sections start from; of the whole run, `initial` is `initial_of` these."""
+    initials: Annotated[tuple[HexDigest, ...], msgspec.Meta(min_length=2, max_length=MAX_STAGES + 1)]
+    """Of the vectors that the pieces start from; of the whole run, `initial` is `initial_of` these."""
     pipeline: PipelineConfig
-    stage: Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)] | None = None
+    stage: Annotated[int, msgspec.Meta(ge=0, le=MAX_STAGES)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_staged(self.method)
-        if len(self.initials) != self.stages or (self.stage is not None and self.stage >= self.stages):
-            raise ConfigError(f"this run names {len(self.initials)} sections' weights, and has {self.stages} stages.")
-        if self.model.is_tied:
-            raise ConfigError(TIED)
-        sections(self.model, self.stages)
+        check_tied(self.model, self.stages, self.method)
+        if len(self.initials) != self.num_pieces or (self.stage is not None and self.stage >= self.num_pieces):
+            raise ConfigError(f"this run names {len(self.initials)} sections' weights, and has {self.num_pieces}.")
 
     def of_stage(self, stage: int) -> "StagedConfig":
-        """Return the run of those who hold one section. When all is trained, the first stage's says."""
+        """Return the run of those who hold one piece. When all is trained, the first stage's says."""
         train = self.train if stage == 0 else msgspec.structs.replace(self.train, tokens=MAX_TOKENS)
         initial = self.initials[stage]
         return msgspec.structs.replace(self, stage=stage, initial=initial, train=train, has_even_leases=True)
 
     @property
     def cuts(self) -> tuple[Section, ...]:
-        """Return the sections."""
+        """Return the sections, with all that their members hold."""
         return sections(self.model, self.stages)
 
+    @property
+    def pieces(self) -> tuple[Section, ...]:
+        """Return what has a run of its own: the sections, and a tied matrix apart from them."""
+        return pieces(self.model, self.stages)
+
+    @property
+    def num_pieces(self) -> int:
+        return self.stages + self.model.is_tied
+
+    @property
+    def tied(self) -> int | None:
+        """Return the number of the tied matrix's run; None: there is none."""
+        return self.stages if self.model.is_tied else None
+
+    def has_tied(self, stage: int) -> bool:
+        """Whether who holds a stage is a member of the tied matrix's run, too."""
+        return self.model.is_tied and stage in {0, self.stages - 1}
+
+    def called(self, stage: int) -> str:
+        """Return what a person calls a piece."""
+        return "the tied matrix" if stage == self.tied else f"stage {stage + 1}"
+
     def of_largest(self) -> "StagedConfig":
-        """Return the run of the stage whose section is the largest: who can hold that can hold any."""
-        return max((self.of_stage(stage) for stage in range(self.stages)), key=lambda each: each.num_parameters)
+        """Return the run of the stage whose members hold most: who can hold that can hold any."""
+        return self.of_stage(max(self.cuts, key=lambda cut: num_section_parameters(self.model, cut)).number)
 
     @property
     def section(self) -> Section | None:
-        """Return the section that the run of a stage trains; None: this is the whole run."""
-        return None if self.stage is None else self.cuts[self.stage]
+        """Return the piece that the run of a stage trains; None: this is the whole run."""
+        return None if self.stage is None else self.pieces[self.stage]
 
     @property
     def num_parameters(self) -> int:
@@ -82,6 +106,16 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         return VectorShape(spans.num_parameters, spans.num_decayed, tuple(span.shape for span in spans))
 
 
+def check_tied(model: ModelConfig, stages: int, method: Choices) -> None:
+    """
+    Raises:
+        ConfigError: members would train copies of a tied matrix apart; or there are more stages than layers.
+    """
+    sections(model, stages)
+    if model.is_tied and stages > 1 and method.send != "gradient":
+        raise ConfigError(TIED)
+
+
 def channel_of(stage: int) -> str:
     """Return the name of the channel on which the members of a stage speak to each other."""
     return f"stage{stage}"
@@ -93,12 +127,13 @@ def held_of(run: RunConfig) -> RunConfig:
 
 
 def staged(run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfig) -> StagedConfig:
-    """Return `run`, its model cut into as many sections as there are first weights."""
+    """Return `run`, its model cut into as many pieces as there are first weights."""
     fields: dict[str, Any] = {name: getattr(run, name) for name in run.__struct_fields__}
-    fields |= {"initial": initial_of(initials), "initials": initials, "stages": len(initials), "pipeline": pipeline}
+    stages = len(initials) - run.model.is_tied
+    fields |= {"initial": initial_of(initials), "initials": initials, "stages": stages, "pipeline": pipeline}
     return StagedConfig(**fields)
 
 
 def initial_of(initials: tuple[Digest, ...]) -> Digest:
-    """Return what names the first weights of all sections."""
+    """Return what names the first weights of all pieces."""
     return digest("".join(initials).encode())

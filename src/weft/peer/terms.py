@@ -132,9 +132,9 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
 
 
 def _needed_nbytes(run: RunConfig, settings: PeerConfig, device: Device) -> dict[str, int]:
-    if isinstance(run, StagedConfig) and run.section is not None:
+    if isinstance(run, StagedConfig) and run.stage is not None:
         num_taken = holding.usual_taken(run.stages)
-        return holding.needed_nbytes(holding.of_run(run), run.section, device, num_taken=num_taken)
+        return holding.needed_nbytes(holding.of_run(run), run.cuts[run.stage], device, num_taken=num_taken)
     return needed_nbytes(run, settings, device, 1)
 
 

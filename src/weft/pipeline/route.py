@@ -20,6 +20,7 @@ stand in front.
 """
 
 import math
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,6 +33,7 @@ from weft.rng import order_key
 FIRST_S = 1.0  # per unit of work, while nobody's pace is known
 WARM_TURNS = 4  # in which a newcomer is charged more
 WARM_COST = 2.0  # as many times what it should take
+NUM_ANSWERS = 16  # of which the shortest tells how near a peer is: the others waited for something
 LEAST_S = 1e-6  # per unit: what took no time that this clock can tell
 
 
@@ -57,7 +59,7 @@ class Failure(Enum):
 class Near:
     """What is known of a peer of a stage before anything is sent to it."""
 
-    rtt_s: float  # to it and back
+    rtt_s: float  # to it and back, as long as no answer of its own tells
     began: int  # of its process: another one is a newcomer, whatever the last one did
 
 
@@ -81,6 +83,11 @@ class _Account:
     busy_until: float = -math.inf  # when its last receipt came
     barred_until: float | None = None  # None: it is not
     num_failed: int = 0  # since its last receipt
+    answers: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_ANSWERS))  # seconds that they took
+
+    @property
+    def rtt_s(self) -> float:
+        return min(self.answers, default=self.near.rtt_s)
 
 
 class Route:
@@ -148,7 +155,7 @@ class Route:
 
     def _turn(self, peer: PeerId) -> tuple[float, str]:
         account = self._accounts[peer]
-        return account.total_s + account.near.rtt_s, account.tie
+        return account.total_s + account.rtt_s, account.tie
 
     def _charged(self, peer: PeerId, units: float, now: float) -> Reserved:
         account = self._accounts[peer]
@@ -165,6 +172,11 @@ class Route:
             return account.pace.mean
         known = [each.pace.mean for each in self._accounts.values() if each.pace.is_known]
         return median(known) if known else FIRST_S
+
+    def answered(self, peer: PeerId, took_s: float) -> None:
+        """Take it up how long a peer took to say that it has heard: the shortest of the last is the way and back."""
+        if peer in self._accounts:
+            self._accounts[peer].answers.append(took_s)
 
     def settled(self, reserved: Reserved, now: float) -> None:
         """Take a receipt up: the work is done."""

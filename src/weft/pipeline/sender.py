@@ -228,6 +228,7 @@ class Sender:
             may_wait=may_wait,
         )
         for number in range(NUM_CALLS):
+            began = self._clock.now()
             try:
                 answer = await self._lane.call(trial.peer, request, IsTaken, deadline_s=CALL_S)
             except DeadlineExceeded:
@@ -236,6 +237,7 @@ class Sender:
                 return Failure.UNREACHABLE
             except PeerError:
                 return Failure.ERROR if self._lane.is_linked(trial.peer) else Failure.UNREACHABLE
+            self._route.answered(trial.peer, self._clock.now() - began)
             if answer.is_taken:
                 return None
             if number == 0:  # nothing of it is on its way any more: as if it had not been sent

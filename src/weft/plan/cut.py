@@ -35,7 +35,7 @@ from weft.peer.holding import (
     shape_of,
     usual_taken,
 )
-from weft.peer.staged import TIED
+from weft.peer.staged import check_tied
 from weft.pipeline.config import PipelineConfig
 from weft.plan.groups import grouped_time
 from weft.plan.pipeline import Holder, Pipe, StepTime, num_members, step_time
@@ -148,8 +148,7 @@ def able(question: Question, pipeline: PipelineConfig, num_stages: int, others: 
 class _Planner:
     def __init__(self, question: Question, pipeline: PipelineConfig, num_stages: int) -> None:
         check_staged(question.choices)
-        if question.model.is_tied and num_stages > 1:
-            raise ConfigError(TIED)
+        check_tied(question.model, num_stages, question.choices)
         self.cuts = sections(question.model, num_stages)
         if question.num_peers < num_stages:
             raise ConfigError(

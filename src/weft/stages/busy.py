@@ -1,43 +1,24 @@
-"""How fast a peer computes a stage, waiting apart: seconds of its device for each sample that goes all the way.
+"""How fast a peer computes a stage: seconds of its device for each sample that goes all the way.
 
 It does not know what is computed.
 """
-
-from collections.abc import Callable
-from typing import TypeVar
-
-from weft.clock import Clock
-from weft.peer.compute import Compute
-
-T = TypeVar("T")
 
 KEEPS = 0.98  # of what was measured before, at each piece of work: the last hundred or so count
 PIECES = 3  # of a sample's way: forward pass, input gradient, weights' gradients
 
 
 class Busy:
-    """Runs a worker's pieces of work, and measures them. A piece is of one micro-batch."""
+    """Of one stage. A piece of work is of one micro-batch."""
 
-    def __init__(self, compute: Compute, clock: Clock, micro_batch: int) -> None:
-        self._compute = compute
-        self._clock = clock
+    def __init__(self, micro_batch: int) -> None:
+        self._micro_batch = micro_batch
         self._spent_s = 0.0
         self._num = 0.0
-        self._micro_batch = micro_batch
 
-    async def train(self, work: Callable[[], T]) -> T:
-        """Run a piece of work where training runs."""
-        began = 0.0
-
-        def timed() -> T:
-            nonlocal began
-            began = self._clock.now()
-            return work()
-
-        found = await self._compute.train(timed)
-        self._spent_s = KEEPS * self._spent_s + (self._clock.now() - began)
+    def note(self, spent_s: float) -> None:
+        """Take up what a piece of work took."""
+        self._spent_s = KEEPS * self._spent_s + spent_s
         self._num = KEEPS * self._num + 1
-        return found
 
     @property
     def rate(self) -> float:

@@ -4,6 +4,7 @@
     news      every two seconds, and on a change: this peer's stages, their rounds, rates and queues
     moves     now and then: is this the peer that should go to a weaker stage? (`pipeline.place`)
     empty     a stage that nobody holds is taken up by whoever has its newest state
+    tied      who holds an end stage of a model whose embedding is its head holds that matrix, too (`tied`)
 
 Everybody is linked to everybody. Who says nothing for `SILENT_S` is gone.
 
@@ -24,7 +25,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from weft.errors import NetError, PeerError, Refused
-from weft.events import Notice, StageEmpty, StageHeld, StageLeft, StagesSeen
+from weft.events import Notice, StageEmpty, StageHeld, StageLeft
 from weft.ids import PeerId, Round
 from weft.net.tasks import Tasks
 from weft.peer.fetch import fetch_initial
@@ -32,23 +33,24 @@ from weft.peer.peer import Outcome
 from weft.peer.seal import initial
 from weft.peer.staged import StagedConfig
 from weft.pipeline.place import moves, stage_for
-from weft.pipeline.route import Near, Route
 from weft.pipeline.sender import Sender
 from weft.stages.ending import Ending
 from weft.stages.keeping import Keeping
-from weft.stages.member import Grounds, Member
+from weft.stages.member import Member
+from weft.stages.membership import Grounds, Membership
 from weft.stages.messages import LeaveAnswer, MayLeave, Shelved, StageBegin, StageNews
 from weft.stages.opening import assigned
 from weft.stages.pausings import Pausings
 from weft.stages.roll import Roll
 from weft.stages.shelf import Shelf
 from weft.stages.telling import Telling
+from weft.stages.tied import Tied, TiedMember
+from weft.stages.ways import Ways
 
 NEWS_S = 2.0
 SILENT_S = 10.0
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 EMPTY_S = 10.0  # until a stage that nobody holds is taken up
-TELL_S = 60.0  # between two events that say the same
 FINISH_S = 30.0  # for a stage to count the last of what the first one has trained
 MOVED_S = 120.0  # for which who has moved stays
 ASK_S = 5.0
@@ -56,24 +58,22 @@ ASK_S = 5.0
 
 class Company:
     def __init__(self, make_grounds: Callable[["Company"], Grounds]) -> None:
-        self._routes: dict[int, Route] = {}
-        self._senders: dict[int, Sender] = {}
         self.grounds = grounds = make_grounds(self)
         self.run: StagedConfig = grounds.run
         self.place = grounds  # what a peer has under this name: `emit`, `node`
         self._node = grounds.node
-        self.roll = Roll(self.run.stages)
+        self.roll = Roll(self.run.stages, has_tied=self.run.tied is not None)
+        self._ways = Ways(grounds.node, grounds.lane, grounds.desk, grounds.clock, self.roll)
         self.members: dict[int, Member] = {}
         self._coming: set[int] = set()  # stages that are about to be held
         self.outcomes: dict[int, Outcome] = {}
         self.failure: Exception | None = None
-        self.pausing = Pausings(self.members, self.tell)
+        self.pausing = Pausings(self._memberships, self.tell)
         self._telling = Telling(grounds.node, grounds.clock, grounds.emit)
         self._num_held = 0
         self._heard_at: dict[PeerId, float] = {}
         self._empty_since: dict[int, float] = {}
         self._moved_at: float | None = None
-        self._told_at, self._told = -TELL_S, ()  # type: tuple[float, object]
         self._looked_at = grounds.clock.now()
         self._complete_at: float | None = None
         self._last_round = 0  # of the first stage
@@ -82,6 +82,7 @@ class Company:
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
         self._lives = Tasks(self.fail)
+        self._tied = Tied(grounds, self._first_weights, self._lives.spawn, self._on_tied)
         self.ending = Ending(self._tasks, self.tell)
         self._keeping = Keeping(grounds, self.roll)
         self._shelf = Shelf(grounds.folder)
@@ -111,8 +112,7 @@ class Company:
         finally:
             await self._tasks.aclose()
             await self._lives.aclose()
-            for sender in self._senders.values():
-                await sender.aclose()
+            await self._ways.aclose()
         if self.failure is not None:
             raise self.failure
         return self.outcomes
@@ -123,6 +123,7 @@ class Company:
         for member in list(self.members.values()):
             member.stop(reason)
         if not self.members:
+            self._tied.stop(reason)
             self._has_ended.set()
 
     def fail(self, error: Exception) -> None:
@@ -165,7 +166,13 @@ class Company:
             members = begin.of(stage)
             if self._node.peer in members:
                 is_opener = members[0] == self._node.peer
-                self._hold(stage, "the run begins", wait_for=len(set(members)) if is_opener else None)
+                ends = {*begin.of(0), *begin.of(self.run.stages - 1)}
+                self._hold(
+                    stage,
+                    "the run begins",
+                    wait_for=len(set(members)) if is_opener else None,
+                    opens=len(ends) if begin.of(0)[0] == self._node.peer else None,
+                )
 
     async def _joined(self) -> None:
         await asyncio.sleep(LOOK_S)
@@ -195,21 +202,29 @@ class Company:
         """Return the stages' members and rates; one that nobody holds is left to who has its state."""
         return [dict(each) or {self._node.peer: float("inf")} for each in self.roll.rates()]
 
-    def _hold(self, stage: int, reason: str, wait_for: int | None = None) -> None:
+    def _hold(self, stage: int, reason: str, wait_for: int | None = None, opens: int | None = None) -> None:
+        """Hold a stage from now on.
+
+        Args:
+            wait_for: members with which to open its run; None: others have, or will.
+            opens: the same of the tied matrix, where the stage goes with it.
+        """
         if stage in self.members or stage in self._coming or self.is_stopping:
             return
         self._num_held += 1
         self._coming.add(stage)
-        self._lives.spawn(self._held(stage, reason, wait_for, self._num_held))
+        self._lives.spawn(self._held(stage, reason, wait_for, opens, self._num_held))
 
-    async def _held(self, stage: int, reason: str, wait_for: int | None, since: int) -> None:
+    async def _held(self, stage: int, reason: str, wait_for: int | None, opens: int | None, since: int) -> None:
         """Hold a stage to its end."""
         outer = await self._first_weights(stage)
+        tied = await self._tied.held(stage, opens) if self.run.has_tied(stage) else None
         if self.is_stopping:
+            self._tied.stop(self._stop_reason)
             self._has_ended.set()
             return
         emit, compute = self._telling.of(stage, self.grounds.compute)
-        member = Member(replace(self.grounds, emit=emit, compute=compute), stage, since, outer)
+        member = Member(replace(self.grounds, emit=emit, compute=compute), stage, since, outer, tied)
         del outer
         self.members[stage] = member
         self._coming.discard(stage)
@@ -228,6 +243,7 @@ class Company:
             if self.members.get(stage) is member:
                 del self.members[stage]
             member.has_ended.set()
+            await self._tied.let_go(stage)
             self.grounds.emit(StageLeft(stage=stage, reason=why))
             self.tell()
             if not self.members and not self._coming and (why != MOVES or self.is_stopping):
@@ -240,7 +256,8 @@ class Company:
             try:
                 await fetch_initial(self._node, self._node.peers, run, home)
             except PeerError as error:
-                self.grounds.emit(Notice(text=f"nobody delivers the first weights of stage {stage + 1} yet: {error}"))
+                text = f"nobody delivers the first weights of {self.run.called(stage)} yet: {error}"
+                self.grounds.emit(Notice(text=text))
                 await asyncio.sleep(LOOK_S)
                 continue
             outer = await self.grounds.compute.serve(lambda: initial(run, home))
@@ -248,14 +265,19 @@ class Company:
             return outer
 
     def sender(self, stage: int) -> Sender:
-        """Return what sends to a stage: one for all that do."""
-        if stage not in self._senders:
-            grounds = self.grounds
-            route = self._routes[stage] = Route(self._node.peer)
-            self._senders[stage] = Sender(grounds.lane, stage, route, grounds.clock)
-            grounds.desk.senders[stage] = self._senders[stage]
-            self._route()
-        return self._senders[stage]
+        return self._ways.sender(stage)
+
+    def holding(self, stage: int) -> Membership | None:
+        """Return this peer's part in the run of a stage, or of a tied matrix; None: it has none."""
+        return self._tied.member if stage == self.run.tied else self.members.get(stage)
+
+    def _memberships(self) -> list[Membership]:
+        return [*self.members.values(), *([] if self._tied.member is None else [self._tied.member])]
+
+    def _on_tied(self, member: TiedMember) -> None:
+        for peer, news in self.roll.peers.items():
+            self._meet(member, peer, news)
+        self.tell()
 
     # --- now and then ---
 
@@ -277,7 +299,7 @@ class Company:
                     self._looked_at = now
                     self._tasks.spawn(self._rebalance())
                 self._let_go()
-            self._show(now)
+            self._telling.show(self.roll)
             await asyncio.sleep(NEWS_S)
 
     def _look_at_empty(self, now: float) -> None:
@@ -292,11 +314,17 @@ class Company:
             self.grounds.emit(
                 StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best]))
             )
+            opens = 1 if stage == 0 and self._is_tied_lost() else None
             if best == self._node.peer:
-                self._hold(stage, "nobody holds it, and its newest state is here")
+                self._hold(stage, "nobody holds it, and its newest state is here", opens=opens)
             elif best is None and min([self._node.peer, *self._trainers()]) == self._node.peer:
                 self.grounds.emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
-                self._hold(stage, "nobody has a state of it", wait_for=1)
+                self._hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
+
+    def _is_tied_lost(self) -> bool:
+        """Whether nobody has a state of a tied matrix: who begins the first stage anew begins it, too."""
+        number = self.run.tied
+        return number is not None and not self.roll.held(number) and not self.roll.keepers(number)
 
     async def _rebalance(self) -> None:
         """Move, if this is the peer that should."""
@@ -374,13 +402,14 @@ class Company:
     # --- what is told ---
 
     def news(self) -> StageNews:
-        heads = {stage: member.peer.head for stage, member in self.members.items()}
+        heads = {member.stage: member.peer.head for member in self._memberships()}
         return StageNews(
             held=tuple(self.members[stage].held for stage in sorted(self.members)),
             kept=tuple(Shelved(stage=stage, round=round) for stage, round in self._shelf.with_held(heads).items()),
             is_trainer=True,
             is_busy=self._is_busy,
             is_complete=self._is_complete,
+            tied=None if self._tied.member is None else self._tied.member.held,
         )
 
     def tell(self) -> None:
@@ -389,21 +418,8 @@ class Company:
         self.roll.told(self._node.peer, news)
         for peer in self._node.peers:
             self._node.post(peer, news)
-        self._route()
+        self._ways.look()
         self.grounds.pulse.look()
-
-    def _show(self, now: float) -> None:
-        stages = [self.roll.ready(stage) for stage in range(self.run.stages)]
-        members = tuple(tuple(sorted(stage)) for stage in stages)
-        names = {
-            peer: self._node.contact(peer).name for peer, news in sorted(self.roll.peers.items()) if news.is_trainer
-        }
-        if (members, names) == self._told and now - self._told_at < TELL_S:
-            return
-        self._told, self._told_at = (members, names), now
-        rates = tuple(sum(each.rate for each in stage.values()) for stage in stages)
-        waiting = tuple(sum(each.num_waiting for each in stage.values()) for stage in stages)
-        self.grounds.emit(StagesSeen(members=members, rates=rates, waiting=waiting, names=names))
 
     # --- what others tell ---
 
@@ -414,23 +430,17 @@ class Company:
         self._heard_at[peer] = self.grounds.clock.now()
         if news.is_complete and not self.is_stopping:
             self._look_at_the_end(self.grounds.clock.now())
-        for member in self.members.values():
+        for member in self._memberships():
             self._meet(member, peer, news)
-        self._route()
+        self._ways.look()
         self.grounds.pulse.look()
 
-    def _meet(self, member: Member, peer: PeerId, news: StageNews) -> None:
-        since = next((each.since for each in news.held if each.stage == member.stage), None)
+    def _meet(self, member: Membership, peer: PeerId, news: StageNews) -> None:
+        since = next((each.since for each in news.all_held if each.stage == member.stage), None)
         if since is None:
             member.channel.parted(peer, "it has left the stage")
         elif self._node.is_linked(peer):
             member.channel.met(peer, since)
-
-    def _route(self) -> None:
-        for stage, route in self._routes.items():
-            ready = self.roll.ready(stage)
-            linked = {self._node.peer, *self._node.peers}
-            route.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
 
     async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
         self._begin(begin)
@@ -444,9 +454,9 @@ class Company:
     def _forget(self, peer: PeerId, reason: str = "it is silent") -> None:
         self._heard_at.pop(peer, None)
         self.roll.gone(peer)
-        for member in self.members.values():
+        for member in self._memberships():
             member.channel.parted(peer, reason)
-        self._route()
+        self._ways.look()
         self.grounds.pulse.look()
 
 

@@ -5,8 +5,11 @@
     methods that send gradients    one step a round, which the round merges
     methods that send deltas       `every` steps a round, each an inner step on what was routed here
 
-Before a payload is announced, the other members of the stage hear which micro-batches it is made of; after the round
-all work out the same of what nobody has counted (`pipeline.tally`).
+Before a payload is announced, the other members of the stage hear which micro-batches it is made of (`notes`); after
+the round all work out the same of what nobody has counted (`pipeline.tally`).
+
+An end stage of a model whose embedding is its head hands its part of that matrix's gradient to `tied`, and goes on once
+that has been merged, too.
 
 Rounds of the stages go together: that of the first stage numbers the beats, and the others follow. A stage that has
 fallen behind, or counts its rounds otherwise since a branch, goes on with the newest beat that it hears of. Who hears
@@ -16,14 +19,13 @@ It does not know links, nor who may join.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import NetError, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.peer.compute import Compute
@@ -32,17 +34,15 @@ from weft.peer.section_trainer import SectionTrainer
 from weft.peer.staged import StagedConfig
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.beat import Beat
-from weft.pipeline.tally import Told
 from weft.pipeline.worker import Sum, Worker
-from weft.stages.messages import Tallied, TalliedAnswer, TalliedRequest, tallied
+from weft.stages.notes import Notes, States
 from weft.stages.pulse import Pulse
 from weft.stages.source import Source
+from weft.stages.tied_conductor import TiedConductor
 from weft.sync.messages import Manifest
 from weft.wire import digest_of
 
 SETTLE_S = 10.0  # for what was sent back to be accepted or not, once the step is over
-ASK_S = 5.0
-MAX_KEPT = 256  # notes of what payloads hold: of the last rounds
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Part:
     compute: Compute
     pulse: Pulse
     source: Source | None  # None: another stage than the first
+    tied: TiedConductor | None  # None: no tied matrix lies apart from this section
     make_evaluator: Callable[["Conductor", Replica, Callable[[], bool]], Unmeasured]
 
 
@@ -64,13 +65,11 @@ class Conductor:
         self._part = part
         self._sends_gradient = part.run.method.send == "gradient"
         self._round: int | None = None  # of the beats; None: nothing was heard of any yet
-        self._heard: dict[tuple[Digest, PeerId], Tallied] = {}  # the oldest first
-        self._states: dict[Digest, int] = {}  # of manifests: the beat that follows; the oldest first
+        self._notes = Notes(part.channel, part.pulse.look)
+        self._states = States()
         self._previous: Digest | None = None  # of the round that this peer trains for
         self.is_ready = False  # it computes in step with the others
         self.on_ready: Callable[[], None] = lambda: None
-        part.channel.on_note(Tallied, self._on_tallied)
-        part.channel.serve(TalliedRequest, self._on_request)
 
     @property
     def beat(self) -> Beat:
@@ -89,8 +88,10 @@ class Conductor:
         self._previous = digest_of(head)
         self._round = head.round if part.source is not None else max(self._round or 0, part.pulse.newest.round)
         if not self.is_ready:
-            await self._ask_all(self._previous)
+            await self._notes.ask_all(self._previous)
             self.is_ready = True
+            if part.tied is not None:
+                part.tied.follow(self._stage)
             self.on_ready()
         is_again = False
         while not await self._made(head, positions, is_over, is_again) and await self._nobody_brings(head, is_over):
@@ -123,11 +124,12 @@ class Conductor:
                 await self._step(part.worker.take_sum(), head.committed_tokens, step + 1)
             if is_over() or self._is_announced():
                 break
-        brought = [note.beat for note in self._notes(digest_of(head)) if note.payload is not None]
-        self._round = max(brought, default=round)
+        self._round = max(self._notes.brought(digest_of(head)), default=round)
         await part.worker.report()
-        if self._sends_gradient and num_samples:
-            part.trainer.hand_in(part.worker.take_sum())
+        total = part.worker.take_sum() if self._sends_gradient and num_samples else Sum()
+        part.trainer.hand_in(total)
+        if part.tied is not None:
+            await part.tied.hand_in(self._stage, self._round, total)
         return num_samples > 0 or is_over() or self._is_announced()
 
     async def _step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
@@ -141,20 +143,15 @@ class Conductor:
         """
         part = self._part
         await self.announcing(None)
-        here = set(head.members) & {part.channel.peer, *part.channel.peers}
-
-        def heard() -> dict[PeerId, Tallied]:
-            notes = {peer: self._heard.get((digest_of(head), peer)) for peer in here}
-            return {peer: note for peer, note in notes.items() if note is not None}
-
-        await part.pulse.until(lambda: is_over() or self._is_announced() or heard().keys() == here)
+        here, previous = set(head.members) & {part.channel.peer, *part.channel.peers}, digest_of(head)
+        await part.pulse.until(
+            lambda: is_over() or self._is_announced() or self._notes.of(previous, here).keys() == here
+        )
         if is_over() or self._is_announced():
             return False
-        notes = heard()
+        notes = self._notes.of(previous, here)
         await part.worker.close({peer: note.told for peer, note in notes.items()}, head.members)
-        for peer, note in notes.items():
-            if self._heard.get((digest_of(head), peer)) is note:
-                del self._heard[digest_of(head), peer]
+        self._notes.forget(previous, notes)
         return True
 
     async def _begun(
@@ -180,78 +177,36 @@ class Conductor:
     async def announcing(self, payload: Digest | None) -> None:
         """Tell the other members what the payload is made of; None: this peer brings nothing."""
         told = self._part.worker.tally.told
-        if told is None or self._previous is None:
-            return
-        note = tallied(self._previous, payload, self._round or 0, told)
-        self._keep(self._part.channel.peer, note)
-        for peer in self._part.channel.peers:
-            self._part.channel.post(peer, note)
+        if told is not None and self._previous is not None:
+            self._notes.tell(self._previous, payload, self._round or 0, told)
 
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:
         part = self._part
-        reports = await self._reports(manifest, electorate)
+        reports = await self._notes.reports(manifest, electorate)
         if self._sends_gradient:
             await part.compute.train(part.trainer.clear)
         closed = await part.worker.close(reports, electorate)
-        told = [note.beat for note in self._notes(manifest.previous)]
+        told = self._notes.beats(manifest.previous)
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
-        self._states[digest_of(manifest)] = self._round
-        while len(self._states) > MAX_KEPT:
-            del self._states[next(iter(self._states))]
+        self._states.note(digest_of(manifest), self._round)
+        if part.tied is not None:
+            await part.tied.merged(self._round - 1)
         await part.worker.advance(self.beat)
         return bool(closed.given_up)
 
     def beat_after(self, manifest: Digest) -> int | None:
         """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
-        return self._states.get(manifest)
+        return self._states.beat_after(manifest)
 
     def evaluator(self, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
         return self._part.make_evaluator(self, replica, is_stopping)
 
-    # --- what payloads hold ---
-
-    def _notes(self, previous: Digest) -> list[Tallied]:
-        return [note for (each, _), note in self._heard.items() if each == previous]
-
     def _is_announced(self) -> bool:
         """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""
-        return self._previous is not None and any(note.payload is not None for note in self._notes(self._previous))
+        return bool(self._notes.brought(self._previous))
 
-    async def _ask_all(self, previous: Digest) -> None:
-        """Hear what the others have announced before this peer was there."""
-        for peer in self._part.channel.peers:
-            await self._asked(previous, peer)
-
-    async def _reports(self, manifest: Manifest, electorate: Collection[PeerId]) -> Mapping[PeerId, Told]:
-        """Return what is known of the contributors that a manifest counts, and of who has brought nothing."""
-        counted = {each.peer: each.payload for each in manifest.contributions if each.legacy is None}
-        found = dict[PeerId, Told]()
-        for peer in sorted(set(electorate) | counted.keys()):
-            note = self._heard.get((manifest.previous, peer))
-            if note is None and peer in counted:
-                note = await self._asked(manifest.previous, peer)
-            if note is not None and note.payload == counted.get(peer):
-                found[peer] = note.told
-        return found
-
-    async def _asked(self, previous: Digest, peer: PeerId) -> Tallied | None:
-        request = TalliedRequest(previous=previous, peer=peer)
-        for other in self._part.channel.peers:
-            with suppress(PeerError, NetError, Refused):
-                answer = await self._part.channel.call(other, request, TalliedAnswer, deadline_s=ASK_S)
-                if answer.tallied is not None:
-                    self._keep(peer, answer.tallied)
-                    return answer.tallied
-        return None
-
-    def _keep(self, peer: PeerId, note: Tallied) -> None:
-        self._heard[note.previous, peer] = note
-        while len(self._heard) > MAX_KEPT:
-            del self._heard[next(iter(self._heard))]
-
-    async def _on_tallied(self, peer: PeerId, note: Tallied) -> None:
-        self._keep(peer, note)
-        self._part.pulse.look()
-
-    async def _on_request(self, _peer: PeerId, request: TalliedRequest) -> TalliedAnswer:
-        return TalliedAnswer(tallied=self._heard.get((request.previous, request.peer)))
+    @property
+    def _stage(self) -> int:
+        stage = self._part.run.stage
+        assert stage is not None, "a conductor is of one stage"
+        return stage

@@ -126,7 +126,7 @@ class Gathering:
         states = {stage: each for stage, (_, each) in chosen.items()}
         beats = {stage: beat for stage, (beat, _) in chosen.items()}
         if len(set(beats.values())) > 1:
-            self._means.emit(Notice(text=in_words(beats)))
+            self._means.emit(Notice(text=in_words(self._run, beats)))
         rounds, first = {stage: each.head.round for stage, each in states.items()}, states[0]
         snapshot = Snapshot(
             config=self._run,
@@ -185,7 +185,7 @@ class Gathering:
     async def _agree(self) -> dict[int, Choice]:
         """Return the states to take, of one beat if it can be had; members keep those that they are to deliver."""
         clock, began = self._means.clock, self._means.clock.now()
-        stages = range(self._run.stages)
+        stages = range(self._run.num_pieces)
         wanted = list(stages)
         while True:
             await asyncio.gather(*(self._pin(stage) for stage in wanted))
@@ -222,7 +222,7 @@ class Gathering:
             elif not pinned:  # else it may be of long ago, or of a branch that was left
                 found[each.beat] = each
         if not found:
-            raise PeerError(f"nobody that is linked holds stage {stage + 1}, and its section does not lie here")
+            raise PeerError(f"nobody that is linked holds {self._run.called(stage)}, and it does not lie here")
         return found
 
     async def _come_as_far(self, stages: Sequence[int], furthest: int, until: float) -> bool:

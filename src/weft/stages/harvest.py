@@ -33,8 +33,8 @@ async def gather_at_end(company: Company) -> Gathered | None:
     grounds, run = company.grounds, company.run
     windows = {
         stage: Window(grounds.node, run.of_stage(stage), WINDOW, grounds.compute, grounds.clock)
-        for stage in range(run.stages)
-        if stage not in company.members
+        for stage in range(run.num_pieces)
+        if company.holding(stage) is None
     }
 
     def here(stage: int) -> list[Found]:
@@ -73,11 +73,11 @@ async def _ended(company: Company, windows: Mapping[int, Window], members: Calla
     async def beat(stage: int) -> int:
         if stage in windows:
             return await windows[stage].beat(members(stage)) or 0
-        member = company.members.get(stage)
+        member = company.holding(stage)
         return 0 if member is None else member.conductor.beat.round
 
     while clock.now() - began < FINISH_S:
-        first, *others = [await beat(stage) for stage in range(company.run.stages)]
+        first, *others = [await beat(stage) for stage in range(company.run.num_pieces)]
         if first and all(each >= first for each in others):
             return
         await asyncio.sleep(LOOK_S)
@@ -85,7 +85,7 @@ async def _ended(company: Company, windows: Mapping[int, Window], members: Calla
 
 def _held(company: Company, stage: int) -> Found | None:
     """Return the section that this peer holds."""
-    member = company.members.get(stage)
+    member = company.holding(stage)
     head = None if member is None else member.peer.head
     if member is None or head is None:
         return None
@@ -93,7 +93,7 @@ def _held(company: Company, stage: int) -> Found | None:
 
     def pieces() -> Iterator[Buffer]:
         if replica.head != head:
-            raise CheckpointError(f"stage {stage + 1} went on meanwhile")
+            raise CheckpointError(f"{company.run.called(stage)} went on meanwhile")
         yield from chunk_bytes(replica.outer)
 
     beat = member.conductor.beat_after(digest_of(head))

@@ -28,7 +28,7 @@ from weft.ids import PeerId
 from weft.net.address import hosts_of, is_loopback
 from weft.peer.checkpoint import Snapshot, save
 from weft.peer.pool import Pool
-from weft.stages.member import Grounds
+from weft.stages.membership import Grounds
 from weft.stages.roll import Roll
 from weft.stages.window import Window, shape
 from weft.wire import Buffer, digest_of
@@ -86,7 +86,8 @@ class Keeping:
             pass  # the next interval tries again
         except (DiskFull, CheckpointError) as error:
             if not self._is_full_told:
-                text = f"the state of stage {stage + 1}, which one machine alone holds, is not kept here: {error}"
+                what = grounds.run.called(stage)
+                text = f"the state of {what}, which one machine alone holds, is not kept here: {error}"
                 grounds.emit(Notice(text=text))
             self._is_full_told = True
         return True
@@ -130,7 +131,7 @@ def keepers(roll: Roll, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, Pe
     is one.
     """
     found = {}
-    for stage in range(roll.num_stages):
+    for stage in range(roll.num_pieces):
         members = sorted(roll.ready(stage))
         if not members or not _are_one_machine(members, hosts):
             continue

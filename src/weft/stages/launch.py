@@ -14,7 +14,7 @@ from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.stages.company import Company
 from weft.stages.harvest import gather_at_end, has_model
-from weft.stages.member import Grounds
+from weft.stages.membership import Grounds
 from weft.stages.pulse import Pulse
 
 

@@ -26,7 +26,7 @@ MAX_BATCHES = 1 << 14  # that a member tells of: they fit a note
 MAX_ORIGINS = 256
 
 State = Literal["joining", "ready", "paused", "finishing"]
-_Stage = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
+_Stage = Annotated[int, Meta(ge=0, le=MAX_STAGES)]  # or the number of a tied matrix, which is the last
 _Rate = Annotated[float, Meta(ge=0, le=1e12)]
 
 
@@ -52,10 +52,15 @@ class StageNews(Record, frozen=True, kw_only=True, tag="StageNews"):
     """A note."""
 
     held: Annotated[tuple[Held, ...], Meta(max_length=MAX_HELD)]
-    kept: Annotated[tuple[Shelved, ...], Meta(max_length=MAX_STAGES)]
+    kept: Annotated[tuple[Shelved, ...], Meta(max_length=MAX_STAGES + 1)]
     is_trainer: bool  # it takes a stage; else it only looks on, or fetches
     is_busy: bool = False  # it evaluates or fetches at the end of the run: stages should stay a while
     is_complete: bool = False  # the first stage has trained all there is
+    tied: Held | None = None  # the matrix of both end stages, by the number after the last one's
+
+    @property
+    def all_held(self) -> tuple[Held, ...]:
+        return self.held if self.tied is None else (*self.held, self.tied)
 
 
 class StageBegin(Record, frozen=True, kw_only=True, tag="StageBegin"):

@@ -3,38 +3,38 @@
 It does not know who wants it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
-from weft.stages.member import Member
+from weft.stages.membership import Membership
 
 
 class Pausings:
-    """The pause of all stages of a peer as one."""
+    """The pause of all that a peer holds, as one."""
 
-    def __init__(self, members: Mapping[int, Member], tell: Callable[[], None]) -> None:
+    def __init__(self, members: Callable[[], Iterable[Membership]], tell: Callable[[], None]) -> None:
         self._members = members
         self._tell = tell
         self._reasons: list[str] = []
 
     def want(self, reason: str) -> None:
         self._reasons.append(reason)
-        for member in self._members.values():
+        for member in self._members():
             member.peer.pausing.want(reason)
         self._tell()
 
     def want_no_more(self, reason: str) -> None:
         self._reasons = [each for each in self._reasons if each != reason]
-        for member in self._members.values():
+        for member in self._members():
             member.peer.pausing.want_no_more(reason)
 
     async def settled(self) -> None:
-        for member in list(self._members.values()):
+        for member in list(self._members()):
             await member.peer.pausing.settled()
         self._tell()
 
     @property
     def is_away(self) -> bool:
-        return any(member.peer.pausing.is_away for member in self._members.values())
+        return any(member.peer.pausing.is_away for member in self._members())
 
     @property
     def reasons(self) -> tuple[str, ...]:

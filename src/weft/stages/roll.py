@@ -17,10 +17,12 @@ class Roll:
     """
     Args:
         num_stages: of the run.
+        has_tied: whether there is a tied matrix, whose number follows on theirs.
     """
 
-    def __init__(self, num_stages: int) -> None:
+    def __init__(self, num_stages: int, *, has_tied: bool = False) -> None:
         self.num_stages = num_stages
+        self.num_pieces = num_stages + has_tied
         self._news: dict[PeerId, StageNews] = {}
 
     def told(self, peer: PeerId, news: StageNews) -> None:
@@ -36,7 +38,7 @@ class Roll:
         return dict(self._news)
 
     def held(self, stage: int) -> dict[PeerId, Held]:
-        """Return who holds a stage, in whatever state."""
+        """Return who holds a stage, or a tied matrix, in whatever state."""
         return {peer: each for peer, each in self._all() if each.stage == stage}
 
     def ready(self, stage: int) -> dict[PeerId, Held]:
@@ -66,4 +68,4 @@ class Roll:
 
     def _all(self) -> Iterator[tuple[PeerId, Held]]:
         for peer, news in self._news.items():
-            yield from ((peer, each) for each in news.held)
+            yield from ((peer, each) for each in news.all_held)

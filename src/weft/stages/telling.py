@@ -8,17 +8,16 @@ from the one before to its end, with all that is waited for; what a round's work
 It does not know what a stage computes.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import msgspec
 
 from weft.clock import Clock
-from weft.events import Emit, Event, RoundCommitted, StepDone
+from weft.events import Emit, Event, RoundCommitted, StagesSeen, StepDone
 from weft.net.node import Node
 from weft.peer.compute import Compute
+from weft.stages.roll import Roll
+from weft.stages.timed import Timed
 
-T = TypeVar("T")
+SHOW_S = 60.0  # between two events that say the same
 
 
 class Telling:
@@ -29,63 +28,43 @@ class Telling:
         self._clock = clock
         self._emit = emit
         self._moved_before = (0, 0)
+        self._shown_at, self._shown = -SHOW_S, ()  # type: tuple[float, object]
 
-    def of(self, stage: int, compute: Compute) -> tuple[Emit, "Timed"]:
+    def of(self, stage: int, compute: Compute) -> tuple[Emit, Timed]:
         """Return what takes a stage's events, and `compute`, measured."""
-        timed = Timed(compute, self._clock)
-        stepped_at = self._clock.now()
+        stepped_at, spent_s = self._clock.now(), 0.0
+
+        def spend(seconds: float) -> None:
+            nonlocal spent_s
+            spent_s += seconds
 
         def emit(event: Event) -> None:
-            nonlocal stepped_at
+            nonlocal stepped_at, spent_s
             match event:
                 case StepDone():
                     before, stepped_at = stepped_at, self._clock.now()
                     event = msgspec.structs.replace(event, duration_s=stepped_at - before)
                 case RoundCommitted():
-                    event = self._committed(event, timed)
+                    event, spent_s = self._committed(event, spent_s), 0.0
             self._emit(msgspec.structs.replace(event, stage=stage))
 
-        return emit, timed
+        return emit, Timed(compute, self._clock, spend)
 
-    def _committed(self, event: RoundCommitted, timed: "Timed") -> RoundCommitted:
+    def _committed(self, event: RoundCommitted, work_s: float) -> RoundCommitted:
         moved, before = self._node.moved, self._moved_before
         self._moved_before = moved
         return msgspec.structs.replace(
-            event, sent_nbytes=moved[0] - before[0], received_nbytes=moved[1] - before[1], work_s=timed.take_s()
+            event, sent_nbytes=moved[0] - before[0], received_nbytes=moved[1] - before[1], work_s=work_s
         )
 
-
-class Timed:
-    """A `Compute` that knows how long training took since it was asked last."""
-
-    def __init__(self, compute: Compute, clock: Clock) -> None:
-        self._compute = compute
-        self._clock = clock
-        self._spent_s = 0.0
-
-    def take_s(self) -> float:
-        """Return the seconds since the last call."""
-        spent_s, self._spent_s = self._spent_s, 0.0
-        return spent_s
-
-    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
-        began = ended = 0.0
-
-        def timed() -> T:
-            nonlocal began, ended
-            began = self._clock.now()
-            try:
-                return work()
-            finally:
-                ended = self._clock.now()
-
-        try:
-            return await self._compute.train(timed, num_tokens)
-        finally:
-            self._spent_s += ended - began
-
-    async def serve(self, work: Callable[[], T]) -> T:
-        return await self._compute.serve(work)
-
-    async def aclose(self) -> None:
-        """Do nothing: the peer's other stages compute there, too."""
+    def show(self, roll: Roll) -> None:
+        """Tell who computes which stage, where that has changed, and now and then."""
+        now, stages = self._clock.now(), [roll.ready(stage) for stage in range(roll.num_stages)]
+        members = tuple(tuple(sorted(stage)) for stage in stages)
+        names = {peer: self._node.contact(peer).name for peer, news in sorted(roll.peers.items()) if news.is_trainer}
+        if (members, names) == self._shown and now - self._shown_at < SHOW_S:
+            return
+        self._shown, self._shown_at = (members, names), now
+        rates = tuple(sum(each.rate for each in stage.values()) for stage in stages)
+        waiting = tuple(sum(each.num_waiting for each in stage.values()) for stage in stages)
+        self._emit(StagesSeen(members=members, rates=rates, waiting=waiting, names=names))

@@ -45,16 +45,12 @@ FETCHING = StageNews(held=(), kept=(), is_trainer=False, is_busy=True)
 
 
 class Visitor:
-    """Of a node that is linked to one member at least.
+    """Of a node that is linked to one member at least."""
 
-    Args:
-        num_stages: of the run.
-    """
-
-    def __init__(self, node: Node, num_stages: int, clock: Clock) -> None:
+    def __init__(self, node: Node, run: StagedConfig, clock: Clock) -> None:
         self._node = node
         self._clock = clock
-        self.roll = Roll(num_stages)
+        self.roll = Roll(run.stages, has_tied=run.tied is not None)
         node.on_note(StageNews, self._on_news)
         node.on_link(self._on_link)
         node.on_contact(self._on_contact)
@@ -110,7 +106,8 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
                 await visitor.met()
                 folders = folders_of(ground.folder.root.parent)
                 windows = {
-                    stage: Window(node, run.of_stage(stage), 0, compute, SystemClock()) for stage in range(run.stages)
+                    stage: Window(node, run.of_stage(stage), 0, compute, SystemClock())
+                    for stage in range(run.num_pieces)
                 }
                 sources = Sources(here=lambda stage: found_in(folders, run, stage), members=visitor.members)
                 means = Means(
@@ -141,11 +138,11 @@ async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> G
     if tokenizer is None:
         raise CheckpointError(f"the tokenizer of run {short(name)} does not lie in {home.root}. Give a ticket.")
     folders = folders_of(home.root / "runs" / name)
-    found = {stage: found_in(folders, run, stage) for stage in range(run.stages)}
-    if missing := [str(stage + 1) for stage in range(run.stages) if not found[stage]]:
+    found = {stage: found_in(folders, run, stage) for stage in range(run.num_pieces)}
+    if missing := [run.called(stage) for stage in range(run.num_pieces) if not found[stage]]:
         raise CheckpointError(
-            f"run {short(name)} has {run.stages} stages, and of stage {', '.join(missing)} there is no section here: "
-            "other peers hold it. While they run, fetch it with: weft gather TICKET"
+            f"of run {short(name)}, which has {run.stages} stages, these are not here: {', '.join(missing)}. Other "
+            "peers hold them. While they run, fetch them with: weft gather TICKET"
         )
     newest = max(folders, key=lambda each: _newest_round(each, run))
     means = Means(tokenizer=tokenizer, scratch=newest.scratch, compute=Inline(), clock=SystemClock(), emit=emit)
@@ -156,7 +153,7 @@ _ANY = 1 << 62  # parameters: what lies here was accepted before
 
 
 def _newest_round(folder: PeerFolder, run: StagedConfig) -> int:
-    found = [each.head.round for stage in range(run.stages) for each in found_in([folder], run, stage)]
+    found = [each.head.round for stage in range(run.num_pieces) for each in found_in([folder], run, stage)]
     return max(found, default=-1)
 
 
@@ -188,7 +185,7 @@ async def _visiting(node: Node, run: StagedConfig, clock: Clock) -> AsyncIterato
         failures.append(error)
 
     failures: list[Exception] = []
-    visitor = Visitor(node, run.stages, clock)
+    visitor = Visitor(node, run, clock)
     async with aclosing(Tasks(fail)) as tasks:
         tasks.spawn(visitor.watch())
         yield visitor

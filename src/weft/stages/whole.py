@@ -40,7 +40,7 @@ class Whole:
         require_room(run, scratch)
         self.run = run
         self.vector = Pool(0, scratch).empty(run.num_parameters)
-        self._stretches = [list(stretches(run, stage)) for stage in range(run.stages)]
+        self._stretches = [list(stretches(run, stage)) for stage in range(run.num_pieces)]
 
     def put(self, stage: int, start: int, data: Buffer) -> None:
         """Put numbers of a section in their places.
@@ -60,7 +60,7 @@ def stretches(run: StagedConfig, stage: int) -> Iterator[tuple[int, int, int]]:
     """Yield where each stretch of a section begins, where it does in the whole, and how many numbers it has."""
     at = {span.name: span.offset for span in layout(run.model)}
     here, there, num = 0, 0, 0
-    for span in layout(run.model, run.cuts[stage]):
+    for span in layout(run.model, run.pieces[stage]):
         if num and at[span.name] == there + num:
             num += span.num
             continue
@@ -95,7 +95,7 @@ def common(states: Mapping[int, Collection[int]]) -> int | None:
     return max(both, default=None)
 
 
-def in_words(rounds: Mapping[int, int]) -> str:
+def in_words(run: StagedConfig, rounds: Mapping[int, int]) -> str:
     """Return, for a person, that sections are not of one moment."""
-    each = ", ".join(f"round {round} for stage {stage + 1}" for stage, round in sorted(rounds.items()))
+    each = ", ".join(f"round {round} for {run.called(stage)}" for stage, round in sorted(rounds.items()))
     return f"the sections are not of one round; the newest that could be had of each: {each}"

@@ -59,6 +59,7 @@ class Window:
     def __init__(self, node: Node, run: StagedConfig, since: int, compute: Compute, clock: Clock) -> None:
         self.run = run
         assert run.stage is not None, "the whole run has no members of its own"
+        self._called = run.called(run.stage)
         self._channel = Channel(node, channel_of(run.stage), run.run, since)
         self._compute = compute
         self._clock = clock
@@ -82,7 +83,7 @@ class Window:
         heads = await self.heads(members)
         order = sorted(heads, key=lambda peer: (-heads[peer].committed_tokens, -heads[peer].round, peer))[:MAX_DONORS]
         if not order:
-            raise PeerError(f"no member of stage {self.run.stage} says what state it holds")
+            raise PeerError(f"no member of {self._called} says what state it holds")
         wanted = digest_of(heads[order[0]])
         answers = await asyncio.gather(*(self._offer(peer, wanted) for peer in order))
         offers: list[tuple[PeerId, Offered]] = []
@@ -94,7 +95,7 @@ class Window:
             else:
                 failures.append(f"{short(peer)} {found}")
         if not offers:
-            raise PeerError(f"nobody offers a state of stage {self.run.stage}: {'; '.join(failures)}")
+            raise PeerError(f"nobody offers a state of {self._called}: {'; '.join(failures)}")
         return most_offered(offers)
 
     async def beat(self, members: Sequence[PeerId], manifest: Digest | None = None) -> int | None:
@@ -136,7 +137,7 @@ class Window:
             meter.add(len(data))
 
         total = sum(blob.nbytes for blob in blobs.values())
-        with Meter(f"fetching stage {self.run.stage}", "B", emit, self._clock, total) as meter:
+        with Meter(f"fetching {self._called}", "B", emit, self._clock, total) as meter:
             delivered = await pull(self._channel, list(blobs.values()), offered.donors, keep, self._clock)
         return sum(delivered.values())
 
@@ -155,7 +156,7 @@ class Window:
 
         index = await first_of(offered.donors, ask, "the index of its state")
         if {each.name: each.num for each in index.vectors} != dict(await self._compute.serve(lambda: shape(self.run))):
-            raise WireError(f"the offered state of stage {self.run.stage} has other vectors than the run's model")
+            raise WireError(f"the offered state of {self._called} has other vectors than the run's model")
         return index
 
 

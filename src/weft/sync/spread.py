@@ -7,7 +7,7 @@ arithmetic works as with any other; what has to be bytes comes to it piece by pi
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,10 +76,14 @@ def alike(vector: Float32[Tensor, " num"], model: Tensor) -> Float32[Tensor, " n
     return vector
 
 
-def gathered(vector: Float32[Tensor, " num"]) -> Float32[Tensor, " num"]:
-    """Return a copy of `vector` in this process' memory."""
+def gathered(vector: Float32[Tensor, " num"], empty: Callable[[int], Tensor] = bounds.empty) -> Float32[Tensor, " num"]:
+    """Return a copy of `vector` in this process' memory.
+
+    Args:
+        empty: gives memory for so many numbers, where the vector does not say itself where copies of it lie.
+    """
     if not isinstance(vector, SpreadVector):
-        return vector.clone()
+        return empty(vector.numel()).copy_(vector)
     copy = torch.frombuffer(vector.room(vector.nbytes), dtype=torch.float32)
     return vector.read(range(vector.numel()), copy)
 

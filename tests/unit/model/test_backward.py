@@ -8,7 +8,7 @@ import torch
 from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector
 from weft.model.backward import Passed, forward
 from weft.model.flat import cut
-from weft.model.sections import sections
+from weft.model.sections import pieces, sections
 from weft.model.transformer import SectionModule
 
 Make = Callable[..., ModelConfig]
@@ -75,6 +75,31 @@ def test_a_whole_model_goes_back_from_its_loss(small: Make) -> None:
     split.input_gradient()
     split.add_weight_gradients(0.5)
     assert torch.equal(flat.gradient, 0.5 * gradient)
+
+
+def test_a_tied_matrix_that_lies_apart_gets_the_gradient_of_both_ends(small: Make) -> None:
+    config = small(num_layers=2, is_tied=True)
+    vector, tokens = initial_vector(config, seed=1), torch.randint(0, config.vocab_size, (2, NUM_TOKENS + 1))
+    whole = flatten(Transformer(config), "cpu")
+    whole.vector.copy_(vector)
+    loss = whole.module.loss(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    first, last, table = (flatten(SectionModule(config, each), "cpu") for each in pieces(config, 2))
+    for part, piece in zip((first, last, table), pieces(config, 2), strict=True):
+        part.vector.copy_(cut(config, vector, piece))
+        if part is not table:
+            part.use(table)
+
+    out = passed(first, tokens[:, :-1].contiguous())
+    x = out.output.clone()
+    end = forward(last, lambda module: module.loss(x, tokens[:, 1:].contiguous()), x)
+    out.input_gradient(end.input_gradient())
+    assert not table.gradient.any()  # nothing counts yet
+    for each in (out, end):
+        each.add_weight_gradients()
+    assert float(end.output) == float(loss.detach())
+    for part, piece in zip((first, last, table), pieces(config, 2), strict=True):
+        torch.testing.assert_close(part.gradient, cut(config, whole.gradient, piece), rtol=1e-5, atol=1e-8)
 
 
 def test_what_is_dropped_adds_nothing_and_what_is_added_adds_once(small: Make) -> None:

@@ -10,7 +10,7 @@ import torch
 from weft.errors import ConfigError
 from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector, layout, num_parameters
 from weft.model.flat import attach, cut, join
-from weft.model.sections import Section, num_section_parameters, sections
+from weft.model.sections import Section, num_section_parameters, pieces, sections
 from weft.model.transformer import SectionModule
 
 Make = Callable[..., ModelConfig]
@@ -51,7 +51,8 @@ def all_cuts(config: ModelConfig, num: int) -> list[list[int]]:
 
     @cache
     def size(number: int, start: int, stop: int) -> int:
-        return layout(config, Section(number, num, range(start, stop))).num_parameters
+        has_table = number == 0 or (config.is_tied and number == num - 1)
+        return layout(config, Section(number, num, range(start, stop), has_table)).num_parameters
 
     found = []
     for counts in cuts(0, num):
@@ -68,6 +69,18 @@ def test_a_section_has_the_parameters_that_its_layout_says(variant: ModelConfig)
             module = SectionModule(variant, section)
             assert {s.name: s.shape for s in spans} == {n: tuple(p.shape) for n, p in module.named_parameters()}
     assert num_section_parameters(variant, sections(variant, 1)[0]) == num_parameters(variant)
+
+
+@pytest.mark.parametrize("num", [1, 2, 4])
+def test_in_pieces_a_tied_matrix_is_there_once(small: Make, num: int) -> None:
+    config = small(num_layers=4, is_tied=True)
+    found = pieces(config, num)
+    assert sum(num_section_parameters(config, each) for each in found) == num_parameters(config)
+    names = [span.name for each in found for span in layout(config, each)]
+    assert sorted(names) == sorted(span.name for span in layout(config))
+    assert [each.layers for each in found[:num]] == [each.layers for each in sections(config, num)]
+    assert found[num:] == (() if num == 1 else (Section(num, num, range(0), has_table=True),))
+    assert pieces(small(num_layers=4, is_tied=False), num) == sections(small(num_layers=4, is_tied=False), num)
 
 
 def test_the_parts_of_a_vector_are_the_whole(variant: ModelConfig) -> None:

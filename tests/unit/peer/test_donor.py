@@ -18,6 +18,7 @@ from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.compute import Inline
 from weft.peer.donor import PIN_S, Donor
 from weft.peer.messages import ChainRequest, StateRequest
+from weft.peer.pool import Pool
 from weft.sync.messages import Certificate, Manifest
 from weft.wire import digest_of
 
@@ -78,7 +79,7 @@ class Endless:
 def donor(node: Node, compute: Any, chain: Any = None, clock: VirtualClock | None = None, replica: Any = None) -> Donor:
     replica = replica or replica_at(OPENING)
     clock = clock or VirtualClock()
-    return Donor(node, replica, lambda: chain or Chain(OPENING, charter()), compute, clock)  # type: ignore[arg-type]
+    return Donor(node, replica, lambda: chain or Chain(OPENING, charter()), compute, clock, Pool(0))  # type: ignore[arg-type]
 
 
 async def test_a_pin_is_made_once_though_who_asked_first_stopped_waiting(node: Node) -> None:

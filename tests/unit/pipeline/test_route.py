@@ -167,9 +167,14 @@ def test_who_starts_again_is_a_newcomer_and_who_is_gone_gets_nothing() -> None:
     assert set(turns(made, 5, now=11.0)) == {B}
 
 
-def test_a_nearer_peer_is_asked_first_and_has_no_larger_share() -> None:
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_a_nearer_peer_is_asked_first_and_has_no_larger_share(is_measured: bool) -> None:
     made = Route(ME)
     made.seen({A: Near(rtt_s=0.2, began=1), B: Near(rtt_s=0.01, began=1)})
+    if is_measured:
+        made.seen({A: HERE, B: HERE})
+        for peer, took_s in ((A, 0.2), (A, 0.3), (B, 0.01), (B, 0.9)):  # B was busy once
+            made.answered(peer, took_s)
     for peer in (A, B):
         for number in range(WARM_TURNS):
             reserved = made.reserve_at(peer, 1.0, 0.1 * number)

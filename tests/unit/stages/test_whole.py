@@ -65,4 +65,4 @@ def test_the_newest_number_that_all_have_is_common() -> None:
 
 
 def test_words_number_stages_from_one() -> None:
-    assert in_words({1: 4, 0: 5}).endswith("round 5 for stage 1, round 4 for stage 2")
+    assert in_words(RUN, {1: 4, 0: 5}).endswith("round 5 for stage 1, round 4 for stage 2")

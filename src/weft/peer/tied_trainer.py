@@ -1,0 +1,95 @@
+"""The matrix that embedding and head are in one: sections at both ends compute with it, and add up its gradient.
+
+    model                         what end sections of this peer compute with (`FlatModel.use`)
+    trainer.hand_in(total)        what one of them has added up: of so many samples, at its end
+    trainer.gradient(...)         the mean of what was handed in
+
+A sample adds to the gradient twice, where the first section embeds its tokens and where the last one tells how likely
+they are; each end hands in its half. So the mean over halves counts twice, and a half is worth half a sample's tokens.
+
+It does not know who holds the ends.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.errors import CallFailed
+from weft.model import FlatModel
+from weft.peer.learner import Work
+from weft.peer.trainer import Trainer
+from weft.pipeline.worker import Sum
+
+ENDS = 2
+
+
+class TiedTrainer(Trainer):
+    """A `Trainer` of nothing but that matrix. It makes no step of its own."""
+
+    on_started: Callable[[], object] = staticmethod(lambda: None)  # others may compute with it from now on
+    _handed: Float32[Tensor, " num"] | None = None  # the sum of the halves' gradients
+    _total = Sum()  # of halves
+
+    def start(self, vector: Float32[Tensor, " num"]) -> None:
+        super().start(vector)
+        self.on_started()
+
+    def _fitting(self) -> int:
+        return self._run.train.batch_size  # nothing is computed here
+
+    @property
+    def model(self) -> FlatModel:
+        """Return the matrix, on the device.
+
+        Raises:
+            CallFailed: this peer is paused, and has left its device.
+        """
+        if self._parked is not None:
+            raise CallFailed("this peer is paused, and has left its device")
+        return self._model
+
+    @property
+    def is_warm(self) -> bool:
+        return True
+
+    def hand_in(self, total: Sum) -> None:
+        """Take what a section has added up of so many samples, and let nothing be added up."""
+        if self._parked is not None:
+            return
+        gradient = self._model.gradient
+        self._handed = gradient.clone() if self._handed is None else self._handed.add_(gradient)
+        self._total = Sum(self._total.num_samples + total.num_samples, self._total.loss + total.loss)
+        gradient.zero_()
+
+    def gradient(
+        self,
+        positions: NDArray[np.int64],  # noqa: ARG002  # what was handed in counts
+        committed_tokens: int,
+        pace: float,
+    ) -> tuple[Float32[Tensor, " num"], Work]:
+        """Return the mean gradient over what was handed in, and change no parameter.
+
+        Raises:
+            NotFinite: as `train`.
+        """
+        handed, total, self._handed, self._total = self._handed, self._total, None, Sum()
+        if handed is None:
+            return self._model.gradient.cpu(), Work(num_steps=1, num_tokens=0, mean_loss=0.0, duration_s=0.0)
+        began, rate = self._clock.now(), self._steps.rate(committed_tokens, 1, pace)
+        handed.mul_(ENDS * self._run.train.batch_size / total.num_samples)
+        loss, norm = total.loss / total.num_samples, float(torch.linalg.vector_norm(handed))
+        self._steps.require_finite(loss, norm, rate)
+        if self._run.method.feedback is not None:
+            handed.mul_(self._steps.shortening(norm))
+        self._steps.done(loss, norm, rate, total.num_samples, began)
+        work = self._steps.work([loss], total.num_samples, began)
+        return handed.cpu(), Work(
+            num_steps=work.num_steps,
+            num_tokens=work.num_tokens // ENDS,
+            mean_loss=work.mean_loss,
+            duration_s=work.duration_s,
+        )

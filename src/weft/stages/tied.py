@@ -1,0 +1,132 @@
+"""The tied matrix of a peer that holds an end stage, or both: a run of its own, held as long as they are.
+
+    member = await tied.held(stage)       before the stage is; begins it, unless it is held already
+    await tied.let_go(stage)              once the stage has ended
+
+Of its rounds nothing is told but notices: they are part of the end stages' (`tied_conductor`).
+
+It does not know which stages should be held.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from weft.events import Event, Notice
+from weft.peer.peer import Peer
+from weft.peer.tied_trainer import TiedTrainer
+from weft.stages.measure import Needs
+from weft.stages.membership import Grounds, Membership
+from weft.stages.tied_conductor import TiedConductor
+
+NOT_NEEDED = "this peer holds neither end stage any more"
+
+
+class TiedMember(Membership):
+    """
+    Args:
+        since: as of a membership.
+        outer: what the matrix starts from; becomes its own.
+    """
+
+    conductor: TiedConductor
+
+    def __init__(self, grounds: Grounds, stage: int, since: int, outer: Tensor) -> None:
+        super().__init__(grounds, stage, since)
+        self.has_begun = asyncio.Event()  # end stages may compute with it
+        batches = grounds.data.batches(self.run, "train")
+        self.trainer = TiedTrainer(self.run, grounds.settings, batches, self._emit_from_thread, grounds.clock)
+        self.trainer.on_started = lambda: self._loop.call_soon_threadsafe(self.has_begun.set)
+        needs = Needs(grounds.clock, grounds.has_busy, grounds.run.num_parameters)
+        self.conductor = TiedConductor(self.channel, self.trainer, grounds.compute, grounds.pulse, needs)
+        self.peer = Peer(self.run, self._place(self.trainer, self.conductor, outer))
+
+    def stop(self, reason: str) -> None:
+        self.conductor.is_leaving = True
+        super().stop(reason)
+
+
+class Tied:
+    """Of one peer, in a run whose matrix is tied.
+
+    Args:
+        first_weights: returns what a piece starts from.
+        spawn: lets something run until it has ended; that it failed ends the peer.
+        on_change: called when it is held, or no longer.
+    """
+
+    def __init__(
+        self,
+        grounds: Grounds,
+        first_weights: Callable[[int], Awaitable[Tensor]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        on_change: Callable[[TiedMember], None],
+    ) -> None:
+        def emit(event: Event) -> None:
+            if isinstance(event, Notice):
+                grounds.emit(event)
+
+        self.member: TiedMember | None = None
+        self._grounds = replace(grounds, emit=emit)
+        self._first_weights = first_weights
+        self._spawn = spawn
+        self._on_change = on_change
+        self._ends: set[int] = set()
+        self._making = asyncio.Lock()
+        self._num_held = 0
+
+    async def held(self, stage: int, opens: int | None) -> TiedMember:
+        """Return it, which a stage can compute with now.
+
+        Args:
+            opens: members with which to open its run; None: others have, or will.
+        """
+        self._ends.add(stage)
+        async with self._making:
+            member = self.member
+            if member is None or member.is_leaving:
+                if member is not None:
+                    await member.has_ended.wait()
+                member = await self._made(opens)
+            await member.has_begun.wait()
+        return member
+
+    async def let_go(self, stage: int) -> None:
+        """Leave it, unless another stage of this peer needs it."""
+        self._ends.discard(stage)
+        member = self.member
+        if member is None:
+            return
+        member.conductor.leave(stage)
+        if not self._ends:
+            member.stop(NOT_NEEDED)
+            await member.has_ended.wait()
+
+    def stop(self, reason: str) -> None:
+        """Leave it, whatever needs it."""
+        if self.member is not None:
+            self.member.stop(reason)
+
+    async def _made(self, opens: int | None) -> TiedMember:
+        number = self._grounds.run.tied
+        assert number is not None, "no matrix of this run is tied"
+        outer = await self._first_weights(number)
+        self._num_held += 1
+        self.member = member = TiedMember(self._grounds, number, self._num_held, outer)
+        self._spawn(self._live(member, opens))
+        self._on_change(member)
+        return member
+
+    async def _live(self, member: TiedMember, opens: int | None) -> None:
+        try:
+            snapshot = await self._grounds.compute.serve(member.snapshot)
+            await member.live(wait_for=opens, snapshot=snapshot)
+        finally:
+            if self.member is member:
+                self.member = None
+            member.has_begun.set()
+            member.has_ended.set()
+            self._on_change(member)

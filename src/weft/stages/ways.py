@@ -1,0 +1,42 @@
+"""The ways of one peer to the stages: a sender to each that it sends to, kept up with who computes there.
+
+It does not know what is sent.
+"""
+
+from weft.clock import Clock
+from weft.net.node import Node
+from weft.pipeline.desk import Desk
+from weft.pipeline.lane import Lane
+from weft.pipeline.route import Near, Route
+from weft.pipeline.sender import Sender
+from weft.stages.roll import Roll
+
+
+class Ways:
+    def __init__(self, node: Node, lane: Lane, desk: Desk, clock: Clock, roll: Roll) -> None:
+        self._node = node
+        self._lane = lane
+        self._desk = desk
+        self._clock = clock
+        self._roll = roll
+        self._routes: dict[int, Route] = {}
+
+    def sender(self, stage: int) -> Sender:
+        """Return what sends to a stage: one for all that do."""
+        senders = self._desk.senders
+        if stage not in senders:
+            route = self._routes[stage] = Route(self._node.peer)
+            senders[stage] = Sender(self._lane, stage, route, self._clock)
+            self.look()
+        return senders[stage]
+
+    def look(self) -> None:
+        """Take up who computes which stage now."""
+        for stage, route in self._routes.items():
+            ready = self._roll.ready(stage)
+            linked = {self._node.peer, *self._node.peers}
+            route.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
+
+    async def aclose(self) -> None:
+        for sender in self._desk.senders.values():
+            await sender.aclose()
