@@ -94,7 +94,7 @@ def weft(name: str, mbit: float, seconds: float) -> Weft:
     """Let four members train for so many seconds."""
     load = report.load()
     run = RUN.format(method=METHODS[name], evaluate_every=EVALUATE_EVERY[name])
-    with TemporaryDirectory(prefix="weft-slow-") as place, _machines(mbit) as machines:
+    with TemporaryDirectory(prefix="weft-slow-") as place, machines_at(mbit) as machines:
         folder, company = Path(place), Company(machines, Path(place), run)
         _seal(folder, folder / "home")
         for number in range(GROUP):  # so that nobody fetches data meanwhile
@@ -111,7 +111,7 @@ def weft(name: str, mbit: float, seconds: float) -> Weft:
 def ddp(kind: str, mbit: float, seconds: float) -> Peer:
     """Let four processes of DistributedDataParallel train for about so many seconds."""
     load = report.load()
-    with TemporaryDirectory(prefix="weft-slow-") as place, _machines(mbit) as machines:
+    with TemporaryDirectory(prefix="weft-slow-") as place, machines_at(mbit) as machines:
         folder = Path(place)
         (folder / "run.toml").write_text(RUN.format(method=METHODS["diloco"], evaluate_every=0))
         (folder / "run.bin").write_bytes(_seal(folder, folder / "home"))
@@ -133,9 +133,13 @@ def ddp(kind: str, mbit: float, seconds: float) -> Peer:
     return Peer(commit=report.commit(), load=load, found=found)
 
 
-def _machines(mbit: float) -> Machines:
-    num_cores = len(os.sched_getaffinity(0))
-    return Machines("weft-slow", GROUP, mbit=mbit, cores=min(1.0, ALL_CORES * num_cores / GROUP))
+def share_of_a_core() -> float:
+    """Return what each of the machines has."""
+    return min(1.0, ALL_CORES * len(os.sched_getaffinity(0)) / GROUP)
+
+
+def machines_at(mbit: float) -> Machines:
+    return Machines("weft-slow", GROUP, mbit=mbit, cores=share_of_a_core())
 
 
 def _seal(folder: Path, home: Path) -> bytes:

@@ -4,24 +4,29 @@
 
 Real processes, each in a network namespace on a line of its own and with its share of the cores, as in `slow_links`.
 Four of them train one model: whole with `ddp` and `sparseloco`, and in two sections of two members each, with either
-inside a stage. What a machine does alone, `weft plan` is told; the rest it says itself.
+inside a stage. What a machine does alone, the planner is told, and what part of a core it has; the
+rest it says itself.
 """
 
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks._company import SOURCE, Company, Machine, until
-from benchmarks._slow_runs import _machines
+from benchmarks._company import Company, Machine, until
+from benchmarks._slow_runs import machines_at, share_of_a_core
 from benchmarks.report import load, load_line, table, write
+from weft.cli.asked import Method, Named, Own, Prices
+from weft.cli.asked import run as ask
 from weft.events import Entry, RoundCommitted, StepDone
+from weft.plan.cut import planned
+from weft.plan.forecast import pace_of
+from weft.plan.timing import Line
 
 NUM = 4
 RUN = """
@@ -67,7 +72,7 @@ def main() -> None:
     for mbit in RATES:
         for row in ROWS:
             run = RUN.format(stages=row.stages, method=METHODS[row.method])
-            found, said = _tokens_per_s(run, mbit), _planned(run, mbit, alone)
+            found, said = _tokens_per_s(run, mbit), _said(run, mbit, alone)
             rows.append((f"{mbit:.0f}", row.name, f"{found:,.0f}", f"{said:,.0f}", f"{said / found - 1:+.0%}"))
             print(*rows[-1], file=sys.stderr, flush=True)
     head = ("Mbit/s", "run", "tokens/s", "planner", "difference")
@@ -89,7 +94,7 @@ def _running(run: str, mbit: float, num: int) -> Iterator[Machine]:
     """The first of so many machines that train."""
     with (
         TemporaryDirectory(prefix="weft-links-") as place,
-        _machines(mbit) as machines,
+        machines_at(mbit) as machines,
         Company(machines, Path(place), run) as company,
     ):
         company.found(num)
@@ -131,16 +136,26 @@ def _rate(rounds: Sequence[Entry]) -> float:
     return tokens / (rounds[-1].at - rounds[0].at)
 
 
-def _planned(run: str, mbit: float, tokens_per_s: float) -> float:
+def _said(run: str, mbit: float, tokens_per_s: float) -> float:
+    """Return the tokens a second that the planner says of a run, on machines of less than a core each."""
+    bps = 1e6 * mbit
+    own = Own(
+        device=None,
+        tokens_per_s=tokens_per_s,
+        efficiency=None,
+        watts=None,
+        price_per_hour=0.0,
+        line=Named(Line(up_bps=bps, down_bps=bps, delay_s=0.0), False, "a namespace's"),
+    )
     with TemporaryDirectory(prefix="weft-links-") as place:
-        (Path(place) / "run.toml").write_text(run)
-        line = ["--up", f"{mbit:.0f}mbit", "--down", f"{mbit:.0f}mbit", "--delay", "0ms", "--peers", str(NUM)]
-        words = ["plan", "run.toml", "--tokens-per-s", f"{tokens_per_s:.1f}", *line, "--json"]
-        env = os.environ | {"PYTHONPATH": str(SOURCE)}
-        done = subprocess.run([sys.executable, "-P", "-m", "weft", *words], cwd=place, env=env, capture_output=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr.decode())
-    return float(json.loads(done.stdout)["tokens_per_s"])
+        path = Path(place) / "run.toml"
+        path.write_text(run)
+        found = ask(path, (), NUM, own, Method(method=None, every=None, codec=None), Prices(*4 * [None]))
+    machines = replace(found.question.machines[0], crowding=1 / share_of_a_core())
+    question = replace(found.question, machines=(machines,))
+    if found.stages > 1:
+        return planned(question, found.pipeline, found.stages).tokens_per_s
+    return pace_of(question).tokens_per_s
 
 
 if __name__ == "__main__":
