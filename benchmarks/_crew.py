@@ -58,14 +58,11 @@ class Crew:
 
     def cpu_s(self) -> float:
         """Return the CPU-seconds that all processes of the crew have used."""
-        total = 0.0
-        for child in self._children:
-            process = psutil.Process(child.pid)
-            for each in (process, *process.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    times = each.cpu_times()
-                    total += times.user + times.system
-        return total
+        return sum(self.each_cpu_s())
+
+    def each_cpu_s(self) -> list[float]:
+        """Return the CPU-seconds of each child, with those of its children."""
+        return [sum(map(_used_s, _family(child.pid))) for child in self._children]
 
     def __enter__(self) -> "Crew":
         return self
@@ -102,3 +99,11 @@ def _family(pid: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _used_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)

@@ -1,9 +1,10 @@
-"""What each process of `scheduling` does: `python -m benchmarks._stage_members weft|1f1b`.
+"""What each process of `scheduling` does: `python -m benchmarks._stage_members weft|1f1b|alone`.
 
 Each is asked in lines of JSON: to start (it tells where it is), to meet the others, and to go on for some seconds; it
 tells how many micro-batches it finished, weights' gradients included, in the part of the time that counts.
 
-Sections are not computed: a device waits as long as its script says. What is sent are real bytes on real sockets.
+Sections are not computed: a device waits as long as its script says. Or they are, where it is asked with a model. What
+is sent are real bytes on real sockets.
 """
 
 import asyncio
@@ -13,29 +14,37 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.clock import SystemClock
+from weft.codec.config import Fp32Config
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
+from weft.model import FlatModel, ModelConfig, flatten, initial_vector
+from weft.model.sections import sections
+from weft.model.transformer import SectionModule, mean_loss
 from weft.net.admission import ByTicket
 from weft.net.handshake import Passport
 from weft.net.node import Node
 from weft.net.tls import TlsConfig, TlsTransport
 from weft.peer.compute import Threads
+from weft.pipeline.build_boundary import build
 from weft.pipeline.desk import Desk
-from weft.pipeline.device import Given
+from weft.pipeline.device import Given, Passed
 from weft.pipeline.lane import Lane
 from weft.pipeline.origin import Origin
 from weft.pipeline.route import Near, Route
 from weft.pipeline.sender import Sender
+from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Worker
 from weft.wire import Buffer
 
 RUN = RunId("5c" * 32)
 TOKENS = bytes(4 * 257)
+SAMPLES, SEQ_LEN = 4, 128  # of a micro-batch that is computed
 
 
 class TimedPassed:
@@ -78,12 +87,57 @@ class TimedDevice:
         return TimedPassed(self)
 
 
+class ComputingDevice:
+    """Computes a section of a model, and notes when weights' gradients are there.
+
+    Args:
+        model: the config's fields.
+    """
+
+    def __init__(self, model: dict[str, Any], stage: int, num_stages: int) -> None:
+        flat = _section(model, stage, num_stages)
+        self._device = TorchDevice(flat, build(Fp32Config(), Fp32Config()), SEQ_LEN, SAMPLES)
+        self.tokens_nbytes = self._device.tokens_nbytes
+        self.input_nbytes, self.gradient_nbytes = self._device.input_nbytes, self._device.gradient_nbytes
+        self.counted_at: list[float] = []
+
+    def forward(self, given: Given) -> "_Computed":
+        return _Computed(self._device.forward(given), self.counted_at)
+
+
+class _Computed:
+    def __init__(self, passed: Passed, counted_at: list[float]) -> None:
+        self._passed, self._counted_at = passed, counted_at
+        self.output, self.loss, self.backward = passed.output, passed.loss, passed.backward
+
+    def count(self) -> None:
+        self._passed.count()
+        self._counted_at.append(time.monotonic())
+
+
+def _section(model: dict[str, Any], stage: int, num_stages: int) -> FlatModel:
+    config = msgspec.convert(model, ModelConfig)
+    section = sections(config, num_stages)[stage]
+    flat = flatten(SectionModule(config, section), "cpu")
+    flat.vector.copy_(initial_vector(config, 1, section))
+    return flat
+
+
+def _given(model: dict[str, Any] | None) -> Given:
+    """Return a micro-batch that nobody had before."""
+    if model is None:
+        return Given(1, TOKENS, None)
+    ids = torch.randint(0, model["vocab_size"], (SAMPLES, SEQ_LEN + 1), dtype=torch.int32)
+    return Given(SAMPLES, ids.numpy().tobytes(), None)
+
+
 async def weft() -> None:
     identity, clock, compute = Identity.generate(), SystemClock(), Threads()
     passport = Passport(identity=identity, run=RUN, name="member", admission=ByTicket(secret=bytes(16)))
     node = Node(passport, [TlsTransport(identity, TlsConfig(host="127.0.0.1"))], clock, lambda _event: None)
     lane, closing = Lane(node), list[Any]()
-    desk, origin, device = Desk(lane), None, None
+    desk, origin, model = Desk(lane), None, None
+    device: TimedDevice | ComputingDevice | None = None
 
     def sender(stages: list[list[PeerId]], stage: int) -> Sender:
         route = Route(node.peer)
@@ -100,7 +154,11 @@ async def weft() -> None:
                 case "meet":
                     stages, stage = question["stages"], question["stage"]
                     last = len(stages) - 1
-                    device = TimedDevice(question["part_s"], question["nbytes"], stage == 0, stage == last)
+                    model = question.get("model")
+                    if model is None:
+                        device = TimedDevice(question["part_s"], question["nbytes"], stage == 0, stage == last)
+                    else:
+                        device = ComputingDevice(model, stage, len(stages))
                     onward = None if stage == last else sender(stages, stage + 1)
                     worker = Worker(lane, stage, device, onward, compute.train, clock, lambda _event: None)
                     desk.workers[stage] = worker
@@ -114,7 +172,7 @@ async def weft() -> None:
                     _tell()
                 case "go":
                     assert device is not None
-                    _tell(counted=await _begun(origin, device, question))
+                    _tell(counted=await _begun(origin, device, model, question))
     finally:
         for each in closing:
             await each.aclose()
@@ -122,14 +180,19 @@ async def weft() -> None:
         await compute.aclose()
 
 
-async def _begun(origin: Origin | None, device: TimedDevice, question: dict[str, Any]) -> int:
+async def _begun(
+    origin: Origin | None,
+    device: TimedDevice | ComputingDevice,
+    model: dict[str, Any] | None,
+    question: dict[str, Any],
+) -> int:
     """Return how many micro-batches the device finished after `warm_s`, until `for_s`."""
     began = time.monotonic()
     stop = began + question["for_s"]
 
     async def one_after_the_other(origin: Origin) -> None:
         while time.monotonic() < stop:
-            await origin.begin(Given(1, TOKENS, None))
+            await origin.begin(_given(model))
 
     await asyncio.gather(
         asyncio.sleep(question["for_s"]), *(one_after_the_other(origin) for _ in range(64) if origin is not None)
@@ -160,6 +223,31 @@ class _Timed(nn.Module):
         return _Waits.apply(x * self.scale, self._part_s)
 
 
+def alone() -> None:
+    """Compute a section, forward and back, with nobody to wait for."""
+    while question := _ask():
+        match question["do"]:
+            case "start":
+                _tell()
+            case "meet":
+                model, stage = question["model"], question["stage"]
+                module = _section(model, stage, question["num_stages"]).module
+                ids = torch.randint(0, model["vocab_size"], (SAMPLES, SEQ_LEN))
+                is_last = stage == question["num_stages"] - 1
+                _tell()
+            case "go":
+                began, num = time.monotonic(), 0
+                while (took_s := time.monotonic() - began) < question["for_s"]:
+                    x = torch.randn(SAMPLES, SEQ_LEN, model["width"], requires_grad=True) if stage else ids
+                    if is_last:
+                        module.loss(x, ids).backward()
+                    else:
+                        y = module(x)
+                        y.backward(torch.ones_like(y))
+                    num += 1
+                _tell(rate=num / took_s)
+
+
 def one_f_one_b() -> None:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -170,19 +258,26 @@ def one_f_one_b() -> None:
             case "meet":
                 num, stage, num_micro = question["num_stages"], question["stage"], question["num_micro"]
                 dist.init_process_group("gloo", init_method=f"file://{question['file']}", rank=stage, world_size=num)
-                x = torch.zeros(num_micro, question["nbytes"] // 4)
-                made = PipelineStage(_Timed(question["part_s"]), stage, num, torch.device("cpu"))
-                schedule = Schedule1F1B(made, num_micro, loss_fn=lambda y, _target: y.mean())
+                if (model := question.get("model")) is None:
+                    x = target = torch.zeros(num_micro, question["nbytes"] // 4)
+                    module: nn.Module = _Timed(question["part_s"])
+                    loss = lambda y, _target: y.mean()  # noqa: E731
+                else:
+                    ids = torch.randint(0, model["vocab_size"], (SAMPLES * num_micro, SEQ_LEN + 1))
+                    x, target = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+                    module, loss = _section(model, stage, num).module, mean_loss
+                made = PipelineStage(module, stage, num, torch.device("cpu"))
+                schedule = Schedule1F1B(made, num_micro, loss_fn=loss)
                 _tell()
             case "go":
                 # All ranks make the same number of steps: one for the meeting, then as many as fill the time.
                 given = (x,) if stage == 0 else ()
-                target = {"target": x[:, :1]} if stage == num - 1 else {}
-                schedule.step(*given, **target)
+                wanted = {"target": target} if stage == num - 1 else {}
+                schedule.step(*given, **wanted)
                 dist.barrier()
                 began = time.monotonic()
                 for _ in range(question["steps"]):
-                    schedule.step(*given, **target)
+                    schedule.step(*given, **wanted)
                 dist.barrier()
                 _tell(counted=question["steps"] * num_micro, took_s=time.monotonic() - began)
     dist.destroy_process_group()
@@ -200,7 +295,10 @@ def _tell(**answer: Any) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] == "weft":
-        asyncio.run(weft())
-    else:
-        one_f_one_b()
+    match sys.argv[1]:
+        case "weft":
+            asyncio.run(weft())
+        case "alone":
+            alone()
+        case _:
+            one_f_one_b()

@@ -19,13 +19,10 @@ from weft.peer.peer import Outcome
 from weft.peer.place import Data
 from weft.peer.seal import Sealed
 from weft.peer.staged import StagedConfig
-from weft.pipeline.desk import Desk
-from weft.pipeline.lane import Lane
 from weft.stages.company import Company
 from weft.stages.gather import Gathered
 from weft.stages.harvest import gather_at_end
-from weft.stages.membership import Grounds, Membership
-from weft.stages.pulse import Pulse
+from weft.stages.membership import Kit, Membership
 
 SECRET = bytes(16)
 
@@ -110,30 +107,20 @@ class House:
         for other in others:
             node.remember(other.id, [SCHEME + other.id], other.name)
         await node.start()
-        lane, compute = Lane(node), Inline(self.train_s)
-        data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
-
-        def grounds(company: Company) -> Grounds:
-            return Grounds(
-                run=run,
-                node=node,
-                identity=machine.identity,
-                home=self.home,
-                folder=self.home.folder(run.run, machine.id),
-                settings=PeerConfig(device="cpu", checkpoint_every_s=self.every_s),
-                data=data,
-                clock=self.clock,
-                compute=compute,
-                emit=machine.emit,
-                lane=lane,
-                desk=Desk(lane),
-                pulse=Pulse(node, lambda peer: peer in company.roll.ready(0)),
-                onward=company.sender,
-                has_busy=company.has_busy,
-            )
-
+        kit = Kit(
+            run=run,
+            node=node,
+            identity=machine.identity,
+            home=self.home,
+            folder=self.home.folder(run.run, machine.id),
+            settings=PeerConfig(device="cpu", checkpoint_every_s=self.every_s),
+            data=Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index),
+            clock=self.clock,
+            compute=Inline(self.train_s),
+            emit=machine.emit,
+        )
         try:
-            machine.company = company = Company(grounds)
+            machine.company = company = Company(kit)
             if machine.gathers:
                 company.ending.work = machine.gather
             return await (company.join() if wait_for is None else company.found(wait_for))

@@ -37,20 +37,21 @@ def sealed(
     *,
     is_tied: bool = False,
     clip: float = 1.0,
+    lr: float = 1e-2,
     **pipeline: Any,
 ) -> Sealed:
     run_file = RunFile(
         name="companies",
         stages=3,
         peers=1,
-        model=ShapedModel(num_layers=3, num_heads=2, width=16, ffn_width=32, is_tied=is_tied),
+        model=ShapedModel(num_layers=3, num_heads=2, width=16, ffn_width=128, is_tied=is_tied),
         data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),
         pipeline=PipelineConfig(micro_batch=2, activations=Fp32Config(), **pipeline),
         train=TrainConfig(
             seq_len=SEQ_LEN,
             batch_size=batch,
             tokens=num_steps * 2 * BATCH * SEQ_LEN,
-            schedule=ConstantConfig(lr=1e-2),
+            schedule=ConstantConfig(lr=lr),
             clip=clip,
             evaluate_every=2,
             evaluate_windows=8,
@@ -151,7 +152,7 @@ def test_any_method_that_all_take_part_in_goes_with_stages(tmp_path: Path, metho
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_member_that_dies_and_one_that_comes_leave_what_is_learnt_as_it_is(tmp_path: Path, stage: int) -> None:
-    run = sealed(tmp_path, num_steps=60)
+    run = sealed(tmp_path, num_steps=60, lr=3e-3)
     late: list[Machine] = []
 
     async def work(house: House) -> None:
@@ -171,12 +172,12 @@ def test_a_member_that_dies_and_one_that_comes_leave_what_is_learnt_as_it_is(tmp
     async def calm(house: House) -> None:
         await done(crew(house, 3))
 
-    without = play(sealed(tmp_path / "calm", num_steps=60, batch=2 * BATCH), tmp_path / "calm", calm)
+    without = play(sealed(tmp_path / "calm", num_steps=60, batch=2 * BATCH, lr=3e-3), tmp_path / "calm", calm)
     expected = losses(without.machines[0])[-1]
     if stage:
         assert losses(alive)[-1] == pytest.approx(expected, rel=0.02)
     else:  # while one alone leads the stages, steps have half the samples: it makes more of them
-        assert 0.8 * expected < losses(alive)[-1] < 1.02 * expected
+        assert 0.7 * expected < losses(alive)[-1] < 1.02 * expected
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def lines(asked: Asked, answer: Answer) -> Iterator[str]:
     yield from _row(
         "round",
         f"{_seconds(found.round_s)}: {found.num_steps:,} steps, and {_seconds(found.exchange_s)} until stage "
-        f"{slowest.section.number} has averaged; stages do so at the same time, each among its own members",
+        f"{slowest.section.number + 1} has averaged; stages do so at the same time, each among its own members",
     )
     yield from _row("speed", f"{found.tokens_per_s:,.0f} tokens/s; {figures.duration(found.total_s)} in all")
     yield from _row("bytes", _bytes(found))
@@ -97,14 +97,14 @@ def _stages(found: Cut) -> Iterator[str]:
     )
     for stage in found.stages:
         section = stage.section
-        what = f"{section.layers.start}-{section.layers.stop - 1}"
+        what = f"{section.layers.start + 1}-{section.layers.stop}"
         sent, received = (
             figures.nbytes(int(nbytes * 86_400 / found.round_s))
             for nbytes in (stage.traffic.sent_nbytes, stage.traffic.received_nbytes)
         )
         memory = figures.nbytes(max(each.on_device or each.on_host for each in stage.held))
         yield (
-            f"  {section.number:<7}{what:>8}{stage.num_parameters:>16,}{stage.num_members:>7}"
+            f"  {section.number + 1:<7}{what:>8}{stage.num_parameters:>16,}{stage.num_members:>7}"
             f"{stage.utilisation:>7.0%}{sent:>11}{received:>14}{memory:>11}"
         )
 
@@ -128,9 +128,9 @@ def _step(found: Cut) -> str:
 def _limit(step: StepTime) -> str:
     match step.limit:
         case "machines":
-            return f"stage {step.bottleneck} is the slowest, by its machines"
+            return f"stage {step.bottleneck + 1} is the slowest, by its machines"
         case "lines":
-            return f"stage {step.bottleneck} is the slowest, by its lines"
+            return f"stage {step.bottleneck + 1} is the slowest, by its lines"
         case "under way":
             return "no more micro-batches may be under way than hide this latency"
 

@@ -1,7 +1,7 @@
 """`weft simulate`: play a run on machines and links that are not there, and tell how it went."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,8 @@ from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.sim.play import Machine, Played
+
+MAX_HELD = 4  # stages that a machine's line names
 
 
 def simulate(
@@ -59,25 +61,49 @@ def _writing(path: Path | None) -> Iterator[Callable[[bytes], object]]:
 
 def report(played: "Played") -> Iterator[str]:
     """Yield what to tell of a play, line by line."""
-    yield f"{'machine':<16}{'trained':>10}{'counted':>10}{'missed':>8}  {'replica':<10}end"
+    is_cut = any(machine.stages for machine in played.machines)
+    stages = f"{'stages':<12}" if is_cut else ""
+    yield f"{'machine':<16}{stages}{'trained':>10}{'counted':>10}{'missed':>8}  {'replica':<10}end"
     for machine in played.machines:
-        yield _row(machine)
+        yield _row(machine, is_cut=is_cut)
     loss = "" if played.nats_per_byte is None else f", held-out {played.nats_per_byte:.4f} nats per byte"
     yield (
         f"{played.num_rounds} rounds, {played.committed_tokens:,} tokens counted{loss}, "
         f"in {figures.duration(played.took_s)} of virtual time"
     )
-    replicas = {machine.replica for machine in played.machines if machine.end == "complete"}
-    if replicas:
-        same = "one replica" if len(replicas) == 1 else f"{len(replicas)} different replicas"
-        yield f"{sum(machine.end == 'complete' for machine in played.machines)} machines completed the run with {same}"
+    done = [machine for machine in played.machines if machine.end == "complete"]
+    if done:
+        yield f"{len(done)} machines completed the run with {_in_parts(done) if is_cut else _same(done)}"
     for fault in played.unplayed:
         when = f"{fault.at_s:g} s" if fault.at_s is not None else f"round {fault.at_round}"
         who = ", ".join(fault.named())
         yield f"not played: {type(fault).__name__.lower()} of {who} at {when}, which never came or was not over"
 
 
-def _row(machine: "Machine") -> str:
+def _same(machines: Sequence["Machine"]) -> str:
+    replicas = {machine.replica for machine in machines}
+    return "one replica" if len(replicas) == 1 else f"{len(replicas)} different replicas"
+
+
+def _in_parts(machines: Sequence["Machine"]) -> str:
+    """Return whether those who held the same stage at the end have the same of it."""
+    found: dict[int, set[str]] = {}
+    for machine in machines:
+        for stage, replica in machine.sections.items():
+            found.setdefault(stage, set()).add(replica)
+    apart = {stage: len(each) for stage, each in sorted(found.items()) if len(each) > 1}
+    told = (f"{num} different replicas of stage {stage + 1}" for stage, num in apart.items())
+    return ", ".join(told) or "one replica of each stage"
+
+
+def _row(machine: "Machine", *, is_cut: bool) -> str:
     replica = "-" if machine.replica is None else machine.replica[:8]
     trained, counted = figures.amount(machine.trained), figures.amount(machine.counted)
-    return f"{machine.name:<16}{trained:>10}{counted:>10}{machine.num_missed:>8}  {replica:<10}{machine.end}"
+    stages = f"{_held(machine):<12}" if is_cut else ""
+    return f"{machine.name:<16}{stages}{trained:>10}{counted:>10}{machine.num_missed:>8}  {replica:<10}{machine.end}"
+
+
+def _held(machine: "Machine") -> str:
+    """Return the stages that a machine has held, in order; of many, the last ones."""
+    names = [str(stage + 1) for stage in machine.stages]
+    return "-" if not names else ", ".join(names) if len(names) <= MAX_HELD else f"..., {', '.join(names[-2:])}"

@@ -107,12 +107,13 @@ def needed_nbytes(holding: Holding, section: Section, device: Device, *, num_tak
 def most_taken(holding: Holding, section: Section, device: Device, free: Mapping[str, int]) -> int:
     """Return how many micro-batches a member can keep at a time (pipeline.worker.Bounds); 0: not one.
 
-    As many as may be under way, where they fit; else half as many, and so on.
+    Where they fit, more than a member has usually: micro-batches come in bursts, and whoever is full makes senders
+    wait. Else half as many, and so on.
 
     Args:
         free: bytes, by place.
     """
-    num_taken = usual_taken(section.num_sections)
+    num_taken = Bounds().num_taken
     while num_taken:
         needed = needed_nbytes(holding, section, device, num_taken=num_taken)
         if all(nbytes <= SPARE * free[place] for place, nbytes in needed.items()):
@@ -139,6 +140,12 @@ def shape_of(model: ModelConfig, section: Section) -> Shape:
         is_first=section.is_first,
         is_last=section.is_last,
     )
+
+
+def relative_costs(run: StagedConfig) -> list[float]:
+    """Return what computing a sample takes in each section, 1 where it takes as much as in the mean one."""
+    flops = [cost_pipeline.section_flops(shape_of(run.model, cut), run.train.seq_len).total for cut in run.cuts]
+    return [each * len(flops) / sum(flops) for each in flops]
 
 
 def micro_batch(model: ModelConfig, train: TrainConfig, pipeline: PipelineConfig) -> MicroBatch:

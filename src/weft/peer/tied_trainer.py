@@ -11,6 +11,7 @@ It does not know who holds the ends.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -86,10 +87,9 @@ class TiedTrainer(Trainer):
         if self._run.method.feedback is not None:
             handed.mul_(self._steps.shortening(norm))
         self._steps.done(loss, norm, rate, total.num_samples, began)
-        work = self._steps.work([loss], total.num_samples, began)
-        return handed.cpu(), Work(
-            num_steps=work.num_steps,
-            num_tokens=work.num_tokens // ENDS,
-            mean_loss=work.mean_loss,
-            duration_s=work.duration_s,
-        )
+        return handed.cpu(), halved(self._steps.work([loss], total.num_samples, began))
+
+
+def halved(work: Work) -> Work:
+    """Return `work` on as many halves of samples as it has samples."""
+    return replace(work, num_tokens=work.num_tokens // ENDS)

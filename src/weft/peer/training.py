@@ -93,7 +93,8 @@ class Training:
 
     async def _step(self, positions: NDArray[np.int64], tokens: int, pace: float, seq_len: int) -> None:
         train, trainer, began = self._place.compute.train, self._trainer, self._place.clock.now()
-        num_tokens = len(positions) * seq_len
+        is_made = self._place.companion is not None  # by whom micro-batches came to
+        num_tokens = 0 if is_made else len(positions) * seq_len
         if self._carry.sends_gradient:
             gradient, work = await train(lambda: trainer.gradient(positions, tokens, pace), num_tokens)
             self._carry.add_gradient(gradient, work)

@@ -7,6 +7,9 @@ the weakest stage goes, of all others, that peer with whom the weaker of the two
 the stage that is weakest now, and so on while that gains anything worth a state's bytes. Nobody leaves a stage alone,
 and who has just moved stays, so nobody goes to and fro.
 
+Sections may be unequal work: a peer's rate is that in a section of usual work, and a stage is as fast as its members'
+rates added up, over what a sample takes there.
+
 It does not know how a state is fetched, nor what peers tell.
 
 After Ryabinin et al., SWARM, 2301.11913, section 3.3: there one peer moves each time, the least loaded of the least
@@ -29,34 +32,50 @@ class Move:
     target: int
 
 
-Stage = Mapping[PeerId, float]  # who holds it, and the samples that each does in a second
+Stage = Mapping[PeerId, float]  # who holds it, and the samples that each does in a second, where work is usual
 
 
-def stage_for(peer: PeerId, stages: Sequence[Stage]) -> int:
+def totals_of(stages: Sequence[Stage], costs: Sequence[float] | None = None) -> list[float]:
+    """Return the samples that each stage does in a second.
+
+    Args:
+        costs: of a sample in each stage, 1 where work is usual; None: they are alike.
+    """
+    return [sum(stage.values()) / cost for stage, cost in zip(stages, costs or [1.0] * len(stages), strict=True)]
+
+
+def stage_for(peer: PeerId, stages: Sequence[Stage], costs: Sequence[float] | None = None) -> int:
     """Return where a newcomer gains most: the weakest stage. Of several, newcomers do not all choose the same."""
-    return min(range(len(stages)), key=lambda number: (sum(stages[number].values()), order_key("stage", peer, number)))
+    totals = totals_of(stages, costs)
+    return min(range(len(stages)), key=lambda number: (totals[number], order_key("stage", peer, number)))
 
 
-def moves(stages: Sequence[Stage], staying: Collection[PeerId] = (), most: int | None = None) -> tuple[Move, ...]:
+def moves(
+    stages: Sequence[Stage],
+    staying: Collection[PeerId] = (),
+    most: int | None = None,
+    costs: Sequence[float] | None = None,
+) -> tuple[Move, ...]:
     """Return who moves where, the most useful move first; equal for all who know the same.
 
     Args:
         staying: who has moved a short while ago, or cannot.
         most: moves at a time; None: as many as gain.
+        costs: as of `totals_of`.
     """
-    left = [dict(stage) for stage in stages]
+    left, per_sample = [dict(stage) for stage in stages], costs or [1.0] * len(stages)
     found: list[Move] = []
     moved = set(staying)
     while most is None or len(found) < most:
-        totals = [sum(stage.values()) for stage in left]
+        totals = totals_of(left, costs)
         target = min(range(len(left)), key=lambda number: (totals[number], number))
         best: tuple[float, float, PeerId, int] | None = None  # of the two stages the weaker, the source; who, whence
         for source, stage in enumerate(left):
             if source == target or len(stage) < 2:
                 continue
             for peer, rate in stage.items():
-                rest = totals[source] - rate
-                offer = min(rest, totals[target] + rate), rest, peer, source
+                rest = totals[source] - rate / per_sample[source]
+                offer = min(rest, totals[target] + rate / per_sample[target]), rest, peer, source
                 if peer not in moved and (best is None or offer > best):
                     best = offer
         if best is None or best[0] < totals[target] * (1 + GAIN) or best[0] <= 0:

@@ -26,6 +26,8 @@ from typing import NamedTuple
 
 from weft.ids import PeerId
 
+MAX_PAST = 4096  # micro-batches of one origin: of so many steps that none of before is still under way
+
 
 class BatchId(NamedTuple):
     """A micro-batch, in all stages alike."""
@@ -154,8 +156,12 @@ def may_count(tally: Tally) -> bool:
 
 
 def settled(past: Batches, counted: Batches, assigned: Collection[BatchId]) -> Batches:
-    """Return what no member may count any more, but for whom it is assigned to."""
-    return past | counted | frozenset(assigned)
+    """Return what no member may count any more, but for whom it is assigned to; of each origin's the last ones."""
+    found = past | counted | frozenset(assigned)
+    newest = dict[PeerId, int]()
+    for batch in found:
+        newest[batch.origin] = max(batch.number, newest.get(batch.origin, 0))
+    return frozenset(batch for batch in found if batch.number > newest[batch.origin] - MAX_PAST)
 
 
 def clashes(brought: Batches, settled_now: Batches) -> bool:

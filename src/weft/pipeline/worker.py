@@ -213,7 +213,11 @@ class Worker:
         return closed
 
     async def aclose(self) -> None:
+        """End, and say so to whoever waits for what was taken: others may compute it."""
+        taken = dict(self._taken)
         await self._tasks.aclose()
+        for attempt, sender in taken.items():
+            await self._lane.post(sender, GivenUp(**_names(self._stage, attempt)))
 
     # --- the life of a micro-batch ---
 

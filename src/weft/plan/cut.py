@@ -6,8 +6,9 @@ Machines go to stages as newcomers do (`pipeline.place`), the fastest first: eac
 has the memory for. A stage is as fast as its members' rates added up. Steps are those of `plan.pipeline`; rounds are
 made by each stage among its own members, on their lines, when a step is over, and the slowest one's is waited for.
 
-What encoding and decoding of activations takes is in the seconds of a micro-batch; what hashing and encrypting them
-takes is not. It does not know evaluation, nor faults, nor stages that change.
+What encoding and decoding of activations takes is in the seconds of a micro-batch; so is what messages, digests and
+encryption take where peers have less than a core each: elsewhere that goes on beside. It does not know evaluation, nor
+faults, nor stages that change.
 """
 
 import heapq
@@ -45,6 +46,10 @@ from weft.plan.timing import Kind, Load, RoundTime
 from weft.sync.method import most_sent
 from weft.sync.staged import check_staged
 
+# passing.md: CPU-seconds of a member for a micro-batch, forward and back together.
+SIDE_CPU_S = 4.4e-3  # for each boundary that it has
+BEGIN_CPU_S = 2.0e-3  # for who begins it
+PASSED_CPU_S = 3.2e-9  # for each byte that is sent or received
 _NUMBERS = (Fp32Config, Bf16Config, Fp8Config, Int8Config, Int4Config, E3m0Config)  # whose encoding was timed
 
 
@@ -235,7 +240,7 @@ class _Planner:
             device, host = self._needed(number, each, 1, 1)
             needs.append(f"{each.name}: {(device or host) / 1e9:.1f} GB needed, {(each.memory_nbytes or 0) / 1e9:.1f}")
         return (
-            f"stages: no machine is left that can hold section {cut.number} of {len(self.cuts)}, of "
+            f"stages: no machine is left that can hold section {cut.number + 1} of {len(self.cuts)}, of "
             f"{shape.num_parameters:,} parameters, even with one micro-batch at a time ({'; '.join(needs)} there). Set "
             "more stages or a smaller micro_batch, or expect more peers."
         )
@@ -302,7 +307,16 @@ class _Planner:
         if not machines.is_serving_free:
             more = self._codecs_s(shape)
             forward_s, input_s = forward_s + machines.crowding * more[0], input_s + machines.crowding * more[1]
+        if not machines.is_serving_free and machines.crowding > 1:  # else what is sent has a core of its own
+            passed_s = machines.crowding * self._passing_cpu_s(shape) / 2
+            forward_s, input_s = forward_s + passed_s, input_s + passed_s
         return forward_s, input_s, flops.weights * token_s
+
+    def _passing_cpu_s(self, shape: Shape) -> float:
+        """Return what a micro-batch takes of a member's processor on its way in and out, both ways together."""
+        num_sides = 2 - shape.is_first - shape.is_last
+        nbytes = num_sides * (self.between.down_nbytes + self.between.up_nbytes)
+        return num_sides * SIDE_CPU_S + shape.is_first * BEGIN_CPU_S + PASSED_CPU_S * nbytes
 
     def _codecs_s(self, shape: Shape) -> tuple[float, float]:
         """Return what a section's codecs take forward and back; nothing is known of those that are not of numbers."""

@@ -33,6 +33,7 @@ from weft.config import Config, from_tree, replace_field
 from weft.errors import ConfigError
 from weft.peer.config import FolderModel, RunConfig, RunFile
 from weft.sim.scenario import Kind, Scenario
+from weft.stages.opening import num_first
 from weft.sync.rows import spell_out
 from weft.wire import digest_of
 
@@ -147,11 +148,6 @@ def points_of(bench: Bench, tree: Mapping[str, Any], where: str) -> tuple[Point,
         raise ConfigError(
             f"{where}: a bench compares runs whose weights follow from the seed and whose data all share."
         )
-    if base.stages > 1:
-        raise ConfigError(
-            f"{where}: stages = {base.stages}. A bench compares methods where each peer holds the whole model; between "
-            "stages pass activations, which it does not play. Leave stages out, or ask weft plan what such a run costs."
-        )
     found: list[Point] = []
     for row in bench.row:
         for steps, seed in itertools.product(row.steps or _lengths(bench, base), row.seeds or bench.seeds):
@@ -211,7 +207,7 @@ def names_of(points: tuple[Point, ...], bench: Bench, sealed: Mapping[int, RunCo
 def _lengths(bench: Bench, base: RunFile) -> tuple[int, ...]:
     if bench.steps is not None:
         return bench.steps
-    together = bench.num_peers * base.train.batch_size * base.train.seq_len
+    together = num_first(bench.num_peers, base.stages) * base.train.batch_size * base.train.seq_len
     for tokens in bench.tokens or ():
         if tokens % together:
             raise ConfigError(f"tokens: {tokens} are no whole inner steps; one of all peers takes {together}.")
@@ -221,7 +217,7 @@ def _lengths(bench: Bench, base: RunFile) -> tuple[int, ...]:
 def _shared(bench: Bench, base: RunFile, tree: Mapping[str, Any], seed: int, steps: int) -> dict[str, Any]:
     """Return the run file as all rows have it, of one seed and length."""
     shared = copy.deepcopy(dict(tree))
-    tokens = steps * bench.num_peers * base.train.batch_size * base.train.seq_len
+    tokens = steps * num_first(bench.num_peers, base.stages) * base.train.batch_size * base.train.seq_len
     shared |= {"seed": seed, "peers": bench.num_peers, "has_even_leases": True}
     shared["train"]["tokens"] = tokens
     schedule = shared["train"]["schedule"]

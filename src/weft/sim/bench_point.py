@@ -31,12 +31,14 @@ from weft.log_file import read_lines
 from weft.model.flat import layout
 from weft.peer.config import RunConfig
 from weft.peer.learner import nothing
+from weft.peer.staged import StagedConfig
 from weft.peer.state import raw
 from weft.peer.trainer import Trainer
 from weft.sim.bench import Point
 from weft.sim.bench_log import COMPLETE, DIVERGED, BenchLine
 from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
+from weft.stages.opening import num_first
 from weft.sync import basis as bases
 from weft.sync.coding import codec_in, reply_codec_in
 from weft.sync.gossip import num_sent
@@ -89,7 +91,8 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
     commits = [entry for entry in entries if isinstance(entry.event, RoundCommitted)]
     sent = _by_peer(commits, lambda event: event.sent_nbytes)
     received = _by_peer(commits, lambda event: event.received_nbytes)
-    steps = played.committed_tokens / (num_peers * run.tokens_per_step)
+    is_cut = isinstance(run, StagedConfig)
+    steps = played.committed_tokens / (num_first(num_peers, run.stages if is_cut else 1) * run.tokens_per_step)
     spans = layout(run.model)
     num = spans.num_parameters
     evaluated = None if (outcome := outcome_of(played)) != COMPLETE else _last(entries, Evaluated)
@@ -113,7 +116,7 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
         received_mean=sum(received) / num_peers,
         received_max=max(received, default=0),
         bits=8 * sum(sent) / (num_peers * num * steps) if steps else None,
-        payload_bits=8 * _payload_nbytes(run, played) / (num_peers * num * steps) if steps else None,
+        payload_bits=8 * _payload_nbytes(run, played) / (num_peers * num * steps) if steps and not is_cut else None,
         ratio_bf16=_of_ring(sent, num, steps, 2),
         ratio_fp32=_of_ring(sent, num, steps, 4),
         virtual_s=commits[-1].at - entries[0].at if commits else 0.0,

@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ import msgspec
 import torch
 
 from weft.clock import SkewedClock
+from weft.dashboard.stages import stage_of
 from weft.errors import NotFinite, WeftError
-from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed
+from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed, StageHeld
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.claims import ClaimReader
 from weft.net.membership import MAX_MEMBERS
@@ -57,6 +58,8 @@ class Machine:
         end: why its last process ended.
         replica: the digest of its replicated state at the end; None where it had none to tell.
         has_diverged: that was a loss, a gradient or a delta that is not finite.
+        stages: that its processes have held, one after the other; none, where the model is whole.
+        sections: the digests of what its last process held at its end, by stage.
     """
 
     name: str
@@ -69,6 +72,8 @@ class Machine:
     end: str
     replica: Digest | None
     has_diverged: bool
+    stages: tuple[int, ...] = ()
+    sections: Mapping[int, Digest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ class Played:
         took_s: virtual seconds.
         unplayed: faults whose moment never came.
         broken: errors that nobody handled: faults of weft.
-        manifests: all that any machine made an outer step of, as they were made.
+        manifests: all that any machine made an outer step of, as they were made; where there are stages, the first's.
     """
 
     machines: tuple[Machine, ...]
@@ -130,7 +135,7 @@ class _Stage:
         self._partitions: list[Partition] = []  # in force
         self._cut: set[tuple[str, str]] = set()  # pairs of machines between which nothing passes
         self._coming: dict[asyncio.Task[None], Fault | None] = {}
-        self._manifests: dict[tuple[str, Round], Manifest] = {}
+        self._manifests: dict[int, dict[tuple[str, Round], Manifest]] = {0: {}}  # by stage; of a whole model, one
         self._records: dict[Digest, GroupRecord] = {}  # of the groups that they count
         self._broken: list[str] = []
         world.on_event = self._hear
@@ -161,7 +166,8 @@ class _Stage:
         for task in self._coming:
             task.cancel()
         took_s = self.world.clock.now()
-        num_counted = counted(history(tuple(self._manifests.values())), self._records)
+        chains = [history(tuple(each.values())) for each in self._manifests.values()]
+        num_counted = counted((manifest for chain in chains for manifest in chain), self._records)
         machines = tuple(self._fate(member, num_counted) for member in members)
         await self.world.end()
         return self._summary(machines, took_s, tuple(unplayed))
@@ -179,7 +185,7 @@ class _Stage:
 
     def _is_complete(self) -> bool:
         tokens = self.world.sealed.config.train.tokens
-        heads = [life.peer.head for life in self.world.lives if life.peer is not None]
+        heads = [life.head() for life in self.world.lives]
         return any(head is not None and head.committed_tokens >= tokens for head in heads)
 
     # --- machines ---
@@ -219,7 +225,7 @@ class _Stage:
                 await self._return(member, fault.returns_after_s)
             case Stop():
                 if member.lives and member.life.is_running:
-                    member.peer.stop("its person stopped it")
+                    member.life.stop("its person stopped it")
                     await member.life.has_ended.wait()
                 await self._return(member, fault.returns_after_s)
             case Freeze():
@@ -273,9 +279,10 @@ class _Stage:
         entry = Entry(v=VERSION, at=self.world.clock.wall(), peer=life.member.id, event=event)
         root = str(self.world.home.root).encode()
         self._write(msgspec.json.encode(entry).replace(root, b"") + b"\n")
-        if isinstance(event, RoundCommitted) and (head := life.peer.head) is not None:
-            self._manifests[head.branch, head.round] = head
-            for claim in claims_in(head).values():
+        stage = stage_of(event) or 0
+        if isinstance(event, RoundCommitted) and (head := life.head(stage)) is not None:
+            self._manifests.setdefault(stage, {})[head.branch, head.round] = head
+            for claim in claims_in(head).values() if life.staged is None else ():
                 if (record := life.peer.record(claim.record)) is not None:
                     self._records[claim.record] = record
 
@@ -297,22 +304,24 @@ class _Stage:
             has_diverged = isinstance(error, NotFinite)
         else:
             end, replica = last.outcome.reason, last.outcome.replica
-        has_work = last is not None and not last.is_dead and last.peer is not None
         return Machine(
             name=member.name,
             peer=member.id,
             trained=Tokens(sum(life.trained_tokens for life in lives)),
             counted=Tokens(num_counted[member.id]),
-            carried=last.peer.carried_tokens if last is not None and has_work else None,
+            carried=last.carried_tokens if last is not None and not last.is_dead else None,
             num_missed=sum(len(life.seen(RoundMissed)) for life in lives),
             num_lives=len(lives),
             end=end,
             replica=replica,
             has_diverged=has_diverged,
+            stages=tuple(event.stage for life in lives for event in life.seen(StageHeld)),
+            sections={} if last is None or last.staged is None else last.staged.replicas,
         )
 
     def _summary(self, machines: tuple[Machine, ...], took_s: float, unplayed: tuple[Fault, ...]) -> Played:
-        furthest = max(self._manifests.values(), key=_progress, default=None)
+        manifests = tuple(self._manifests[0].values())
+        furthest = max(manifests, key=_progress, default=None)
         evaluated = [event for life in self.world.lives for event in life.seen(Evaluated)]
         latest = max(evaluated, key=lambda event: event.committed_tokens, default=None)
         return Played(
@@ -323,7 +332,7 @@ class _Stage:
             nats_per_byte=None if latest is None else latest.nats_per_byte,
             unplayed=unplayed,
             broken=tuple(self._broken),
-            manifests=tuple(self._manifests.values()),
+            manifests=manifests,
         )
 
 

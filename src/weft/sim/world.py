@@ -19,6 +19,7 @@ from weft import rng
 from weft.clock import Clock, VirtualClock
 from weft.errors import CheckpointError, Unreachable
 from weft.events import VERSION, Entry, Event, RoundCommitted, StepDone
+from weft.ids import Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.claims import ClaimReader
@@ -36,9 +37,15 @@ from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.place import Data, MakeTrainer
 from weft.peer.seal import Sealed, initial
+from weft.peer.staged import StagedConfig
 from weft.peer.trainer import Trainer
+from weft.sim.cost import CostTrainer
 from weft.sim.crooked import CrookedNode
 from weft.sim.faults import Fault
+from weft.sim.sections import Owing
+from weft.sim.staged import OwingClock, StagedLife
+from weft.stages.membership import Kit
+from weft.sync.messages import Manifest
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -58,6 +65,7 @@ class Life:
         self.is_frozen = False
         self.has_ended = asyncio.Event()  # by itself, or because it was killed
         self.peer: Peer = None  # type: ignore[assignment]
+        self.staged: StagedLife | None = None  # in place of the peer, where the model is cut
         self.task: asyncio.Task[Outcome] = None  # type: ignore[assignment]
         self.events: list[tuple[float, Event]] = []
 
@@ -68,6 +76,22 @@ class Life:
     @property
     def outcome(self) -> Outcome:
         return self.task.result()
+
+    def stop(self, reason: str) -> None:
+        """Let it say goodbye, save and end, soon."""
+        (self.staged or self.peer).stop(reason)
+
+    def head(self, stage: int | None = None) -> Manifest | None:
+        """Return the manifest that it has taken up last; of a stage, where the model is cut."""
+        if self.staged is not None:
+            return self.staged.head(stage or 0)
+        return None if self.peer is None else self.peer.head
+
+    @property
+    def carried_tokens(self) -> Tokens | None:
+        """Return what it has trained and no manifest has counted; None: it has not begun."""
+        part = self.staged or self.peer
+        return None if part is None else part.carried_tokens
 
     def emit(self, event: Event) -> None:
         if not self.is_dead:
@@ -122,16 +146,32 @@ class Paced:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._training = asyncio.Lock()  # as on one thread: what comes later waits
+        self._owed = 0.0
+
+    def owe(self, num_tokens: float) -> None:
+        """Let what is being computed take the time of so many tokens more."""
+        self._owed += num_tokens
+
+    @property
+    def owed_s(self) -> float:
+        return self._owed / self._member.tokens_per_s
 
     async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
-        loop = asyncio.get_running_loop()
         async with self._training:
-            left_s = num_tokens / self._member.tokens_per_s
-            while left_s > RESOLUTION_S:
-                began, frozen_s = loop.time(), self._member.frozen_s
-                await asyncio.sleep(left_s)
-                left_s -= loop.time() - began - (self._member.frozen_s - frozen_s)
-            return work()
+            await self._pass(num_tokens / self._member.tokens_per_s)
+            try:
+                found = work()
+            finally:
+                owed_s, self._owed = self.owed_s, 0.0
+            await self._pass(owed_s)
+            return found
+
+    async def _pass(self, left_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while left_s > RESOLUTION_S:
+            began, frozen_s = loop.time(), self._member.frozen_s
+            await asyncio.sleep(left_s)
+            left_s -= loop.time() - began - (self._member.frozen_s - frozen_s)
 
     async def serve(self, work: Callable[[], T]) -> T:
         return work()
@@ -159,7 +199,7 @@ class World:
         self.members: dict[str, Member] = {}
         self.lives: list[Life] = []
         self.on_event: Callable[[Life, Event], None] = lambda _life, _event: None  # told of each
-        self._initial = initial(sealed.config, home)
+        self._initial = None if isinstance(sealed.config, StagedConfig) else initial(sealed.config, home)
         self._waiting: list[tuple[Callable[[Life, Event], bool], asyncio.Future[Event]]] = []
 
     def hear(self, life: Life, event: Event) -> None:
@@ -228,8 +268,11 @@ class World:
         relaying.serve(life.bulletins, node, clock)
         await node.start()
         try:
-            assert self._initial is not None
             data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
+            if isinstance(run, StagedConfig):
+                life.staged = self._staged(life, run, node, settings, data, compute, clock)
+                return await life.staged.live(wait_for if member.is_founder else None)
+            assert self._initial is not None
             place = Place(
                 node=node,
                 identity=member.identity,
@@ -256,6 +299,32 @@ class World:
             return await life.peer.join(snapshot=snapshot)
         finally:
             await node.aclose()
+
+    def _staged(
+        self,
+        life: Life,
+        run: StagedConfig,
+        node: Node,
+        settings: PeerConfig,
+        data: Data,
+        compute: Compute,
+        clock: Clock,
+    ) -> StagedLife:
+        paced = compute if isinstance(compute, Paced) else Paced(life.member)
+        kit = Kit(
+            run=run,
+            node=node,
+            identity=life.member.identity,
+            home=self.home,
+            folder=life.member.folder,
+            settings=settings,
+            data=data,
+            clock=OwingClock(clock, lambda: paced.owed_s),
+            compute=paced,
+            emit=life.emit,
+        )
+        owing = Owing(paced.owe, f"{life.member.name} {life.number}")
+        return StagedLife(kit, owing, computes=self.make_trainer is not CostTrainer)
 
     def on_made(self, life: Life) -> None:
         """Called when a life's peer is made and has not begun."""

@@ -18,7 +18,6 @@ It does not know rounds, nor micro-batches.
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,18 +28,21 @@ from weft.events import Notice, StageEmpty, StageHeld, StageLeft
 from weft.ids import PeerId, Round
 from weft.net.tasks import Tasks
 from weft.peer.fetch import fetch_initial
+from weft.peer.holding import relative_costs
 from weft.peer.peer import Outcome
 from weft.peer.seal import initial
-from weft.peer.staged import StagedConfig
-from weft.pipeline.place import moves, stage_for
+from weft.pipeline.desk import Desk
+from weft.pipeline.lane import Lane
+from weft.pipeline.place import moves, stage_for, totals_of
 from weft.pipeline.sender import Sender
 from weft.stages.ending import Ending
 from weft.stages.keeping import Keeping
 from weft.stages.member import Member
-from weft.stages.membership import Grounds, Membership
+from weft.stages.membership import Grounds, Kit, Membership
 from weft.stages.messages import LeaveAnswer, MayLeave, Shelved, StageBegin, StageNews
 from weft.stages.opening import assigned
 from weft.stages.pausings import Pausings
+from weft.stages.pulse import Pulse
 from weft.stages.roll import Roll
 from weft.stages.shelf import Shelf
 from weft.stages.telling import Telling
@@ -57,12 +59,20 @@ ASK_S = 5.0
 
 
 class Company:
-    def __init__(self, make_grounds: Callable[["Company"], Grounds]) -> None:
-        self.grounds = grounds = make_grounds(self)
-        self.run: StagedConfig = grounds.run
+    def __init__(self, kit: Kit) -> None:
+        self.roll = Roll(kit.run.stages, has_tied=kit.run.tied is not None, costs=relative_costs(kit.run))
+        lane = Lane(kit.node)
+        self.grounds = grounds = Grounds(
+            **vars(kit),
+            lane=lane,
+            desk=Desk(lane),
+            pulse=Pulse(kit.node, lambda peer: peer in self.roll.ready(0)),
+            onward=self.sender,
+            has_busy=self.has_busy,
+        )
+        self.run = kit.run
         self.place = grounds  # what a peer has under this name: `emit`, `node`
         self._node = grounds.node
-        self.roll = Roll(self.run.stages, has_tied=self.run.tied is not None)
         self._ways = Ways(grounds.node, grounds.lane, grounds.desk, grounds.clock, self.roll)
         self.members: dict[int, Member] = {}
         self._coming: set[int] = set()  # stages that are about to be held
@@ -184,10 +194,11 @@ class Company:
                 self._hold(stage, "it was held here before")
             if self.members or self._coming:
                 return
+            self._is_begun.clear()  # others hold what lies here, and more is to be had elsewhere
         while not self._is_begun.is_set():
             if any(self.roll.held(stage) for stage in range(self.run.stages)):
                 self._is_begun.set()
-                self._hold(stage_for(self._node.peer, self._weighed()), "it is the weakest")
+                self._hold(stage_for(self._node.peer, self._weighed(), self.roll.costs), "it is the weakest")
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -195,7 +206,7 @@ class Company:
 
     def _is_well_held(self, stage: int) -> bool:
         """Whether others hold a stage, and this peer, which held it too, is needed more elsewhere."""
-        totals = [sum(each.values()) for each in self.roll.rates()]
+        totals = totals_of(self.roll.rates(), self.roll.costs)
         return bool(totals[stage]) and totals[stage] > min(totals)
 
     def _weighed(self) -> list[dict[PeerId, float]]:
@@ -238,7 +249,9 @@ class Company:
         try:
             snapshot = await self.grounds.compute.serve(member.snapshot)
             outcome = await member.live(wait_for=wait_for, snapshot=snapshot)
-            self.outcomes[stage], why = outcome, outcome.reason
+            why = outcome.reason
+            if why != MOVES:
+                self.outcomes[stage] = outcome
         finally:
             if self.members.get(stage) is member:
                 del self.members[stage]
@@ -332,7 +345,7 @@ class Company:
         if len(self.members) != 1 or (self._moved_at is not None and now - self._moved_at < MOVED_S):
             return
         unready = {peer for peer, news in self.roll.peers.items() if [each.state for each in news.held] != ["ready"]}
-        for move in moves(self.roll.rates(), staying=unready):
+        for move in moves(self.roll.rates(), staying=unready, costs=self.roll.costs):
             member = self.members.get(move.source)
             if move.peer == self._node.peer and member is not None and await self._may_leave(member):
                 self._moved_at = now

@@ -10,12 +10,9 @@ from weft.clock import SystemClock
 from weft.ids import Digest, Round, Tokens
 from weft.peer.launch import Stand
 from weft.peer.peer import Outcome
-from weft.pipeline.desk import Desk
-from weft.pipeline.lane import Lane
 from weft.stages.company import Company
 from weft.stages.harvest import gather_at_end, has_model
-from weft.stages.membership import Grounds
-from weft.stages.pulse import Pulse
+from weft.stages.membership import Kit
 
 
 async def take_part(stand: Stand, wait_for: int | None) -> Outcome:
@@ -25,10 +22,8 @@ async def take_part(stand: Stand, wait_for: int | None) -> Outcome:
         wait_for: begin once so many peers are here; None: join.
     """
     ground, node = stand.ground, stand.node
-    lane = Lane(node)
-
-    def grounds(company: Company) -> Grounds:
-        return Grounds(
+    company = Company(
+        Kit(
             run=stand.run,
             node=node,
             identity=ground.identity,
@@ -39,33 +34,28 @@ async def take_part(stand: Stand, wait_for: int | None) -> Outcome:
             clock=SystemClock(),
             compute=stand.compute,
             emit=ground.emit,
-            lane=lane,
-            desk=Desk(lane),
-            pulse=Pulse(node, lambda peer: peer in company.roll.ready(0)),
-            onward=company.sender,
-            has_busy=company.has_busy,
         )
-
-    company = Company(grounds)
+    )
     if wait_for is not None:
         company.ending.work = partial(gather_at_end, company)
     with ground.ticket(node, stand.admission) as ticket:
         async with ground.guarded(company):
             stand.on_started(company, ticket)
-            outcomes = await (company.join() if wait_for is None else company.found(wait_for))
-    return summed(stand, outcomes, company.reason)
+            await (company.join() if wait_for is None else company.found(wait_for))
+    return summed(company)
 
 
-def summed(stand: Stand, outcomes: dict[int, Outcome], reason: str) -> Outcome:
+def summed(company: Company) -> Outcome:
     """Return how the peer ended: as its first stage did, with the whole model where that was put together."""
+    outcomes, whole = company.outcomes, company.grounds.folder.checkpoint
     if outcomes:
-        whole, first = stand.ground.folder.checkpoint, outcomes[min(outcomes)]
-        return replace(first, run=stand.run, checkpoint=whole if has_model(whole) else first.checkpoint)
-    sent, received = stand.node.moved
+        first = outcomes[min(outcomes)]
+        return replace(first, run=company.run, checkpoint=whole if has_model(whole) else first.checkpoint)
+    sent, received = company.grounds.node.moved
     return Outcome(
-        reason=reason,
-        run=stand.run,
-        peer=stand.node.peer,
+        reason=company.reason,
+        run=company.run,
+        peer=company.grounds.node.peer,
         round=Round(0),
         committed_tokens=Tokens(0),
         replica=Digest(""),
@@ -74,5 +64,5 @@ def summed(stand: Stand, outcomes: dict[int, Outcome], reason: str) -> Outcome:
         sample=None,
         sent_nbytes=sent,
         received_nbytes=received,
-        checkpoint=stand.ground.folder.checkpoint,
+        checkpoint=whole,
     )

@@ -14,7 +14,6 @@ from weft.peer.device import choose
 from weft.peer.holding import fitting
 from weft.peer.peer import Outcome, Peer
 from weft.peer.replica import Replica
-from weft.peer.section_trainer import SectionTrainer
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.origin import Origin
 from weft.pipeline.worker import Bounds, Worker
@@ -48,7 +47,7 @@ class Member(Membership):
         self.channel.serve(MayLeave, self._may_leave)
         batches = grounds.data.batches(run, "train")
         matrix = None if tied is None else tied.trainer
-        self.trainer = SectionTrainer(run, grounds.settings, batches, self._emit_from_thread, clock, matrix)
+        self.trainer = grounds.make_section(run, grounds.settings, batches, self._emit_from_thread, clock, matrix)
         self._busy = Busy(run.pipeline.micro_batch)
         work = Timed(grounds.compute, clock, self._busy.note)
         onward = None if stage == run.stages - 1 else grounds.onward(stage + 1)

@@ -26,7 +26,9 @@ from weft.peer.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.place import Data
 from weft.peer.pool import Pool
+from weft.peer.section_trainer import SectionTrainer
 from weft.peer.staged import StagedConfig, channel_of
+from weft.peer.tied_trainer import TiedTrainer
 from weft.peer.trainer import Trainer
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
@@ -38,8 +40,8 @@ from weft.stages.tied_conductor import TiedConductor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grounds:
-    """What all that one peer holds stands on."""
+class Kit:
+    """What a peer of a run with stages works with: everything with effects, made by `launch` or by a scenario."""
 
     run: StagedConfig  # the whole
     node: Node
@@ -51,6 +53,14 @@ class Grounds:
     clock: Clock
     compute: Compute
     emit: Emit
+    make_section: Callable[..., SectionTrainer] = SectionTrainer
+    make_tied: Callable[..., TiedTrainer] = TiedTrainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grounds(Kit):
+    """What all that one peer holds stands on."""
+
     lane: Lane
     desk: Desk
     pulse: Pulse

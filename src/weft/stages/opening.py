@@ -16,3 +16,8 @@ def assigned(peers: Sequence[PeerId], num_stages: int) -> StageBegin:
         peers=tuple(peers[number % len(peers)] for number in range(num)),
         stages=tuple(number % num_stages for number in range(num)),
     )
+
+
+def num_first(num_peers: int, num_stages: int) -> int:
+    """Return how many members the first stage has at first: who begins all samples."""
+    return -(-num_peers // num_stages)

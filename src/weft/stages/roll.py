@@ -3,7 +3,7 @@
 It is a plain table: what is heard goes in, what is asked comes out. It does not know links, nor how news travel.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from weft.ids import PeerId
@@ -18,10 +18,12 @@ class Roll:
     Args:
         num_stages: of the run.
         has_tied: whether there is a tied matrix, whose number follows on theirs.
+        costs: of a sample in each stage, 1 where work is usual; None: they are alike.
     """
 
-    def __init__(self, num_stages: int, *, has_tied: bool = False) -> None:
+    def __init__(self, num_stages: int, *, has_tied: bool = False, costs: Sequence[float] | None = None) -> None:
         self.num_stages = num_stages
+        self.costs = list(costs or [1.0] * num_stages)
         self.num_pieces = num_stages + has_tied
         self._news: dict[PeerId, StageNews] = {}
 
@@ -48,15 +50,17 @@ class Roll:
     def rates(self) -> list[Stage]:
         """Return each stage's members, those who are on their way to it included, and the rate of each.
 
-        A peer that holds several shares its rate among them. One that is not known is the median of the others'.
+        Rates are of work that is usual, as `pipeline.place` has them. A peer that holds several shares its rate among
+        them. One that is not known is the median of the others'.
         """
-        known = [each.rate for _, each in self._all() if each.rate]
+        stages = [
+            {peer: each.rate * cost for peer, each in sorted(self.held(stage).items())}
+            for stage, cost in enumerate(self.costs)
+        ]
+        known = [rate for stage in stages for rate in stage.values() if rate]
         usual = median(known) if known else UNKNOWN
         num_held = {peer: len(news.held) for peer, news in self._news.items()}
-        return [
-            {peer: (each.rate or usual) / num_held[peer] for peer, each in sorted(self.held(stage).items())}
-            for stage in range(self.num_stages)
-        ]
+        return [{peer: (rate or usual) / num_held[peer] for peer, rate in stage.items()} for stage in stages]
 
     def empty(self) -> list[int]:
         """Return the stages that nobody holds."""

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from weft.events import Event, Notice
 from weft.peer.peer import Peer
-from weft.peer.tied_trainer import TiedTrainer
 from weft.stages.measure import Needs
 from weft.stages.membership import Grounds, Membership
 from weft.stages.tied_conductor import TiedConductor
@@ -38,7 +37,7 @@ class TiedMember(Membership):
         super().__init__(grounds, stage, since)
         self.has_begun = asyncio.Event()  # end stages may compute with it
         batches = grounds.data.batches(self.run, "train")
-        self.trainer = TiedTrainer(self.run, grounds.settings, batches, self._emit_from_thread, grounds.clock)
+        self.trainer = grounds.make_tied(self.run, grounds.settings, batches, self._emit_from_thread, grounds.clock)
         self.trainer.on_started = lambda: self._loop.call_soon_threadsafe(self.has_begun.set)
         needs = Needs(grounds.clock, grounds.has_busy, grounds.run.num_parameters)
         self.conductor = TiedConductor(self.channel, self.trainer, grounds.compute, grounds.pulse, needs)

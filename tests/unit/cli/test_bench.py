@@ -11,7 +11,7 @@ from unit.sim.plans import PLAN, write
 from unit.sim.test_bench_log import LINE
 from unit.sim.test_bench_point import tasks
 from weft.cli.bench import side_by_side
-from weft.errors import ConfigError, DataError
+from weft.errors import DataError
 from weft.sim import bench_point
 from weft.sim.bench_log import BenchLine, BenchLog, held
 from weft.sim.bench_point import Task
@@ -184,11 +184,14 @@ def test_without_what_draws_it_says_what_to_install(
     assert "In a clone: pip install -e '.[plot]', with the pip beside this weft; elsewhere: pip install 'weft" in said
 
 
-def test_a_run_with_stages_is_refused_before_anything_is_played(weft: Weft, tmp_path: Path) -> None:
+def test_a_run_with_stages_is_compared_like_any_other(weft: Weft, tmp_path: Path) -> None:
     plan, out = write(tmp_path), tmp_path / "out"
     run = tmp_path / "run.toml"
     run.write_text("stages = 2\n" + run.read_text().replace("num_layers = 1", "num_layers = 2\nis_tied = false"))
-    answer = weft("bench", "methods", plan, "--out", out)
-    assert answer.code == ConfigError.exit_code
-    assert "stages = 2. A bench compares methods where each peer holds the whole model" in answer.err
-    assert not out.exists()
+    answer = weft("bench", "methods", plan, "--out", out, "--no-plot")
+    assert (answer.code, answer.err) == (0, "")
+    for line in BenchLog(out / "points.csv").lines.values():
+        assert (line.outcome, line.steps, line.peers) == ("complete", 4, 2)
+        assert line.committed_tokens == 4 * 2 * 16  # of the one member of the first stage
+        assert line.heldout_loss is not None
+        assert line.sent_mean > 4 * 2 * 16 * 16 * 2  # activations of each token, two bytes a number

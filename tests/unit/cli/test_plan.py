@@ -201,8 +201,8 @@ def test_a_run_with_stages_is_planned_stage_by_stage(weft: Weft, run_path: Path)
     answer = weft(*options)
     assert (answer.code, answer.err) == (0, "")
     rows = [line.split() for line in answer.out.splitlines() if line.startswith("  ")]
-    assert ["0", "0-1"] in [row[:2] for row in rows]
-    assert ["1", "2-3"] in [row[:2] for row in rows]
+    assert ["1", "1-2"] in [row[:2] for row in rows]
+    assert ["2", "3-4"] in [row[:2] for row in rows]
     for word in ("step", "round", "speed", "bytes", "memory", "stages", "note"):
         assert any(line.startswith(word) for line in answer.out.splitlines()), word
     found = json.loads(weft(*options, "--json").out)
@@ -216,8 +216,9 @@ def test_a_run_with_stages_is_planned_stage_by_stage(weft: Weft, run_path: Path)
 
 
 def test_stages_that_cannot_be_are_refused(weft: Weft, run_path: Path) -> None:
+    tied = shaped().replace("is_tied=false", "is_tied=true")
     for more, words in (
-        (("--set", "stages=2"), "tied"),
+        (("--set", tied, "--set", "stages=2", "--set", 'method={type="diloco", every=3}'), "tied"),
         (("--set", shaped(), "--set", "stages=5"), "of a model of 4 layers"),
         (("--set", shaped(8), "--set", "stages=6"), "6 among 4 peers"),
     ):

@@ -141,16 +141,16 @@ def test_what_a_member_needs_is_told_by_place() -> None:
 
 def test_as_many_micro_batches_are_kept_as_fit() -> None:
     section = sections(MODEL, 3)[1]
-    needed = {num: needed_nbytes(holding(), section, CPU, num_taken=num)["cpu"] for num in (1, 3, 6)}
+    needed = {num: needed_nbytes(holding(), section, CPU, num_taken=num)["cpu"] for num in (1, 2, 4, 8, 16)}
     for free, num_taken in (
-        (10 * needed[6], 6),
-        (int(needed[6] / 0.9) + 2, 6),
-        (int(needed[6] / 0.9) - 2, 3),
-        (int(needed[3] / 0.9) - 2, 1),
+        (10 * needed[16], 16),
+        (int(needed[16] / 0.9) + 2, 16),
+        (int(needed[16] / 0.9) - 2, 8),
+        (int(needed[4] / 0.9) - 2, 2),
         (int(needed[1] / 0.9) - 2, 0),
     ):
         assert most_taken(holding(), section, CPU, {"cpu": free}) == num_taken
     plenty = 10**12
     assert most_taken(holding(), section, GPU, {"cpu": plenty, "cuda:0": 1000}) == 0
     assert most_taken(holding(), section, GPU, {"cpu": 1000, "cuda:0": plenty}) == 0
-    assert most_taken(holding(), section, GPU, {"cpu": plenty, "cuda:0": plenty}) == 6
+    assert most_taken(holding(), section, GPU, {"cpu": plenty, "cuda:0": plenty}) == 16

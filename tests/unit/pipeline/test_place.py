@@ -90,3 +90,13 @@ def test_whatever_is_there_moves_never_weaken_the_weakest_and_end(seed: int) -> 
     assert len({move.peer for move in made}) == len(made)
     assert all(stage for stage in left)
     assert moves(before) == made  # all come to the same
+
+
+def test_where_sections_are_unequal_work_peers_settle_and_nobody_goes_to_and_fro() -> None:
+    costs, left, num_moves = [0.5, 0.5, 2.0], stages([1] * 2, [1] * 2, [1] * 2), 0
+    while made := moves(left, costs=costs):
+        left, num_moves = after(left, made), num_moves + len(made)
+    assert [len(stage) for stage in left] == [1, 1, 4]
+    assert num_moves == 2
+    assert stage_for(peer(99), left, costs) in (0, 1, 2)
+    assert stage_for(peer(99), stages([1], [1], [1] * 3), costs) == 2  # three make less of it than one of the others

@@ -50,3 +50,10 @@ def test_who_has_a_stages_state_on_its_disk_is_known_with_its_round():
     roll.told(A, news(kept=(Shelved(stage=1, round=7),)))
     roll.told(B, news(held(0), kept=(Shelved(stage=1, round=9), Shelved(stage=0, round=2))))
     assert roll.keepers(1) == {A: 7, B: 9}
+
+
+def test_rates_are_of_work_that_is_usual():
+    roll = Roll(2, costs=[0.5, 1.5])
+    roll.told(A, news(held(0, rate=8.0)))
+    roll.told(B, news(held(1, rate=2.0)))
+    assert roll.rates() == [{A: 4.0}, {B: 3.0}]
