@@ -16,7 +16,7 @@ from scenarios.swarm import write_corpus
 from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
-from weft.errors import PeerError
+from weft.errors import PeerError, TooLarge
 from weft.events import CheckpointSaved, Event, Notice, RoundCommitted, StageEmpty, StageHeld
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
@@ -293,6 +293,47 @@ def test_a_stage_that_loses_its_only_member_goes_on_from_the_copy_that_another_k
     final = next(each.outcomes[0] for each in left if 0 in each.outcomes)
     assert final.committed_tokens >= 24 * BATCH * SEQ_LEN
     assert victim.id != keeper.id
+
+
+def test_who_has_no_room_for_an_empty_stage_says_so_and_keeps_its_own(
+    play: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(house: House) -> list[Machine]:
+        machines = [house.start("a", wait_for=3), house.start("b"), house.start("c")]
+        await asyncio.sleep(12.0)
+
+        def full(run: StagedConfig, *_: object) -> int:
+            raise TooLarge(f"section {run.stage} does not fit")
+
+        monkeypatch.setattr("weft.stages.member.fitting", full)
+        victim = next(each for each in machines if 1 in each.company.members)
+        victim.kill()
+        await asyncio.sleep(60.0)
+        return [each for each in machines if each is not victim]
+
+    left = play(script, num_rounds=2000, every_s=3.0)
+    told = [each.text for machine in left for each in machine.seen(Notice)]  # type: ignore[attr-defined]
+    assert [text for text in told if "stage 2 is not taken up here: section 1 does not fit" in text]
+    assert all(len(machine.held) == 1 for machine in left)  # type: ignore[attr-defined]
+
+
+def test_who_alone_holds_a_stage_hands_it_over_before_it_goes(play: Callable[..., object]) -> None:
+    async def script(house: House) -> tuple[list[Machine], Machine, int]:
+        machines = [house.start("a", wait_for=3), house.start("b"), house.start("c")]
+        await asyncio.sleep(5.0)
+        goes = next(each for each in machines if 1 in each.company.members)
+        goes.company.stop("its person stopped it")
+        await goes.task
+        left = [each for each in machines if each is not goes]
+        await asyncio.gather(*(each.task for each in left))
+        return left, goes, int(goes.outcomes[1].round)
+
+    left, goes, reached = play(script, num_rounds=24, every_s=60.0)  # type: ignore[misc]  # no interval has gone by
+    assert reached > 1
+    assert [event for event in goes.seen(Notice) if "nobody else holds stage 2" in event.text]  # type: ignore[attr-defined]
+    empty = [event for each in left for event in each.seen(StageEmpty) if event.stage == 1]  # type: ignore[attr-defined]
+    assert {event.round for event in empty} == {reached}, "nothing is lost"
+    assert {outcome.reason for each in left for outcome in each.outcomes.values()} == {"complete"}
 
 
 def test_a_keeper_fetches_one_section_in_an_interval(play: Callable[..., object]) -> None:

@@ -21,26 +21,23 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 
-from torch import Tensor
-
-from weft.errors import NetError, PeerError, Refused
+from weft.errors import TooLarge
 from weft.events import Notice, StageEmpty, StageHeld, StageLeft
 from weft.ids import PeerId, Round
 from weft.net.tasks import Tasks
-from weft.peer.fetch import fetch_initial
 from weft.peer.holding import relative_costs
 from weft.peer.peer import Outcome
-from weft.peer.seal import initial
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
-from weft.pipeline.place import moves, stage_for, totals_of
+from weft.pipeline.place import stage_for, totals_of
 from weft.pipeline.sender import Sender
 from weft.stages.ending import Ending
 from weft.stages.keeping import Keeping
 from weft.stages.member import Member
 from weft.stages.membership import Grounds, Kit, Membership
-from weft.stages.messages import LeaveAnswer, MayLeave, Shelved, StageBegin, StageNews
-from weft.stages.opening import assigned
+from weft.stages.messages import Shelved, StageBegin, StageNews
+from weft.stages.moving import MOVES, Moving
+from weft.stages.opening import assigned, first_weights
 from weft.stages.pausings import Pausings
 from weft.stages.pulse import Pulse
 from weft.stages.roll import Roll
@@ -54,8 +51,6 @@ SILENT_S = 10.0
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 EMPTY_S = 10.0  # until a stage that nobody holds is taken up
 FINISH_S = 30.0  # for a stage to count the last of what the first one has trained
-MOVED_S = 120.0  # for which who has moved stays
-ASK_S = 5.0
 
 
 class Company:
@@ -76,6 +71,7 @@ class Company:
         self._ways = Ways(grounds.node, grounds.lane, grounds.desk, grounds.clock, self.roll)
         self.members: dict[int, Member] = {}
         self._coming: set[int] = set()  # stages that are about to be held
+        self._unfit: set[int] = set()  # those for which there is no room beside what is held
         self.outcomes: dict[int, Outcome] = {}
         self.failure: Exception | None = None
         self.pausing = Pausings(self._memberships, self.tell)
@@ -83,7 +79,6 @@ class Company:
         self._num_held = 0
         self._heard_at: dict[PeerId, float] = {}
         self._empty_since: dict[int, float] = {}
-        self._moved_at: float | None = None
         self._looked_at = grounds.clock.now()
         self._complete_at: float | None = None
         self._last_round = 0  # of the first stage
@@ -92,9 +87,10 @@ class Company:
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
         self._lives = Tasks(self.fail)
-        self._tied = Tied(grounds, self._first_weights, self._lives.spawn, self._on_tied)
+        self._tied = Tied(grounds, self._lives.spawn, self._on_tied)
         self.ending = Ending(self._tasks, self.tell)
         self._keeping = Keeping(grounds, self.roll)
+        self._moving = Moving(grounds, self.roll, self.members, self._hold)
         self._shelf = Shelf(grounds.folder)
         self._node.on_note(StageNews, self._on_news)
         self._node.on_note(StageBegin, self._on_begin)
@@ -128,8 +124,29 @@ class Company:
         return self.outcomes
 
     def stop(self, reason: str) -> None:
-        """Say goodbye in every stage, save, and return from `found` or `join`, soon."""
-        self._stop_reason = self._stop_reason or reason
+        """Say goodbye in every stage, save, and return from `found` or `join`, soon.
+
+        What this peer alone holds, another keeps first; said twice, nobody waits for that.
+        """
+        is_first, self._stop_reason = not self._stop_reason, self._stop_reason or reason
+        keepers = self._keeping.keepers_of(self.members) if is_first else {}
+        if keepers and self.failure is None and self._complete_at is None:
+            self._tasks.spawn(self._hand_over(keepers, reason))
+        else:
+            self._stop_all(reason)
+
+    async def _hand_over(self, keepers: dict[int, PeerId], reason: str) -> None:
+        for stage in keepers:
+            self.members[stage].is_leaving = True
+        self.tell()  # nobody sends anything more
+        names = ", ".join(self.run.called(stage) for stage in keepers)
+        self.grounds.emit(Notice(text=f"nobody else holds {names}: another peer takes the state before this one goes"))
+        if self.run.tied is not None:
+            keepers |= self._keeping.keepers_of([self.run.tied])
+        await asyncio.gather(*(self._keeping.hand_over(stage, keeper) for stage, keeper in keepers.items()))
+        self._stop_all(reason)
+
+    def _stop_all(self, reason: str) -> None:
         for member in list(self.members.values()):
             member.stop(reason)
         if not self.members:
@@ -228,15 +245,24 @@ class Company:
 
     async def _held(self, stage: int, reason: str, wait_for: int | None, opens: int | None, since: int) -> None:
         """Hold a stage to its end."""
-        outer = await self._first_weights(stage)
+        outer = await first_weights(self.grounds, stage)
         tied = await self._tied.held(stage, opens) if self.run.has_tied(stage) else None
         if self.is_stopping:
             self._tied.stop(self._stop_reason)
             self._has_ended.set()
             return
         emit, compute = self._telling.of(stage, self.grounds.compute)
-        member = Member(replace(self.grounds, emit=emit, compute=compute), stage, since, outer, tied)
-        del outer
+        try:
+            member = Member(replace(self.grounds, emit=emit, compute=compute), stage, since, outer, tied)
+        except TooLarge as error:
+            if not self.members:
+                raise
+            self._unfit.add(stage)
+            self._coming.discard(stage)
+            self.grounds.emit(Notice(text=f"{self.run.called(stage)} is not taken up here: {error}"))
+            return
+        finally:
+            del outer
         self.members[stage] = member
         self._coming.discard(stage)
         num = member.run.num_parameters
@@ -261,21 +287,6 @@ class Company:
             self.tell()
             if not self.members and not self._coming and (why != MOVES or self.is_stopping):
                 self._has_ended.set()
-
-    async def _first_weights(self, stage: int) -> Tensor:
-        """Return what a section starts from: made of the seed, or fetched, from whoever has it."""
-        run, home = self.run.of_stage(stage), self.grounds.home
-        while True:
-            try:
-                await fetch_initial(self._node, self._node.peers, run, home)
-            except PeerError as error:
-                text = f"nobody delivers the first weights of {self.run.called(stage)} yet: {error}"
-                self.grounds.emit(Notice(text=text))
-                await asyncio.sleep(LOOK_S)
-                continue
-            outer = await self.grounds.compute.serve(lambda: initial(run, home))
-            assert outer is not None, "they have been fetched"
-            return outer
 
     def sender(self, stage: int) -> Sender:
         return self._ways.sender(stage)
@@ -310,8 +321,8 @@ class Company:
                 every_s = self.run.pipeline.rebalance_s
                 if every_s and now - self._looked_at >= every_s:
                     self._looked_at = now
-                    self._tasks.spawn(self._rebalance())
-                self._let_go()
+                    self._tasks.spawn(self._moving.rebalance())
+                self._moving.let_go()
             self._telling.show(self.roll)
             await asyncio.sleep(NEWS_S)
 
@@ -319,7 +330,7 @@ class Company:
         empty = set(self.roll.empty())
         self._empty_since = {stage: at for stage, at in self._empty_since.items() if stage in empty}
         for stage in sorted(empty):
-            if now - self._empty_since.setdefault(stage, now) < EMPTY_S:
+            if stage in self._unfit or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
                 continue
             self._empty_since[stage] = now  # for whoever takes it up to come that far
             keepers = self.roll.keepers(stage)
@@ -338,46 +349,6 @@ class Company:
         """Whether nobody has a state of a tied matrix: who begins the first stage anew begins it, too."""
         number = self.run.tied
         return number is not None and not self.roll.held(number) and not self.roll.keepers(number)
-
-    async def _rebalance(self) -> None:
-        """Move, if this is the peer that should."""
-        now = self.grounds.clock.now()
-        if len(self.members) != 1 or (self._moved_at is not None and now - self._moved_at < MOVED_S):
-            return
-        unready = {peer for peer, news in self.roll.peers.items() if [each.state for each in news.held] != ["ready"]}
-        for move in moves(self.roll.rates(), staying=unready, costs=self.roll.costs):
-            member = self.members.get(move.source)
-            if move.peer == self._node.peer and member is not None and await self._may_leave(member):
-                self._moved_at = now
-                await self._move(member, move.target)
-
-    async def _move(self, member: Member, target: int) -> None:
-        member.stop(MOVES)
-        await member.has_ended.wait()  # it says its goodbye, and saves
-        self._hold(target, f"it gains more than stage {member.stage + 1} loses")
-
-    async def _may_leave(self, member: Member) -> bool:
-        """Whether another member of the stage stays: asked of each, so that no two leave a stage of two at once."""
-        member.is_leaving = True
-        for peer in sorted(self.roll.ready(member.stage)):
-            if peer != self._node.peer:
-                with suppress(PeerError, NetError, Refused):
-                    answer = await member.channel.call(peer, MayLeave(), LeaveAnswer, deadline_s=ASK_S)
-                    if answer.does_stay:
-                        return True
-        member.is_leaving = False
-        return False
-
-    def _let_go(self) -> None:
-        """Of several stages, let one go that another peer computes, too."""
-        if len(self.members) < 2:
-            return
-        for stage in sorted(self.members):
-            others = [peer for peer in self.roll.ready(stage) if peer != self._node.peer]
-            alone = [peer for peer in others if len(self.roll.peers[peer].held) == 1]
-            if alone and not any(member.is_leaving for member in self.members.values()):
-                self.members[stage].stop(MOVES)
-                return
 
     # --- the end ---
 
@@ -472,5 +443,3 @@ class Company:
         self._ways.look()
         self.grounds.pulse.look()
 
-
-MOVES = "goes to another stage"

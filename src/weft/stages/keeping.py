@@ -3,6 +3,8 @@
     a stage with one member, or all on one machine ─► the lowest ready peer of the next stage keeps it
     every `checkpoint_every_s` ─► the keeper fetches the newest state into its stage-<n>/checkpoint, if there is a newer
 
+    it is stopped ─► it computes no more, and has the keeper fetch what it holds, before it says goodbye
+
 Who keeps what is a function of what all are told (`keepers`), so nobody asks anybody. The copy is a checkpoint of the
 stage's run without anything private: whoever goes on from it is a newcomer with that state. A peer fetches one
 section's state in an interval, whatever it keeps: what is oldest first.
@@ -17,6 +19,7 @@ It does not know who takes an empty stage up.
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -29,10 +32,12 @@ from weft.net.address import hosts_of, is_loopback
 from weft.peer.checkpoint import Snapshot, save
 from weft.peer.pool import Pool
 from weft.stages.membership import Grounds
+from weft.stages.messages import KeepNow, KeptAnswer
 from weft.stages.roll import Roll
 from weft.stages.window import Window, shape
 from weft.wire import Buffer, digest_of
 
+HAND_OVER_S = 120.0  # for the state of a stage to be fetched by another before who holds it goes
 SINCE = 1 << 41  # as `window.Window` has it: no number of another of this process
 
 
@@ -49,6 +54,19 @@ class Keeping:
         self._roll = roll
         self._windows: dict[int, Window] = {}
         self._is_full_told = False
+        grounds.node.serve(KeepNow, self._on_keep_now)
+
+    async def hand_over(self, stage: int, keeper: PeerId) -> bool:
+        """Have another keep what this peer alone holds, as it is now; return whether it does."""
+        with suppress(PeerError, NetError, Refused):
+            call = self._grounds.node.call(keeper, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
+            return (await call).is_kept
+        return False
+
+    def keepers_of(self, stages: Collection[int]) -> dict[int, PeerId]:
+        """Return who is to keep the state of those of some stages that nobody but this peer holds."""
+        found, me = keepers(self._roll, self._hosts()), {self._grounds.node.peer}
+        return {stage: found[stage] for stage in stages if stage in found and self._roll.held(stage).keys() == me}
 
     async def watch(self) -> None:
         """Keep what is this peer's to keep, until this is cancelled."""
@@ -56,23 +74,34 @@ class Keeping:
         while every_s:
             await asyncio.sleep(every_s)
             for stage in self._due():
-                if await self._keep(stage):
+                ready = sorted(peer for peer in self._roll.ready(stage) if self._grounds.node.is_linked(peer))
+                if await self._keep(stage, ready):
                     break
 
     def _due(self) -> list[int]:
         """Return the stages to keep, the oldest copy first."""
-        node = self._grounds.node
-        hosts = {peer: frozenset(_hosts(node.contact(peer).addresses)) for peer in self._roll.peers}
-        mine = [stage for stage, peer in keepers(self._roll, hosts).items() if peer == node.peer]
+        me = self._grounds.node.peer
+        mine = [stage for stage, peer in keepers(self._roll, self._hosts()).items() if peer == me]
         return sorted(mine, key=lambda stage: (self.kept.get(stage, -1), stage))
+
+    def _hosts(self) -> dict[PeerId, frozenset[str]]:
+        node = self._grounds.node
+        return {peer: frozenset(_hosts(node.contact(peer).addresses)) for peer in self._roll.peers}
+
+    async def _on_keep_now(self, peer: PeerId, request: KeepNow) -> KeptAnswer:
+        is_wanted = self._grounds.settings.checkpoint_every_s > 0  # else this machine keeps nothing
+        if not is_wanted or request.stage >= self._roll.num_pieces or self._is_held(request.stage):
+            return KeptAnswer(is_kept=False)
+        await self._keep(request.stage, [peer])
+        held = self._roll.held(request.stage).get(peer)
+        return KeptAnswer(is_kept=held is not None and self.kept.get(request.stage, -1) >= held.round)
 
     def _is_held(self, stage: int) -> bool:
         return self._grounds.node.peer in self._roll.held(stage)
 
-    async def _keep(self, stage: int) -> bool:
-        """Fetch the newest state of a stage; return whether there was one to fetch."""
+    async def _keep(self, stage: int, members: list[PeerId]) -> bool:
+        """Fetch the newest state of a stage from its members; return whether there was one to fetch."""
         grounds = self._grounds
-        members = sorted(peer for peer in self._roll.ready(stage) if grounds.node.is_linked(peer))
         window = self._windows.get(stage)
         if window is None:
             run = grounds.run.of_stage(stage)

@@ -5,6 +5,7 @@ the maker  ──StageBegin─► all that are linked     who holds what at firs
 a member   ──Tallied────► members of its stage    what the payload holds that I am about to announce
 a member   ──TalliedRequest─► others of its stage what did that one tell you?
 a member   ──MayLeave───► others of its stage     I am going to another stage: do you stay?
+who goes   ───KeepNow───► another stage's member  I alone hold this stage: take its state
 who fetches ─BeatRequest► members of any stage    how far had the first stage come, in this state?
 
 Every bound is here, with its reason.
@@ -139,6 +140,16 @@ class MayLeave(Record, frozen=True, kw_only=True, tag="MayLeave"):
 
 class LeaveAnswer(Record, frozen=True, kw_only=True, tag="LeaveAnswer"):
     does_stay: bool  # who answers
+
+
+class KeepNow(Record, frozen=True, kw_only=True, tag="KeepNow"):
+    """A call of a peer that is about to go, and alone holds a stage: take its state from me, now."""
+
+    stage: _Stage
+
+
+class KeptAnswer(Record, frozen=True, kw_only=True, tag="KeptAnswer"):
+    is_kept: bool
 
 
 class BeatRequest(Record, frozen=True, kw_only=True, tag="BeatRequest"):

@@ -9,7 +9,7 @@ It does not know which stages should be held.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from weft.events import Event, Notice
 from weft.peer.peer import Peer
 from weft.stages.measure import Needs
 from weft.stages.membership import Grounds, Membership
+from weft.stages.opening import first_weights
 from weft.stages.tied_conductor import TiedConductor
 
 NOT_NEEDED = "this peer holds neither end stage any more"
@@ -52,7 +53,6 @@ class Tied:
     """Of one peer, in a run whose matrix is tied.
 
     Args:
-        first_weights: returns what a piece starts from.
         spawn: lets something run until it has ended; that it failed ends the peer.
         on_change: called when it is held, or no longer.
     """
@@ -60,7 +60,6 @@ class Tied:
     def __init__(
         self,
         grounds: Grounds,
-        first_weights: Callable[[int], Awaitable[Tensor]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_change: Callable[[TiedMember], None],
     ) -> None:
@@ -70,7 +69,6 @@ class Tied:
 
         self.member: TiedMember | None = None
         self._grounds = replace(grounds, emit=emit)
-        self._first_weights = first_weights
         self._spawn = spawn
         self._on_change = on_change
         self._ends: set[int] = set()
@@ -112,7 +110,7 @@ class Tied:
     async def _made(self, opens: int | None) -> TiedMember:
         number = self._grounds.run.tied
         assert number is not None, "no matrix of this run is tied"
-        outer = await self._first_weights(number)
+        outer = await first_weights(self._grounds, number)
         self._num_held += 1
         self.member = member = TiedMember(self._grounds, number, self._num_held, outer)
         self._spawn(self._live(member, opens))
