@@ -26,10 +26,12 @@ from weft.codec import (
     SignConfig,
 )
 from weft.config import load
+from weft.cost import flops_per_token
 from weft.data import CharactersConfig, CharTokenizer, make_tokenizer
 from weft.errors import ConfigError, DataError
 from weft.model import ModelConfig
 from weft.peer.config import RunFile
+from weft.peer.device import decoder
 from weft.peer.seal import resolve
 from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
@@ -272,9 +274,14 @@ def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -
     if own.device == HERE:
         from weft.cli.here import measure
 
-        here = measure(model, train, num_peers if named.is_one_machine else 1)
-        crowding, speed = here.crowding, speed or here.tokens_per_s
-        note = f"timed here: {here.name}, {here.tokens_per_s:,.0f} tokens/s"
+        # Of a model that is cut, as many layers as a section has, and as many samples at a time as pass.
+        part = msgspec.structs.replace(model, num_layers=-(-model.num_layers // run_file.stages))
+        if run_file.stages > 1:
+            train = msgspec.structs.replace(train, batch_size=min(run_file.pipeline.micro_batch, train.batch_size))
+        here = measure(part, train, num_peers if named.is_one_machine else 1)
+        whole, timed = (flops_per_token(decoder(each), train.seq_len) for each in (model, part))
+        crowding, speed = here.crowding, speed or here.tokens_per_s * timed / whole
+        note = f"timed here: {here.name}, {speed:,.0f} tokens/s"
         if named.is_one_machine:
             note += f" for each of {num_peers} peers that share this machine"
         machines = replace(machines, tokens_per_s=speed, memory_nbytes=here.memory_nbytes, is_gpu=here.is_gpu)

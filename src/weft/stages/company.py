@@ -442,4 +442,3 @@ class Company:
             member.channel.parted(peer, reason)
         self._ways.look()
         self.grounds.pulse.look()
-
