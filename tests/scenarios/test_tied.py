@@ -148,3 +148,43 @@ def test_both_ends_lost_at_once_go_on_from_the_copies_that_another_kept(tmp_path
         heldout_loss(run, assemble(run.config.model, whole([other], run))), rel=1e-5
     )
     assert losses(other)[-1] < 4.0
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_matrix_that_it_had(tmp_path: Path) -> None:
+    run = sealed(tmp_path, num_steps=40, batch=2 * BATCH, is_tied=True)
+    before: list[float] = []
+
+    async def work(house: House) -> None:
+        machines = crew(house, 3)
+        await rounds(machines[0], 12)
+        for machine in machines:
+            machine.company.stop("asked to")
+        await done(machines)
+        before.append(heldout_loss(run, assemble(run.config.model, whole(machines, run))))
+        house.machines.clear()
+        await done(crew(house, 3))
+
+    house = play(run, tmp_path, work)
+    assert {outcome.reason for machine in house.machines for outcome in machine.outcomes.values()} == {"complete"}
+    final = heldout_loss(run, assemble(run.config.model, whole(house.machines, run)))
+    assert losses(house.machines[0])[-1] == pytest.approx(final, rel=1e-5)
+    assert losses(house.machines[0])[0] < before[0] + 0.3, "it goes on, and does not begin anew"
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_peer_that_is_paused_leaves_its_device_and_goes_on(tmp_path: Path, is_tied: bool) -> None:
+    run = sealed(tmp_path, num_steps=120, is_tied=is_tied)
+
+    async def work(house: House) -> None:
+        machines = crew(house, 6)
+        await rounds(machines[0], 8)
+        for machine in (machines[5], machines[3]):
+            machine.company.pausing.want("its person plays")
+            await asyncio.sleep(3.0)
+            assert machine.company.pausing.is_away
+            machine.company.pausing.want_no_more("its person plays")
+            await asyncio.sleep(3.0)
+        await done(machines)
+
+    house = play(run, tmp_path, work)
+    assert {outcome.reason for machine in house.machines for outcome in machine.outcomes.values()} == {"complete"}

@@ -15,14 +15,11 @@ from weakref import WeakMethod
 
 from torch import Tensor
 
-from weft.clock import Clock
 from weft.ids import Digest, PeerId
-from weft.net.node import Node
 from weft.peer.chain import Chain, as_many_as_fit
-from weft.peer.compute import Compute
 from weft.peer.index import StateIndex, VectorIndex
 from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, StateOffer, StateRequest
-from weft.peer.pool import Pool
+from weft.peer.place import Place
 from weft.peer.replica import Replica
 from weft.peer.state import chunks
 from weft.sync.charter import Charter
@@ -55,22 +52,14 @@ class Donor:
 
     Args:
         chain: returns the chain, once this peer follows one.
-        memory: where pins lie.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        replica: Replica,
-        chain: Callable[[], Chain | None],
-        compute: Compute,
-        clock: Clock,
-        memory: Pool,
-    ) -> None:
-        self._memory = memory
+    def __init__(self, place: Place, replica: Replica, chain: Callable[[], Chain | None]) -> None:
+        node = place.node
+        self._memory = place.memory
         self._replica = replica
-        self._compute = compute
-        self._clock = clock
+        self._compute = place.compute
+        self._clock = place.clock
         self._pins: list[_Pin] = []
         self._pinning: asyncio.Future[_Pin] | None = None  # goes on when who asked has stopped waiting
         self._has_timer = False
@@ -85,14 +74,16 @@ class Donor:
             return StateOffer(head=None, index=None, charter=None)
         if request.wanted is None:
             return StateOffer(head=head, index=None, charter=None)
-        pin = self._at_hand(request.wanted, digest_of(head))
-        if pin is None:
-            if self._pinning is None:
-                self._pinning = asyncio.ensure_future(self._pin())
-                self._pinning.add_done_callback(self._pinned)
-            pin = await asyncio.shield(self._pinning)
+        pin = self._at_hand(request.wanted, digest_of(head)) or await self.pin()
         pin.used_at = self._clock.now()
         return StateOffer(head=pin.head, index=pin.index, charter=pin.charter)
+
+    async def pin(self) -> "_Pin":
+        """Keep the present state for whoever asks for it."""
+        if self._pinning is None:
+            self._pinning = asyncio.ensure_future(self._pin())
+            self._pinning.add_done_callback(self._pinned)
+        return await asyncio.shield(self._pinning)
 
     def _at_hand(self, wanted: Digest, present: Digest) -> _Pin | None:
         """Return the pin to offer; None where a new one is to be made."""

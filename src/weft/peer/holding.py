@@ -163,7 +163,7 @@ def micro_batch(model: ModelConfig, train: TrainConfig, pipeline: PipelineConfig
 
 
 def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
-    """Return how many micro-batches this machine can keep at a time as a member of a stage.
+    """Return how many micro-batches this machine can keep at a time as a member of a stage, a tied matrix held already.
 
     Args:
         run: of the stage.
@@ -171,8 +171,8 @@ def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
     Raises:
         TooLarge: not one; says the figures.
     """
-    assert run.stage is not None, "a section of which stage?"
-    section, holding = run.cuts[run.stage], of_run(run)
+    section, holding = run.section, of_run(run)
+    assert section is not None, "a section of which stage?"
     free = free_nbytes(peer.caps, device)
     if num_taken := most_taken(holding, section, device, free):
         return num_taken

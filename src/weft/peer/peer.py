@@ -93,7 +93,7 @@ class Peer:
         self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies
         self._blocking = Blocking(place, lambda: self._rounds is not None and self._rounds.is_member)
-        self._donor = Donor(place.node, self._replica, self._get_chain, place.compute, place.clock, place.memory)
+        self.pin = Donor(place, self._replica, lambda: self._rounds and self._rounds.chain).pin
         self._evaluator = make_evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
         self._rounds: Rounds | None = None
@@ -123,6 +123,11 @@ class Peer:
     def replica(self) -> Replica:
         """Return the state that all members share; not a copy."""
         return self._replica
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it has the state of the run, and has come to its rounds, as a member or a newcomer."""
+        return self._rounds is not None
 
     @property
     def carried_tokens(self) -> Tokens:
@@ -440,9 +445,6 @@ class Peer:
         if self._rounds is not None:
             await self._rounds.aclose()
         await self._membership.aclose()
-
-    def _get_chain(self) -> Chain | None:
-        return None if self._rounds is None else self._rounds.chain
 
     def _emit_from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self.place.emit, event)

@@ -148,8 +148,8 @@ class SectionTrainer(Trainer):
             NotFinite: as `train`.
         """
         total, self._handed = self._handed, Sum()
-        if not total.num_samples:
-            return self._model.gradient.cpu(), Work(num_steps=1, num_tokens=0, mean_loss=0.0, duration_s=0.0)
+        if not total.num_samples or self._parked is not None:  # what was added up went with the device
+            return self._vector, Work(num_steps=1, num_tokens=0, mean_loss=0.0, duration_s=0.0)
         began, rate = self._clock.now(), self._steps.rate(committed_tokens, 1, pace)
         loss, norm = self._mean(total, rate)
         if self._run.method.feedback is not None:
@@ -163,6 +163,8 @@ class SectionTrainer(Trainer):
         Raises:
             NotFinite: as `train`.
         """
+        if self._parked is not None:
+            return
         assert self._optimizer is not None
         if total.num_samples:
             began, rate = self._clock.now(), self._steps.rate(committed_tokens, num_steps, pace)

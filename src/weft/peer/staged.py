@@ -50,7 +50,10 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         check_staged(self.method)
         check_tied(self.model, self.stages, self.method)
         if len(self.initials) != self.num_pieces or (self.stage is not None and self.stage >= self.num_pieces):
-            raise ConfigError(f"this run names {len(self.initials)} sections' weights, and has {self.num_pieces}.")
+            raise ConfigError(
+                f"this run names {len(self.initials)} parts' weights and has {self.num_pieces} parts; its own is "
+                f"{self.stage}."
+            )
 
     def of_stage(self, stage: int) -> "StagedConfig":
         """Return the run of those who hold one piece. When all is trained, the first stage's says."""

@@ -57,14 +57,19 @@ class TiedTrainer(Trainer):
     def is_warm(self) -> bool:
         return True
 
-    def hand_in(self, total: Sum) -> None:
-        """Take what a section has added up of so many samples, and let nothing be added up."""
+    def hand_in(self, total: Sum) -> bool:
+        """Take what a section has added up of so many samples, and let nothing be added up.
+
+        Returns:
+            Whether it was there: it goes with the device, where this peer is paused.
+        """
         if self._parked is not None:
-            return
+            return False
         gradient = self._model.gradient
         self._handed = gradient.clone() if self._handed is None else self._handed.add_(gradient)
         self._total = Sum(self._total.num_samples + total.num_samples, self._total.loss + total.loss)
         gradient.zero_()
+        return True
 
     def gradient(
         self,
@@ -79,7 +84,7 @@ class TiedTrainer(Trainer):
         """
         handed, total, self._handed, self._total = self._handed, self._total, None, Sum()
         if handed is None:
-            return self._model.gradient.cpu(), Work(num_steps=1, num_tokens=0, mean_loss=0.0, duration_s=0.0)
+            return self._vector, Work(num_steps=1, num_tokens=0, mean_loss=0.0, duration_s=0.0)
         began, rate = self._clock.now(), self._steps.rate(committed_tokens, 1, pace)
         handed.mul_(ENDS * self._run.train.batch_size / total.num_samples)
         loss, norm = total.loss / total.num_samples, float(torch.linalg.vector_norm(handed))

@@ -122,7 +122,7 @@ class Tally(NamedTuple):
                 asked=frozenset(attempt for attempt in self.asked if attempt.batch not in past),
                 held=self.held - past,
                 counted=mine if is_lost else brought | mine,
-                past=past,
+                past=recent(past),
             ),
             to_compute=mine,
             given_up=brought if is_lost else NONE,
@@ -156,12 +156,16 @@ def may_count(tally: Tally) -> bool:
 
 
 def settled(past: Batches, counted: Batches, assigned: Collection[BatchId]) -> Batches:
-    """Return what no member may count any more, but for whom it is assigned to; of each origin's the last ones."""
-    found = past | counted | frozenset(assigned)
+    """Return what no member may count any more, but for whom it is assigned to."""
+    return past | counted | frozenset(assigned)
+
+
+def recent(past: Batches) -> Batches:
+    """Return what is worth remembering of it: of each origin the last ones."""
     newest = dict[PeerId, int]()
-    for batch in found:
+    for batch in past:
         newest[batch.origin] = max(batch.number, newest.get(batch.origin, 0))
-    return frozenset(batch for batch in found if batch.number > newest[batch.origin] - MAX_PAST)
+    return frozenset(batch for batch in past if batch.number > newest[batch.origin] - MAX_PAST)
 
 
 def clashes(brought: Batches, settled_now: Batches) -> bool:

@@ -29,7 +29,7 @@ from weft.peer.holding import relative_costs
 from weft.peer.peer import Outcome
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
-from weft.pipeline.place import stage_for, totals_of
+from weft.pipeline.place import GAIN, stage_for, totals_of
 from weft.pipeline.sender import Sender
 from weft.stages.ending import Ending
 from weft.stages.keeping import Keeping
@@ -87,7 +87,7 @@ class Company:
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
         self._lives = Tasks(self.fail)
-        self._tied = Tied(grounds, self._lives.spawn, self._on_tied)
+        self._tied = Tied(grounds, self.roll, self._lives.spawn, self._on_tied)
         self.ending = Ending(self._tasks, self.tell)
         self._keeping = Keeping(grounds, self.roll)
         self._moving = Moving(grounds, self.roll, self.members, self._hold)
@@ -143,7 +143,9 @@ class Company:
         self.grounds.emit(Notice(text=f"nobody else holds {names}: another peer takes the state before this one goes"))
         if self.run.tied is not None:
             keepers |= self._keeping.keepers_of([self.run.tied])
-        await asyncio.gather(*(self._keeping.hand_over(stage, keeper) for stage, keeper in keepers.items()))
+        kept = await asyncio.gather(*(self._keeping.hand_over(stage, keeper) for stage, keeper in keepers.items()))
+        if not all(kept):
+            self.grounds.emit(Notice(text="nobody has taken all of it: it stays here, on this peer's disk"))
         self._stop_all(reason)
 
     def _stop_all(self, reason: str) -> None:
@@ -192,18 +194,15 @@ class Company:
         for stage in range(self.run.stages):
             members = begin.of(stage)
             if self._node.peer in members:
-                is_opener = members[0] == self._node.peer
+                wait_for = len(set(members)) if members[0] == self._node.peer else None
                 ends = {*begin.of(0), *begin.of(self.run.stages - 1)}
-                self._hold(
-                    stage,
-                    "the run begins",
-                    wait_for=len(set(members)) if is_opener else None,
-                    opens=len(ends) if begin.of(0)[0] == self._node.peer else None,
-                )
+                opens = len(ends) if begin.of(0)[0] == self._node.peer else None
+                self._hold(stage, "the run begins", wait_for, opens)
 
     async def _joined(self) -> None:
         await asyncio.sleep(LOOK_S)
-        kept = self._shelf.own or self._shelf.rounds
+        shelved = self._shelf.own or self._shelf.rounds
+        kept = {stage: round for stage, round in shelved.items() if stage < self.run.stages}
         if kept:
             self._is_begun.set()
             newest = max(kept.values())
@@ -224,7 +223,7 @@ class Company:
     def _is_well_held(self, stage: int) -> bool:
         """Whether others hold a stage, and this peer, which held it too, is needed more elsewhere."""
         totals = totals_of(self.roll.rates(), self.roll.costs)
-        return bool(totals[stage]) and totals[stage] > min(totals)
+        return bool(totals[stage]) and totals[stage] > min(totals) * (1 + GAIN)
 
     def _weighed(self) -> list[dict[PeerId, float]]:
         """Return the stages' members and rates; one that nobody holds is left to who has its state."""
@@ -248,7 +247,7 @@ class Company:
         outer = await first_weights(self.grounds, stage)
         tied = await self._tied.held(stage, opens) if self.run.has_tied(stage) else None
         if self.is_stopping:
-            self._tied.stop(self._stop_reason)
+            await self._tied.let_go(stage)
             self._has_ended.set()
             return
         emit, compute = self._telling.of(stage, self.grounds.compute)
@@ -259,6 +258,7 @@ class Company:
                 raise
             self._unfit.add(stage)
             self._coming.discard(stage)
+            await self._tied.let_go(stage)
             self.grounds.emit(Notice(text=f"{self.run.called(stage)} is not taken up here: {error}"))
             return
         finally:
@@ -269,10 +269,13 @@ class Company:
         self.grounds.emit(StageHeld(stage=stage, num_stages=self.run.stages, num_parameters=num, reason=reason))
         for peer, news in self.roll.peers.items():
             self._meet(member, peer, news)
+        self.pausing.take_over(member)
         member.conductor.on_ready = self.tell
         self.tell()
         why = "it broke"
         try:
+            if tied is not None:
+                await tied.is_here(lambda: member.is_leaving)
             snapshot = await self.grounds.compute.serve(member.snapshot)
             outcome = await member.live(wait_for=wait_for, snapshot=snapshot)
             why = outcome.reason
@@ -282,6 +285,7 @@ class Company:
             if self.members.get(stage) is member:
                 del self.members[stage]
             member.has_ended.set()
+            self._unfit.clear()  # there is more room
             await self._tied.let_go(stage)
             self.grounds.emit(StageLeft(stage=stage, reason=why))
             self.tell()
@@ -299,6 +303,8 @@ class Company:
         return [*self.members.values(), *([] if self._tied.member is None else [self._tied.member])]
 
     def _on_tied(self, member: TiedMember) -> None:
+        if not member.is_leaving:
+            self.pausing.take_over(member)
         for peer, news in self.roll.peers.items():
             self._meet(member, peer, news)
         self.tell()
@@ -318,6 +324,7 @@ class Company:
                 self._look_at_the_end(now)
                 if self._complete_at is None or self.has_busy():
                     self._look_at_empty(now)
+                    self._tied.look()
                 every_s = self.run.pipeline.rebalance_s
                 if every_s and now - self._looked_at >= every_s:
                     self._looked_at = now
@@ -338,17 +345,12 @@ class Company:
             self.grounds.emit(
                 StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best]))
             )
-            opens = 1 if stage == 0 and self._is_tied_lost() else None
+            opens = 1 if stage == 0 and self._tied.is_lost else None
             if best == self._node.peer:
                 self._hold(stage, "nobody holds it, and its newest state is here", opens=opens)
             elif best is None and min([self._node.peer, *self._trainers()]) == self._node.peer:
                 self.grounds.emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
                 self._hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
-
-    def _is_tied_lost(self) -> bool:
-        """Whether nobody has a state of a tied matrix: who begins the first stage anew begins it, too."""
-        number = self.run.tied
-        return number is not None and not self.roll.held(number) and not self.roll.keepers(number)
 
     # --- the end ---
 
@@ -366,6 +368,8 @@ class Company:
             has_all = member.conductor.beat.round >= self._last_round and not member.worker.num_taken
             if member.stage and (has_all or now - self._complete_at >= FINISH_S):
                 member.stop("complete")
+        if not self.members and not self._coming:
+            self._has_ended.set()
 
     def has_busy(self) -> bool:
         """Whether anybody measures or fetches at the end, this peer included."""

@@ -36,6 +36,7 @@ from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.beat import Beat
 from weft.pipeline.worker import Sum, Worker
 from weft.stages.notes import Notes, States
+from weft.stages.pinning import Pinning
 from weft.stages.pulse import Pulse
 from weft.stages.source import Source
 from weft.stages.tied_conductor import TiedConductor
@@ -57,6 +58,7 @@ class Part:
     pulse: Pulse
     source: Source | None  # None: another stage than the first
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
+    pinning: Pinning
     make_evaluator: Callable[["Conductor", Replica, Callable[[], bool]], Unmeasured]
 
 
@@ -69,6 +71,7 @@ class Conductor:
         self._states = States()
         self._previous: Digest | None = None  # of the round that this peer trains for
         self.is_ready = False  # it computes in step with the others
+        self.is_leaving = False
         self.on_ready: Callable[[], None] = lambda: None
 
     @property
@@ -189,8 +192,9 @@ class Conductor:
         told = self._notes.beats(manifest.previous)
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
         self._states.note(digest_of(manifest), self._round)
+        await part.pinning.settled(self._round, digest_of(manifest))
         if part.tied is not None:
-            await part.tied.merged(self._round - 1)
+            await part.tied.merged(self._round - 1, lambda: self.is_leaving)
         await part.worker.advance(self.beat)
         return bool(closed.given_up)
 

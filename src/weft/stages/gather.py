@@ -3,11 +3,11 @@
     gathered = await Gathering(run, means, windows, sources).gather(into)
 
 Each stage counts its own rounds, and one that was slow has fewer: what says which states belong together is how many
-rounds of the first stage are in them, their beat. Members are asked to keep the states that they hold; stages that are
-behind then are asked again once they have come as far. Where that does not succeed within `AGREE_S`, because beats go
-by too fast or a stage stands still, the newest of each is taken, and a notice says so. A section that lies on this
-machine, in the state that is wanted, is not fetched. Where nobody tells of beats, as among sections on a disk, rounds
-are taken in their place.
+rounds of the first stage are in them, their beat. Members are asked to keep the states that they hold; where these are
+not of one beat, to keep those after one that is still to come. Where that does not succeed within `AGREE_S`, because
+beats go by too fast or a stage stands still, the newest of each is taken, and a notice says so. A section that lies on
+this machine, in the state that is wanted, is not fetched. Where nobody tells of beats, as among sections on a disk,
+rounds are taken in their place.
 
 No more than one section is in memory: what comes goes into a mapped file (`whole`).
 
@@ -44,7 +44,7 @@ from weft.sync.method import OUTER
 from weft.wire import Buffer, digest_of
 
 AGREE_S = 60.0  # for all stages to come to one round
-LOOK_S = 0.1  # between two looks how far a stage has come
+AHEAD = 2  # beats, from the newest that is known
 TRIES = 3
 AGAIN_S = 15.0  # a stage that has lost all its members may be restored meanwhile
 
@@ -184,21 +184,33 @@ class Gathering:
 
     async def _agree(self) -> dict[int, Choice]:
         """Return the states to take, of one beat if it can be had; members keep those that they are to deliver."""
-        clock, began = self._means.clock, self._means.clock.now()
+        clock, until = self._means.clock, self._means.clock.now() + AGREE_S
         stages = range(self._run.num_pieces)
-        wanted = list(stages)
+        await asyncio.gather(*(self._pin(stage) for stage in stages))
+        ahead = AHEAD
         while True:
-            await asyncio.gather(*(self._pin(stage) for stage in wanted))
             found = {stage: self._choices(stage) for stage in stages}
             goal = common(found)
             if goal is not None:
                 return {stage: (goal, found[stage][goal]) for stage in stages}
             newest = {stage: max(found[stage]) for stage in stages}
-            furthest = max(newest.values())
-            wanted = [stage for stage in stages if newest[stage] < furthest]
-            has_time = clock.now() - began < AGREE_S
-            if not has_time or not await self._come_as_far(wanted, furthest, began + AGREE_S):
+            left_s = until - clock.now()
+            if left_s <= 0 or not await self._pin_at(max(newest.values()) + ahead, left_s):
                 return {stage: (newest[stage], found[stage][newest[stage]]) for stage in stages}
+            ahead *= 2  # beats that go by before all have heard of it
+
+    async def _pin_at(self, beat: int, left_s: float) -> bool:
+        """Have the members of all pieces keep their states after a beat; return whether it is worth another look."""
+        members = {stage: self._sources.members(stage) for stage in range(self._run.num_pieces)}
+        if not all(stage in self._windows and each for stage, each in members.items()):
+            return False
+        asked = await asyncio.gather(
+            *(self._windows[stage].pin_at(each, beat, left_s) for stage, each in members.items())
+        )
+        for stage, offered in zip(members, asked, strict=True):
+            if offered is not None:
+                self._pins.setdefault(stage, {})[beat] = offered
+        return True
 
     async def _pin(self, stage: int) -> None:
         members = self._sources.members(stage)
@@ -224,19 +236,6 @@ class Gathering:
         if not found:
             raise PeerError(f"nobody that is linked holds {self._run.called(stage)}, and it does not lie here")
         return found
-
-    async def _come_as_far(self, stages: Sequence[int], furthest: int, until: float) -> bool:
-        """Wait until stages have come to a beat; False: they will not, or not soon."""
-        if not all(self._sources.members(stage) for stage in stages):
-            return False
-        rest = set(stages)
-        while rest and self._means.clock.now() < until:
-            for stage in sorted(rest):
-                if (await self._windows[stage].beat(self._sources.members(stage)) or 0) >= furthest:
-                    rest.discard(stage)
-            if rest:
-                await asyncio.sleep(LOOK_S)
-        return not rest
 
 
 # --- what lies here ---

@@ -54,6 +54,7 @@ class Keeping:
         self._roll = roll
         self._windows: dict[int, Window] = {}
         self._is_full_told = False
+        self._fetching = asyncio.Lock()  # one state at a time: each takes memory
         grounds.node.serve(KeepNow, self._on_keep_now)
 
     async def hand_over(self, stage: int, keeper: PeerId) -> bool:
@@ -90,17 +91,21 @@ class Keeping:
 
     async def _on_keep_now(self, peer: PeerId, request: KeepNow) -> KeptAnswer:
         is_wanted = self._grounds.settings.checkpoint_every_s > 0  # else this machine keeps nothing
-        if not is_wanted or request.stage >= self._roll.num_pieces or self._is_held(request.stage):
+        held = self._roll.held(request.stage).get(peer)
+        if not is_wanted or held is None or self._is_held(request.stage):
             return KeptAnswer(is_kept=False)
         await self._keep(request.stage, [peer])
-        held = self._roll.held(request.stage).get(peer)
-        return KeptAnswer(is_kept=held is not None and self.kept.get(request.stage, -1) >= held.round)
+        return KeptAnswer(is_kept=self.kept.get(request.stage, -1) >= held.round)
 
     def _is_held(self, stage: int) -> bool:
         return self._grounds.node.peer in self._roll.held(stage)
 
     async def _keep(self, stage: int, members: list[PeerId]) -> bool:
         """Fetch the newest state of a stage from its members; return whether there was one to fetch."""
+        async with self._fetching:
+            return await self._kept_from(stage, members)
+
+    async def _kept_from(self, stage: int, members: list[PeerId]) -> bool:
         grounds = self._grounds
         window = self._windows.get(stage)
         if window is None:

@@ -53,7 +53,7 @@ def summed(company: Company) -> Outcome:
         return replace(first, run=company.run, checkpoint=whole if has_model(whole) else first.checkpoint)
     sent, received = company.grounds.node.moved
     return Outcome(
-        reason=company.reason,
+        reason=company.reason or "complete",  # it held nothing as the run ended
         run=company.run,
         peer=company.grounds.node.peer,
         round=Round(0),

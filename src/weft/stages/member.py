@@ -47,6 +47,7 @@ class Member(Membership):
         self.channel.serve(MayLeave, self._may_leave)
         batches = grounds.data.batches(run, "train")
         matrix = None if tied is None else tied.trainer
+        self._tied = None if tied is None else tied.conductor
         self.trainer = grounds.make_section(run, grounds.settings, batches, self._emit_from_thread, clock, matrix)
         self._busy = Busy(run.pipeline.micro_batch)
         work = Timed(grounds.compute, clock, self._busy.note)
@@ -66,7 +67,8 @@ class Member(Membership):
             compute=grounds.compute,
             pulse=grounds.pulse,
             source=self._source,
-            tied=None if tied is None else tied.conductor,
+            tied=self._tied,
+            pinning=self.pinning,
             make_evaluator=self._evaluator,
         )
         self.conductor = Conductor(part)
@@ -76,6 +78,11 @@ class Member(Membership):
     async def live(self, *, wait_for: int | None, snapshot: Snapshot | None) -> Outcome:
         self._grounds.desk.workers[self.stage] = self.worker
         return await super().live(wait_for=wait_for, snapshot=snapshot)
+
+    def stop(self, reason: str) -> None:
+        if self._tied is not None:
+            self._tied.leave(self.stage)
+        super().stop(reason)
 
     async def _end(self) -> None:
         if self._grounds.desk.workers.get(self.stage) is self.worker:

@@ -34,7 +34,8 @@ from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.pipeline.sender import Sender
 from weft.stages.conductor import Conductor
-from weft.stages.messages import BeatAnswer, BeatRequest, Held, State
+from weft.stages.messages import BeatAnswer, BeatRequest, Held, PinAt, PinnedAnswer, State
+from weft.stages.pinning import Pinning
 from weft.stages.pulse import Pulse
 from weft.stages.tied_conductor import TiedConductor
 
@@ -89,6 +90,8 @@ class Membership:
         self.folder = grounds.folder.stage(stage)
         self.channel = Channel(grounds.node, channel_of(stage), self.run.run, since)
         self.channel.serve(BeatRequest, self._beat)
+        self.channel.serve(PinAt, self._pin_at)
+        self.pinning = Pinning(lambda: self.peer.pin())
 
     def _place(self, trainer: Trainer, conductor: Conductor | TiedConductor, outer: Tensor) -> Place:
         """
@@ -140,7 +143,8 @@ class Membership:
         """Let go of what it has beside its peer."""
 
     def stop(self, reason: str) -> None:
-        self.is_leaving = True
+        self.is_leaving = self.conductor.is_leaving = True
+        self._grounds.pulse.look()
         self.peer.stop(reason)
 
     @property
@@ -166,6 +170,9 @@ class Membership:
         if request.manifest is None:
             return BeatAnswer(beat=self.conductor.beat.round)
         return BeatAnswer(beat=self.conductor.beat_after(request.manifest))
+
+    async def _pin_at(self, _peer: PeerId, request: PinAt) -> PinnedAnswer:
+        return PinnedAnswer(manifest=await self.pinning.at(request.beat))
 
     def _emit_from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._grounds.emit, event)

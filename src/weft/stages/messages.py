@@ -7,6 +7,7 @@ a member   ──TalliedRequest─► others of its stage what did that one tell
 a member   ──MayLeave───► others of its stage     I am going to another stage: do you stay?
 who goes   ───KeepNow───► another stage's member  I alone hold this stage: take its state
 who fetches ─BeatRequest► members of any stage    how far had the first stage come, in this state?
+who fetches ───PinAt────► members of all stages   keep your state after this beat
 
 Every bound is here, with its reason.
 """
@@ -140,6 +141,16 @@ class MayLeave(Record, frozen=True, kw_only=True, tag="MayLeave"):
 
 class LeaveAnswer(Record, frozen=True, kw_only=True, tag="LeaveAnswer"):
     does_stay: bool  # who answers
+
+
+class PinAt(Record, frozen=True, kw_only=True, tag="PinAt"):
+    """A call of a peer that fetches states of all pieces: keep yours after this beat, when you come there."""
+
+    beat: Number
+
+
+class PinnedAnswer(Record, frozen=True, kw_only=True, tag="PinnedAnswer"):
+    manifest: HexDigest | None  # of the state that is kept; None: that beat has gone by
 
 
 class KeepNow(Record, frozen=True, kw_only=True, tag="KeepNow"):

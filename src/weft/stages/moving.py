@@ -42,7 +42,7 @@ class Moving:
     async def rebalance(self) -> None:
         """Move, if this is the peer that should."""
         now, roll = self._clock.now(), self._roll
-        if len(self._members) != 1 or (self._moved_at is not None and now - self._moved_at < MOVED_S):
+        if roll.empty() or len(self._members) != 1 or (self._moved_at is not None and now - self._moved_at < MOVED_S):
             return
         unready = {peer for peer, news in roll.peers.items() if [each.state for each in news.held] != ["ready"]}
         for move in moves(roll.rates(), staying=unready, costs=roll.costs):

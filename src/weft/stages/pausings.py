@@ -27,6 +27,11 @@ class Pausings:
         for member in self._members():
             member.peer.pausing.want_no_more(reason)
 
+    def take_over(self, member: Membership) -> None:
+        """Let what has come to be held pause, too, where this peer is paused."""
+        for reason in self._reasons:
+            member.peer.pausing.want(reason)
+
     async def settled(self) -> None:
         for member in list(self._members()):
             await member.peer.pausing.settled()

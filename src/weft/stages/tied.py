@@ -17,11 +17,14 @@ from torch import Tensor
 
 from weft.events import Event, Notice
 from weft.peer.peer import Peer
-from weft.stages.measure import Needs
 from weft.stages.membership import Grounds, Membership
+from weft.stages.messages import State
 from weft.stages.opening import first_weights
+from weft.stages.roll import Roll
 from weft.stages.tied_conductor import TiedConductor
 
+LOOK_S = 0.05
+KEEPER = -1  # in place of a stage: who has its newest state holds it until an end stage does
 NOT_NEEDED = "this peer holds neither end stage any more"
 
 
@@ -40,13 +43,18 @@ class TiedMember(Membership):
         batches = grounds.data.batches(self.run, "train")
         self.trainer = grounds.make_tied(self.run, grounds.settings, batches, self._emit_from_thread, grounds.clock)
         self.trainer.on_started = lambda: self._loop.call_soon_threadsafe(self.has_begun.set)
-        needs = Needs(grounds.clock, grounds.has_busy, grounds.run.num_parameters)
-        self.conductor = TiedConductor(self.channel, self.trainer, grounds.compute, grounds.pulse, needs)
+        self.conductor = TiedConductor(self.channel, self.trainer, grounds.compute, grounds.pulse, self.pinning)
         self.peer = Peer(self.run, self._place(self.trainer, self.conductor, outer))
 
-    def stop(self, reason: str) -> None:
-        self.conductor.is_leaving = True
-        super().stop(reason)
+    async def is_here(self, is_over: Callable[[], bool]) -> None:
+        """Wait until the matrix is that of the others, or will never be, or for `is_over`."""
+        while not (self.peer.takes_part or self.is_leaving or is_over()):  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(LOOK_S)
+
+    @property
+    def _state(self) -> State:
+        state = super()._state
+        return "joining" if state == "ready" and not self.peer.takes_part else state
 
 
 class Tied:
@@ -60,6 +68,7 @@ class Tied:
     def __init__(
         self,
         grounds: Grounds,
+        roll: Roll,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_change: Callable[[TiedMember], None],
     ) -> None:
@@ -69,6 +78,7 @@ class Tied:
 
         self.member: TiedMember | None = None
         self._grounds = replace(grounds, emit=emit)
+        self._roll = roll
         self._spawn = spawn
         self._on_change = on_change
         self._ends: set[int] = set()
@@ -91,10 +101,36 @@ class Tied:
             await member.has_begun.wait()
         return member
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody has a state of it: who takes the first stage up begins it anew. It is told."""
+        number = self._grounds.run.tied
+        if number is None or self._roll.ready(number) or self._roll.keepers(number):
+            return False
+        self._grounds.emit(Notice(text="nobody has a state of the tied matrix: it begins anew"))
+        return True
+
+    def look(self) -> None:
+        """Hold it without an end stage where nobody else has it, and its newest state is here; until others have."""
+        number, me = self._grounds.run.tied, self._grounds.node.peer
+        if number is None:
+            return
+        ready, kept = self._roll.ready(number), self._roll.keepers(number)
+        best = min(kept, key=lambda peer: (-kept[peer], peer), default=None)
+        if not ready and best == me and self.member is None and self._roll.held(number):
+            self._spawn(self._keep())
+        elif self._ends == {KEEPER} and ready.keys() - {me}:
+            self._spawn(self.let_go(KEEPER))
+
+    async def _keep(self) -> None:
+        await self.held(KEEPER, None)
+
     async def let_go(self, stage: int) -> None:
         """Leave it, unless another stage of this peer needs it."""
-        self._ends.discard(stage)
         member = self.member
+        if stage not in self._ends:
+            return
+        self._ends.discard(stage)
         if member is None:
             return
         member.conductor.leave(stage)
@@ -122,6 +158,7 @@ class Tied:
             snapshot = await self._grounds.compute.serve(member.snapshot)
             await member.live(wait_for=opens, snapshot=snapshot)
         finally:
+            member.conductor.is_leaving = True
             if self.member is member:
                 self.member = None
             member.has_begun.set()

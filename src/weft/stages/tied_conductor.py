@@ -10,6 +10,8 @@ they announce; what comes after its round waits for the next.
 Failure:
 - the round takes longer than `MERGED_S`: micro-batches pass with the matrix as it is, and what was handed in counts in
   a later round.
+- an end stage gives up what it brings, because others count it (`pipeline.tally`): the matrix's half has been merged.
+- this peer is paused: what it had added up goes with its device, as its sections' does.
 
 It does not know micro-batches.
 """
@@ -31,9 +33,9 @@ from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.beat import Beat
 from weft.pipeline.tally import NONE, Told
 from weft.pipeline.worker import Sum
-from weft.stages.measure import Bystander, Needs
 from weft.stages.messages import BeatAnswer, BeatRequest
 from weft.stages.notes import ASK_S, Notes, States
+from weft.stages.pinning import Pinning
 from weft.stages.pulse import Pulse
 from weft.sync.messages import Manifest
 from weft.wire import digest_of
@@ -43,12 +45,14 @@ MERGED_S = 120.0  # a matrix of a large model takes a while on a slow line
 
 
 class TiedConductor:
-    def __init__(self, channel: Channel, trainer: TiedTrainer, compute: Compute, pulse: Pulse, needs: Needs) -> None:
+    def __init__(
+        self, channel: Channel, trainer: TiedTrainer, compute: Compute, pulse: Pulse, pinning: Pinning
+    ) -> None:
+        self._pinning = pinning
         self._channel = channel
         self._trainer = trainer
         self._compute = compute
         self._pulse = pulse
-        self._needs = needs
         self._notes = Notes(channel, pulse.look)
         self._states = States()
         self._ends: dict[int, int] = {}  # stages that compute here: the beat that each has handed in last
@@ -79,16 +83,16 @@ class TiedConductor:
     async def hand_in(self, stage: int, round: int, total: Sum) -> None:
         """Take a stage's half of the gradient of a beat; of no samples: it has none."""
         if total.num_samples:
-            await self._compute.train(lambda: self._trainer.hand_in(total))
-            self._num_handed += total.num_samples
+            is_taken = await self._compute.train(lambda: self._trainer.hand_in(total))
+            self._num_handed += total.num_samples if is_taken else 0
         self._ends[stage] = round
         self._pulse.look()
 
-    async def merged(self, round: int) -> None:
-        """Wait for the gradient of a beat to be merged."""
+    async def merged(self, round: int, is_over: Callable[[], bool]) -> None:
+        """Wait for the gradient of a beat to be merged, or for `is_over`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(MERGED_S):
-                await self._pulse.until(lambda: self.is_leaving or self._next > round)
+                await self._pulse.until(lambda: is_over() or self.is_leaving or self._next > round)
 
     # --- what rounds ask of it ---
 
@@ -124,8 +128,9 @@ class TiedConductor:
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:  # noqa: ARG002
         self._next = max(self._notes.brought(manifest.previous), default=self._next) + 1
         self._states.note(digest_of(manifest), self._next)
+        await self._pinning.settled(self._next, digest_of(manifest))
         self._pulse.look()
         return False
 
     def evaluator(self, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:  # noqa: ARG002
-        return Bystander(self._needs)
+        return Unmeasured()  # this run is never complete

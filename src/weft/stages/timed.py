@@ -24,7 +24,7 @@ class Timed:
         self._on_spent = on_spent
 
     async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
-        began = ended = 0.0
+        began, ended = 0.0, None  # type: tuple[float, float | None]
 
         def timed() -> T:
             nonlocal began, ended
@@ -37,7 +37,8 @@ class Timed:
         try:
             return await self._compute.train(timed, num_tokens)
         finally:
-            self._on_spent(ended - began)
+            if ended is not None:  # else it goes on, though nobody waits for it any more
+                self._on_spent(ended - began)
 
     async def serve(self, work: Callable[[], T]) -> T:
         return await self._compute.serve(work)

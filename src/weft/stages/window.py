@@ -2,6 +2,7 @@
 
     heads     what each member holds
     pin       some of them, the furthest first, keep one state for a while; what most of them offer is believed
+    pin_at    the same, of a beat that is still to come
     beat      how many rounds of the first stage are in a state: stages count their own rounds, and may skip some
     pull      the vectors of it that are wanted, from all who offer that state at once
 
@@ -16,6 +17,7 @@ It does not know what a state is for.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
@@ -37,7 +39,7 @@ from weft.peer.pull import pull
 from weft.peer.shares import Blob
 from weft.peer.staged import StagedConfig, channel_of
 from weft.progress import Meter
-from weft.stages.messages import BeatAnswer, BeatRequest
+from weft.stages.messages import BeatAnswer, BeatRequest, PinAt, PinnedAnswer
 from weft.sync.messages import Manifest
 from weft.sync.method import OUTER, Method
 from weft.wire import Buffer, decode, digest_of
@@ -84,7 +86,30 @@ class Window:
         order = sorted(heads, key=lambda peer: (-heads[peer].committed_tokens, -heads[peer].round, peer))[:MAX_DONORS]
         if not order:
             raise PeerError(f"no member of {self._called} says what state it holds")
-        wanted = digest_of(heads[order[0]])
+        return await self._offered(order, digest_of(heads[order[0]]))
+
+    async def pin_at(self, members: Sequence[PeerId], beat: int, deadline_s: float) -> Offered | None:
+        """Have some members keep the state after a beat that is still to come; None: it went by, or did not come."""
+        asked = sorted(members)[:MAX_DONORS]
+        answers = await asyncio.gather(*(self._pinned(peer, beat, deadline_s) for peer in asked))
+        found = [(peer, manifest) for peer, manifest in zip(asked, answers, strict=True) if manifest is not None]
+        if not found:
+            return None
+        wanted, _ = Counter(manifest for _, manifest in found).most_common(1)[0]
+        return await self._offered([peer for peer, manifest in found if manifest == wanted], wanted)
+
+    async def _pinned(self, peer: PeerId, beat: int, deadline_s: float) -> Digest | None:
+        with suppress(PeerError, NetError, Refused):
+            answer = await self._channel.call(peer, PinAt(beat=beat), PinnedAnswer, deadline_s=deadline_s)
+            return None if answer.manifest is None else Digest(answer.manifest)
+        return None
+
+    async def _offered(self, order: Sequence[PeerId], wanted: Digest) -> Offered:
+        """Return what most of these members offer, asked for a state.
+
+        Raises:
+            PeerError: nobody offers one.
+        """
         answers = await asyncio.gather(*(self._offer(peer, wanted) for peer in order))
         offers: list[tuple[PeerId, Offered]] = []
         failures = []

@@ -79,7 +79,8 @@ class Endless:
 def donor(node: Node, compute: Any, chain: Any = None, clock: VirtualClock | None = None, replica: Any = None) -> Donor:
     replica = replica or replica_at(OPENING)
     clock = clock or VirtualClock()
-    return Donor(node, replica, lambda: chain or Chain(OPENING, charter()), compute, clock, Pool(0))  # type: ignore[arg-type]
+    place = SimpleNamespace(node=node, compute=compute, clock=clock, memory=Pool(0))
+    return Donor(place, replica, lambda: chain or Chain(OPENING, charter()))  # type: ignore[arg-type]
 
 
 async def test_a_pin_is_made_once_though_who_asked_first_stopped_waiting(node: Node) -> None:

@@ -1,0 +1,39 @@
+"""States that are asked for before they are there: all pieces' of one beat, for whoever puts the model together.
+
+    manifest = await pinning.at(beat)         # a member's answer: its state after so many beats is kept; None: too late
+    await pinning.settled(beat, manifest)     # its conductor's word, once a round is over: nothing has changed since
+
+It does not know how a state is kept.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from weft.ids import Digest
+
+
+class Pinning:
+    """Of one member.
+
+    Args:
+        pin: keeps the present state for a while.
+    """
+
+    def __init__(self, pin: Callable[[], Awaitable[object]]) -> None:
+        self._pin = pin
+        self._wanted: dict[int, asyncio.Future[Digest | None]] = {}
+        self._beat = 0
+
+    async def at(self, beat: int) -> Digest | None:
+        if beat <= self._beat:
+            return None
+        wanted = self._wanted.setdefault(beat, asyncio.get_running_loop().create_future())
+        return await asyncio.shield(wanted)
+
+    async def settled(self, beat: int, manifest: Digest) -> None:
+        self._beat = beat
+        due = [each for each in self._wanted if each <= beat]
+        if beat in due:
+            await self._pin()
+        for each in due:
+            self._wanted.pop(each).set_result(manifest if each == beat else None)

@@ -1,0 +1,49 @@
+"""States of a beat that is still to come: kept as it is over, by all who were asked, or not at all."""
+
+import asyncio
+
+from weft.ids import Digest
+from weft.stages.pinning import Pinning
+
+HERE = Digest("ab" * 32)
+
+
+class Pins:
+    def __init__(self) -> None:
+        self.num = 0
+
+    async def __call__(self) -> None:
+        self.num += 1
+
+
+async def test_a_state_is_kept_as_its_beat_is_over_once_for_all_who_ask() -> None:
+    pins = Pins()
+    pinning = Pinning(pins)
+    asked = [asyncio.ensure_future(pinning.at(5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await pinning.settled(4, Digest("cd" * 32))
+    assert pins.num == 0
+    await pinning.settled(5, HERE)
+    assert [await each for each in asked] == [HERE, HERE]
+    assert pins.num == 1
+
+
+async def test_a_beat_that_has_gone_by_or_is_skipped_is_too_late() -> None:
+    pins = Pins()
+    pinning = Pinning(pins)
+    asked = asyncio.ensure_future(pinning.at(6))
+    await asyncio.sleep(0)
+    await pinning.settled(7, HERE)
+    assert await asked is None
+    assert await pinning.at(7) is None
+    assert pins.num == 0
+
+
+async def test_who_stops_waiting_takes_nothing_from_others() -> None:
+    pinning = Pinning(Pins())
+    first, second = (asyncio.ensure_future(pinning.at(1)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    await pinning.settled(1, HERE)
+    assert await second == HERE
