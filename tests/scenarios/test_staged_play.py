@@ -59,7 +59,7 @@ def test_six_machines_complete_a_run_and_agree_on_each_stage(tmp_path: Path, com
     found, _ = played(tmp_path, scenario(LAB, compute=compute), 6, is_tied=is_tied)
     assert found.broken == ()
     assert {machine.end for machine in found.machines} == {"complete"}
-    assert sorted(machine.stages for machine in found.machines) == [(0,), (0,), (1,), (1,), (2,), (2,)]
+    assert sorted(machine.stages[0] for machine in found.machines) == [0, 0, 1, 1, 2, 2]
     replicas = {(stage, replica) for machine in found.machines for stage, replica in machine.sections.items()}
     assert len(replicas) == 3
     assert found.committed_tokens == 6 * 2 * BATCH * SEQ_LEN

@@ -366,7 +366,8 @@ class Carry:
         """
         try:
             self.tokens = Tokens(counters.pop("uncounted_tokens"))
-            self.num_done = counters.pop("num_done")
+            num_done = counters.pop("num_done")
+            self.num_done = num_done if self.tokens else 0  # of nothing, as where no micro-batch came: made again
             self._num_missed = counters.pop("num_missed")
         except KeyError as missing:
             raise CheckpointError(f"the saved state has no {missing}. Resume from another checkpoint.") from None

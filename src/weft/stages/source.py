@@ -17,6 +17,8 @@ from weft.pipeline.beat import Beat
 from weft.pipeline.device import Given
 from weft.pipeline.origin import Origin
 
+LOOK_S = 0.5  # at whether what is measured should be broken off
+
 
 class Source:
     """Of one member of the first stage.
@@ -44,18 +46,30 @@ class Source:
     async def measured(
         self, heldout: Batches, num_windows: int, beat: Beat, between: Callable[[], None]
     ) -> tuple[float, int]:
-        """Return the mean loss of held-out windows, by parameters as they are in `beat`, and their tokens."""
+        """Return the mean loss of held-out windows, by parameters as they are in `beat`, and their tokens.
+
+        Args:
+            between: called now and then: other stages may be gone; what it raises ends this.
+        """
         total, num_tokens = 0.0, 0
 
         async def one(batch: Batch) -> None:
             nonlocal total, num_tokens
-            between()
             num = len(batch[0])
             returned = await self._origin.begin(Given(num, packed(batch), None, beat, is_measured=True))
             total += returned.loss * batch[0].numel()
             num_tokens += batch[0].numel()
 
-        await _all(*(one(batch) for batch in heldout.heldout_batches(num_windows, self._micro_batch)))
+        batches = heldout.heldout_batches(num_windows, self._micro_batch)
+        measuring = asyncio.ensure_future(_all(*(one(batch) for batch in batches)))
+        try:
+            while not measuring.done():
+                between()
+                await asyncio.wait([measuring], timeout=LOOK_S)
+            measuring.result()
+        finally:
+            measuring.cancel()
+            await asyncio.wait([measuring])
         return total / num_tokens, num_tokens
 
 
