@@ -26,7 +26,8 @@ FLOORS = (
     ("sync", "pipeline"),
     ("inference",),
     ("peer",),
-    ("sim", "plan", "door", "site", "stages", "dashboard"),
+    ("plan", "door", "site", "stages", "dashboard"),
+    ("sim",),
     ("cli",),
     ("__main__",),
     ("",),  # the package itself: it names what it looks up when that is asked for
@@ -318,7 +319,7 @@ DOC = '"""A sample that says what it is."""\n'
         (imports_only_downward, "model.layers", "def f():\n    from weft.peer import peer"),
         (imports_only_downward, "model.layers", "from weft import cost"),
         (imports_only_downward, "ids", "from weft.wire import encode"),
-        (imports_only_downward, "sim.play", "from weft.plan import loss"),
+        (imports_only_downward, "plan.forecast", "from weft.door import sync"),
         (imports_only_downward, "model.layers", "from weft.attic import box"),
         (imports_only_downward, "attic.box", "from weft.wire import encode"),
         (reads_no_environment, "peer.peer", "import os\nhome = os.environ['HOME']"),

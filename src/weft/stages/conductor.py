@@ -194,7 +194,7 @@ class Conductor:
         self._states.note(digest_of(manifest), self._round)
         await part.pinning.settled(self._round, digest_of(manifest))
         if part.tied is not None:
-            await part.tied.merged(self._round - 1, lambda: self.is_leaving)
+            await part.tied.merged(self._stage, self._round - 1, lambda: self.is_leaving)
         await part.worker.advance(self.beat)
         return bool(closed.given_up)
 

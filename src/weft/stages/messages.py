@@ -150,7 +150,7 @@ class PinAt(Record, frozen=True, kw_only=True, tag="PinAt"):
 
 
 class PinnedAnswer(Record, frozen=True, kw_only=True, tag="PinnedAnswer"):
-    manifest: HexDigest | None  # of the state that is kept; None: that beat has gone by
+    manifest: HexDigest | None  # of the state that is kept; None: that beat has gone by, or is far off
 
 
 class KeepNow(Record, frozen=True, kw_only=True, tag="KeepNow"):

@@ -1,6 +1,6 @@
 """States that are asked for before they are there: all pieces' of one beat, for whoever puts the model together.
 
-    manifest = await pinning.at(beat)         # a member's answer: its state after so many beats is kept; None: too late
+    manifest = await pinning.at(beat)         # a member's answer: its state after so many beats is kept; None: too late, or early
     await pinning.settled(beat, manifest)     # its conductor's word, once a round is over: nothing has changed since
 
 It does not know how a state is kept.
@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from weft.ids import Digest
+
+MAX_AHEAD = 64  # beats: who asks for a later one asks again
 
 
 class Pinning:
@@ -25,7 +27,7 @@ class Pinning:
         self._beat = 0
 
     async def at(self, beat: int) -> Digest | None:
-        if beat <= self._beat:
+        if not self._beat < beat <= self._beat + MAX_AHEAD:
             return None
         wanted = self._wanted.setdefault(beat, asyncio.get_running_loop().create_future())
         return await asyncio.shield(wanted)

@@ -88,8 +88,11 @@ class TiedConductor:
         self._ends[stage] = round
         self._pulse.look()
 
-    async def merged(self, round: int, is_over: Callable[[], bool]) -> None:
-        """Wait for the gradient of a beat to be merged, or for `is_over`."""
+    async def merged(self, stage: int, round: int, is_over: Callable[[], bool]) -> None:
+        """Wait for the gradient of a beat to be merged, or for `is_over`. The stage hands in no more of that beat."""
+        if stage in self._ends:
+            self._ends[stage] = max(self._ends[stage], round)
+            self._pulse.look()
         with suppress(TimeoutError):
             async with asyncio.timeout(MERGED_S):
                 await self._pulse.until(lambda: is_over() or self.is_leaving or self._next > round)

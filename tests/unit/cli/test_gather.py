@@ -112,7 +112,7 @@ def test_a_section_that_is_not_here_is_named(weft: Weft, staged: tuple[StagedCon
     keep((0, 7, 0), (2, 7, 1))
     told = weft("gather", "last")
     assert told.code != 0
-    assert "of stage 2 there is no section here" in " ".join(told.err.split())
+    assert "which has 3 stages, these are not here: stage 2." in " ".join(told.err.split())
 
 
 def test_a_model_without_stages_is_found_beside_older_sections(
@@ -131,7 +131,7 @@ def test_one_section_is_no_model_but_can_be_inspected(
     run, keep = staged
     keep((1, 7, 0))
     folder = home / "runs" / run.run / PEERS[0] / "stage-1" / "checkpoint"
-    assert "section 2 of 3" in " ".join(weft("generate", folder, "x").err.split())
+    assert "holds stage 2 of a model in 3 stages" in " ".join(weft("generate", folder, "x").err.split())
     assert "section     2 of 3: layers 2 to 2 are here" in weft("inspect", folder).out
     told = weft("generate", folder.parents[1], "x")  # a peer's folder, which has no whole model
     assert "weft gather" in told.err

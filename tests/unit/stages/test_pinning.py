@@ -3,7 +3,7 @@
 import asyncio
 
 from weft.ids import Digest
-from weft.stages.pinning import Pinning
+from weft.stages.pinning import MAX_AHEAD, Pinning
 
 HERE = Digest("ab" * 32)
 
@@ -36,6 +36,7 @@ async def test_a_beat_that_has_gone_by_or_is_skipped_is_too_late() -> None:
     await pinning.settled(7, HERE)
     assert await asked is None
     assert await pinning.at(7) is None
+    assert await pinning.at(8 + MAX_AHEAD) is None  # nobody has others remember what is never due
     assert pins.num == 0
 
 
