@@ -93,7 +93,7 @@ class Peer:
         self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies
         self._blocking = Blocking(place, lambda: self._rounds is not None and self._rounds.is_member)
-        self.pin = Donor(place, self._replica, lambda: self._rounds and self._rounds.chain).pin
+        self.pin = Donor(place, self._replica, lambda: self._rounds.chain if self._rounds else None).pin
         self._evaluator = make_evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
         self._rounds: Rounds | None = None

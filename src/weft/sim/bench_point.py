@@ -92,7 +92,9 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
     sent = _by_peer(commits, lambda event: event.sent_nbytes)
     received = _by_peer(commits, lambda event: event.received_nbytes)
     is_cut = isinstance(run, StagedConfig)
-    steps = played.committed_tokens / (num_first(num_peers, run.stages if is_cut else 1) * run.tokens_per_step)
+    steps = played.committed_tokens / (
+        num_first(num_peers, run.stages if isinstance(run, StagedConfig) else 1) * run.tokens_per_step
+    )
     spans = layout(run.model)
     num = spans.num_parameters
     evaluated = None if (outcome := outcome_of(played)) != COMPLETE else _last(entries, Evaluated)
