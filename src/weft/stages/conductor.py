@@ -35,7 +35,7 @@ from weft.peer.staged import StagedConfig
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.beat import Beat
 from weft.pipeline.worker import Sum, Worker
-from weft.stages.notes import Notes, States
+from weft.stages.notes import ASK_S, Notes, States
 from weft.stages.pinning import Pinning
 from weft.stages.pulse import Pulse
 from weft.stages.source import Source
@@ -147,9 +147,15 @@ class Conductor:
         part = self._part
         await self.announcing(None)
         here, previous = set(head.members) & {part.channel.peer, *part.channel.peers}, digest_of(head)
-        await part.pulse.until(
-            lambda: is_over() or self._is_announced() or self._notes.of(previous, here).keys() == here
-        )
+
+        def is_known() -> bool:
+            return is_over() or self._is_announced() or self._notes.of(previous, here).keys() == here
+
+        while not is_known():
+            await self._notes.ask_all(previous)  # what was told while the link was down, this peer has not heard
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_S):
+                    await part.pulse.until(is_known)
         if is_over() or self._is_announced():
             return False
         notes = self._notes.of(previous, here)
