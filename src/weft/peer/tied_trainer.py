@@ -67,7 +67,7 @@ class TiedTrainer(Trainer):
             return False
         gradient = self._model.gradient
         self._handed = gradient.clone() if self._handed is None else self._handed.add_(gradient)
-        self._total = Sum(self._total.num_samples + total.num_samples, self._total.loss + total.loss)
+        self._total += total
         gradient.zero_()
         return True
 

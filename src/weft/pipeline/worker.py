@@ -82,6 +82,9 @@ class Sum:
     def plus(self, num_samples: int, mean_loss: float) -> "Sum":
         return Sum(self.num_samples + num_samples, self.loss + num_samples * mean_loss)
 
+    def __add__(self, other: "Sum") -> "Sum":
+        return Sum(self.num_samples + other.num_samples, self.loss + other.loss)
+
 
 class Worker:
     """One member of one stage.

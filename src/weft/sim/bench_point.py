@@ -91,10 +91,8 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
     commits = [entry for entry in entries if isinstance(entry.event, RoundCommitted)]
     sent = _by_peer(commits, lambda event: event.sent_nbytes)
     received = _by_peer(commits, lambda event: event.received_nbytes)
-    is_cut = isinstance(run, StagedConfig)
-    steps = played.committed_tokens / (
-        num_first(num_peers, run.stages if isinstance(run, StagedConfig) else 1) * run.tokens_per_step
-    )
+    num_stages = run.stages if isinstance(run, StagedConfig) else 1
+    steps = played.committed_tokens / (num_first(num_peers, num_stages) * run.tokens_per_step)
     spans = layout(run.model)
     num = spans.num_parameters
     evaluated = None if (outcome := outcome_of(played)) != COMPLETE else _last(entries, Evaluated)
@@ -118,7 +116,9 @@ def line_of(task: Task, played: Played, entries: Sequence[Entry], cpu_s: float) 
         received_mean=sum(received) / num_peers,
         received_max=max(received, default=0),
         bits=8 * sum(sent) / (num_peers * num * steps) if steps else None,
-        payload_bits=8 * _payload_nbytes(run, played) / (num_peers * num * steps) if steps and not is_cut else None,
+        payload_bits=8 * _payload_nbytes(run, played) / (num_peers * num * steps)
+        if steps and num_stages == 1
+        else None,
         ratio_bf16=_of_ring(sent, num, steps, 2),
         ratio_fp32=_of_ring(sent, num, steps, 4),
         virtual_s=commits[-1].at - entries[0].at if commits else 0.0,
