@@ -16,7 +16,7 @@ E = TypeVar("E", bound=Event)
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pipeline.toml"
 TOKENS = 300_000
-SCHEDULE = ("warmup_tokens=30_000", "decay_tokens=100_000", f"total_tokens={TOKENS}")
+SCHEDULE = ("decay_tokens=100_000", f"total_tokens={TOKENS}")
 CHANGES = [f"train.tokens={TOKENS}", "train.evaluate_every=0", *(f"train.schedule.{each}" for each in SCHEDULE)]
 END_S = 900.0
 

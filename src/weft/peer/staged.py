@@ -12,6 +12,7 @@ members are those of both end stages.
 It does not know how micro-batches pass from one stage to the next.
 """
 
+import math
 from typing import Annotated, Any
 
 import msgspec
@@ -56,8 +57,15 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
             )
 
     def of_stage(self, stage: int) -> "StagedConfig":
-        """Return the run of those who hold one piece. When all is trained, the first stage's says."""
-        train = self.train if stage == 0 else msgspec.structs.replace(self.train, tokens=MAX_TOKENS)
+        """Return the run of those who hold one piece. When all is trained, the first stage's says.
+
+        Its gradient is as long at most as its share of the model's parameters allows: together those of all pieces are
+        no longer than the whole run says.
+        """
+        assert self.stage is None, "only the whole run has stages"
+        share = num_section_parameters(self.model, self.pieces[stage]) / num_parameters(self.model)
+        tokens = self.train.tokens if stage == 0 else MAX_TOKENS
+        train = msgspec.structs.replace(self.train, tokens=tokens, clip=self.train.clip * math.sqrt(share))
         initial = self.initials[stage]
         return msgspec.structs.replace(self, stage=stage, initial=initial, train=train, has_even_leases=True)
 
