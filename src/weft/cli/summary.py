@@ -44,11 +44,12 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
     section = section_of(outcome)
     if section:
         lines.append(f"{INDENT}of {section}; after the same round all who hold that have the same one")
-    others = sorted((view.name(peer), line) for peer, line in view.lines.items() if peer != outcome.peer)
+    others = sorted((view.name(peer), peer) for peer in view.lines if peer != outcome.peer)
     if others and not section:
         lines.append(f"{INDENT}of this peer; after the same round all have the same one")
-    lines += [f"{INDENT}{name}: {_ending(line, is_complete=outcome.reason == 'complete')}" for name, line in others]
-    if outcome.reason != "complete" and any(line.state != "left" for _, line in others):
+    is_complete = outcome.reason == "complete"
+    lines += [f"{INDENT}{name}: {_ending(view.lines[peer], is_complete=is_complete)}" for name, peer in others]
+    if not is_complete and any(view.lines[peer].state != "left" for _, peer in others):
         lines.append("tickets      that name this machine alone lead nowhere now: `weft ticket` on another prints one")
     lines.append(beside("checkpoint", outcome.checkpoint))
     is_part = outcome.checkpoint.parent.name.startswith(STAGE)

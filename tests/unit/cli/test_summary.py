@@ -129,3 +129,9 @@ def test_of_a_sample_a_few_lines_are_shown_and_a_dot_for_what_cannot_be() -> Non
     assert excerpt("a\ufffd\x1b\x00b\tc") == "a...b\tc"
     assert excerpt("\n".join("abcdefghijkl")) == "a\nb\nc\nd\ne\nf\ng\nh\n..."
     assert max(len(line) for line in excerpt("x" * 500).splitlines()) == 80
+
+
+def test_two_machines_of_one_name_are_told_apart(kept: Kept) -> None:
+    lines = {BERT: Line(name="gpu", state="left", round=11), ANNA: Line(name="gpu", state="left", round=12)}
+    text = summary(outcome_of(kept), replace(View(), lines=lines), "weft").splitlines()
+    assert len([line for line in text if line.strip().startswith("gpu:")]) == 2
