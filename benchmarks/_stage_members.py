@@ -53,7 +53,7 @@ class TimedPassed:
         self.output = None if device.is_last else device.numbers()
         self.loss = 1.0 if device.is_last else None
 
-    def backward(self, _gradient: Buffer | None) -> Buffer | None:
+    def backward(self, _gradient: Buffer | None, _member: PeerId | None = None) -> Buffer | None:
         time.sleep(self._device.part_s)
         return None if self._device.is_first else self._device.numbers()
 

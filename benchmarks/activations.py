@@ -23,19 +23,21 @@ from torch import Tensor
 from benchmarks import report
 from weft.codec.build import build as number_codec
 from weft.codec.config import Bf16Config, CodecConfig, Fp8Config, Fp32Config, Int4Config, Int8Config
+from weft.ids import PeerId
 from weft.model import FlatModel, ModelConfig, assemble, flatten, initial_vector
 from weft.model.config import num_parameters
 from weft.model.flat import cut, join
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
-from weft.pipeline import subspace
 from weft.pipeline.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
 from weft.pipeline.build_boundary import build
-from weft.pipeline.device import Given, Passed, parcel
+from weft.pipeline.device import Given, Passed, parcel, sent_to
+from weft.pipeline.subspace import Confined, confined
 from weft.pipeline.torch_device import TorchDevice
 from weft.wire import Buffer
 
 TEXT = Path("tinyshakespeare.txt")
+NEXT = PeerId("b" * 64)  # who has the next section, of all
 NUM_SECTIONS, SEQ_LEN, BATCH_SIZE = 4, 64, 12
 LR, WARM_UP, DECAY = 4e-3, 50, 0.1
 STEPS = 500
@@ -131,11 +133,11 @@ class Chain:
             model = flatten(SectionModule(MODEL, section), "cpu")
             model.vector.copy_(cut(MODEL, vector, section))
             self.models.append(model)
-        self.space = None
+        self.confined: list[Confined] = []
         if isinstance(row.activations, SubspaceConfig):
-            self.space = subspace.drawn(row.activations, MODEL.width, MODEL.vocab_size)
-            for model in self.models:
-                subspace.begin(model, self.space)
+            self.confined = [confined(row.activations, MODEL, section) for section in sections(MODEL, NUM_SECTIONS)]
+        for held, model in zip(self.confined, self.models, strict=False):
+            held.begin(model.vector)
         self.devices = self.made()
         self.nbytes = [0, 0]  # forward, backward
         self.num_tokens = 0
@@ -144,20 +146,24 @@ class Chain:
         boundaries = build(self.row.activations, self.row.gradients)
         return [TorchDevice(model, boundaries, SEQ_LEN, BATCH_SIZE) for model in self.models]
 
-    def forward(self, devices: list[TorchDevice], ids: Tensor) -> list[Passed]:
+    def forward(self, devices: list[TorchDevice], ids: Tensor) -> tuple[list[Passed], list[Buffer]]:
+        """Return what became of a micro-batch, and what was sent of it."""
         tokens, given = ids.numpy().tobytes(), None
         passed: list[Passed] = []
+        messages: list[Buffer] = []
         for device in devices:
             passed.append(device.forward(Given(len(ids), tokens, given)))
-            given = None if passed[-1].output is None else parcel(passed[-1].output)
-        return passed
+            if (message := sent_to(NEXT, passed[-1])) is not None:
+                given = parcel(message)
+                messages.append(message)
+        return passed, messages
 
     def step(self, ids: Tensor) -> float:
         """Add the gradients of a micro-batch; return its loss."""
-        passed, gradient = self.forward(self.devices, ids), None
+        (passed, messages), gradient = self.forward(self.devices, ids), None
+        self.nbytes[0] += sum(map(len, messages))
         for each in reversed(passed):
-            self.nbytes[0] += 0 if each.output is None else len(each.output)
-            gradient = each.backward(gradient)
+            gradient = each.backward(gradient, NEXT)
             self.nbytes[1] += 0 if gradient is None else len(gradient)
         for each in passed:
             each.count()
@@ -172,7 +178,7 @@ class Chain:
         with torch.no_grad():
             for ids in held_out.split(BATCH_SIZE):
                 found.append(float(whole.loss(ids[:, :-1].long(), ids[:, 1:].long())) * len(ids))
-                loss = self.forward(devices, ids)[-1].loss
+                loss = self.forward(devices, ids)[0][-1].loss
                 assert loss is not None
                 passed.append(loss * len(ids))
         return sum(found) / len(held_out), sum(passed) / len(held_out)
@@ -212,9 +218,8 @@ def trained(row: Row, batches: list[Tensor], held_out: Tensor, seed: int) -> tup
         for model in chain.models:
             model.gradient.mul_(min(1.0, 1.0 / math.sqrt(square)))
         optimizer.step()
-        if chain.space is not None:
-            for model in chain.models:
-                subspace.constrain(model, chain.space)
+        for held, model in zip(chain.confined, chain.models, strict=False):
+            held.constrain(model.vector)
     step_ms = 1000 * (time.perf_counter() - start) / len(batches)
     tail = losses[-len(batches) // EPOCHS :]
     each = chain.num_tokens * (NUM_SECTIONS - 1)
@@ -235,13 +240,12 @@ def errors(chain: Chain, ids: Tensor) -> list[tuple[str, float, float]]:
     Args:
         chain: whose boundaries are of fp32.
     """
-    passed, gradient = chain.forward(chain.devices, ids), None
-    messages: tuple[list[Buffer], list[Buffer]] = ([], [])
+    (passed, there), back = chain.forward(chain.devices, ids), list[Buffer]()
+    gradient = None
     for each in reversed(passed):
-        messages[0].extend([] if each.output is None else [each.output])
-        gradient = each.backward(gradient)
-        messages[1].extend([] if gradient is None else [gradient])
-    numbers = [torch.from_numpy(np.concatenate([np.frombuffer(m, "<f4") for m in way])) for way in messages]
+        gradient = each.backward(gradient, NEXT)
+        back.extend([] if gradient is None else [gradient])
+    numbers = [torch.from_numpy(np.concatenate([np.frombuffer(m, "<f4") for m in way])) for way in (there, back)]
     codecs: dict[str, CodecConfig] = {
         "bf16": Bf16Config(),
         "int8": Int8Config(),

@@ -38,6 +38,7 @@ def sealed(
     is_tied: bool = False,
     clip: float = 1.0,
     lr: float = 1e-2,
+    text: Path | None = None,
     **pipeline: Any,
 ) -> Sealed:
     run_file = RunFile(
@@ -45,8 +46,8 @@ def sealed(
         stages=3,
         peers=1,
         model=ShapedModel(num_layers=3, num_heads=2, width=16, ffn_width=128, is_tied=is_tied),
-        data=CorpusConfig(source=TextSource(paths=(str(write_corpus(root)),))),
-        pipeline=PipelineConfig(micro_batch=2, activations=Fp32Config(), **pipeline),
+        data=CorpusConfig(source=TextSource(paths=(str(text or write_corpus(root)),))),
+        pipeline=PipelineConfig(**{"micro_batch": 2, "activations": Fp32Config()} | pipeline),
         train=TrainConfig(
             seq_len=SEQ_LEN,
             batch_size=batch,

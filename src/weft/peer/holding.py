@@ -26,6 +26,7 @@ from weft.peer.device import Device, decoder, free_nbytes
 from weft.peer.machine import PeerConfig
 from weft.peer.staged import StagedConfig
 from weft.pipeline import boundary, build_boundary
+from weft.pipeline.activations import AqSgdConfig, SubspaceConfig
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.origin import PER_STAGE
 from weft.pipeline.worker import Bounds
@@ -75,8 +76,20 @@ def section_memory(
         shape.num_parameters,
         num_members,
         num_rounds=-(-train.tokens // (choices.every * train.batch_size * train.seq_len)),  # one begins all
-        activations=cost_pipeline.activation_nbytes(shape, holding.micro, num_taken, is_half=is_half),
+        activations=cost_pipeline.activation_nbytes(shape, holding.micro, num_taken, is_half=is_half)
+        + codec_nbytes(holding.model, holding.pipeline, section),
     )
+
+
+def codec_nbytes(model: ModelConfig, pipeline: PipelineConfig, section: Section) -> int:
+    """Return the bytes of memory that the codecs of a section's boundaries hold beside messages."""
+    match pipeline.activations:
+        case SubspaceConfig(rank=rank):
+            return 4 * model.width * (rank + model.vocab_size)
+        case AqSgdConfig(held_nbytes=nbytes):
+            return nbytes * (2 - section.is_first - section.is_last)
+        case _:
+            return 0
 
 
 def on_cpu(memory: cost.Memory) -> int:

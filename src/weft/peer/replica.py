@@ -14,6 +14,7 @@ from weft.errors import CheckpointError
 from weft.ids import Round
 from weft.peer.amended import amended, first_charter
 from weft.peer.config import Genesis
+from weft.peer.confinement import confinement
 from weft.sync.charter import Charter
 from weft.sync.coding import reply_codec_in
 from weft.sync.legacy import charter_after
@@ -41,6 +42,7 @@ class Replica:
         self.head: Manifest | None = None
         self._run = run
         self._num_decayed, self._shapes = run.vector.num_decayed, run.vector.tensors
+        self._confinement = confinement(run)
         self._set_charter(first_charter(run))
         self.scope = Scope(self.method.num_sent(outer.numel()), run.method.fragments)
         self.state: OuterState = {
@@ -70,6 +72,8 @@ class Replica:
         context = self._context(round, committed_tokens)
         if self.scope.fragments == 1:
             self.method.apply(self.outer, self.state, merged, context)
+            if self._confinement is not None:
+                self._confinement.constrain(self.outer)
             return
         outer = self.scope.take(self.outer, round)
         state = {name: self.scope.take(vector, round) for name, vector in self.state.items()}

@@ -37,12 +37,14 @@ from weft.model import ModelConfig, check_size, initial_vector, named, read_conf
 from weft.model.flat import cut
 from weft.model.sections import num_section_parameters, pieces, sections
 from weft.peer.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
+from weft.peer.confinement import seeded
 from weft.peer.device import check_host
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
 from weft.peer.outline import data_ready
 from weft.peer.staged import StagedConfig, staged
 from weft.peer.state import raw
+from weft.pipeline.activations import SubspaceConfig
 from weft.progress import Meter
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
@@ -105,6 +107,11 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         predecessor=run_file.predecessor,
     )
     if run_file.stages > 1:
+        if isinstance(run_file.model, FolderModel) and isinstance(run_file.pipeline.activations, SubspaceConfig):
+            raise ConfigError(
+                "pipeline.activations: subspace: weights of a folder lie in no subspace, and would be lost. Choose "
+                "another type, or a model that is made of the seed."
+            )
         config = staged(config, initials, run_file.pipeline)
     data = wire.encode(config)
     require(config.method)
@@ -231,8 +238,10 @@ def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
         DataError: the blob is corrupt (removed, so that it can be fetched again).
     """
     if isinstance(config, RunConfig) and config.is_seeded:
-        section = config.section if isinstance(config, StagedConfig) else None
-        vector = initial_vector(config.model, config.seed, section)
+        if isinstance(config, StagedConfig) and config.section is not None:
+            vector = seeded(config.model, config.seed, config.section, config.pipeline)
+        else:
+            vector = initial_vector(config.model, config.seed)
         if (found := wire.digest(raw(vector))) != config.initial:
             raise GenesisMismatch(
                 f"seed {config.seed} gives the initial weights {short(found)} here, but {short(config.initial)} at the "
@@ -331,7 +340,7 @@ def _put_initials(run_file: RunFile, model: ModelConfig, base: Path, home: Home)
         _, vector = read_folder(base / run_file.model.path)
         yield from (home.blobs.put(raw(cut(model, vector, section))) for section in cuts)
     else:
-        yield from (wire.digest(raw(initial_vector(model, run_file.seed, section))) for section in cuts)
+        yield from (wire.digest(raw(seeded(model, run_file.seed, each, run_file.pipeline))) for each in cuts)
 
 
 # --- reading what others sealed ---

@@ -23,6 +23,7 @@ from weft.errors import CallFailed
 from weft.events import Emit, WarmedUp
 from weft.model.backward import forward as passed_through
 from weft.model.flat import Part
+from weft.peer.confinement import confinement
 from weft.peer.learner import Work
 from weft.peer.machine import PeerConfig
 from weft.peer.staged import StagedConfig
@@ -55,6 +56,7 @@ class SectionTrainer(Trainer):
         section = run.section
         assert section is not None, "the whole run has no section of its own"
         self._section = section
+        self._confinement = confinement(run)
         self._pipeline = run.pipeline
         self._lent: TorchDevice | None = None  # None: the device has been left
         self._handed = Sum()
@@ -173,6 +175,8 @@ class SectionTrainer(Trainer):
                 norm = self._pull(self._anchor)
             self._shorten(norm)
             self._optimizer.step(rate)
+            if self._confinement is not None:
+                self._confinement.constrain(self._model.vector)
             self._steps.done(loss, norm, rate, total.num_samples, began)
             self._made.append((loss, total.num_samples))
         self._model.zero_gradient()

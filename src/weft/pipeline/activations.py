@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int4Config, Int8Config
 from weft.config import Config
+from weft.errors import ConfigError
 
 MAX_RANK = 4096  # no less than many a model's width
 
@@ -46,13 +47,13 @@ class SubspaceConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="s
 
 
 class AqSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="aqsgd"):
-    """Changes of samples that come again. Stages of one member each: a member knows what one other holds."""
+    """Changes of samples that come again, to whom they went before: the fewer members stages have, the more often."""
 
     values: Annotated[
         Literal["bf16", "fp8", "int8", "int4", "int2"], Meta(description="how each number of a change is encoded")
     ] = "int4"
     held_nbytes: Annotated[
-        int, Meta(ge=0, le=1 << 50, description="bytes of memory for samples, at each end of each boundary")
+        int, Meta(ge=0, le=1 << 50, description="bytes of memory for samples, of each member at each of its boundaries")
     ] = 1 << 30
 
 
@@ -65,3 +66,12 @@ GradientConfig = Fp32Config | Bf16Config | Fp8Config | Int8Config | Int4Config |
 """What passes their gradients, where that is said apart."""
 
 BY_DEFAULT = Bf16Config()
+
+
+def check_gradients(activations: ActivationConfig, gradients: GradientConfig | None) -> None:
+    """
+    Raises:
+        ConfigError: gradients of a subspace have a codec of their own.
+    """
+    if isinstance(activations, SubspaceConfig) and gradients is not None:
+        raise ConfigError("gradients: those of a subspace lie in it, too, and have no other codec. Leave it out.")

@@ -18,8 +18,10 @@ decodes to the same again, as long as no newer one of its samples came.
 Samples are held, in bf16, as long as there is room, and then no others: of samples that come in turns, as epochs do,
 those that came first stay, where the least recently seen would be dropped just before they come again.
 
-It does not know what names a sample, nor who the other side is: of a stage of several members each knows one, and
-refuses what builds on what another holds.
+Of a stage of several members each holds what came to it: a sample has another name for each of them, and gains where it
+goes the same way again.
+
+It does not know what names a sample, nor who the other side is.
 
 AQ-SGD: Wang et al., 2206.01299, algorithm 1. It passes a sample in full the first time; here in as few bits as later:
 messages of equal lengths.
@@ -86,7 +88,7 @@ def aqsgd(values: Codec, held_nbytes: int, gradients: ActivationCodec, shape: Sh
         held_nbytes: of samples that are held, at most.
     """
     held = Held(held_nbytes)
-    return Boundary(Changes(values, held, shape), Acknowledging(gradients, held))
+    return Boundary(Changes(values, held, shape), Acknowledging(gradients, held), has_memory=True)
 
 
 @final

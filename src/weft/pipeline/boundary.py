@@ -46,7 +46,7 @@ class Samples:
     """What both sides know of a micro-batch."""
 
     tokens: Int64[Tensor, "samples tokens"]  # that the activations are of; of the vocabulary
-    names: tuple[int, ...]  # of each sample: its position in the data, or another number that both sides give it alike
+    names: tuple[int, ...]  # of each sample: its position in the data, or another number
 
     def __len__(self) -> int:
         return len(self.names)
@@ -81,6 +81,8 @@ class Boundary:
 
     activations: ActivationCodec
     gradients: ActivationCodec
+    has_memory: bool = False
+    """Whether messages build on earlier ones: a sample has a name for each member on the other side."""
 
 
 class Boundaries(Protocol):

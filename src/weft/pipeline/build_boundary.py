@@ -8,7 +8,6 @@ from typing import Literal, assert_never
 from weft.codec import build as vectors
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int2Config, Int4Config, Int8Config
-from weft.errors import ConfigError
 from weft.pipeline.activations import (
     BY_DEFAULT,
     ActivationConfig,
@@ -16,6 +15,7 @@ from weft.pipeline.activations import (
     GradientConfig,
     LplrConfig,
     SubspaceConfig,
+    check_gradients,
 )
 from weft.pipeline.aqsgd import aqsgd
 from weft.pipeline.boundary import ActivationCodec, Boundaries, Boundary, Flat, Shape
@@ -38,14 +38,11 @@ def build(activations: ActivationConfig = BY_DEFAULT, gradients: GradientConfig 
         gradients: left out: as activations; those of aqsgd in int8, as in its paper.
 
     Raises:
-        ConfigError: gradients of a subspace have a codec of their own; they lie in it, too.
+        ConfigError: as `check_gradients`.
     """
+    check_gradients(activations, gradients)
     match activations:
         case SubspaceConfig():
-            if gradients is not None:
-                raise ConfigError(
-                    "gradients: those of a subspace lie in it, too, and have no other codec. Leave it out."
-                )
             return Built(cache(lambda shape: _in_subspace(activations, shape)))  # it remembers nothing, and is large
         case AqSgdConfig(values=values, held_nbytes=held_nbytes):
             back = gradients or Int8Config()

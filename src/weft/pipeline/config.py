@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from weft.config import Config
-from weft.pipeline.activations import BY_DEFAULT, GradientConfig
+from weft.pipeline.activations import BY_DEFAULT, ActivationConfig, GradientConfig, check_gradients
 
 MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece
 
@@ -19,10 +19,12 @@ class PipelineConfig(Config, frozen=True, kw_only=True):
     micro_batch: Annotated[
         int, Meta(ge=1, le=MAX_MICRO_BATCH, description="samples that pass through the stages together")
     ] = 1
-    activations: GradientConfig = BY_DEFAULT
-    """Those that need nothing of model, members or samples: `subspace` and `aqsgd` are measured, not for runs yet."""
+    activations: ActivationConfig = BY_DEFAULT
     gradients: GradientConfig | None = None
     """Of activations; None: as these, where that can be."""
     rebalance_s: Annotated[
         float, Meta(ge=0, description="seconds between two looks whether a peer should change its stage; 0: never")
     ] = 300.0
+
+    def __post_init__(self) -> None:
+        check_gradients(self.activations, self.gradients)

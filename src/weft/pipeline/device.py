@@ -7,10 +7,11 @@
 It does not know who sends what to whom.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from weft.ids import Digest
+from weft.ids import Digest, PeerId
 from weft.pipeline.beat import FIRST, Beat
 from weft.wire import Buffer, digest
 
@@ -37,14 +38,18 @@ class Given:
     activations: Parcel | None  # None: before the first section
     beat: Beat = FIRST
     is_measured: bool = False  # nothing but its loss is asked for
+    sender: PeerId | None = None  # None: nobody else; of codecs that remember, who it was
+
+
+Encode = Callable[[PeerId], Buffer]
 
 
 class Passed(Protocol):
     """A micro-batch after the forward pass of a section."""
 
     @property
-    def output(self) -> Buffer | None:
-        """Activations, encoded; None: the section is the last one."""
+    def output(self) -> Buffer | Encode | None:
+        """Activations, encoded, or what encodes them for a member; None: the section is the last one."""
         ...
 
     @property
@@ -52,8 +57,11 @@ class Passed(Protocol):
         """Mean of the micro-batch, of the last section; None: another one."""
         ...
 
-    def backward(self, gradient: Buffer | None) -> Buffer | None:
+    def backward(self, gradient: Buffer | None, member: PeerId | None = None) -> Buffer | None:
         """Return the gradient of the input, encoded; None: the input is tokens. Once.
+
+        Args:
+            member: of the next stage, whose gradient it is.
 
         Raises:
             PayloadError: what another peer sent is no gradient.
@@ -64,6 +72,12 @@ class Passed(Protocol):
     def count(self) -> None:
         """Add the weights' gradients to those of the section. Once, after `backward`."""
         ...
+
+
+def sent_to(member: PeerId, passed: Passed) -> Buffer | None:
+    """Return the output as a member of the next stage gets it; None: the section is the last one."""
+    output = passed.output
+    return output(member) if callable(output) else output
 
 
 class Device(Protocol):

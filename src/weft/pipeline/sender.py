@@ -20,14 +20,15 @@ It does not know what a micro-batch is made of, nor where this peer has it from.
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.clock import Clock
 from weft.errors import DeadlineExceeded, NetError, PeerError, Refused
 from weft.ids import PeerId
 from weft.net.tasks import Tasks
-from weft.pipeline.device import Given
+from weft.pipeline.device import Given, Parcel
 from weft.pipeline.lane import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.pipeline.pace import Pace
@@ -45,6 +46,8 @@ SLOWER = 2.0  # times at most that another is slower than who has something wait
 LOOK_S = 1.0  # until it is looked again whether somebody takes what nobody takes
 MAX_REMEMBERED = 1 << 16  # attempts whose end is known
 
+EncodeFor = Callable[[PeerId], Awaitable[Parcel]]
+
 
 @dataclass(frozen=True)
 class Returned:
@@ -52,6 +55,7 @@ class Returned:
 
     gradient: Buffer | None  # of what was sent, encoded; None: that was tokens
     loss: float
+    member: PeerId  # whose it is
 
 
 @dataclass
@@ -65,6 +69,7 @@ class _Sent:
     num_queued: int = 0  # members that have not taken it, because others wait for them
     most_s: float = math.inf  # per sample, that others may take for whom it is not left with those
     accepted: Attempt | None = None
+    given: list[Parcel] = field(default_factory=list)  # that members may fetch until its end
 
 
 @dataclass
@@ -100,16 +105,19 @@ class Sender:
         self._num_sent = 0
         self.num_again = 0  # attempts after the first of a micro-batch
 
-    async def send(self, batch: BatchId, given: Given, gradient_nbytes: int, *, is_first: bool) -> Returned:
+    async def send(
+        self, batch: BatchId, given: Given, gradient_nbytes: int, *, is_first: bool, encode: EncodeFor | None = None
+    ) -> Returned:
         """Have a micro-batch computed from here on, by whoever can.
 
         Args:
             gradient_nbytes: how long the gradient of what is sent is.
             is_first: nobody was sent this micro-batch before, in any stage, whom it was not taken from.
+            encode: makes the activations for a member; None: those of `given` are for all.
         """
         sent = _Sent(batch, is_first, asyncio.get_running_loop().create_future())
         if given.activations is not None:
-            self._lane.give(given.activations)
+            self._give(sent, given.activations)
         try:
             left: set[PeerId] = set()
             while not sent.returned.done():
@@ -125,7 +133,7 @@ class Sender:
                 given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 trial = _Trial(sent, reserved.peer, gradient_nbytes, reserved, given_up, self._clock.now())
                 sent.trials[attempt] = self._trials[attempt] = trial
-                trying = self._tasks.spawn(self._try(attempt, trial, given))
+                trying = self._tasks.spawn(self._try(attempt, trial, given, encode))
                 ends: list[asyncio.Future[Any]] = [sent.returned, trying]
                 try:
                     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -135,8 +143,6 @@ class Sender:
             return sent.returned.result()
         finally:
             self._close(sent)
-            if given.activations is not None:
-                self._lane.take_back(given.activations.digest)
 
     async def on_backward(self, peer: PeerId, note: Backward) -> Verdict:
         """Accept a gradient, or say what became of it.
@@ -160,7 +166,7 @@ class Sender:
                 sent.accepted = attempt
                 self._return.measured(self._clock.now() - trial.began)
                 if not sent.returned.done():
-                    sent.returned.set_result(Returned(gradient, note.loss))
+                    sent.returned.set_result(Returned(gradient, note.loss, peer))
         return Verdict(word="accepted" if sent.accepted == attempt else "refused")
 
     async def on_computed(self, peer: PeerId, note: Computed) -> None:
@@ -188,8 +194,12 @@ class Sender:
         number = order_key("attempt", self._lane.me, *sent.batch, self._num_sent)
         return Attempt(sent.batch, int(number[:15], 16) | 1)
 
-    async def _try(self, attempt: Attempt, trial: _Trial, given: Given) -> None:
+    async def _try(self, attempt: Attempt, trial: _Trial, given: Given, encode: EncodeFor | None) -> None:
         """Return once another member should be tried."""
+        if encode is not None:
+            made = await encode(trial.peer)
+            self._give(trial.sent, made)
+            given = replace(given, activations=made)
         why = await self._why_not(attempt, trial, given)
         now = self._clock.now()
         self._route.failed(trial.reserved or Reserved(trial.peer, 0, 0, now), why, now)
@@ -250,7 +260,13 @@ class Sender:
             return Failure.QUEUED
         return Failure.UNREACHABLE
 
+    def _give(self, sent: _Sent, what: Parcel) -> None:
+        sent.given.append(what)
+        self._lane.give(what)
+
     def _close(self, sent: _Sent) -> None:
+        for what in sent.given:
+            self._lane.take_back(what.digest)
         for attempt in sent.trials:
             del self._trials[attempt]
             self._ended[attempt] = attempt == sent.accepted

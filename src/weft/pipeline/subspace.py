@@ -18,9 +18,9 @@ Activations of weights that are not so held are not sent: most of them would be 
 Its authors norm what blocks write, so the gains of those norms must not be trained; here blocks norm what they read,
 and no gain is in the way. They append the token's id to the coordinates; here tokens come with each micro-batch.
 
-    space = drawn(config, width, vocab_size)
-    begin(model, space)           # once, of the initial weights
-    constrain(model, space)       # after each step of the optimizer
+    held = confined(config, model, section)
+    held.begin(vector)            # once, of the initial weights
+    held.constrain(vector)        # after each step of the optimizer
 
 Both change weights to the same bits on every machine (`codec.exact`). The optimizer's moments are left as they are.
 
@@ -32,6 +32,7 @@ that do not change cost quality, and benchmarks/reports/activations.md has how m
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 import numpy as np
@@ -43,8 +44,9 @@ from weft.codec import bounds
 from weft.codec.codec import Codec
 from weft.codec.exact import matmul
 from weft.errors import ConfigError
-from weft.model.flat import FlatModel
-from weft.model.transformer import SectionModule
+from weft.model.config import ModelConfig
+from weft.model.flat import Layout, layout
+from weft.model.sections import Section
 from weft.pipeline.activations import SubspaceConfig
 from weft.pipeline.boundary import Activations, Samples, Shape
 from weft.rng import integers64, stream
@@ -61,6 +63,7 @@ class Space:
     fixed: Float32[Tensor, "vocab width"]  # F
 
 
+@lru_cache(maxsize=2)  # who sends and who holds weights have one, and it is large
 def drawn(config: SubspaceConfig, width: int, vocab_size: int) -> Space:
     """Return the space that all members of a run have alike.
 
@@ -74,24 +77,45 @@ def drawn(config: SubspaceConfig, width: int, vocab_size: int) -> Space:
     return Space(_orthonormal(columns), fixed.view(vocab_size, width))
 
 
-def begin(model: FlatModel, space: Space) -> None:
-    """Make initial weights those of a model in the subspace: add the fixed table to the embedding, and `constrain`."""
-    for span in model.layout:
-        if span.name == "embed.weight":
-            model.layout.view(model.vector, span).add_(space.fixed.to(model.vector.device))
-    constrain(model, space)
+class Confined:
+    """Weights of a section, or of the whole model, that are held to a space.
+
+    Args:
+        layout: of their vector.
+        is_sent_on: their output goes to another section: what writes to the residual stream is projected.
+    """
+
+    def __init__(self, layout: Layout, space: Space, *, is_sent_on: bool) -> None:
+        self._space = space
+        self._embeddings = [span for span in layout if span.name == "embed.weight"]
+        self._writers = [span for span in layout if is_sent_on and span.name.endswith(WRITERS)]
+        self._layout = layout
+
+    def begin(self, vector: Tensor) -> None:
+        """Make initial weights those of a model in the space: add the fixed table to the embedding, and `constrain`."""
+        for span in self._embeddings:
+            self._layout.view(vector, span).add_(self._space.fixed.to(vector.device))
+        self.constrain(vector)
+
+    def constrain(self, vector: Tensor) -> None:
+        """Project what has left the space since."""
+        directions, fixed = self._space.directions.to(vector.device), self._space.fixed
+        for span in self._embeddings:
+            matrix, there = self._layout.view(vector, span), fixed.to(vector.device)
+            matrix.copy_(there + matmul(matmul(matrix.float() - there, directions), directions.T))
+        for span in self._writers:
+            matrix = self._layout.view(vector, span)
+            matrix.copy_(matmul(directions, matmul(directions.T, matrix.float())))
 
 
-def constrain(model: FlatModel, space: Space) -> None:
-    """Project what writes to the residual stream, of a section that sends it on; and the embedding, wherever it is."""
-    assert isinstance(model.module, SectionModule)
-    directions, fixed = space.directions.to(model.vector.device), space.fixed.to(model.vector.device)
-    for span in model.layout:
-        matrix = model.layout.view(model.vector, span)
-        if span.name == "embed.weight":
-            matrix.copy_(fixed + matmul(matmul(matrix - fixed, directions), directions.T))
-        elif span.name.endswith(WRITERS) and not model.module.section.is_last:
-            matrix.copy_(matmul(directions, matmul(directions.T, matrix)))
+def confined(config: SubspaceConfig, model: ModelConfig, section: Section) -> Confined:
+    """Return what holds the weights of a section of a model to the run's space.
+
+    Raises:
+        ConfigError: as `drawn`.
+    """
+    space = drawn(config, model.width, model.vocab_size)
+    return Confined(layout(model, section), space, is_sent_on=not section.is_last)
 
 
 @final
@@ -121,7 +145,7 @@ class InSubspace:
         if outside > _FAR * length + _ROUNDING * float(x.norm()):  # never where a number is NaN: the codec says so
             raise ConfigError(
                 f"activations subspace: {outside / length:.0%} of what is to be sent lies outside of the space. Make "
-                "initial weights ready with subspace.begin, and call subspace.constrain whenever they have changed."
+                "initial weights ready with Confined.begin, and call Confined.constrain whenever they have changed."
             )
         return self._values.encode(coordinates.flatten())
 

@@ -34,12 +34,12 @@ from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
 from weft.net.tasks import Tasks
 from weft.pipeline.beat import ANY, Beat
-from weft.pipeline.device import Device, Given, Parcel, Passed, parcel
+from weft.pipeline.device import Device, Encode, Given, Parcel, Passed, parcel
 from weft.pipeline.lane import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
 from weft.pipeline.pace import Pace
 from weft.pipeline.schedule import Run, Schedule
-from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Sender
+from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Returned, Sender
 from weft.pipeline.tally import NONE, Attempt, BatchId, Closed, Tally, Told
 from weft.wire import Buffer
 
@@ -63,13 +63,12 @@ class _Held:
     """What a weights' gradient can be computed of, once more."""
 
     given: Given
-    gradient: Buffer | None
-    loss: float
+    returned: Returned  # for its output
 
     @property
     def nbytes(self) -> int:
         activations = 0 if self.given.activations is None else memoryview(self.given.activations.data).nbytes
-        return activations + (0 if self.gradient is None else memoryview(self.gradient).nbytes)
+        return activations + (0 if self.returned.gradient is None else memoryview(self.returned.gradient).nbytes)
 
 
 @dataclass(frozen=True)
@@ -232,16 +231,16 @@ class Worker:
             passed = await self._schedule.forward(lambda: self._device.forward(given))
             self._passed.add(attempt)
             await self._lane.post(sender, Computed(**_names(self._stage, attempt)))
-            gradient, loss = await self._beyond(attempt, given, passed)
+            returned = await self._beyond(attempt, given, passed)
             if given.is_measured:
-                await self._asked(sender, attempt, None, loss)
+                await self._asked(sender, attempt, None, returned.loss)
                 return
-            back = await self._schedule.backward(lambda: passed.backward(gradient))
+            back = await self._schedule.backward(lambda: passed.backward(returned.gradient, returned.member))
             settling = asyncio.current_task()
             assert settling is not None
             self._settling[settling] = sender
             try:
-                await self._settle(sender, attempt, _Held(given, gradient, loss), passed, back)
+                await self._settle(sender, attempt, _Held(given, returned), passed, back)
             finally:
                 del self._settling[settling]
         except (PeerError, NetError, Refused, NotFinite) as error:
@@ -277,18 +276,25 @@ class Worker:
             nbytes = self._device.input_nbytes(request.num_samples)
             activations = await self._lane.fetch(sender, request.activations, nbytes)
         beat = Beat(request.round, request.step)
-        return Given(request.num_samples, request.tokens, activations, beat, request.is_measured)
+        return Given(request.num_samples, request.tokens, activations, beat, request.is_measured, sender)
 
-    async def _beyond(self, attempt: Attempt, given: Given, passed: Passed) -> tuple[Buffer | None, float]:
+    async def _beyond(self, attempt: Attempt, given: Given, passed: Passed) -> Returned:
         """Return the gradient of this section's output, and the loss."""
-        if passed.output is None:
+        output = passed.output
+        if output is None:
             assert passed.loss is not None
-            return None, passed.loss
+            return Returned(None, passed.loss, self._lane.me)
         assert self._onward is not None
-        onward = replace(given, activations=parcel(passed.output))
+        encode = None
+        if callable(output):
+            onward, encode = replace(given, activations=None), partial(self._encoded, output)
+        else:
+            onward = replace(given, activations=parcel(output))
         nbytes = 0 if given.is_measured else self._device.gradient_nbytes(given.num_samples)
-        returned = await self._onward.send(attempt.batch, onward, nbytes, is_first=attempt.is_first)
-        return returned.gradient, returned.loss
+        return await self._onward.send(attempt.batch, onward, nbytes, is_first=attempt.is_first, encode=encode)
+
+    async def _encoded(self, encode: Encode, member: PeerId) -> Parcel:
+        return await self._schedule.forward(lambda: parcel(encode(member)))
 
     async def _settle(self, sender: PeerId, attempt: Attempt, held: _Held, passed: Passed, back: Buffer | None) -> None:
         """Give the input gradient, hear what becomes of it, and do that."""
@@ -297,10 +303,10 @@ class Worker:
         if given is not None:
             self._lane.give(given)
         try:
-            word = await self._asked(sender, attempt, given, held.loss)
+            word = await self._asked(sender, attempt, given, held.returned.loss)
             while word == "accepted" and attempt.is_first and not self._may_count.is_set():
                 await self._may_count.wait()
-                word = await self._asked(sender, attempt, given, held.loss)  # a round has gone by it
+                word = await self._asked(sender, attempt, given, held.returned.loss)  # a round has gone by it
         finally:
             if given is not None:
                 self._lane.take_back(given.digest)
@@ -315,7 +321,7 @@ class Worker:
         is_mine = attempt.batch in self.tally.counted - before.counted
         if is_mine:
             await self._count(passed)
-            self._sum = self._sum.plus(held.given.num_samples, held.loss)
+            self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
         elif attempt.batch in self.tally.held:
             self._hold(attempt.batch, held)
 
@@ -353,9 +359,9 @@ class Worker:
 
     def _again(self, held: _Held) -> None:
         passed = self._device.forward(held.given)
-        passed.backward(held.gradient)
+        passed.backward(held.returned.gradient, held.returned.member)
         passed.count()
-        self._sum = self._sum.plus(held.given.num_samples, held.loss)
+        self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
 
 
 class _Names(TypedDict):

@@ -17,6 +17,7 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
 from weft.model.sections import Section, whole
 from weft.peer.learner import Work
@@ -77,9 +78,9 @@ class _Paced:
         self._passed = passed
         self.output, self.loss = passed.output, passed.loss
 
-    def backward(self, gradient: Buffer | None) -> Buffer | None:
+    def backward(self, gradient: Buffer | None, member: PeerId | None = None) -> Buffer | None:
         self._section.owe(self._num_samples)
-        return self._passed.backward(gradient)
+        return self._passed.backward(gradient, member)
 
     def count(self) -> None:
         self._section.owe(self._num_samples)
@@ -156,7 +157,7 @@ class _Nothing:
     loss: float | None
     gradient: Buffer | None  # of its input
 
-    def backward(self, _gradient: Buffer | None) -> Buffer | None:
+    def backward(self, _gradient: Buffer | None, _member: PeerId | None = None) -> Buffer | None:
         return self.gradient
 
     def count(self) -> None:

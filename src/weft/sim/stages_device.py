@@ -123,7 +123,7 @@ class ScriptedPassed:
         self.output = None if device.is_last else device.numbers()
         self.loss = 1.0 if device.is_last else None
 
-    def backward(self, _gradient: Buffer | None) -> Buffer | None:
+    def backward(self, _gradient: Buffer | None, _member: PeerId | None = None) -> Buffer | None:
         self._device.owe(self._device.script.input_s)
         return None if self._device.is_first else self._device.numbers()
 

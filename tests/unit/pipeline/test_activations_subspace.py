@@ -12,7 +12,7 @@ from weft.model.transformer import SectionModule
 from weft.pipeline.activations import SubspaceConfig
 from weft.pipeline.boundary import Samples, Shape
 from weft.pipeline.build_boundary import build
-from weft.pipeline.subspace import WRITERS, Space, begin, constrain, drawn
+from weft.pipeline.subspace import WRITERS, Confined, Space, confined, drawn
 
 CONFIG = msgspec.convert(
     {
@@ -34,13 +34,18 @@ def space_of(config: SubspaceConfig = SUBSPACE) -> Space:
     return drawn(config, 16, 13)
 
 
+def held_to(model: FlatModel) -> Confined:
+    assert model.section is not None
+    return confined(SUBSPACE, model.config, model.section)
+
+
 def models(*, is_begun: bool = True, config: ModelConfig = CONFIG) -> list[FlatModel]:
     found = []
     for section in sections(config, 3):
         model = flatten(SectionModule(config, section), "cpu")
         model.vector.copy_(cut(config, initial_vector(config, 1), section))
         if is_begun:
-            begin(model, space_of())
+            held_to(model).begin(model.vector)
         found.append(model)
     return found
 
@@ -59,7 +64,7 @@ def trained(held: list[FlatModel], steps: int, *, is_constrained: bool) -> torch
         held[-1].module.loss(x, tokens[:, 1:]).backward()
         optimizer.step()
         for model in held if is_constrained else []:
-            constrain(model, space_of())
+            held_to(model).constrain(model.vector)
     return tokens
 
 
@@ -95,7 +100,7 @@ def test_what_a_constrained_model_sends_arrives_whole_and_of_another_it_is_refus
     with pytest.raises(ConfigError, match="outside of the space"):
         codec.encode(outputs(free, tokens)[0], samples)
     never = models(is_begun=False)
-    with pytest.raises(ConfigError, match=r"subspace\.begin"):
+    with pytest.raises(ConfigError, match=r"Confined\.begin"):
         codec.encode(outputs(never, tokens)[0], samples)
 
 
@@ -126,7 +131,7 @@ def test_to_constrain_what_is_constrained_changes_rounding_alone() -> None:
     held = models()
     for model in held:
         before = model.vector.clone()
-        constrain(model, space_of())
+        held_to(model).constrain(model.vector)
         assert torch.allclose(model.vector, before, atol=1e-6)
 
 

@@ -7,15 +7,17 @@ from torch import Tensor
 from unit.pipeline.stages import BATCH_SIZE, CONFIG, SEQ_LEN, packed
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int4Config, Int8Config
 from weft.errors import PayloadError
+from weft.ids import PeerId
 from weft.model import FlatModel, Transformer, flatten, initial_vector
 from weft.model.flat import attach, cut
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.activations import ActivationConfig, AqSgdConfig, LplrConfig, SubspaceConfig
 from weft.pipeline.build_boundary import build
-from weft.pipeline.device import Given, Passed, parcel
-from weft.pipeline.subspace import WRITERS, begin, drawn
+from weft.pipeline.device import Given, Passed, parcel, sent_to
+from weft.pipeline.subspace import WRITERS, confined, drawn
 from weft.pipeline.torch_device import TorchDevice
+from weft.wire import Buffer
 
 # How far the gradient of all weights may be from that without codecs, as a share of it.
 CASES: list[tuple[ActivationConfig, float]] = [
@@ -28,6 +30,7 @@ CASES: list[tuple[ActivationConfig, float]] = [
     (SubspaceConfig(rank=4, values="fp32"), 1e-4),
     (AqSgdConfig(values="int8"), 0.05),
 ]
+NEXT, OTHER = PeerId("b" * 64), PeerId("c" * 64)
 
 
 class Chain:
@@ -39,7 +42,7 @@ class Chain:
             model = flatten(SectionModule(CONFIG, section), "cpu")
             model.vector.copy_(cut(CONFIG, vector, section))
             if isinstance(config, SubspaceConfig):
-                begin(model, drawn(config, CONFIG.width, CONFIG.vocab_size))
+                confined(config, CONFIG, section).begin(model.vector)
             self.models.append(model)
         self.devices = [self.made(config, number) for number in range(3)]
 
@@ -48,16 +51,17 @@ class Chain:
 
     def step(self, ids: Tensor) -> float:
         given, passed = Given(len(ids), packed(ids), None), list[Passed]()
-        for number, device in enumerate(self.devices):
+        output: Buffer | None = None
+        for device in self.devices:
             assert device.tokens_nbytes == 4 * (SEQ_LEN + 1)
-            assert device.input_nbytes(len(ids)) == (0 if number == 0 else len(passed[-1].output or b""))
+            assert device.input_nbytes(len(ids)) == len(output or b"")
             passed.append(device.forward(given))
-            if (output := passed[-1].output) is not None:
+            if (output := sent_to(NEXT, passed[-1])) is not None:
                 given = Given(len(ids), given.tokens, parcel(output))
         gradient = None
         for device, each in zip(reversed(self.devices), reversed(passed), strict=True):
             assert device.gradient_nbytes(len(ids)) == len(gradient or b"")
-            gradient = each.backward(gradient)
+            gradient = each.backward(gradient, NEXT)
         for each in passed:
             each.count()
         assert passed[-1].loss is not None
@@ -129,17 +133,43 @@ def test_samples_that_come_again_are_known_by_their_tokens() -> None:
     assert again < first / 3
 
 
-def test_an_output_is_encoded_again_for_who_holds_nothing() -> None:
+def test_an_output_is_encoded_for_what_each_member_holds() -> None:
     config = AqSgdConfig()
     chain, ids = Chain(config), drawn_ids()
     chain.step(ids)
-    anew = chain.made(config, 1)  # the member of the next stage has started anew
+    anew = chain.made(config, 1)  # another member of the next stage, or one that has started anew
     tokens = packed(ids)
     passed = chain.devices[0].forward(Given(len(ids), tokens, None))
-    assert passed.output is not None
+    known, unknown, once_more = (sent_to(peer, passed) for peer in (NEXT, OTHER, NEXT))
+    assert known is not None
+    assert unknown is not None
+    assert once_more is not None
     with pytest.raises(PayloadError, match="not held here"):
-        anew.forward(Given(len(ids), tokens, parcel(passed.output)))
-    anew.forward(Given(len(ids), tokens, parcel(passed.output_again())))
+        anew.forward(Given(len(ids), tokens, parcel(known)))
+    anew.forward(Given(len(ids), tokens, parcel(unknown)))
+    anew.forward(Given(len(ids), tokens, parcel(once_more)))  # alone, as long as no gradient of the last has come
+    chain.devices[1].forward(Given(len(ids), tokens, parcel(known)))
+
+
+def test_a_sample_is_held_by_sender() -> None:
+    config = AqSgdConfig()
+    chain, ids = Chain(config), drawn_ids()
+    tokens = packed(ids)
+    for _ in range(2):  # the second builds on what the first left with it
+        passed = chain.devices[0].forward(Given(len(ids), tokens, None))
+        output = sent_to(NEXT, passed)
+        assert output is not None
+        there = chain.devices[1].forward(Given(len(ids), tokens, parcel(output), sender=OTHER))
+        gradient = there.backward(chain.devices[2].forward(_after(there, tokens, len(ids))).backward(None), NEXT)
+        passed.backward(gradient, NEXT)
+    with pytest.raises(PayloadError, match="not held here"):
+        chain.devices[1].forward(Given(len(ids), tokens, parcel(output), sender=NEXT))
+
+
+def _after(passed: Passed, tokens: bytes, num: int) -> Given:
+    output = sent_to(NEXT, passed)
+    assert output is not None
+    return Given(num, tokens, parcel(output))
 
 
 @pytest.mark.parametrize(("config", "bound"), CASES, ids=[repr(config) for config, _ in CASES])
@@ -147,8 +177,9 @@ def test_what_is_no_message_is_refused(config: ActivationConfig, bound: float) -
     chain, ids = Chain(config), drawn_ids()
     tokens = packed(ids)
     passed = chain.devices[0].forward(Given(len(ids), tokens, None))
-    assert passed.output is not None
-    for bad in (bytes(passed.output)[:-1], b"\xff" * len(passed.output)):
+    output = sent_to(NEXT, passed)
+    assert output is not None
+    for bad in (bytes(output)[:-1], b"\xff" * len(output)):
         with pytest.raises(PayloadError):
             chain.devices[1].forward(Given(len(ids), tokens, parcel(bad)))
     with pytest.raises(PayloadError):
