@@ -108,20 +108,30 @@ class SectionModule(nn.Module):
         Args:
             x: what the section before returned; the first section: tokens [batch, tokens], ids below vocab_size.
         """
-        if self.section.is_first:
-            assert self.embed is not None
-            x = self.embed(x)
-        x = through(self.layers.values(), x, self.angle_bits, None, has_recompute=self.has_recompute)
-        if self.norm is None:
-            return x
-        head = self.head if self.head is not None else self.embed
-        assert head is not None
-        logits: Tensor = linear(self.norm(x), head.weight)
-        return logits
+        x = through(self.layers.values(), self.begin(x), self.angle_bits, None, has_recompute=self.has_recompute)
+        return x if self.norm is None else self.logits(x)
 
     def loss(self, x: Tensor, targets: Int64[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
         """Return what `Transformer.loss` does. Only the last section can."""
         return mean_loss(self(x), targets)
+
+    # --- before the layers and after them, for who computes those apart ---
+
+    def begin(self, x: Tensor) -> Float[Tensor, "batch tokens width"]:
+        """Return what the first of its layers reads."""
+        if not self.section.is_first:
+            return x
+        assert self.embed is not None
+        embedded: Tensor = self.embed(x)
+        return embedded
+
+    def logits(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens vocab"]:
+        """Return the logits of what the last layer made. Only the last section can."""
+        head = self.head if self.head is not None else self.embed
+        assert self.norm is not None
+        assert head is not None
+        found: Tensor = linear(self.norm(x), head.weight)
+        return found
 
 
 def through(

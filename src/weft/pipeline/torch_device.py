@@ -38,96 +38,126 @@ class TorchDevice:
 
     def __init__(self, model: FlatModel, codecs: Boundaries, seq_len: int, batch_size: int) -> None:
         assert isinstance(model.module, SectionModule)
-        self._model = model
+        self.model = model
         shape = Shape(seq_len, model.config.width, model.config.vocab_size)
         self._before, self._after = codecs.boundary(shape), codecs.boundary(shape)
         self._seq_len = seq_len
         self._batch_size = batch_size
-        self._section: Section = model.module.section
+        self.section: Section = model.module.section
 
     @property
     def tokens_nbytes(self) -> int:
         return TOKEN_NBYTES * (self._seq_len + 1)
 
     def input_nbytes(self, num_samples: int) -> int:
-        return 0 if self._section.is_first else self._before.activations.nbytes(num_samples)
+        return 0 if self.section.is_first else self._before.activations.nbytes(num_samples)
 
     def gradient_nbytes(self, num_samples: int) -> int:
-        return 0 if self._section.is_last else self._after.gradients.nbytes(num_samples)
+        return 0 if self.section.is_last else self._after.gradients.nbytes(num_samples)
 
     def forward(self, given: Given) -> "_TorchPassed":
-        ids = self._ids(given)
-        x, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous().to(self._model.vector.device)
-        before, after = self._before, self._after
-        samples = _samples(ids, given.sender if before.has_memory else None)
-        if given.activations is not None:
-            x = before.activations.decode(given.activations.data, samples)
-        x = x.to(targets.device)
+        edges = self.edges(given)
+        x = edges.tokens if given.activations is None else edges.decoded(given.activations.data)
 
         def compute(module: Part) -> Tensor:
             assert isinstance(module, SectionModule)
-            return module.loss(x, targets) if self._section.is_last else module(x)
+            return module.loss(x, edges.targets) if self.section.is_last else module(x)
 
-        passed = forward(self._model, compute, x)
-        return _TorchPassed(passed, self._section, before, after, ids, samples, len(ids) / self._batch_size)
+        return _TorchPassed(forward(self.model, compute, x), edges, self.weight(given))
 
-    def _ids(self, given: Given) -> Tensor:
-        """Return the tokens, on the CPU."""
+    def edges(self, given: Given) -> "Edges":
+        """Return what is before and after the section, of a micro-batch.
+
+        Raises:
+            PayloadError: these are no samples of the run.
+        """
         ids = torch.frombuffer(bytearray(given.tokens), dtype=torch.int32).view(given.num_samples, -1).long()
         if (
             ids.shape[1] != self._seq_len + 1
-            or not 0 <= int(ids.min()) <= int(ids.max()) < self._model.config.vocab_size
+            or not 0 <= int(ids.min()) <= int(ids.max()) < self.model.config.vocab_size
         ):
             raise PayloadError(f"these are no {given.num_samples} samples of {self._seq_len + 1} tokens of this run")
-        return ids
+        return Edges(ids, self._before, self._after, given.sender, self.model.vector.device)
+
+    def weight(self, given: Given) -> float:
+        """Return how often the gradient of a micro-batch is added."""
+        return given.num_samples / self._batch_size
+
+
+class Edges:
+    """What comes to a section and goes from it, of one micro-batch: as bytes to others, as numbers here.
+
+    Args:
+        ids: of all samples, one token more than is predicted.
+        sender: who sends it; None: it begins here.
+        device: where numbers are needed.
+    """
+
+    def __init__(
+        self, ids: Tensor, before: Boundary, after: Boundary, sender: PeerId | None, device: torch.device
+    ) -> None:
+        self._ids, self._before, self._after = ids, before, after
+        self._samples = _samples(ids, sender if before.has_memory else None)
+        self._device = device
+        self.tokens = ids[:, :-1].contiguous().to(device)
+        self.targets = ids[:, 1:].contiguous().to(device)
+
+    def decoded(self, activations: Buffer) -> Tensor:
+        return self._before.activations.decode(activations, self._samples).to(self._device)
+
+    def output(self, y: Tensor) -> Buffer | Encode:
+        """Return activations for the next section.
+
+        Raises:
+            NotFinite: a number is not.
+        """
+        if not self._after.has_memory:
+            return self._after.activations.encode(_numbers(y), self._samples)
+        bounds.require_finite_vector(bounds.largest(_numbers(y).flatten()))
+        return lambda member: self._after.activations.encode(_numbers(y), _samples(self._ids, member))
+
+    def gradient(self, data: Buffer, member: PeerId | None) -> Tensor:
+        """Return the gradient of the output, of a member of the next stage."""
+        samples = _samples(self._ids, member) if self._after.has_memory else self._samples
+        return self._after.gradients.decode(data, samples).to(self._device)
+
+    def input_gradient(self, dx: Tensor) -> Buffer:
+        return self._before.gradients.encode(_numbers(dx), self._samples)
 
 
 class _TorchPassed:
     """
     Args:
-        ids: tokens; `samples`: what the boundary before is told of them.
         weight: of its gradient.
     """
 
-    def __init__(
-        self,
-        passed: Passed,
-        section: Section,
-        before: Boundary,
-        after: Boundary,
-        ids: Tensor,
-        samples: Samples,
-        weight: float,
-    ) -> None:
+    def __init__(self, passed: Passed, edges: Edges, weight: float) -> None:
         self._passed = passed
-        self._before, self._after = before, after
-        self._ids, self._samples = ids, samples
+        self._edges = edges
         self._weight = weight
         self.loss: float | None = None
         self.output: Buffer | Encode | None = None
-        if section.is_last:
-            self.loss = float(passed.output)
-            if not torch.isfinite(passed.output):
-                raise NotFinite(f"the loss of a micro-batch became {self.loss}")
-        elif after.has_memory:
-            bounds.require_finite_vector(bounds.largest(_numbers(passed.output).flatten()))
-            self.output = self._output_for
+        if passed.output.dim():
+            self.output = edges.output(passed.output)
         else:
-            self.output = after.activations.encode(_numbers(passed.output), samples)
+            self.loss = finite_loss(passed.output)
 
     def backward(self, gradient: Buffer | None, member: PeerId | None = None) -> Buffer | None:
-        dy = None
-        if gradient is not None:
-            samples = _samples(self._ids, member) if self._after.has_memory else self._samples
-            dy = self._after.gradients.decode(gradient, samples).to(self._passed.output.device)
-        found = self._passed.input_gradient(dy)
-        return None if found is None else self._before.gradients.encode(_numbers(found), self._samples)
+        found = self._passed.input_gradient(None if gradient is None else self._edges.gradient(gradient, member))
+        return None if found is None else self._edges.input_gradient(found)
 
     def count(self) -> None:
         self._passed.add_weight_gradients(self._weight)
 
-    def _output_for(self, member: PeerId) -> Buffer:
-        return self._after.activations.encode(_numbers(self._passed.output), _samples(self._ids, member))
+
+def finite_loss(loss: Tensor) -> float:
+    """
+    Raises:
+        NotFinite: it is not.
+    """
+    if not torch.isfinite(loss):
+        raise NotFinite(f"the loss of a micro-batch became {float(loss)}")
+    return float(loss)
 
 
 def _samples(ids: Tensor, peer: PeerId | None) -> Samples:
