@@ -31,6 +31,8 @@ from weft.peer.tied_trainer import TiedTrainer
 from weft.peer.trainer import Trainer
 from weft.pipeline.build_boundary import build
 from weft.pipeline.device import Given, Passed
+from weft.pipeline.split.config import SplitConfig
+from weft.pipeline.split.section import SplitLayers
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Sum
 
@@ -78,11 +80,25 @@ class SectionTrainer(Trainer):
         super().park()
 
     @property
-    def _there(self) -> TorchDevice:
+    def here(self) -> TorchDevice:
+        """Return what computes the section.
+
+        Raises:
+            CallFailed: it is nowhere now.
+        """
         if self._lent is None:
             raise CallFailed("this peer is paused, and has left its device")
         self._take_tied()
         return self._lent
+
+    @property
+    def total(self) -> Float32[Tensor, " num"]:
+        """Return the gradient that is added up."""
+        return self._model.gradient
+
+    def split_layers(self, split: SplitConfig, number: int) -> SplitLayers:
+        """Return the part of the layers that one of a team computes, of the weights as they are now."""
+        return SplitLayers(self.here.model, split, number)
 
     def _take_tied(self) -> None:
         if self._tied is not None:
@@ -90,16 +106,16 @@ class SectionTrainer(Trainer):
 
     @property
     def tokens_nbytes(self) -> int:
-        return self._there.tokens_nbytes
+        return self.here.tokens_nbytes
 
     def input_nbytes(self, num_samples: int) -> int:
-        return self._there.input_nbytes(num_samples)
+        return self.here.input_nbytes(num_samples)
 
     def gradient_nbytes(self, num_samples: int) -> int:
-        return self._there.gradient_nbytes(num_samples)
+        return self.here.gradient_nbytes(num_samples)
 
     def forward(self, given: Given) -> Passed:
-        return self._there.forward(given)
+        return self.here.forward(given)
 
     @property
     def is_warm(self) -> bool:

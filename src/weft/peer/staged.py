@@ -26,6 +26,7 @@ from weft.net.messages import HexDigest
 from weft.peer.config import RunConfig, VectorShape
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
+from weft.pipeline.split.section import check_split
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.choices import Choices
 from weft.sync.staged import check_staged
@@ -34,6 +35,11 @@ from weft.wire import digest
 TIED = (
     "stages: the model's embedding is tied to its head, which lies in another stage: both have to add up its gradient "
     "at each step. Choose a method that sends gradients (ddp, powersgd, demo), or set is_tied = false in [model]."
+)
+
+SPLIT = (
+    "pipeline.split: members of a team have the same weights at every step. Choose a method that sends gradients (ddp, "
+    "powersgd, demo), or leave split out."
 )
 
 
@@ -50,6 +56,10 @@ class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="
         super().__post_init__()
         check_staged(self.method)
         check_tied(self.model, self.stages, self.method)
+        if (split := self.pipeline.split) is not None:
+            check_split(split, self.model, self.train.seq_len)
+            if self.method.send != "gradient":
+                raise ConfigError(SPLIT)
         if len(self.initials) != self.num_pieces or (self.stage is not None and self.stage >= self.num_pieces):
             raise ConfigError(
                 f"this run names {len(self.initials)} parts' weights and has {self.num_pieces} parts; its own is "

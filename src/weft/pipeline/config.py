@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from weft.config import Config
 from weft.pipeline.activations import BY_DEFAULT, ActivationConfig, GradientConfig, check_gradients
+from weft.pipeline.split.config import SplitConfig
 
 MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece
 
@@ -22,6 +23,8 @@ class PipelineConfig(Config, frozen=True, kw_only=True):
     activations: ActivationConfig = BY_DEFAULT
     gradients: GradientConfig | None = None
     """Of activations; None: as these, where that can be."""
+    split: SplitConfig | None = None
+    """Whether members of a stage compute each micro-batch together."""
     rebalance_s: Annotated[
         float, Meta(ge=0, description="seconds between two looks whether a peer should change its stage; 0: never")
     ] = 300.0

@@ -80,6 +80,28 @@ def sent_to(member: PeerId, passed: Passed) -> Buffer | None:
     return output(member) if callable(output) else output
 
 
+class PassedTogether(Protocol):
+    """A micro-batch after the forward pass of a section, whose way back takes others, too."""
+
+    @property
+    def output(self) -> Buffer | Encode | None: ...
+
+    @property
+    def loss(self) -> float | None: ...
+
+    async def backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None: ...
+
+    def count(self) -> None: ...
+
+
+class Together(Protocol):
+    """What computes a section with other members of the stage."""
+
+    async def forward(self, given: Given) -> PassedTogether | None:
+        """Compute the forward pass; None: nobody helps with this one."""
+        ...
+
+
 class Device(Protocol):
     """Of one member of a stage. Not safe to use from two threads at a time."""
 

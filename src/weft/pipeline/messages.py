@@ -28,11 +28,12 @@ MAX_TOKENS_NBYTES = 768 << 10  # of a micro-batch, four bytes a token: they fit 
 MAX_STAGES = 1024  # more layers than any model has
 
 Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Stage = Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
 Word = Literal["accepted", "refused", "unknown"]
 
 
 class _OfAttempt(Record, frozen=True, kw_only=True):
-    stage: Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
+    stage: Stage
     """Of the member that it is sent to, and which answers it."""
     origin: HexPeer
     number: Number

@@ -104,6 +104,11 @@ class Tally(NamedTuple):
         """Say what this member contributes to the round that is under way; `told` holds it."""
         return self._replace(told=Told(self.counted, self.held))
 
+    def lost(self) -> "Tally":
+        """What was counted, and told to the round under way, is lost: others may count it, where they hold it."""
+        told = None if self.told is None else self.told._replace(counted=NONE)
+        return self._replace(counted=NONE, told=told)
+
     def committed(self, me: PeerId, reports: Mapping[PeerId, Told], electorate: Collection[PeerId]) -> "Closed":
         """Take a round's manifest up.
 

@@ -34,7 +34,7 @@ from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
 from weft.net.tasks import Tasks
 from weft.pipeline.beat import ANY, Beat
-from weft.pipeline.device import Device, Encode, Given, Parcel, Passed, parcel
+from weft.pipeline.device import Device, Encode, Given, Parcel, Passed, PassedTogether, Together, parcel
 from weft.pipeline.lane import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
 from weft.pipeline.pace import Pace
@@ -93,6 +93,7 @@ class Worker:
         device: computes its section.
         onward: to the next stage; None: this is the last one.
         run: does work for `device`, one piece at a time.
+        together: computes with others what it can; None: this member computes all alone.
     """
 
     def __init__(
@@ -105,10 +106,12 @@ class Worker:
         clock: Clock,
         emit: Emit,
         bounds: Bounds = Bounds(),
+        together: Together | None = None,
     ) -> None:
         self._lane = lane
         self._stage = stage
         self._device = device
+        self._together = together
         self._onward = onward
         self._clock = clock
         self._emit = emit
@@ -182,6 +185,11 @@ class Worker:
         """Return how many samples the gradient that stands now is made of."""
         return self._sum.num_samples
 
+    def lose(self) -> None:
+        """Let what was reported as counted be lost: its gradient is."""
+        self._sum = Sum()
+        self.tally = self.tally.lost()
+
     def take_sum(self) -> Sum:
         """Return what the gradient is made of that stands now, of which the caller takes hold."""
         taken, self._sum = self._sum, Sum()
@@ -227,15 +235,15 @@ class Worker:
         attempt = request.of
         try:
             given = await self._given(sender, request)
-            await self._until_due(given.beat)
-            passed = await self._schedule.forward(lambda: self._device.forward(given))
+            await self.until_due(given.beat)
+            passed = await self._forward(given)
             self._passed.add(attempt)
             await self._lane.post(sender, Computed(**_names(self._stage, attempt)))
             returned = await self._beyond(attempt, given, passed)
             if given.is_measured:
                 await self._asked(sender, attempt, None, returned.loss)
                 return
-            back = await self._schedule.backward(lambda: passed.backward(returned.gradient, returned.member))
+            back = await passed.backward(returned.gradient, returned.member)
             settling = asyncio.current_task()
             assert settling is not None
             self._settling[settling] = sender
@@ -253,7 +261,13 @@ class Worker:
             while len(self._done) > MAX_REMEMBERED:
                 del self._done[next(iter(self._done))]
 
-    async def _until_due(self, beat: Beat) -> None:
+    async def _forward(self, given: Given) -> PassedTogether:
+        passed = None if self._together is None else await self._together.forward(given)
+        if passed is not None:
+            return passed
+        return _Alone(self._schedule, await self._schedule.forward(lambda: self._device.forward(given)))
+
+    async def until_due(self, beat: Beat) -> None:
         """Wait until this member is at a step.
 
         Raises:
@@ -278,7 +292,7 @@ class Worker:
         beat = Beat(request.round, request.step)
         return Given(request.num_samples, request.tokens, activations, beat, request.is_measured, sender)
 
-    async def _beyond(self, attempt: Attempt, given: Given, passed: Passed) -> Returned:
+    async def _beyond(self, attempt: Attempt, given: Given, passed: PassedTogether) -> Returned:
         """Return the gradient of this section's output, and the loss."""
         output = passed.output
         if output is None:
@@ -296,7 +310,9 @@ class Worker:
     async def _encoded(self, encode: Encode, member: PeerId) -> Parcel:
         return await self._schedule.forward(lambda: parcel(encode(member)))
 
-    async def _settle(self, sender: PeerId, attempt: Attempt, held: _Held, passed: Passed, back: Buffer | None) -> None:
+    async def _settle(
+        self, sender: PeerId, attempt: Attempt, held: _Held, passed: PassedTogether, back: Buffer | None
+    ) -> None:
         """Give the input gradient, hear what becomes of it, and do that."""
         self.tally = self.tally.computed(attempt)
         given = None if back is None else parcel(back)
@@ -337,7 +353,7 @@ class Worker:
                 wait_s *= 2
         return "unknown"
 
-    async def _count(self, passed: Passed) -> None:
+    async def _count(self, passed: PassedTogether) -> None:
         counting = asyncio.ensure_future(self._schedule.weights(passed.count))
         self._counting.add(counting)
         counting.add_done_callback(self._counting.discard)
@@ -362,6 +378,18 @@ class Worker:
         passed.backward(held.returned.gradient, held.returned.member)
         passed.count()
         self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
+
+
+class _Alone:
+    """A micro-batch that this member has computed alone."""
+
+    def __init__(self, schedule: Schedule, passed: Passed) -> None:
+        self.output, self.loss, self.count = passed.output, passed.loss, passed.count
+        self._schedule = schedule
+        self._passed = passed
+
+    async def backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None:
+        return await self._schedule.backward(lambda: self._passed.backward(gradient, member))
 
 
 class _Names(TypedDict):

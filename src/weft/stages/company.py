@@ -31,6 +31,8 @@ from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.pipeline.place import GAIN, stage_for, totals_of
 from weft.pipeline.sender import Sender
+from weft.pipeline.split.handover import Handover
+from weft.pipeline.split.help import HelpDesk
 from weft.stages.ending import Ending
 from weft.stages.keeping import Keeping
 from weft.stages.member import Member
@@ -63,12 +65,15 @@ class Company:
             desk=Desk(lane),
             pulse=Pulse(kit.node, lambda peer: peer in self.roll.ready(0)),
             onward=self.sender,
+            ready=self.roll.ready,
+            handover=Handover(lane),
+            helps=HelpDesk(lane),
             has_busy=self.has_busy,
         )
         self.run = kit.run
         self.place = grounds  # what a peer has under this name: `emit`, `node`
         self._node = grounds.node
-        self._ways = Ways(grounds.node, grounds.lane, grounds.desk, grounds.clock, self.roll)
+        self._ways = Ways(grounds, self.roll)
         self.members: dict[int, Member] = {}
         self._coming: set[int] = set()  # stages that are about to be held
         self._unfit: set[int] = set()  # those for which there is no room beside what is held

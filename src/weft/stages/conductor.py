@@ -39,6 +39,7 @@ from weft.stages.notes import ASK_S, Notes, States
 from weft.stages.pinning import Pinning
 from weft.stages.pulse import Pulse
 from weft.stages.source import Source
+from weft.stages.teams import Teaming
 from weft.stages.tied_conductor import TiedConductor
 from weft.sync.messages import Manifest
 from weft.wire import digest_of
@@ -58,6 +59,7 @@ class Part:
     pulse: Pulse
     source: Source | None  # None: another stage than the first
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
+    teaming: Teaming | None  # None: all members compute alone
     pinning: Pinning
     make_evaluator: Callable[["Conductor", Replica, Callable[[], bool]], Unmeasured]
 
@@ -129,6 +131,10 @@ class Conductor:
                 break
         self._round = max(self._notes.brought(digest_of(head)), default=round)
         await part.worker.report()
+        if num_samples and part.teaming is not None and not await part.teaming.collect():
+            part.worker.lose()
+            await part.compute.train(part.trainer.clear)
+            num_samples = 0
         total = part.worker.take_sum() if self._sends_gradient and num_samples else Sum()
         part.trainer.hand_in(total)
         if part.tied is not None:
@@ -194,6 +200,8 @@ class Conductor:
         reports = await self._notes.reports(manifest, electorate)
         if self._sends_gradient:
             await part.compute.train(part.trainer.clear)
+        if part.teaming is not None:
+            part.teaming.clear()
         closed = await part.worker.close(reports, electorate)
         told = self._notes.beats(manifest.previous)
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1

@@ -23,6 +23,7 @@ from weft.stages.measure import Bystander, Needs, StageEvaluator
 from weft.stages.membership import Grounds, Membership
 from weft.stages.messages import Held, LeaveAnswer, MayLeave, State
 from weft.stages.source import Source
+from weft.stages.teams import Teaming
 from weft.stages.tied import TiedMember
 from weft.stages.timed import Timed
 
@@ -53,7 +54,11 @@ class Member(Membership):
         work = Timed(grounds.compute, clock, self._busy.note)
         onward = None if stage == run.stages - 1 else grounds.onward(stage + 1)
         bounds = Bounds(num_taken=fitting(run, grounds.settings, choose(grounds.settings)))
-        self.worker = Worker(grounds.lane, stage, self.trainer, onward, work.train, clock, grounds.emit, bounds)
+        self._teaming = self._teamed()
+        lead = None if self._teaming is None else self._teaming.lead
+        self.worker = Worker(grounds.lane, stage, self.trainer, onward, work.train, clock, grounds.emit, bounds, lead)
+        if self._teaming is not None:
+            self._teaming.begin(self.worker)
         self._source: Source | None = None
         if stage == 0:
             first = int(clock.wall() * 1000) << 20  # no process of this peer has begun one so high
@@ -68,12 +73,28 @@ class Member(Membership):
             pulse=grounds.pulse,
             source=self._source,
             tied=self._tied,
+            teaming=self._teaming,
             pinning=self.pinning,
             make_evaluator=self._evaluator,
         )
         self.conductor = Conductor(part)
         self._standing = self._place(self.trainer, self.conductor, outer)
         self.peer = Peer(run, self._standing)
+
+    def _teamed(self) -> Teaming | None:
+        grounds = self._grounds
+        if self.run.pipeline.split is None:
+            return None
+        return Teaming(
+            self.run,
+            self.trainer,
+            grounds.lane,
+            grounds.handover,
+            grounds.helps,
+            grounds.compute,
+            grounds.clock,
+            lambda: grounds.ready(self.stage),
+        )
 
     async def live(self, *, wait_for: int | None, snapshot: Snapshot | None) -> Outcome:
         self._grounds.desk.workers[self.stage] = self.worker
@@ -87,6 +108,8 @@ class Member(Membership):
     async def _end(self) -> None:
         if self._grounds.desk.workers.get(self.stage) is self.worker:
             del self._grounds.desk.workers[self.stage]
+        if self._teaming is not None:
+            await self._teaming.aclose()
         await self.worker.aclose()
 
     @property

@@ -7,7 +7,7 @@ It does not know which pieces should be held, nor by whom.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,6 +33,8 @@ from weft.peer.trainer import Trainer
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.pipeline.sender import Sender
+from weft.pipeline.split.handover import Handover
+from weft.pipeline.split.help import HelpDesk
 from weft.stages.conductor import Conductor
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, PinAt, PinnedAnswer, State
 from weft.stages.pinning import Pinning
@@ -66,6 +68,9 @@ class Grounds(Kit):
     desk: Desk
     pulse: Pulse
     onward: Callable[[int], Sender]  # to a stage
+    ready: Callable[[int], Collection[PeerId]]  # who computes a stage's micro-batches
+    handover: Handover
+    helps: HelpDesk
     has_busy: Callable[[], bool]  # whether anybody evaluates or fetches at the end
 
 

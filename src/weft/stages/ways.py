@@ -3,21 +3,20 @@
 It does not know what is sent.
 """
 
-from weft.clock import Clock
-from weft.net.node import Node
-from weft.pipeline.desk import Desk
-from weft.pipeline.lane import Lane
 from weft.pipeline.route import Near, Route
 from weft.pipeline.sender import Sender
+from weft.stages.membership import Grounds
 from weft.stages.roll import Roll
+from weft.stages.teams import leaders
 
 
 class Ways:
-    def __init__(self, node: Node, lane: Lane, desk: Desk, clock: Clock, roll: Roll) -> None:
-        self._node = node
-        self._lane = lane
-        self._desk = desk
-        self._clock = clock
+    def __init__(self, grounds: Grounds, roll: Roll) -> None:
+        self._node = grounds.node
+        self._lane = grounds.lane
+        self._desk = grounds.desk
+        self._clock = grounds.clock
+        self._split = grounds.run.pipeline.split
         self._roll = roll
         self._routes: dict[int, Route] = {}
 
@@ -34,6 +33,9 @@ class Ways:
         """Take up who computes which stage now."""
         for stage, route in self._routes.items():
             ready = self._roll.ready(stage)
+            if self._split is not None:
+                leading = leaders(ready, self._split.members)
+                ready = {peer: each for peer, each in ready.items() if peer in leading}
             linked = {self._node.peer, *self._node.peers}
             route.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
 

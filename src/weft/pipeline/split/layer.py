@@ -3,7 +3,7 @@
     async with handover.join(name, members) as seat:
         member = ByHeads(Team(seat, run), part, turn)     # or BySegments(Team(seat, run), layer, inverse, segments)
         y = await member.forward(x)                       # of its segment alone, where it is split by segments
-        dx = await member.backward(dy)
+        dx = await member.backward(dy)                    # of `member.team`, which may be another now
     member.gradients                                      # of weights: the sum over the team is the layer's
 
 By heads all members have all of x, y, dy and dx, the same bits. By segments each has its tokens of them, and while it
@@ -40,16 +40,16 @@ class ByHeads:
     """
 
     def __init__(self, team: Team, part: Block, turn: Rotation) -> None:
-        self._team = team
+        self.team = team
         self._pass = HeadsPass(part, turn)
 
     async def forward(self, x: Activations) -> Activations:
-        h = await self._team.sum(partial(self._pass.attention, x), onto=x)
-        return await self._team.sum(partial(self._pass.ffn, h), onto=h)
+        h = await self.team.sum(partial(self._pass.attention, x), onto=x)
+        return await self.team.sum(partial(self._pass.ffn, h), onto=h)
 
     async def backward(self, dy: Activations) -> Activations:
-        dh = await self._team.sum(partial(self._pass.back, dy), onto=dy)
-        return await self._team.sum(partial(self._pass.back, dh), onto=dh)
+        dh = await self.team.sum(partial(self._pass.back, dy), onto=dy)
+        return await self.team.sum(partial(self._pass.back, dh), onto=dh)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
@@ -67,13 +67,13 @@ class BySegments:
     """
 
     def __init__(self, team: Team, layer: Block, inverse: Tensor, segments: tuple[Segment, ...]) -> None:
-        self._team = team
+        self.team = team
         self._segments = segments
         own = segments[team.number]
         self._pass = SegmentPass(layer, own, segment_rotation(inverse, own))
 
     async def forward(self, x: Activations) -> Activations:
-        team = self._team
+        team = self.team
         own, held = await team.run(partial(self._begin, x))
         self._own, self._own_parcel = own, held
         async with Branches() as branches:
@@ -87,7 +87,7 @@ class BySegments:
         return await team.run(self._pass.end)
 
     async def backward(self, dy: Activations) -> Activations:
-        team, held = self._team, self._own_parcel
+        team, held = self.team, self._own_parcel
         coming: Awaitable[Parcel] | None = None  # the gradient of the next block, as far as it has come
         await team.run(partial(self._pass.begin_back, dy))
         async with Branches() as branches:
@@ -128,17 +128,17 @@ class BySegments:
 
     def _add(self, found: KeyValues, came: Parcel | None) -> Parcel:
         numbers = torch.cat([found.k.flatten(), found.v.flatten()])
-        return self._team.pack(numbers if came is None else numbers + self._unpacked(came, numbers))
+        return self.team.pack(numbers if came is None else numbers + self._unpacked(came, numbers))
 
     def _end_back(self, own: KeyValues, home: Parcel) -> Activations:
         k, v = self._unpacked(home, own.k).chunk(2)
         return self._pass.end_back(KeyValues(own.k + k.view_as(own.k), own.v + v.view_as(own.v)))
 
     def _packed(self, block: KeyValues) -> Parcel:
-        return self._team.pack(torch.cat([block.k.flatten(), block.v.flatten()]))
+        return self.team.pack(torch.cat([block.k.flatten(), block.v.flatten()]))
 
     def _unpacked(self, held: Parcel, like: Tensor) -> Tensor:
-        return self._team.unpack(held, (self._team.number - 1) % self._team.size, like)
+        return self.team.unpack(held, (self.team.number - 1) % self.team.size, like)
 
     def _block(self, held: Parcel, step: int) -> KeyValues:
         if step == 0:
@@ -152,7 +152,7 @@ class BySegments:
 
     def _owner(self, step: int) -> int:
         """Return whose block this member has at a step: after the last one its own again."""
-        return (self._team.number - step) % self._team.size
+        return (self.team.number - step) % self.team.size
 
     def _num(self, step: int) -> int:
         """Return how many numbers that block has."""

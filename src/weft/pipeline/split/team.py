@@ -3,6 +3,7 @@
     team = Team(seat, run)
     y = await team.sum(make, onto=x)        # x + what member 0 made + what member 1 made + ...
     block = await team.shift(held, num)     # to the next member, from the one before
+    await team.deal(pieces)                 # from the first to each: `dealt` there; back by `hand_in` and `handed_in`
 
 A sum of two members' numbers: each gives the other all it made, and both add. Of more: each adds a piece for all, and
 gives what comes out to all, which is 2 (n - 1) / n of the numbers each way. Either way whatever is added, is added in
@@ -13,7 +14,8 @@ calls the same in the same order. It does not know layers.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -97,6 +99,31 @@ class Team:
             return found
 
         return shifted()
+
+    # --- between who leads, the first, and the others ---
+
+    async def deal(self, pieces: Sequence[Tensor]) -> None:
+        """Give each of the others its piece."""
+        number, others = self._next(), self._others
+        parcels = await self.run(lambda: [self.pack(pieces[each]) for each in others])
+        await together(*(self._seat.give(each, number, held) for each, held in zip(others, parcels, strict=True)))
+
+    async def dealt(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return the piece that the first gives."""
+        found = await self._take(0, self._next(), range(prod(shape)), like)
+        return found.view(*shape)
+
+    async def hand_in(self, piece: Tensor) -> None:
+        """Give the first a piece."""
+        number, held = self._next(), await self.run(lambda: self.pack(piece))
+        await self._seat.give(0, number, held)
+
+    async def handed_in(self, own: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the first's own piece and those of the others, in their order."""
+        number = self._next()
+        taking = (self._take(each, number, range(prod(shapes[each])), own) for each in self._others)
+        others = await together(*taking)
+        return [own, *(each.view(*shape) for each, shape in zip(others, shapes[1:], strict=True))]
 
     def pack(self, numbers: Tensor) -> Parcel:
         """Return what `numbers` are to others. They must not change before it is taken."""

@@ -1,0 +1,186 @@
+"""The layers of a section, as one member of a team computes them: of each a part, the team the rest.
+
+    layers = SplitLayers(model, split, number)     # of weights as they are now
+    passing = layers.passing(num_tokens)
+    y = await passing.forward(team, x)             # x and dy: the member's `piece` of all
+    dx = await passing.backward(team, dy)          # by the same members, in another team
+    passing.add(weight, into)                      # what it found of the weights' gradients
+
+By heads a piece is all there is; by segments it is the member's tokens.
+
+It does not know who leads, nor what is before and after the layers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.errors import ConfigError
+from weft.model.config import ModelConfig
+from weft.model.flat import FlatModel
+from weft.model.layers import Block, rotation
+from weft.model.transformer import SectionModule
+from weft.pipeline.beat import Beat
+from weft.pipeline.split.config import SplitConfig
+from weft.pipeline.split.cut import Segment, heads_parts, zigzag
+from weft.pipeline.split.heads import add_gradients, cut_layer
+from weft.pipeline.split.layer import ByHeads, BySegments
+from weft.pipeline.split.ring import put, select
+from weft.pipeline.split.team import Team
+
+Activations = Float[Tensor, "batch tokens width"]
+Vector = Float[Tensor, " num"]
+
+
+def check_split(split: SplitConfig, model: ModelConfig, seq_len: int) -> None:
+    """
+    Raises:
+        ConfigError: there is less to share than members.
+    """
+    speeds = _speeds(split)
+    if split.by == "heads":
+        heads_parts(model, speeds)
+    elif seq_len < 2 * split.members:
+        raise ConfigError(f"split by segments: {split.members} members of {seq_len} tokens. Each needs two at least.")
+
+
+class SplitLayers:
+    """
+    Args:
+        model: of a section; its layers' weights are copied, where a part has less than all.
+        number: of this member in the team; 0 leads.
+    """
+
+    def __init__(self, model: FlatModel, split: SplitConfig, number: int) -> None:
+        assert isinstance(model.module, SectionModule)
+        self._model = model
+        self._split = split
+        self._number = number
+        self._blocks = [cast(Block, block) for block in model.module.layers.values()]
+        self._spans = [
+            {span.name.removeprefix(start): span for span in model.layout if span.name.startswith(start)}
+            for start in (f"layers.{number}." for number in model.module.layers)
+        ]
+        if split.by == "heads":
+            self._part = heads_parts(model.config, _speeds(split))[number]
+            self._cut = [cut_layer(block, model.config, self._part) for block in self._blocks]
+
+    def passing(self, num_tokens: int) -> "Passing":
+        return Passing(self, self.segments(num_tokens))
+
+    def segments(self, num_tokens: int) -> tuple[Segment, ...] | None:
+        """Return whose tokens are whose; None: all have all."""
+        return zigzag(num_tokens, _speeds(self._split)) if self._split.by == "segments" else None
+
+    def layer(
+        self, number: int, team: Team, segments: tuple[Segment, ...] | None, x: Activations
+    ) -> ByHeads | BySegments:
+        """Return what computes this member's part of a layer."""
+        inverse = cast(SectionModule, self._model.module).angle_bits.view(torch.float32)
+        if segments is not None:
+            return BySegments(team, self._blocks[number], inverse.to(x.device), segments)
+        return ByHeads(team, self._cut[number], rotation(inverse.to(x.device), 0, x.shape[1]))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def vector(self) -> Vector:
+        return self._model.vector
+
+    def add(self, number: int, found: Mapping[str, Tensor], weight: float, into: Vector) -> None:
+        """Add a layer's gradients to a vector as long as the section's."""
+        places = {name: self._model.layout.view(into, span) for name, span in self._spans[number].items()}
+        scaled = {name: gradient * weight for name, gradient in found.items()}
+        if self._split.by == "heads":
+            add_gradients(self._model.config, self._part, scaled, places)
+        else:
+            for name, gradient in scaled.items():
+                places[name].add_(gradient)
+
+
+class LayersAt:
+    """The layers of each step: weights change between two.
+
+    Args:
+        make: of the weights as they are, for a number in the team.
+        width: of the model.
+    """
+
+    def __init__(self, make: Callable[[int], SplitLayers], width: int) -> None:
+        self.width = width
+        self._make = make
+        self._made: tuple[Beat, int, SplitLayers] | None = None
+
+    def at(self, beat: Beat, number: int) -> SplitLayers:
+        if self._made is None or self._made[:2] != (beat, number):
+            self._made = beat, number, self._make(number)
+        return self._made[2]
+
+
+class Passing:
+    """One micro-batch on its way."""
+
+    def __init__(self, layers: SplitLayers, segments: tuple[Segment, ...] | None) -> None:
+        self._layers = layers
+        self._segments = segments
+        self._made: list[ByHeads | BySegments] = []
+
+    async def forward(self, team: Team, x: Activations) -> Activations:
+        for number in range(self._layers.num_layers):
+            member = self._layers.layer(number, team, self._segments, x)
+            self._made.append(member)
+            x = await member.forward(x)
+        return x
+
+    async def backward(self, team: Team, dy: Activations) -> Activations:
+        for member in reversed(self._made):
+            member.team = team
+            dy = await member.backward(dy)
+        return dy
+
+    def add(self, weight: float, into: Vector) -> None:
+        """Add this member's part of the gradients of weights to `into`, `weight` times. Once, after `backward`."""
+        with torch.no_grad():
+            for number, member in enumerate(self._made):
+                self._layers.add(number, member.gradients, weight, into)
+        self._made.clear()
+
+    # --- pieces ---
+
+    def piece(self, x: Activations, number: int) -> Activations:
+        """Return what a member has of numbers of all tokens."""
+        return x if self._segments is None else select(x, self._segments[number])
+
+    def shape(self, whole: torch.Size, number: int) -> torch.Size:
+        """Return the shape of a member's piece."""
+        if self._segments is None:
+            return whole
+        return torch.Size((whole[0], sum(map(len, self._segments[number])), whole[2]))
+
+    def joined(self, pieces: list[Activations], whole: torch.Size) -> Activations:
+        """Return numbers of all tokens, of each member's in their order; by heads the first has all."""
+        if self._segments is None:
+            return pieces[0]
+        found = pieces[0].new_empty(whole)
+        for segment, piece in zip(self._segments, pieces, strict=True):
+            put(piece, segment, found)
+        return found
+
+    @property
+    def vector(self) -> Vector:
+        """Return the section's weights, to know where and how long they are."""
+        return self._layers.vector
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether members have less than all."""
+        return self._segments is not None
+
+
+def _speeds(split: SplitConfig) -> list[float]:
+    return [1.0] * split.members  # nobody's is known so well

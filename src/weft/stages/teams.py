@@ -1,0 +1,107 @@
+"""Members of a stage that compute each micro-batch together, where a run says so: who leads whom, and a member's part.
+
+    ready    d a c e b   size 2        (a, b) (c, d) (e)        the first leads; who is left over computes alone
+
+All who know the same members find the same teams. Micro-batches go to those who lead.
+
+It does not know how a layer is shared, nor rounds.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+from weft.clock import Clock
+from weft.ids import PeerId
+from weft.peer.compute import Compute
+from weft.peer.section_trainer import SectionTrainer
+from weft.peer.staged import StagedConfig
+from weft.pipeline.beat import Beat
+from weft.pipeline.lane import Lane
+from weft.pipeline.split.handover import Handover
+from weft.pipeline.split.help import HelpDesk, Helping, Means
+from weft.pipeline.split.lead import Lead
+from weft.pipeline.split.section import LayersAt
+from weft.pipeline.worker import Worker
+
+Team = tuple[PeerId, ...]
+
+
+def teams(ready: Iterable[PeerId], size: int) -> list[Team]:
+    """Return all teams of a stage's members; of who is left over each is one."""
+    order = sorted(ready)
+    num_whole = len(order) // size * size
+    whole = [tuple(order[start : start + size]) for start in range(0, num_whole, size)]
+    return [*whole, *((peer,) for peer in order[num_whole:])]
+
+
+def leaders(ready: Collection[PeerId], size: int) -> frozenset[PeerId]:
+    return frozenset(team[0] for team in teams(ready, size))
+
+
+def team_of(peer: PeerId, ready: Collection[PeerId], size: int) -> Team:
+    """Return the team that a peer is in; of one that is not ready, itself."""
+    return next((team for team in teams(ready, size) if peer in team), (peer,))
+
+
+class Teaming:
+    """Of one member of one stage.
+
+    Args:
+        ready: who computes the stage's micro-batches, now; this peer may be one.
+    """
+
+    def __init__(
+        self,
+        run: StagedConfig,
+        trainer: SectionTrainer,
+        lane: Lane,
+        handover: Handover,
+        desk: HelpDesk,
+        compute: Compute,
+        clock: Clock,
+        ready: Callable[[], Collection[PeerId]],
+    ) -> None:
+        split, stage, me = run.pipeline.split, run.stage, lane.me
+        assert split is not None, "the run has no teams"
+        assert stage is not None, "the team of which stage?"
+        self._trainer = trainer
+        self._desk = desk
+        self._stage = stage
+
+        def own() -> Team:
+            return team_of(me, ready(), split.members)
+
+        means = Means(
+            lane=lane,
+            handover=handover,
+            layers=LayersAt(lambda number: trainer.split_layers(split, number), run.model.width),
+            run=compute.train,
+            seq_len=run.train.seq_len,
+            batch_size=run.train.batch_size,
+        )
+        self._worker: Worker | None = None
+        self.lead = Lead(means, stage, lambda: trainer.here, lambda: own()[1:] if own()[0] == me else (), clock)
+        self._helping = Helping(means, lambda peer: own()[0] == peer, self._until_due)
+
+    def begin(self, worker: Worker) -> None:
+        """Help others from now on, in step with this peer's worker."""
+        self._worker = worker
+        self._desk.at[self._stage] = self._helping
+
+    async def collect(self) -> bool:
+        """Add what the team found to this member's gradient; return whether all of it was to be had."""
+        return await self.lead.collect(self._trainer.total)
+
+    def clear(self) -> None:
+        """Forget what was of weights that are no more."""
+        self.lead.forget()
+        self._helping.clear()
+
+    async def aclose(self) -> None:
+        if self._desk.at.get(self._stage) is self._helping:
+            del self._desk.at[self._stage]
+        await self.lead.aclose()
+        await self._helping.aclose()
+
+    async def _until_due(self, beat: Beat) -> None:
+        assert self._worker is not None
+        await self._worker.until_due(beat)

@@ -1,0 +1,212 @@
+"""A section that a team computes is the undivided one; and what becomes of it when a member is gone."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from unit.pipeline.split.crew import Crew
+from unit.pipeline.split.layer import FAMILIES, SMALL
+from weft.codec.config import Fp32Config
+from weft.errors import ConfigError, PeerError
+from weft.ids import PeerId
+from weft.model import FlatModel, ModelConfig, flatten, initial_vector
+from weft.model.flat import cut
+from weft.model.sections import sections
+from weft.model.transformer import SectionModule
+from weft.pipeline.beat import Beat
+from weft.pipeline.build_boundary import build
+from weft.pipeline.device import Given, Parcel, parcel
+from weft.pipeline.split.config import SplitConfig
+from weft.pipeline.split.help import HelpDesk, Helping, Means
+from weft.pipeline.split.lead import Lead
+from weft.pipeline.split.section import LayersAt, SplitLayers, check_split
+from weft.pipeline.torch_device import TorchDevice
+
+TOKENS, SAMPLES, BATCH = 12, 2, 4
+BEAT = Beat(3, 0)
+
+
+def config_of(family: str) -> ModelConfig:
+    fields = SMALL | {"num_layers": 4, "max_seq_len": 64, "is_tied": False} | FAMILIES[family]
+    return msgspec.convert(fields, ModelConfig)
+
+
+def section_of(config: ModelConfig, number: int, num: int) -> FlatModel:
+    part = sections(config, num)[number]
+    model = flatten(SectionModule(config, part), "cpu")
+    model.vector.copy_(cut(config, initial_vector(config, seed=2), part))
+    return model
+
+
+def given_to(config: ModelConfig, number: int) -> tuple[Given, Tensor]:
+    """Return a micro-batch before a section, and a gradient of its output."""
+    luck = torch.Generator().manual_seed(7)
+    ids = torch.randint(0, config.vocab_size, (SAMPLES, TOKENS + 1), generator=luck, dtype=torch.int32)
+    x, dy = torch.randn(2, SAMPLES, TOKENS, config.width, generator=luck)
+    activations: Parcel | None = None if number == 0 else parcel(x.numpy().tobytes())
+    return Given(SAMPLES, ids.numpy().tobytes(), activations, BEAT), dy
+
+
+class Teamed:
+    """A crew whose first member leads, and the others help."""
+
+    def __init__(self, config: ModelConfig, split: SplitConfig, number: int, num: int) -> None:
+        self.crew = Crew(split.members)
+        self.models = [section_of(config, number, num) for _ in range(split.members)]
+        device = TorchDevice(self.models[0], build(Fp32Config()), TOKENS, BATCH)
+        self.helpings: list[Helping] = []
+        self.means = [self._means(config, split, each) for each in range(split.members)]
+        helpers = tuple(PeerId(peer) for peer in self.crew.peers[1:])
+        self.make_lead = lambda: Lead(self.means[0], 0, lambda: device, lambda: helpers, self.crew.clock)
+
+    def _means(self, config: ModelConfig, split: SplitConfig, number: int) -> Means:
+        handover, model = self.crew.handovers[number], self.models[number]
+        means = Means(
+            lane=handover.lane,
+            handover=handover,
+            layers=LayersAt(lambda place: SplitLayers(model, split, place), config.width),
+            run=self.crew.compute.train,
+            seq_len=TOKENS,
+            batch_size=BATCH,
+        )
+
+        async def until_due(_beat: Beat) -> None:
+            pass
+
+        if number:
+            helping = Helping(means, lambda peer: peer == self.crew.peers[0], until_due)
+            HelpDesk(handover.lane).at[0] = helping
+            self.helpings.append(helping)
+        return means
+
+
+def undivided(
+    config: ModelConfig, number: int, num: int, times: int
+) -> tuple[list[Tensor | None], float | None, Tensor]:
+    """Return output and input gradient, the loss and the section's gradient, computed by one."""
+    model = section_of(config, number, num)
+    device = TorchDevice(model, build(Fp32Config()), TOKENS, BATCH)
+    given, dy = given_to(config, number)
+    for _ in range(times):
+        passed = device.forward(given)
+        back = passed.backward(None if number == num - 1 else dy.numpy().tobytes())
+        passed.count()
+    return [numbers(passed.output), numbers(back)], passed.loss, model.gradient
+
+
+def numbers(data: object) -> Tensor | None:
+    return None if data is None else torch.from_numpy(np.frombuffer(data, "<f4").copy())  # type: ignore[call-overload]
+
+
+def near(found: Tensor | None, expected: Tensor | None) -> bool:
+    if found is None or expected is None:
+        return found is expected
+    return float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+SPLITS = [SplitConfig(by="heads"), SplitConfig(by="heads", members=3), SplitConfig(by="segments", members=3)]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=["two by heads", "three by heads", "three by segments"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("number", "num"), [(0, 3), (1, 3), (2, 3), (0, 1)])
+def test_a_team_computes_what_one_does(split: SplitConfig, family: str, number: int, num: int) -> None:
+    config, found = config_of(family), list[object]()
+    teamed = Teamed(config, split, number, num)
+    given, dy = given_to(config, number)
+
+    async def play() -> None:
+        lead = teamed.make_lead()
+        for _ in range(2):
+            passed = await lead.forward(given)
+            assert passed is not None
+            back = await passed.backward(None if number == num - 1 else dy.numpy().tobytes(), None)
+            await lead.means.run(passed.count)
+        found.extend((numbers(passed.output), numbers(back), passed.loss))
+        assert await lead.collect(teamed.models[0].gradient)
+
+    teamed.crew.run(play)
+    outputs, loss, gradient = undivided(config, number, num, times=2)
+    assert near(found[0], outputs[0])  # type: ignore[arg-type]
+    assert near(found[1], outputs[1])  # type: ignore[arg-type]
+    assert found[2] == (None if loss is None else pytest.approx(loss, rel=1e-5))
+    assert near(teamed.models[0].gradient, gradient)
+
+
+def test_where_a_helper_is_gone_the_member_computes_alone_for_a_while() -> None:
+    config = config_of("gqa")
+    teamed = Teamed(config, SplitConfig(), 1, 3)
+    given, _ = given_to(config, 1)
+
+    async def play() -> None:
+        lead = teamed.make_lead()
+        assert await lead.forward(given) is not None
+        await teamed.crew.nodes[1].aclose()
+        assert await lead.forward(given) is None
+        assert await lead.forward(given) is None
+
+    teamed.crew.run(play)
+
+
+def test_a_micro_batch_whose_helper_forgot_it_is_given_up_on_the_way_back() -> None:
+    config = config_of("gqa")
+    teamed = Teamed(config, SplitConfig(), 1, 3)
+    given, dy = given_to(config, 1)
+
+    async def play() -> None:
+        passed = await teamed.make_lead().forward(given)
+        assert passed is not None
+        teamed.helpings[0].clear()
+        with pytest.raises(PeerError):
+            await passed.backward(dy.numpy().tobytes(), None)
+
+    teamed.crew.run(play)
+
+
+def test_a_sum_that_is_not_of_exactly_what_counts_is_none() -> None:
+    config = config_of("gqa")
+    teamed = Teamed(config, SplitConfig(), 1, 3)
+    given, dy = given_to(config, 1)
+
+    async def play() -> None:
+        lead = teamed.make_lead()
+        for is_lost in (True, False):
+            passed = await lead.forward(given)
+            assert passed is not None
+            await passed.backward(dy.numpy().tobytes(), None)
+            await lead.means.run(passed.count)
+            if is_lost:
+                teamed.helpings[0].clear()
+        assert not await lead.collect(teamed.models[0].gradient)
+
+    teamed.crew.run(play)
+
+
+def test_what_counts_nowhere_is_in_no_sum() -> None:
+    config = config_of("gqa")
+    teamed = Teamed(config, SplitConfig(), 1, 3)
+    given, dy = given_to(config, 1)
+
+    async def play() -> None:
+        lead = teamed.make_lead()
+        for counts in (True, False, True):
+            passed = await lead.forward(given)
+            assert passed is not None
+            await passed.backward(dy.numpy().tobytes(), None)
+            if counts:
+                await lead.means.run(passed.count)
+        assert await lead.collect(teamed.models[0].gradient)
+
+    teamed.crew.run(play)
+    assert near(teamed.models[0].gradient, undivided(config, 1, 3, times=2)[2])
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [(SplitConfig(members=5), "key and value heads"), (SplitConfig(by="segments", members=7), "of 12 tokens")],
+)
+def test_what_cannot_be_shared_is_refused(split: SplitConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_split(split, config_of("gqa"), TOKENS)
