@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from scenarios.swarm import write_corpus
 from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
+from weft.errors import ConfigError
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.pipeline.config import PipelineConfig
+from weft.pipeline.split.config import SplitConfig
 from weft.sim.faults import Freeze, Kill, Stop
 from weft.sim.play import Played, play
 from weft.sim.scenario import Kind, Scenario
@@ -96,3 +99,9 @@ def test_machines_that_die_leave_stand_still_and_come_late_complete_it(tmp_path:
     assert ends.pop("lab-2") == "its person stopped it"
     assert set(ends.values()) == {"complete"}
     assert found.committed_tokens >= 150 * 2 * BATCH * SEQ_LEN
+
+
+def test_members_that_compute_together_are_not_simulated(tmp_path: Path) -> None:
+    teamed = msgspec.structs.replace(run_file(tmp_path, 6), pipeline=PipelineConfig(split=SplitConfig()))
+    with pytest.raises(ConfigError, match="not simulated"):
+        play(scenario(LAB), teamed, tmp_path, tmp_path / "one", lambda _line: None)

@@ -27,9 +27,7 @@ def calm(root: Path, num_steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("split", [HEADS, pytest.param(SEGMENTS, marks=pytest.mark.slow)], ids=["heads", "segments"])
-def test_teams_learn_what_members_alone_do(
-    tmp_path: Path, split: SplitConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_teams_learn_what_members_alone_do(tmp_path: Path, split: SplitConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     run, led, real = sealed(tmp_path, split=split), list[int](), LedPassed.count
 
     def count(passed: LedPassed) -> None:

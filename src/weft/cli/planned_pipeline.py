@@ -13,12 +13,14 @@ from weft import cost
 from weft.cli.asked import Asked
 from weft.cli.paragraph import terminal_width, wrapped
 from weft.dashboard import figures
+from weft.peer.device import decoder
 from weft.plan.best_cut import Best, best_stages
 from weft.plan.cut import Cut, StagePlan, able, planned
 from weft.plan.methods import name_of
 from weft.plan.pipeline import StepTime
 from weft.plan.profiles import known
 from weft.plan.question import Machines
+from weft.plan.split import Layer, Link, advice
 from weft.plan.timing import Line
 
 _INDENT = " " * 14
@@ -79,6 +81,8 @@ def lines(asked: Asked, answer: Answer) -> Iterator[str]:
     yield from _row("speed", f"{found.tokens_per_s:,.0f} tokens/s; {figures.duration(found.total_s)} in all")
     yield from _row("bytes", _bytes(found))
     yield from _row("memory", _memory(answer))
+    if max(stage.num_members for stage in found.stages) > 1:
+        yield from _row("teams", _teams(asked, found))
     yield ""
     yield from _against(answer)
     yield ""
@@ -155,6 +159,17 @@ def _memory(answer: Answer) -> str:
         f"time or more; a machine without a GPU needs {least} at least. Any section fits "
         f"{', '.join(answer.able) or 'no device that is known by name'}"
     )
+
+
+def _teams(asked: Asked, found: Cut) -> str:
+    """Return whether members of a stage that compute each micro-batch together would be done sooner."""
+    question, split = asked.question, asked.pipeline.split
+    layer = Layer(question.model, found.micro.num_samples, question.train.seq_len)
+    kind, size = question.machines[0], 2 if split is None else split.members
+    speed = kind.tokens_per_s * cost.flops_per_token(decoder(question.model), question.train.seq_len)
+    link = Link(min(kind.line.up_bps, kind.line.down_bps), 4 * kind.line.delay_s)
+    told = "" if split is None else "; step and speed above are of members that compute alone"
+    return f"{advice(layer, [speed] * size, link).words}{told}"
 
 
 def _against(answer: Answer) -> Iterator[str]:

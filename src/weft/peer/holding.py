@@ -77,8 +77,14 @@ def section_memory(
         num_members,
         num_rounds=-(-train.tokens // (choices.every * train.batch_size * train.seq_len)),  # one begins all
         activations=cost_pipeline.activation_nbytes(shape, holding.micro, num_taken, is_half=is_half)
-        + codec_nbytes(holding.model, holding.pipeline, section),
+        + codec_nbytes(holding.model, holding.pipeline, section)
+        + team_nbytes(holding.pipeline, shape.num_parameters),
     )
+
+
+def team_nbytes(pipeline: PipelineConfig, num_parameters: int) -> int:
+    """Return the bytes that a member of a team holds beside: its part of the weights, and the sum of what it found."""
+    return 0 if pipeline.split is None else 4 * num_parameters * (1 + pipeline.split.members) // pipeline.split.members
 
 
 def codec_nbytes(model: ModelConfig, pipeline: PipelineConfig, section: Section) -> int:

@@ -22,7 +22,7 @@ import torch
 
 from weft.clock import SkewedClock
 from weft.dashboard.stages import stage_of
-from weft.errors import NotFinite, WeftError
+from weft.errors import ConfigError, NotFinite, WeftError
 from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed, StageHeld
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.claims import ClaimReader
@@ -112,8 +112,10 @@ def play(
         make_trainer: of machines that compute.
 
     Raises:
-        WeftError: the run cannot be made: its file, its data or its model.
+        WeftError: the run cannot be made: its file, its data or its model; or it is none that is simulated.
     """
+    if run_file.pipeline.split is not None:
+        raise ConfigError("pipeline.split: members that compute together are not simulated. Leave it out.")
     torch.set_num_threads(1)  # sums in another order are other bits
     home = Home(folder)
     sealed = seal(run_file, base, home, lambda _event: None)

@@ -31,7 +31,6 @@ from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.pipeline.place import GAIN, stage_for, totals_of
 from weft.pipeline.sender import Sender
-from weft.pipeline.split.handover import Handover
 from weft.pipeline.split.help import HelpDesk
 from weft.stages.ending import Ending
 from weft.stages.keeping import Keeping
@@ -66,8 +65,7 @@ class Company:
             pulse=Pulse(kit.node, lambda peer: peer in self.roll.ready(0)),
             onward=self.sender,
             ready=self.roll.ready,
-            handover=Handover(lane),
-            helps=HelpDesk(lane),
+            helps=HelpDesk.on(lane),
             has_busy=self.has_busy,
         )
         self.run = kit.run

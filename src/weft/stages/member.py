@@ -89,7 +89,6 @@ class Member(Membership):
             self.run,
             self.trainer,
             grounds.lane,
-            grounds.handover,
             grounds.helps,
             grounds.compute,
             grounds.clock,

@@ -33,7 +33,6 @@ from weft.peer.trainer import Trainer
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
 from weft.pipeline.sender import Sender
-from weft.pipeline.split.handover import Handover
 from weft.pipeline.split.help import HelpDesk
 from weft.stages.conductor import Conductor
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, PinAt, PinnedAnswer, State
@@ -69,7 +68,6 @@ class Grounds(Kit):
     pulse: Pulse
     onward: Callable[[int], Sender]  # to a stage
     ready: Callable[[int], Collection[PeerId]]  # who computes a stage's micro-batches
-    handover: Handover
     helps: HelpDesk
     has_busy: Callable[[], bool]  # whether anybody evaluates or fetches at the end
 

@@ -16,7 +16,6 @@ from weft.peer.section_trainer import SectionTrainer
 from weft.peer.staged import StagedConfig
 from weft.pipeline.beat import Beat
 from weft.pipeline.lane import Lane
-from weft.pipeline.split.handover import Handover
 from weft.pipeline.split.help import HelpDesk, Helping, Means
 from weft.pipeline.split.lead import Lead
 from weft.pipeline.split.section import LayersAt
@@ -54,7 +53,6 @@ class Teaming:
         run: StagedConfig,
         trainer: SectionTrainer,
         lane: Lane,
-        handover: Handover,
         desk: HelpDesk,
         compute: Compute,
         clock: Clock,
@@ -72,7 +70,7 @@ class Teaming:
 
         means = Means(
             lane=lane,
-            handover=handover,
+            handover=desk.handover,
             layers=LayersAt(lambda number: trainer.split_layers(split, number), run.model.width),
             run=compute.train,
             seq_len=run.train.seq_len,

@@ -203,7 +203,7 @@ def test_a_run_with_stages_is_planned_stage_by_stage(weft: Weft, run_path: Path)
     rows = [line.split() for line in answer.out.splitlines() if line.startswith("  ")]
     assert ["1", "1-2"] in [row[:2] for row in rows]
     assert ["2", "3-4"] in [row[:2] for row in rows]
-    for word in ("step", "round", "speed", "bytes", "memory", "stages", "note"):
+    for word in ("step", "round", "speed", "bytes", "memory", "teams", "stages", "note"):
         assert any(line.startswith(word) for line in answer.out.splitlines()), word
     found = json.loads(weft(*options, "--json").out)
     assert found["num_stages"] == 2

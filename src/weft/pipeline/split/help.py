@@ -1,6 +1,6 @@
 """A member of a team that another leads: it computes its part of layers, and keeps what it found of their weights.
 
-    desk = HelpDesk(lane)               # one for each peer
+    desk = HelpDesk.on(lane)            # one for each peer
     desk.at[stage] = Helping(...)
 
 What it found of micro-batches that count is added up, until who leads asks for the sum of exactly those.
@@ -67,14 +67,19 @@ class _Helped:
 
 
 class HelpDesk:
-    """Where calls of those who lead arrive, by the stage that they name."""
+    """Where calls of those who lead arrive, by the stage that they name, and what a peer's teams hand over."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, handover: Handover) -> None:
         self.at: dict[int, Helping] = {}
+        self.handover, lane = handover, handover.lane
         lane.serve(Help, self._on_help)
         lane.serve(GoBack, self._on_go_back)
         lane.serve(SumRequest, self._on_sum)
         lane.on_note(Counted, self._on_counted)
+
+    @classmethod
+    def on(cls, lane: Lane) -> "HelpDesk":
+        return cls(Handover(lane))
 
     async def _on_help(self, peer: PeerId, request: Help) -> Helps:
         helping = self.at.get(request.stage)

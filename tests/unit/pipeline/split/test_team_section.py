@@ -62,10 +62,10 @@ class Teamed:
         self.make_lead = lambda: Lead(self.means[0], 0, lambda: device, lambda: helpers, self.crew.clock)
 
     def _means(self, config: ModelConfig, split: SplitConfig, number: int) -> Means:
-        handover, model = self.crew.handovers[number], self.models[number]
+        desk, model = HelpDesk(self.crew.handovers[number]), self.models[number]
         means = Means(
-            lane=handover.lane,
-            handover=handover,
+            lane=desk.handover.lane,
+            handover=desk.handover,
             layers=LayersAt(lambda place: SplitLayers(model, split, place), config.width),
             run=self.crew.compute.train,
             seq_len=TOKENS,
@@ -77,7 +77,7 @@ class Teamed:
 
         if number:
             helping = Helping(means, lambda peer: peer == self.crew.peers[0], until_due)
-            HelpDesk(handover.lane).at[0] = helping
+            desk.at[0] = helping
             self.helpings.append(helping)
         return means
 
