@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from slow.shell import COMMIT_S, LOCAL, START_S, Shell
-from weft.events import Evaluated, Event, RoundCommitted, StageHeld
+from weft.events import Evaluated, Event, MicroBatchFailed, RoundCommitted, StageHeld
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +73,36 @@ def test_six_processes_train_what_one_does_though_one_is_killed_one_stands_still
         theirs = seen(alone, Evaluated)[-1]
         difference = ours.loss / theirs.loss - 1
         assert abs(difference) < 0.01, f"{ours.loss:.4f} among six, {theirs.loss:.4f} alone: {100 * difference:+.2f} %"
+    finally:
+        for shell in (*shells, alone):
+            shell.end()
+
+
+@pytest.mark.parametrize("by", ["heads", "segments"])
+def test_pairs_that_compute_together_train_what_one_process_does(tmp_path, by):
+    shells = [Shell(tmp_path / f"peer{number}") for number in range(4)]
+    alone = Shell(tmp_path / "alone")
+    short = ("train.tokens=60_000", "train.schedule.total_tokens=60_000", "train.schedule.decay_tokens=20_000")
+    try:
+        first, *others = shells
+        teams = ("stages=2", f"pipeline.split.by={by}", *short)
+        first.run("train", str(RECIPE), "--wait-for", "4", *changed(*teams), *LOCAL)
+        ticket = first.ticket()
+        for shell in others:
+            shell.run("join", "--yes", ticket, *LOCAL)
+        for shell in shells:
+            assert shell.process.wait(END_S) == 0, shell.said.read_text()
+        for shell in shells:
+            assert not seen(shell, MicroBatchFailed)
+        of_second = [each for each in shells if stage_of(each) == 1]
+        brought = [len(event.contributors) for each in of_second for event in seen(each, RoundCommitted)]
+        assert max(brought) == 1, "who leads brings what both have found"
+        alone.run(
+            "train", str(RECIPE), *changed("stages=1", "train.batch_size=16", "model.is_tied=false", *short), *LOCAL
+        )
+        alone.ticket()
+        assert alone.process.wait(END_S) == 0, alone.said.read_text()
+        assert seen(first, Evaluated)[-1].loss == pytest.approx(seen(alone, Evaluated)[-1].loss, rel=0.01)
     finally:
         for shell in (*shells, alone):
             shell.end()
