@@ -82,7 +82,9 @@ def test_six_processes_train_what_one_does_though_one_is_killed_one_stands_still
 def test_pairs_that_compute_together_train_what_one_process_does(tmp_path, by):
     shells = [Shell(tmp_path / f"peer{number}") for number in range(4)]
     alone = Shell(tmp_path / "alone")
-    short = ("train.tokens=60_000", "train.schedule.total_tokens=60_000", "train.schedule.decay_tokens=20_000")
+    schedule = ("warmup_tokens=20_000", "decay_tokens=20_000", "total_tokens=60_000")
+    short = ("train.tokens=60_000", *(f"train.schedule.{each}" for each in schedule))
+    one = ("stages=1", "train.batch_size=16", "model.is_tied=false", *short)
     try:
         first, *others = shells
         teams = ("stages=2", f"pipeline.split.by={by}", *short)
@@ -97,9 +99,7 @@ def test_pairs_that_compute_together_train_what_one_process_does(tmp_path, by):
         of_second = [each for each in shells if stage_of(each) == 1]
         brought = [len(event.contributors) for each in of_second for event in seen(each, RoundCommitted)]
         assert max(brought) == 1, "who leads brings what both have found"
-        alone.run(
-            "train", str(RECIPE), *changed("stages=1", "train.batch_size=16", "model.is_tied=false", *short), *LOCAL
-        )
+        alone.run("train", str(RECIPE), *changed(*one), *LOCAL)
         alone.ticket()
         assert alone.process.wait(END_S) == 0, alone.said.read_text()
         assert seen(first, Evaluated)[-1].loss == pytest.approx(seen(alone, Evaluated)[-1].loss, rel=0.01)
