@@ -110,8 +110,9 @@ SPLITS = [SplitConfig(by="heads"), SplitConfig(by="heads", members=3), SplitConf
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=["two by heads", "three by heads", "three by segments"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("number", "num"), [(0, 3), (1, 3), (2, 3), (0, 1)])
+@pytest.mark.parametrize(
+    ("family", "number", "num"), [*((each, 1, 3) for each in FAMILIES), ("gqa", 0, 3), ("gqa", 2, 3), ("gqa", 0, 1)]
+)
 def test_a_team_computes_what_one_does(split: SplitConfig, family: str, number: int, num: int) -> None:
     config, found = config_of(family), list[object]()
     teamed = Teamed(config, split, number, num)
