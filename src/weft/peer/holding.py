@@ -13,7 +13,7 @@ It does not know what a machine has.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft import cost, cost_pipeline
 from weft.cost_pipeline import MicroBatch, Shape
@@ -69,7 +69,7 @@ def section_memory(
     """
     train, choices = holding.train, holding.choices
     shape = shape_of(holding.model, section)
-    return peer_memory(
+    memory = peer_memory(
         choices,
         train.optimizer,
         tuple(span.shape for span in layout(holding.model, section)),
@@ -77,14 +77,18 @@ def section_memory(
         num_members,
         num_rounds=-(-train.tokens // (choices.every * train.batch_size * train.seq_len)),  # one begins all
         activations=cost_pipeline.activation_nbytes(shape, holding.micro, num_taken, is_half=is_half)
-        + codec_nbytes(holding.model, holding.pipeline, section)
         + team_nbytes(holding.pipeline, shape.num_parameters),
     )
+    return replace(memory, copies=memory.copies + codec_nbytes(holding.model, holding.pipeline, section))
 
 
 def team_nbytes(pipeline: PipelineConfig, num_parameters: int) -> int:
-    """Return the bytes that a member of a team holds beside: its part of the weights, and the sum of what it found."""
-    return 0 if pipeline.split is None else 4 * num_parameters * (1 + pipeline.split.members) // pipeline.split.members
+    """Return the bytes that a member of a team holds beside: copies of its part of the weights, what it found of two
+    micro-batches at a time, their sum, and that once more, encoded."""
+    if pipeline.split is None:
+        return 0
+    num_parts = pipeline.split.members if pipeline.split.by == "heads" else 1
+    return 4 * num_parameters * 3 // num_parts + 2 * 4 * num_parameters
 
 
 def codec_nbytes(model: ModelConfig, pipeline: PipelineConfig, section: Section) -> int:

@@ -31,8 +31,7 @@ from weft.peer.tied_trainer import TiedTrainer
 from weft.peer.trainer import Trainer
 from weft.pipeline.build_boundary import build
 from weft.pipeline.device import Given, Passed
-from weft.pipeline.split.config import SplitConfig
-from weft.pipeline.split.section import SplitLayers
+from weft.pipeline.split.section import LayersAt
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Sum
 
@@ -59,6 +58,9 @@ class SectionTrainer(Trainer):
         assert section is not None, "the whole run has no section of its own"
         self._section = section
         self._confinement = confinement(run)
+        split = run.pipeline.split
+        self.split = None if split is None else LayersAt(lambda: self.here.model, split, run.model.width)
+        """What a team computes of it, if members compute together."""
         self._pipeline = run.pipeline
         self._lent: TorchDevice | None = None  # None: the device has been left
         self._handed = Sum()
@@ -77,6 +79,8 @@ class SectionTrainer(Trainer):
 
     def park(self) -> None:
         self._lent = None
+        if self.split is not None:
+            self.split.forget()
         super().park()
 
     @property
@@ -90,15 +94,6 @@ class SectionTrainer(Trainer):
             raise CallFailed("this peer is paused, and has left its device")
         self._take_tied()
         return self._lent
-
-    @property
-    def total(self) -> Float32[Tensor, " num"]:
-        """Return the gradient that is added up."""
-        return self._model.gradient
-
-    def split_layers(self, split: SplitConfig, number: int) -> SplitLayers:
-        """Return the part of the layers that one of a team computes, of the weights as they are now."""
-        return SplitLayers(self.here.model, split, number)
 
     def _take_tied(self) -> None:
         if self._tied is not None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.clock import Clock
-from weft.errors import DeadlineExceeded, NetError, PeerError, Refused
+from weft.errors import ConfigError, DeadlineExceeded, NetError, NotFinite, PeerError, Refused
 from weft.ids import PeerId
 from weft.net.tasks import Tasks
 from weft.pipeline.device import Given, Parcel
@@ -69,7 +69,9 @@ class _Sent:
     num_queued: int = 0  # members that have not taken it, because others wait for them
     most_s: float = math.inf  # per sample, that others may take for whom it is not left with those
     accepted: Attempt | None = None
-    given: list[Parcel] = field(default_factory=list)  # that members may fetch until its end
+    given: dict[PeerId | None, Parcel] = field(
+        default_factory=dict
+    )  # what each member may fetch until its end; None: all
 
 
 @dataclass
@@ -117,7 +119,7 @@ class Sender:
         """
         sent = _Sent(batch, is_first, asyncio.get_running_loop().create_future())
         if given.activations is not None:
-            self._give(sent, given.activations)
+            self._give(sent, None, given.activations)
         try:
             left: set[PeerId] = set()
             while not sent.returned.done():
@@ -196,11 +198,15 @@ class Sender:
 
     async def _try(self, attempt: Attempt, trial: _Trial, given: Given, encode: EncodeFor | None) -> None:
         """Return once another member should be tried."""
-        if encode is not None:
-            made = await encode(trial.peer)
-            self._give(trial.sent, made)
-            given = replace(given, activations=made)
-        why = await self._why_not(attempt, trial, given)
+        why = Failure.ERROR
+        try:
+            if encode is not None:
+                if trial.peer not in trial.sent.given:
+                    self._give(trial.sent, trial.peer, await encode(trial.peer))
+                given = replace(given, activations=trial.sent.given[trial.peer])
+            why = await self._why_not(attempt, trial, given)
+        except (NotFinite, ConfigError):  # it cannot be encoded; told where it was computed
+            pass
         now = self._clock.now()
         self._route.failed(trial.reserved or Reserved(trial.peer, 0, 0, now), why, now)
         trial.reserved = None
@@ -260,12 +266,12 @@ class Sender:
             return Failure.QUEUED
         return Failure.UNREACHABLE
 
-    def _give(self, sent: _Sent, what: Parcel) -> None:
-        sent.given.append(what)
+    def _give(self, sent: _Sent, peer: PeerId | None, what: Parcel) -> None:
+        sent.given[peer] = what
         self._lane.give(what)
 
     def _close(self, sent: _Sent) -> None:
-        for what in sent.given:
+        for what in sent.given.values():
             self._lane.take_back(what.digest)
         for attempt in sent.trials:
             del self._trials[attempt]

@@ -86,7 +86,7 @@ class Confined:
     """
 
     def __init__(self, layout: Layout, space: Space, *, is_sent_on: bool) -> None:
-        self._space = space
+        self._spaces = {torch.device("cpu"): space}  # by where weights have been
         self._embeddings = [span for span in layout if span.name == "embed.weight"]
         self._writers = [span for span in layout if is_sent_on and span.name.endswith(WRITERS)]
         self._layout = layout
@@ -94,18 +94,25 @@ class Confined:
     def begin(self, vector: Tensor) -> None:
         """Make initial weights those of a model in the space: add the fixed table to the embedding, and `constrain`."""
         for span in self._embeddings:
-            self._layout.view(vector, span).add_(self._space.fixed.to(vector.device))
+            self._layout.view(vector, span).add_(self._space(vector.device).fixed)
         self.constrain(vector)
 
     def constrain(self, vector: Tensor) -> None:
         """Project what has left the space since."""
-        directions, fixed = self._space.directions.to(vector.device), self._space.fixed
+        space = self._space(vector.device)
+        directions, fixed = space.directions, space.fixed
         for span in self._embeddings:
-            matrix, there = self._layout.view(vector, span), fixed.to(vector.device)
-            matrix.copy_(there + matmul(matmul(matrix.float() - there, directions), directions.T))
+            matrix = self._layout.view(vector, span)
+            matrix.copy_(fixed + matmul(matmul(matrix.float() - fixed, directions), directions.T))
         for span in self._writers:
             matrix = self._layout.view(vector, span)
             matrix.copy_(matmul(directions, matmul(directions.T, matrix.float())))
+
+    def _space(self, device: torch.device) -> Space:
+        if device not in self._spaces:
+            here = self._spaces[torch.device("cpu")]
+            self._spaces[device] = Space(here.directions.to(device), here.fixed.to(device))
+        return self._spaces[device]
 
 
 def confined(config: SubspaceConfig, model: ModelConfig, section: Section) -> Confined:

@@ -97,7 +97,7 @@ class Edges:
         self, ids: Tensor, before: Boundary, after: Boundary, sender: PeerId | None, device: torch.device
     ) -> None:
         self._ids, self._before, self._after = ids, before, after
-        self._samples = _samples(ids, sender if before.has_memory else None)
+        self._samples = _samples(ids, sender) if before.has_memory else Samples(ids[:, :-1], tuple(range(len(ids))))
         self._device = device
         self.tokens = ids[:, :-1].contiguous().to(device)
         self.targets = ids[:, 1:].contiguous().to(device)

@@ -22,14 +22,14 @@ It does not know how its stage synchronises.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypedDict
 
 from weft.clock import Clock
-from weft.errors import CallFailed, NetError, NotFinite, PeerError, Refused
+from weft.errors import CallFailed, ConfigError, NetError, NotFinite, PeerError, Refused
 from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
 from weft.net.tasks import Tasks
@@ -64,6 +64,7 @@ class _Held:
 
     given: Given
     returned: Returned  # for its output
+    began: int  # rounds had been closed when it was computed
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +131,7 @@ class Worker:
         self._counting: set[asyncio.Future[None]] = set()
         self._may_count = asyncio.Event()
         self._may_count.set()
+        self._num_closed = 0  # rounds
         self.tally = Tally()
 
     @property
@@ -211,13 +213,15 @@ class Worker:
 
         What this member is to compute has been added when this returns.
         """
+        self._num_closed += 1
         closed = self.tally.committed(self._lane.me, reports, electorate)
         self.tally = closed.tally
         to_compute = {batch: self._held[batch] for batch in sorted(closed.to_compute)}
         self._held = {batch: held for batch, held in self._held.items() if batch in self.tally.held}
         self._schedule.is_settling = True
         for held in to_compute.values():
-            await self._schedule.weights(partial(self._again, held))
+            await self._schedule.weights(partial(self._again, held.given, held.returned))
+            self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
         self._schedule.is_settling = False
         self._may_count.set()
         return closed
@@ -236,6 +240,7 @@ class Worker:
         try:
             given = await self._given(sender, request)
             await self.until_due(given.beat)
+            began = self._num_closed
             passed = await self._forward(given)
             self._passed.add(attempt)
             await self._lane.post(sender, Computed(**_names(self._stage, attempt)))
@@ -248,10 +253,10 @@ class Worker:
             assert settling is not None
             self._settling[settling] = sender
             try:
-                await self._settle(sender, attempt, _Held(given, returned), passed, back)
+                await self._settle(sender, attempt, _Held(given, returned, began), passed, back)
             finally:
                 del self._settling[settling]
-        except (PeerError, NetError, Refused, NotFinite) as error:
+        except (PeerError, NetError, Refused, NotFinite, ConfigError) as error:
             self._emit(MicroBatchFailed(stage=self._stage, member=sender, reason=str(error)))
             await self._lane.post(sender, GivenUp(**_names(self._stage, attempt)))
         finally:
@@ -336,7 +341,9 @@ class Worker:
                 self.tally = before.doubted(attempt)
         is_mine = attempt.batch in self.tally.counted - before.counted
         if is_mine:
-            await self._count(passed)
+            # A team has forgotten its parts of what a round has gone by.
+            is_forgotten = self._num_closed > held.began and not isinstance(passed, _Alone)
+            await self._count(partial(self._again, held.given, held.returned) if is_forgotten else passed.count)
             self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
         elif attempt.batch in self.tally.held:
             self._hold(attempt.batch, held)
@@ -353,8 +360,8 @@ class Worker:
                 wait_s *= 2
         return "unknown"
 
-    async def _count(self, passed: PassedTogether) -> None:
-        counting = asyncio.ensure_future(self._schedule.weights(passed.count))
+    async def _count(self, count: Callable[[], None]) -> None:
+        counting = asyncio.ensure_future(self._schedule.weights(count))
         self._counting.add(counting)
         counting.add_done_callback(self._counting.discard)
         await counting
@@ -373,11 +380,11 @@ class Worker:
             self.tally = self.tally.dropped(frozenset(dropped))
             self._emit(HeldDropped(stage=self._stage, num=len(dropped)))
 
-    def _again(self, held: _Held) -> None:
-        passed = self._device.forward(held.given)
-        passed.backward(held.returned.gradient, held.returned.member)
+    def _again(self, given: Given, returned: Returned) -> None:
+        """Compute the weights' gradients of a micro-batch alone."""
+        passed = self._device.forward(given)
+        passed.backward(returned.gradient, returned.member)
         passed.count()
-        self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
 
 
 class _Alone:

@@ -98,6 +98,7 @@ class Conductor:
             if part.tied is not None:
                 part.tied.follow(self._stage)
             self.on_ready()
+        self._leave_steps(self._previous)
         is_again = False
         while not await self._made(head, positions, is_over, is_again) and await self._nobody_brings(head, is_over):
             is_again = True
@@ -131,14 +132,14 @@ class Conductor:
                 break
         self._round = max(self._notes.brought(digest_of(head)), default=round)
         await part.worker.report()
-        if num_samples and part.teaming is not None and not await part.teaming.collect():
-            part.worker.lose()
-            await part.compute.train(part.trainer.clear)
-            num_samples = 0
         total = part.worker.take_sum() if self._sends_gradient and num_samples else Sum()
-        part.trainer.hand_in(total)
         if part.tied is not None:
             await part.tied.hand_in(self._stage, self._round, total)
+        if total.num_samples and part.teaming is not None and not await part.teaming.collect():
+            part.worker.lose()
+            await part.compute.train(part.trainer.clear)
+            total, num_samples = Sum(), 0
+        part.trainer.hand_in(total)
         return num_samples > 0 or is_over() or self._is_announced()
 
     async def _step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
@@ -201,7 +202,7 @@ class Conductor:
         if self._sends_gradient:
             await part.compute.train(part.trainer.clear)
         if part.teaming is not None:
-            part.teaming.clear()
+            part.teaming.forget()
         closed = await part.worker.close(reports, electorate)
         told = self._notes.beats(manifest.previous)
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
@@ -209,8 +210,14 @@ class Conductor:
         await part.pinning.settled(self._round, digest_of(manifest))
         if part.tied is not None:
             await part.tied.merged(self._stage, self._round - 1, lambda: self.is_leaving)
+        self._leave_steps(digest_of(manifest))
         await part.worker.advance(self.beat)
         return bool(closed.given_up)
+
+    def _leave_steps(self, state: Digest) -> None:
+        """Let a team forget what was of other weights than those after `state`."""
+        if self._part.teaming is not None:
+            self._part.teaming.advance(self.beat, state)
 
     def beat_after(self, manifest: Digest) -> int | None:
         """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""

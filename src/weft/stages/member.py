@@ -118,7 +118,8 @@ class Member(Membership):
 
     @property
     def held(self) -> Held:
-        return msgspec.structs.replace(super().held, rate=self._busy.rate, num_waiting=self.worker.num_taken)
+        rate = self._busy.rate if self._teaming is None else 0.0  # of who computes with others nothing is measured
+        return msgspec.structs.replace(super().held, rate=rate, num_waiting=self.worker.num_taken)
 
     @property
     def _state(self) -> State:

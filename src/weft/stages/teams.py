@@ -10,7 +10,8 @@ It does not know how a layer is shared, nor rounds.
 from collections.abc import Callable, Collection, Iterable
 
 from weft.clock import Clock
-from weft.ids import PeerId
+from weft.errors import CallFailed
+from weft.ids import Digest, PeerId
 from weft.peer.compute import Compute
 from weft.peer.section_trainer import SectionTrainer
 from weft.peer.staged import StagedConfig
@@ -18,7 +19,6 @@ from weft.pipeline.beat import Beat
 from weft.pipeline.lane import Lane
 from weft.pipeline.split.help import HelpDesk, Helping, Means
 from weft.pipeline.split.lead import Lead
-from weft.pipeline.split.section import LayersAt
 from weft.pipeline.worker import Worker
 
 Team = tuple[PeerId, ...]
@@ -60,6 +60,7 @@ class Teaming:
     ) -> None:
         split, stage, me = run.pipeline.split, run.stage, lane.me
         assert split is not None, "the run has no teams"
+        assert trainer.split is not None, "the run has no teams"
         assert stage is not None, "the team of which stage?"
         self._trainer = trainer
         self._desk = desk
@@ -71,14 +72,16 @@ class Teaming:
         means = Means(
             lane=lane,
             handover=desk.handover,
-            layers=LayersAt(lambda number: trainer.split_layers(split, number), run.model.width),
+            layers=trainer.split,
             run=compute.train,
             seq_len=run.train.seq_len,
+            micro_batch=run.pipeline.micro_batch,
             batch_size=run.train.batch_size,
         )
         self._worker: Worker | None = None
+        self._state: Digest | None = None
         self.lead = Lead(means, stage, lambda: trainer.here, lambda: own()[1:] if own()[0] == me else (), clock)
-        self._helping = Helping(means, lambda peer: own()[0] == peer, self._until_due)
+        self._helping = Helping(means, own, self._until_due)
 
     def begin(self, worker: Worker) -> None:
         """Help others from now on, in step with this peer's worker."""
@@ -87,12 +90,22 @@ class Teaming:
 
     async def collect(self) -> bool:
         """Add what the team found to this member's gradient; return whether all of it was to be had."""
-        return await self.lead.collect(self._trainer.total)
+        try:
+            total = self._trainer.here.model.gradient
+        except CallFailed:  # it is paused, and what was added up went with its device
+            self.lead.forget()
+            return False
+        return await self.lead.collect(total)
 
-    def clear(self) -> None:
-        """Forget what was of weights that are no more."""
+    def forget(self) -> None:
+        """Forget what others have of this member's gradient, which is nothing from now on."""
         self.lead.forget()
-        self._helping.clear()
+
+    def advance(self, beat: Beat, state: Digest) -> None:
+        """Forget what was of earlier steps, and of other weights than those after a manifest."""
+        if state != self._state:
+            self._state = state
+            self._helping.advance(beat)
 
     async def aclose(self) -> None:
         if self._desk.at.get(self._stage) is self._helping:

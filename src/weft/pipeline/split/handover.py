@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 PATIENCE_S = 60.0  # for a member that is linked: what it computes before it gives is part of a layer
 
+MAX_LEFT = 64  # of teams that are joined within moments
+
 Key = tuple[Digest, PeerId, int]  # team, who gives, number
 
 
@@ -61,6 +63,7 @@ class Handover:
         self.slots: dict[Key, _Slot] = {}
         self.seats: dict[Digest, Seat] = {}
         self._num_waiting: Counter[PeerId] = Counter()
+        self._left: dict[Digest, str] = {}  # teams that this peer may yet join, which another left: the oldest first
         lane.serve(HandedOver, self._on_handed)
         lane.on_note(TeamLeft, self._on_left)
 
@@ -93,9 +96,17 @@ class Handover:
         return HasTaken()
 
     async def _on_left(self, peer: PeerId, note: TeamLeft) -> None:
-        seat = self.seats.get(note.team)
-        if seat is not None and peer in seat.members:
-            seat.halt(f"{short(peer)} left it: {printable(note.reason)}")
+        seat, reason = self.seats.get(Digest(note.team)), f"{short(peer)} left it: {printable(note.reason)}"
+        if seat is None:
+            self._left[Digest(note.team)] = reason
+            while len(self._left) > MAX_LEFT:
+                del self._left[next(iter(self._left))]
+        elif peer in seat.members:
+            seat.halt(reason)
+
+    def left(self, team: Digest) -> str | None:
+        """Return why a member left a team before this peer joined it; None: nobody has. Once."""
+        return self._left.pop(team, None)
 
 
 class Seat:
@@ -117,6 +128,8 @@ class Seat:
         self._handover.seats[self._team] = self
         for peer in self._others:
             self._tasks.spawn(self._watch(peer))
+        if (reason := self._handover.left(self._team)) is not None:
+            self.halt(reason)
         return self
 
     async def __aexit__(

@@ -13,8 +13,9 @@ It does not know what is before and after the layers, nor when a round is over.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,11 +30,11 @@ from weft.pipeline.device import Parcel, parcel
 from weft.pipeline.lane import Lane
 from weft.pipeline.schedule import Run
 from weft.pipeline.split.handover import Handover
-from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest
+from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
 from weft.pipeline.split.section import LayersAt, Passing
 from weft.pipeline.split.team import Team
 
-MAX_HELPED = 64  # micro-batches at a time: more than any member takes
+MAX_HELPED = 256  # micro-batches of a step that are on their way, or were given up: many more than any member takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Means:
 
     Args:
         run: as of `Compute.train`.
-        seq_len: tokens of a sample.
+        seq_len: tokens of a sample. `micro_batch`: samples of one, at most.
         batch_size: samples whose gradients are added once.
     """
 
@@ -51,6 +52,7 @@ class Means:
     layers: LayersAt
     run: Run
     seq_len: int
+    micro_batch: int
     batch_size: int
 
     def whole(self, num_samples: int) -> torch.Size:
@@ -60,10 +62,33 @@ class Means:
 
 @dataclass
 class _Helped:
+    """A micro-batch."""
+
     request: Help
-    leader: PeerId
-    passing: Passing
+    going: "asyncio.Task[None] | None" = None  # on its way there, or back
+    passing: Passing | None = None  # once it has gone there
     is_back: bool = False
+
+    @property
+    def leader(self) -> PeerId:
+        return PeerId(self.request.members[0])
+
+    @property
+    def members(self) -> list[PeerId]:
+        return [PeerId(each) for each in self.request.members]
+
+    async def until_gone(self) -> None:
+        while self.going is not None and not self.going.done():
+            await asyncio.wait([self.going])
+
+
+@dataclass
+class _Sum:
+    """Of the micro-batches of a step that count."""
+
+    total: Tensor | None = None
+    added: set[Digest] = field(default_factory=set)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class HelpDesk:
@@ -102,41 +127,39 @@ class Helping:
     """Of one stage.
 
     Args:
-        may_lead: whether this peer helps that one.
+        team: that this peer is in now.
         until_due: waits until this peer is at a step.
     """
 
     def __init__(
-        self, means: Means, may_lead: Callable[[PeerId], bool], until_due: Callable[[Beat], Awaitable[None]]
+        self, means: Means, team: Callable[[], Sequence[PeerId]], until_due: Callable[[Beat], Awaitable[None]]
     ) -> None:
         self._means = means
-        self._may_lead = may_lead
+        self._team = team
         self._until_due = until_due
         self._tasks = Tasks()
-        self._going: dict[Digest, asyncio.Task[None]] = {}  # on their way there, or back
         self._helped: dict[Digest, _Helped] = {}
-        self._total: Tensor | None = None
-        self._added: set[Digest] = set()
-        self._given: Parcel | None = None
+        self._sums: dict[PeerId, _Sum] = defaultdict(_Sum)  # by who led: members may be other teams now
+        self._given: dict[PeerId, Parcel] = {}
 
     def begin(self, peer: PeerId, request: Help) -> bool:
         """Compute a micro-batch with others, from now on; return whether this peer does."""
-        name, me = Digest(request.name), self._means.lane.me
-        is_fit = request.members[0] == peer != me and me in request.members
-        if not is_fit or not self._may_lead(peer) or name in self._helped or len(self._going) >= MAX_HELPED:
+        name, team = Digest(request.name), tuple(self._team())
+        is_own = peer == team[0] != self._means.lane.me and request.members == team
+        is_own = is_own and request.num_samples <= self._means.micro_batch
+        if not is_own or name in self._helped or len(self._helped) >= MAX_HELPED:
             return False
-        self._go(name, self._forward(peer, name, request))
+        helped = self._helped[name] = _Helped(request)
+        self._go(helped, request.there, self._forward(helped))
         return True
 
     async def go_back(self, peer: PeerId, request: GoBack) -> bool:
         """Go back through a micro-batch, once the way there is done here, too."""
-        name = Digest(request.name)
-        await self._until_gone(name)
-        helped = self._helped.get(name)
-        if helped is None or helped.leader != peer or helped.is_back:
+        helped = await self._known(peer, Digest(request.name))
+        if helped is None or helped.passing is None or helped.is_back:
             return False
         helped.is_back = True
-        self._go(name, self._backward(helped))
+        self._go(helped, helped.request.back, self._backward(helped, helped.passing))
         return True
 
     async def counted(self, peer: PeerId, note: Counted) -> None:
@@ -147,50 +170,58 @@ class Helping:
         names = {Digest(name) for name in request.names}
         for name in names:
             await self._add(peer, name)
-        total, added = self._total, self._added
-        self._total, self._added = None, set()
-        if total is None or added != names:
+        found = self._sums.get(peer)
+        if found is None:
             return None
-        given = await self._means.run(lambda: parcel(Fp32().encode(total.float().cpu())))
-        self._take_back()
-        self._given = given
+        async with found.lock:
+            total = found.total
+            if total is None or found.added != names or found is not self._sums.pop(peer, None):
+                return None
+            given = await self._means.run(lambda: parcel(Fp32().encode(total.float().cpu())))
+        self._take_back(peer)
+        self._given[peer] = given
         self._means.lane.give(given)
         return given.digest
 
-    def clear(self) -> None:
-        """Forget all that was of weights that are no more."""
-        for going in self._going.values():
-            going.cancel()
-        self._helped.clear()
-        self._total, self._added = None, set()
-        self._take_back()
+    def advance(self, beat: Beat) -> None:
+        """Forget all that was of earlier steps, whose weights are no more."""
+        for name, helped in list(self._helped.items()):
+            if Beat(helped.request.round, helped.request.step) < beat:
+                if helped.going is not None:
+                    helped.going.cancel()
+                del self._helped[name]
+        self._sums.clear()
+        self._means.layers.forget()
+        for peer in list(self._given):
+            self._take_back(peer)
 
     async def aclose(self) -> None:
-        self.clear()
         await self._tasks.aclose()
+        for peer in list(self._given):
+            self._take_back(peer)
 
     # --- one micro-batch ---
 
-    async def _forward(self, leader: PeerId, name: Digest, request: Help) -> None:
-        means, beat = self._means, Beat(request.round, request.step)
+    async def _forward(self, helped: _Helped) -> None:
+        means, request = self._means, helped.request
+        beat = Beat(request.round, request.step)
         await self._until_due(beat)
         number = request.members.index(means.lane.me)
         layers = await means.run(lambda: means.layers.at(beat, number))
         passing, shape = layers.passing(means.seq_len), means.whole(request.num_samples)
-        members = [PeerId(each) for each in request.members]
-        async with means.handover.join(request.there, members) as seat:
+        async with means.handover.join(request.there, helped.members) as seat:
             team = Team(seat, means.run)
             x = await team.dealt(passing.shape(shape, number), layers.vector)
             y = await passing.forward(team, x)
             if passing.has_pieces:
                 await team.hand_in(y)
-        self._helped[name] = _Helped(request, leader, passing)
+        helped.passing = passing
 
-    async def _backward(self, helped: _Helped) -> None:
-        means, request, passing = self._means, helped.request, helped.passing
-        number, members = request.members.index(means.lane.me), [PeerId(each) for each in request.members]
+    async def _backward(self, helped: _Helped, passing: Passing) -> None:
+        means, request = self._means, helped.request
+        number = request.members.index(means.lane.me)
         shape = passing.shape(means.whole(request.num_samples), number)
-        async with means.handover.join(request.back, members) as seat:
+        async with means.handover.join(request.back, helped.members) as seat:
             team = Team(seat, means.run)
             dx = await passing.backward(team, await team.dealt(shape, passing.vector))
             if passing.has_pieces:
@@ -198,35 +229,43 @@ class Helping:
 
     async def _add(self, peer: PeerId, name: Digest) -> None:
         """Add what was found of a micro-batch to the sum, once."""
-        await self._until_gone(name)
-        helped = self._helped.get(name)
-        if helped is None or helped.leader != peer or not helped.is_back:
+        helped = await self._known(peer, name)
+        if helped is None or helped.passing is None or not helped.is_back:
             return
-        del self._helped[name]
+        passing, weight = helped.passing, helped.request.num_samples / self._means.batch_size
+        into = self._sums[peer]
+        async with into.lock:
+            if self._helped.pop(name, None) is None or into is not self._sums.get(peer):
+                return  # added meanwhile, or of weights that are no more
 
-        def add() -> Tensor:
-            total = torch.zeros_like(helped.passing.vector) if self._total is None else self._total
-            helped.passing.add(helped.request.num_samples / self._means.batch_size, total)
-            return total
+            def add() -> None:
+                if into.total is None:
+                    into.total = torch.zeros_like(passing.vector)
+                passing.add(weight, into.total)
 
-        self._added.add(name)
-        self._total = await self._means.run(add)
+            await self._means.run(add)
+            into.added.add(name)
 
-    def _go(self, name: Digest, work: Coroutine[Any, Any, None]) -> None:
+    async def _known(self, peer: PeerId, name: Digest) -> _Helped | None:
+        """Return a micro-batch that `peer` leads, once it is not on its way here."""
+        helped = self._helped.get(name)
+        if helped is None or helped.leader != peer:
+            return None
+        await helped.until_gone()
+        return helped if self._helped.get(name) is helped else None
+
+    def _go(self, helped: _Helped, team: Digest, work: Coroutine[Any, Any, None]) -> None:
         async def going() -> None:
             try:
                 await work
-            except (PeerError, NetError, Refused, NotFinite):
-                self._helped.pop(name, None)  # who leads finds out by itself
+            except (PeerError, NetError, Refused, NotFinite) as error:
+                self._helped.pop(Digest(helped.request.name), None)
+                note = TeamLeft(team=team, reason=type(error).__name__)
+                await self._means.lane.post(helped.leader, note)  # it need not wait
 
-        task = self._going[name] = self._tasks.spawn(going())
-        task.add_done_callback(lambda _task: self._going.pop(name, None))
+        helped.going = self._tasks.spawn(going())
 
-    async def _until_gone(self, name: Digest) -> None:
-        while (going := self._going.get(name)) is not None:
-            await asyncio.wait([going])
-
-    def _take_back(self) -> None:
-        if self._given is not None:
-            self._means.lane.take_back(self._given.digest)
-            self._given = None
+    def _take_back(self, peer: PeerId) -> None:
+        given = self._given.pop(peer, None)
+        if given is not None:
+            self._means.lane.take_back(given.digest)

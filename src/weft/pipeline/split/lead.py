@@ -40,7 +40,8 @@ from weft.pipeline.split.team import Team, together
 from weft.pipeline.torch_device import Edges, TorchDevice, finite_loss
 from weft.wire import Buffer, digest
 
-BARRED_S = 30.0  # after a team broke, or did not come together
+SUM_BPS = 50e6  # bytes a second at least, at which a helper makes its sum ready
+REFUSED_S, BROKEN_S = 2.0, 30.0  # to compute alone after a helper knew another team; and after a team broke
 
 
 class Lead:
@@ -83,11 +84,15 @@ class Lead:
             step=given.beat.step,
             num_samples=given.num_samples,
         )
+        passed = await LedPassed.begun(self, self._device(), given, request)
+        bar_s = REFUSED_S
         try:
-            await self._all(helpers, lambda peer: self._helps(peer, request))
-            return await LedPassed.made(self, self._device(), given, request)
+            await self.ask(helpers, request)
+            bar_s = BROKEN_S
+            await passed.forward()
+            return passed
         except (PeerError, NetError, Refused):
-            self.bar()
+            self.bar(bar_s)
             return None
 
     async def collect(self, into: Tensor) -> bool:
@@ -104,8 +109,9 @@ class Lead:
         """Forget what was counted: the gradient is of weights that are no more."""
         self._counted.clear()
 
-    def bar(self) -> None:
-        self._barred_until = self._clock.now() + BARRED_S
+    def bar(self, seconds: float = BROKEN_S) -> None:
+        """Compute alone for a while."""
+        self._barred_until = self._clock.now() + seconds
 
     def on_counted(self, request: Help) -> None:
         """Note that a micro-batch counts, and tell helpers. In the thread that computes; nobody collects meanwhile."""
@@ -133,7 +139,8 @@ class Lead:
 
     async def _collected(self, peer: PeerId, names: list[Digest], into: Tensor) -> None:
         request = SumRequest(stage=self.stage, names=tuple(names))
-        answer = await self.means.lane.call(peer, request, SumAnswer, deadline_s=CALL_S)
+        deadline_s = CALL_S + Fp32().nbytes(into.numel()) / SUM_BPS
+        answer = await self.means.lane.call(peer, request, SumAnswer, deadline_s=deadline_s)
         if answer.digest is None:
             raise PeerError("its part is not to be had")
         found = await self.means.lane.fetch(peer, Digest(answer.digest), Fp32().nbytes(into.numel()))
@@ -152,32 +159,43 @@ class Lead:
 class LedPassed:
     """A micro-batch that a team has passed through the layers of a section."""
 
-    def __init__(self, lead: Lead, device: TorchDevice, request: Help, edges: Edges, passing: Passing) -> None:
+    def __init__(
+        self, lead: Lead, device: TorchDevice, given: Given, request: Help, edges: Edges, passing: Passing
+    ) -> None:
         self._lead = lead
         self._model = device.model
+        self._is_last = device.section.is_last
+        self._weight = device.weight(given)
         self._request = request
         self._edges = edges
         self._passing = passing
-        self._weight = 0.0
+        self._shape = lead.means.whole(request.num_samples)
         self._first: Passed | None = None  # of the embedding
         self._last: Passed | None = None  # of head and loss
-        self._shape = lead.means.whole(request.num_samples)
+        self._x = self._begin(given)
         self.loss: float | None = None
         self.output: Buffer | Encode | None = None
 
     @classmethod
-    async def made(cls, lead: Lead, device: TorchDevice, given: Given, request: Help) -> "LedPassed":
-        """Pass it through; helpers are asked already."""
+    async def begun(cls, lead: Lead, device: TorchDevice, given: Given, request: Help) -> "LedPassed":
+        """Return one that has yet to pass through the layers.
+
+        Raises:
+            PayloadError: it is none.
+        """
         means = lead.means
-        edges = await means.run(lambda: device.edges(given))
-        layers = await means.run(lambda: means.layers.at(given.beat, 0))
-        passed = cls(lead, device, request, edges, layers.passing(means.seq_len))
-        passed._weight = device.weight(given)
-        x = await means.run(lambda: passed._begin(given))
-        async with passed._team(request.there) as team:
-            y = await passed._through(team, x, passed._passing.forward)
-        await means.run(lambda: passed._end(y, is_last=device.section.is_last))
-        return passed
+
+        def begin() -> LedPassed:
+            passing = means.layers.at(given.beat, 0).passing(means.seq_len)
+            return cls(lead, device, given, request, device.edges(given), passing)
+
+        return await means.run(begin)
+
+    async def forward(self) -> None:
+        """Pass it through the layers, with helpers who have said that they do."""
+        async with self._team(self._request.there) as team:
+            y = await self._through(team, self._x, self._passing.forward)
+        await self._lead.means.run(lambda: self._end(y))
 
     async def backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None:
         """
@@ -231,8 +249,8 @@ class LedPassed:
         )
         return self._first.output
 
-    def _end(self, y: Tensor, *, is_last: bool) -> None:
-        if not is_last:
+    def _end(self, y: Tensor) -> None:
+        if not self._is_last:
             self.output = self._edges.output(y)
             return
         x = y.detach()

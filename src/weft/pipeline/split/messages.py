@@ -56,7 +56,7 @@ class TeamLeft(Record, frozen=True, kw_only=True, tag="TeamLeft"):
     reason: Reason
 
 
-MAX_COUNTED = 1 << 14  # micro-batches of a step: they fit a call
+MAX_COUNTED = 1 << 13  # micro-batches of a step: their names fit a call
 
 
 class Help(Record, frozen=True, kw_only=True, tag="Help"):

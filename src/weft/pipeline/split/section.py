@@ -62,7 +62,7 @@ class SplitLayers:
         self._blocks = [cast(Block, block) for block in model.module.layers.values()]
         self._spans = [
             {span.name.removeprefix(start): span for span in model.layout if span.name.startswith(start)}
-            for start in (f"layers.{number}." for number in model.module.layers)
+            for start in (f"layers.{layer}." for layer in model.module.layers)
         ]
         if split.by == "heads":
             self._part = heads_parts(model.config, _speeds(split))[number]
@@ -107,19 +107,25 @@ class LayersAt:
     """The layers of each step: weights change between two.
 
     Args:
-        make: of the weights as they are, for a number in the team.
+        model: what computes the section now; fails where nothing does.
         width: of the model.
     """
 
-    def __init__(self, make: Callable[[int], SplitLayers], width: int) -> None:
+    def __init__(self, model: Callable[[], FlatModel], split: SplitConfig, width: int) -> None:
         self.width = width
-        self._make = make
-        self._made: tuple[Beat, int, SplitLayers] | None = None
+        self._model = model
+        self._split = split
+        self._made: tuple[FlatModel, Beat, int, SplitLayers] | None = None
+
+    def forget(self) -> None:
+        """Weights have changed, or leave their device."""
+        self._made = None
 
     def at(self, beat: Beat, number: int) -> SplitLayers:
-        if self._made is None or self._made[:2] != (beat, number):
-            self._made = beat, number, self._make(number)
-        return self._made[2]
+        model, made = self._model(), self._made
+        if made is None or made[0] is not model or made[1:3] != (beat, number):
+            made = self._made = model, beat, number, SplitLayers(model, self._split, number)
+        return made[3]
 
 
 class Passing:

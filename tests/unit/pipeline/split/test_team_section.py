@@ -21,7 +21,7 @@ from weft.pipeline.device import Given, Parcel, parcel
 from weft.pipeline.split.config import SplitConfig
 from weft.pipeline.split.help import HelpDesk, Helping, Means
 from weft.pipeline.split.lead import Lead
-from weft.pipeline.split.section import LayersAt, SplitLayers, check_split
+from weft.pipeline.split.section import LayersAt, check_split
 from weft.pipeline.torch_device import TorchDevice
 
 TOKENS, SAMPLES, BATCH = 12, 2, 4
@@ -66,9 +66,10 @@ class Teamed:
         means = Means(
             lane=desk.handover.lane,
             handover=desk.handover,
-            layers=LayersAt(lambda place: SplitLayers(model, split, place), config.width),
+            layers=LayersAt(lambda: model, split, config.width),
             run=self.crew.compute.train,
             seq_len=TOKENS,
+            micro_batch=SAMPLES,
             batch_size=BATCH,
         )
 
@@ -76,7 +77,7 @@ class Teamed:
             pass
 
         if number:
-            helping = Helping(means, lambda peer: peer == self.crew.peers[0], until_due)
+            helping = Helping(means, lambda: [PeerId(peer) for peer in self.crew.peers], until_due)
             desk.at[0] = helping
             self.helpings.append(helping)
         return means
@@ -159,7 +160,7 @@ def test_a_micro_batch_whose_helper_forgot_it_is_given_up_on_the_way_back() -> N
     async def play() -> None:
         passed = await teamed.make_lead().forward(given)
         assert passed is not None
-        teamed.helpings[0].clear()
+        teamed.helpings[0].advance(Beat(4, 0))
         with pytest.raises(PeerError):
             await passed.backward(dy.numpy().tobytes(), None)
 
@@ -179,7 +180,7 @@ def test_a_sum_that_is_not_of_exactly_what_counts_is_none() -> None:
             await passed.backward(dy.numpy().tobytes(), None)
             await lead.means.run(passed.count)
             if is_lost:
-                teamed.helpings[0].clear()
+                teamed.helpings[0].advance(Beat(4, 0))
         assert not await lead.collect(teamed.models[0].gradient)
 
     teamed.crew.run(play)
