@@ -83,3 +83,26 @@ def calm_at(root: Path, num_steps: int) -> float:
 def test_a_method_whose_members_step_apart_has_no_teams(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pipeline\.split"):
         sealed(tmp_path, DiLoCoConfig(every=3), split=HEADS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_leader", [True, False], ids=["leader", "helper"])
+def test_a_member_of_a_team_that_is_paused_leaves_its_device_and_goes_on(tmp_path: Path, is_leader: bool) -> None:
+    run = sealed(tmp_path, num_steps=60, lr=3e-3, split=HEADS)
+
+    async def work(house: House) -> None:
+        machines = crew(house, 6)
+        await rounds(machines[0], 8)
+        team = sorted((each for each in machines if 1 in each.company.members), key=lambda each: each.id)
+        paused = team[0 if is_leader else 1].company.pausing
+        for _ in range(3):
+            paused.want("asked to")
+            await asyncio.sleep(3.0)
+            paused.want_no_more("asked to")
+            await asyncio.sleep(1.0)
+        await done(machines)
+
+    house = play(run, tmp_path, work)
+    assert [each.outcomes[min(each.outcomes)].reason for each in house.machines] == ["complete"] * 6
+    alive = next(each for each in house.machines if losses(each))
+    assert losses(alive)[-1] == pytest.approx(calm_at(tmp_path / "calm", 60), rel=0.02)
