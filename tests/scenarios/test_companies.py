@@ -14,7 +14,7 @@ from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.data.batch import Batches
-from weft.events import RoundCommitted, StageHeld, StageLeft
+from weft.events import RoundCommitted, StageEmpty, StageHeld, StageLeft
 from weft.model import assemble, layout, num_parameters
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.home import Home
@@ -204,3 +204,20 @@ def test_the_peer_that_gains_most_moves_to_the_weakest_stage_and_goes_on_there(t
 async def rounds(machine: Machine, num: int) -> None:
     while len(machine.seen(RoundCommitted)) < num:  # noqa: ASYNC110  # a virtual clock: this takes no time
         await asyncio.sleep(0.05)
+
+
+def test_one_left_alone_waits_for_who_has_the_other_stages_and_begins_none_anew(tmp_path: Path) -> None:
+    run, left = sealed(tmp_path, num_steps=40), list[Machine]()
+
+    async def work(house: House) -> None:
+        machines = crew(house, 3)
+        await rounds(machines[0], 4)
+        for machine in machines[1:]:
+            machine.kill()
+        await asyncio.sleep(60.0)
+        left.append(machines[0])
+        assert not machines[0].task.done()
+
+    play(run, tmp_path, work)
+    assert len(left[0].seen(StageHeld)) == 1
+    assert left[0].seen(StageEmpty), "it says what is missing"

@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 
 from scenarios.companies import House, Machine, losses
-from scenarios.test_companies import BATCH, crew, done, play, rounds, sealed
+from scenarios.swarm import write_corpus
+from scenarios.test_companies import BATCH, DDP, crew, done, play, rounds, sealed
+from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed, RoundCommitted
+from weft.peer.config import RunFile, ShapedModel, TrainConfig
+from weft.peer.home import Home
+from weft.peer.seal import seal
+from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.config import SplitConfig
 from weft.pipeline.split.lead import LedPassed
 from weft.sync.rows import DiLoCoConfig
+from weft.sync.schedule import ConstantConfig
 
 HEADS, SEGMENTS = SplitConfig(by="heads"), SplitConfig(by="segments")
 
@@ -106,3 +113,17 @@ def test_a_member_of_a_team_that_is_paused_leaves_its_device_and_goes_on(tmp_pat
     assert [each.outcomes[min(each.outcomes)].reason for each in house.machines] == ["complete"] * 6
     alive = next(each for each in house.machines if losses(each))
     assert losses(alive)[-1] == pytest.approx(calm_at(tmp_path / "calm", 60), rel=0.02)
+
+
+def test_a_run_without_stages_has_no_teams(tmp_path: Path) -> None:
+    whole = RunFile(
+        name="whole",
+        peers=1,
+        model=ShapedModel(num_layers=1, num_heads=2, width=16, ffn_width=32),
+        data=CorpusConfig(source=TextSource(paths=(str(write_corpus(tmp_path)),))),
+        pipeline=PipelineConfig(split=HEADS),
+        train=TrainConfig(seq_len=16, batch_size=2, tokens=1000, schedule=ConstantConfig(lr=1e-2)),
+        method=DDP,
+    )
+    with pytest.raises(ConfigError, match="Set stages"):
+        seal(whole, tmp_path, Home(tmp_path / "home"), lambda _event: None)

@@ -106,6 +106,8 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
         stewards=tuple(sorted(set(run_file.stewards))),
         predecessor=run_file.predecessor,
     )
+    if run_file.pipeline.split is not None and run_file.stages == 1:
+        raise ConfigError("pipeline.split: only members of a stage compute together. Set stages, or leave split out.")
     if run_file.stages > 1:
         if isinstance(run_file.model, FolderModel) and isinstance(run_file.pipeline.activations, SubspaceConfig):
             raise ConfigError(

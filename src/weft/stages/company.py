@@ -11,7 +11,7 @@ Everybody is linked to everybody. Who says nothing for `SILENT_S` is gone.
 Failure:
 - a peer that vanishes: its stages' other members go on; senders try another (`pipeline.sender`).
 - all members of a stage vanish: micro-batches wait; see *empty*. Where nobody has a state, it begins anew, and an event
-  says so.
+  says so; but not where one peer is left alone, or came back after the others' end.
 - a stage of this peer breaks: the peer ends, and says why.
 
 It does not know rounds, nor micro-batches.
@@ -351,7 +351,7 @@ class Company:
             opens = 1 if stage == 0 and self._tied.is_lost else None
             if best == self._node.peer:
                 self._hold(stage, "nobody holds it, and its newest state is here", opens=opens)
-            elif best is None and min([self._node.peer, *self._trainers()]) == self._node.peer:
+            elif best is None and self._node.peer < min(self._trainers(), default=""):  # alone, it waits for others
                 self.grounds.emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
                 self._hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
 
