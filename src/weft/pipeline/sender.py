@@ -69,9 +69,7 @@ class _Sent:
     num_queued: int = 0  # members that have not taken it, because others wait for them
     most_s: float = math.inf  # per sample, that others may take for whom it is not left with those
     accepted: Attempt | None = None
-    given: dict[PeerId | None, Parcel] = field(
-        default_factory=dict
-    )  # what each member may fetch until its end; None: all
+    given: dict[PeerId | None, Parcel] = field(default_factory=dict)  # what a member may fetch; None: all may
 
 
 @dataclass

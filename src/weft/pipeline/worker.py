@@ -188,8 +188,7 @@ class Worker:
         return self._sum.num_samples
 
     def lose(self) -> None:
-        """Let what was reported as counted be lost: its gradient is."""
-        self._sum = Sum()
+        """Let what was reported as counted, and taken, be lost: its gradient is."""
         self.tally = self.tally.lost()
 
     def take_sum(self) -> Sum:

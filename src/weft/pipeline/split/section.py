@@ -1,7 +1,7 @@
 """The layers of a section, as one member of a team computes them: of each a part, the team the rest.
 
     layers = SplitLayers(model, split, number)     # of weights as they are now
-    passing = layers.passing(num_tokens)
+    passing = layers.passing(seq_len)
     y = await passing.forward(team, x)             # x and dy: the member's `piece` of all
     dx = await passing.backward(team, dy)          # by the same members, in another team
     passing.add(weight, into)                      # what it found of the weights' gradients
@@ -25,7 +25,7 @@ from weft.model.layers import Block, rotation
 from weft.model.transformer import SectionModule
 from weft.pipeline.beat import Beat
 from weft.pipeline.split.config import SplitConfig
-from weft.pipeline.split.cut import Segment, heads_parts, zigzag
+from weft.pipeline.split.cut import Segment, heads_parts, num_tokens, zigzag
 from weft.pipeline.split.heads import add_gradients, cut_layer
 from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring import put, select
@@ -58,7 +58,6 @@ class SplitLayers:
         assert isinstance(model.module, SectionModule)
         self._model = model
         self._split = split
-        self._number = number
         self._blocks = [cast(Block, block) for block in model.module.layers.values()]
         self._spans = [
             {span.name.removeprefix(start): span for span in model.layout if span.name.startswith(start)}
@@ -68,12 +67,9 @@ class SplitLayers:
             self._part = heads_parts(model.config, _speeds(split))[number]
             self._cut = [cut_layer(block, model.config, self._part) for block in self._blocks]
 
-    def passing(self, num_tokens: int) -> "Passing":
-        return Passing(self, self.segments(num_tokens))
-
-    def segments(self, num_tokens: int) -> tuple[Segment, ...] | None:
-        """Return whose tokens are whose; None: all have all."""
-        return zigzag(num_tokens, _speeds(self._split)) if self._split.by == "segments" else None
+    def passing(self, seq_len: int) -> "Passing":
+        """Return a micro-batch that has yet to pass, of samples of so many tokens."""
+        return Passing(self, zigzag(seq_len, _speeds(self._split)) if self._split.by == "segments" else None)
 
     def layer(
         self, number: int, team: Team, segments: tuple[Segment, ...] | None, x: Activations
@@ -129,7 +125,11 @@ class LayersAt:
 
 
 class Passing:
-    """One micro-batch on its way."""
+    """One micro-batch on its way.
+
+    Args:
+        segments: whose tokens are whose; None: all have all.
+    """
 
     def __init__(self, layers: SplitLayers, segments: tuple[Segment, ...] | None) -> None:
         self._layers = layers
@@ -166,7 +166,7 @@ class Passing:
         """Return the shape of a member's piece."""
         if self._segments is None:
             return whole
-        return torch.Size((whole[0], sum(map(len, self._segments[number])), whole[2]))
+        return torch.Size((whole[0], num_tokens(self._segments[number]), whole[2]))
 
     def joined(self, pieces: list[Activations], whole: torch.Size) -> Activations:
         """Return numbers of all tokens, of each member's in their order; by heads the first has all."""

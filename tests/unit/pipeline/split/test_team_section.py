@@ -20,7 +20,7 @@ from weft.pipeline.build_boundary import build
 from weft.pipeline.device import Given, Parcel, parcel
 from weft.pipeline.split.config import SplitConfig
 from weft.pipeline.split.help import HelpDesk, Helping, Means
-from weft.pipeline.split.lead import Lead
+from weft.pipeline.split.lead import Lead, LedPassed
 from weft.pipeline.split.section import LayersAt, check_split
 from weft.pipeline.torch_device import TorchDevice
 
@@ -95,6 +95,13 @@ def undivided(
         back = passed.backward(None if number == num - 1 else dy.numpy().tobytes())
         passed.count()
     return [numbers(passed.output), numbers(back)], passed.loss, model.gradient
+
+
+async def there_and_back(lead: Lead, given: Given, dy: Tensor) -> LedPassed:
+    passed = await lead.forward(given)
+    assert passed is not None
+    await passed.backward(dy.numpy().tobytes(), None)
+    return passed
 
 
 def numbers(data: object) -> Tensor | None:
@@ -175,9 +182,7 @@ def test_a_sum_that_is_not_of_exactly_what_counts_is_none() -> None:
     async def play() -> None:
         lead = teamed.make_lead()
         for is_lost in (True, False):
-            passed = await lead.forward(given)
-            assert passed is not None
-            await passed.backward(dy.numpy().tobytes(), None)
+            passed = await there_and_back(lead, given, dy)
             await lead.means.run(passed.count)
             if is_lost:
                 teamed.helpings[0].advance(Beat(4, 0))
@@ -194,9 +199,7 @@ def test_what_counts_nowhere_is_in_no_sum() -> None:
     async def play() -> None:
         lead = teamed.make_lead()
         for counts in (True, False, True):
-            passed = await lead.forward(given)
-            assert passed is not None
-            await passed.backward(dy.numpy().tobytes(), None)
+            passed = await there_and_back(lead, given, dy)
             if counts:
                 await lead.means.run(passed.count)
         assert await lead.collect(teamed.models[0].gradient)
