@@ -33,9 +33,9 @@ from weft.data.corpus import text_nbytes
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
 from weft.events import Emit
 from weft.ids import Digest, short
-from weft.model import ModelConfig, check_size, initial_vector, named, read_config, read_folder
+from weft.model import ModelConfig, check_size, named, read_config, read_folder
 from weft.model.flat import cut
-from weft.model.sections import num_section_parameters, pieces, sections
+from weft.model.sections import num_section_parameters, pieces, sections, whole
 from weft.peer.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.peer.confinement import seeded
 from weft.peer.device import check_host
@@ -45,6 +45,7 @@ from weft.peer.outline import data_ready
 from weft.peer.staged import StagedConfig, staged
 from weft.peer.state import raw
 from weft.pipeline.activations import SubspaceConfig
+from weft.pipeline.config import PipelineConfig
 from weft.progress import Meter
 from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
@@ -240,10 +241,10 @@ def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
         DataError: the blob is corrupt (removed, so that it can be fetched again).
     """
     if isinstance(config, RunConfig) and config.is_seeded:
-        if isinstance(config, StagedConfig) and config.section is not None:
-            vector = seeded(config.model, config.seed, config.section, config.pipeline)
-        else:
-            vector = initial_vector(config.model, config.seed)
+        section, pipeline = whole(config.model), PipelineConfig()
+        if isinstance(config, StagedConfig):
+            section, pipeline = config.section or section, config.pipeline
+        vector = seeded(config.model, config.seed, section, pipeline)
         if (found := wire.digest(raw(vector))) != config.initial:
             raise GenesisMismatch(
                 f"seed {config.seed} gives the initial weights {short(found)} here, but {short(config.initial)} at the "

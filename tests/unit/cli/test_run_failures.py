@@ -89,9 +89,9 @@ def test_first_weights_other_than_the_makers_are_25(
     weft: Weft, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A maker with another version of weft, whose first weights come out otherwise."""
-    real = seal.initial_vector
+    real = seal.seeded
     too_much = ContextVar("too_much", default=1.0)  # the maker's thread keeps it, this one sets its own
-    monkeypatch.setattr(seal, "initial_vector", lambda *given: real(*given) + too_much.get())
+    monkeypatch.setattr(seal, "seeded", lambda *given: real(*given) + too_much.get())
     too_much.set(0.0)
     with founder(tmp_path / "a") as member:
         ended(weft, 25, "runs another version of weft; install the maker's", "join", member.ticket, *JOIN)
