@@ -427,6 +427,14 @@ class StageLeft(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class TeamFormed(Event, frozen=True, kw_only=True):
+    """With whom this peer computes a stage's micro-batches from now on."""
+
+    stage: int
+    members: tuple[PeerId, ...]  # the first takes micro-batches and the others help; one: this peer computes alone
+    size: int  # of a team, as the run says
+
+
 class StagesSeen(Event, frozen=True, kw_only=True):
     """Who computes which stage, where that has changed, or a minute has gone by."""
 

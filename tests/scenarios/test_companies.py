@@ -14,13 +14,14 @@ from weft.clock import VirtualClock
 from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.data.batch import Batches
-from weft.events import RoundCommitted, StageEmpty, StageHeld, StageLeft
+from weft.events import Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft
 from weft.model import assemble, layout, num_parameters
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.home import Home
 from weft.peer.seal import Sealed, seal
 from weft.peer.staged import StagedConfig
 from weft.pipeline.config import PipelineConfig
+from weft.stages.entering import ALONE, ALONE_S
 from weft.sync.rows import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
 from weft.sync.schedule import ConstantConfig
 
@@ -221,3 +222,19 @@ def test_one_left_alone_waits_for_who_has_the_other_stages_and_begins_none_anew(
     play(run, tmp_path, work)
     assert len(left[0].seen(StageHeld)) == 1
     assert left[0].seen(StageEmpty), "it says what is missing"
+
+
+@pytest.mark.parametrize("name", ["m0", "m1", "m2"])
+def test_one_that_comes_back_alone_to_what_is_complete_says_so_and_ends(tmp_path: Path, name: str) -> None:
+    run, back = sealed(tmp_path), list[Machine]()
+
+    async def work(house: House) -> None:
+        await done(crew(house, 3))
+        back.append(house.start(name))
+        async with asyncio.timeout(2 * ALONE_S):
+            await back[0].task
+
+    play(run, tmp_path, work)
+    assert [notice.text for notice in back[0].seen(Notice)] == [ALONE]  # type: ignore[attr-defined]
+    assert not back[0].seen(StageHeld)
+    assert not back[0].seen(StageEmpty)

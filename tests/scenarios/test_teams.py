@@ -1,6 +1,7 @@
 """Members of a stage that compute each micro-batch together: whole peers of such runs."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from scenarios.swarm import write_corpus
 from scenarios.test_companies import BATCH, DDP, crew, done, play, rounds, sealed
 from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
-from weft.events import MicroBatchFailed, RoundCommitted
+from weft.events import MicroBatchFailed, RoundCommitted, TeamFormed
 from weft.peer.config import RunFile, ShapedModel, TrainConfig
 from weft.peer.home import Home
 from weft.peer.seal import seal
@@ -48,6 +49,8 @@ def test_teams_learn_what_members_alone_do(tmp_path: Path, split: SplitConfig, m
 
     house = play(run, tmp_path, work)
     assert not [event for machine in house.machines for event in machine.seen(MicroBatchFailed)]
+    teams = [machine.seen(TeamFormed)[-1].members for machine in house.machines]  # type: ignore[attr-defined]
+    assert sorted(Counter(teams).values()) == [2, 2, 2]
     told = [machine.outcomes for machine in house.machines]
     replicas = {stage: {each[stage].replica for each in told if stage in each} for stage in range(3)}
     assert {stage: len(found) for stage, found in replicas.items()} == {0: 1, 1: 1, 2: 1}, "members of a stage agree"

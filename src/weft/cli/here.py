@@ -18,6 +18,8 @@ import torch
 
 from weft import cost
 from weft.cli.pace import usual_s
+from weft.cli.work_line import WorkLine
+from weft.clock import SystemClock
 from weft.errors import TooLarge
 from weft.model import ModelConfig, Transformer, flatten
 from weft.model.config import num_parameters
@@ -27,6 +29,7 @@ from weft.peer.config import TrainConfig
 from weft.peer.device import Device, choose, decoder, device_free_nbytes
 from weft.peer.host import host_free_nbytes
 from weft.peer.machine import PeerConfig
+from weft.progress import Meter
 
 _SPARE = 0.9
 _START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for
@@ -65,7 +68,7 @@ def threads_of(num_sharing: int) -> int:
 def measure(
     model: ModelConfig, train: TrainConfig, num_sharing: int, timed: Timed | None = None, *, on: str = "auto"
 ) -> Here:
-    """Return the pace of a device of this machine; takes about three seconds, and longer where a step does.
+    """Return the pace of a device of this machine; takes about three seconds, and two steps where those are long.
 
     Args:
         num_sharing: peers on this machine.
@@ -90,8 +93,11 @@ def measure(
     torch.set_num_threads(threads)
     try:
         at_once = cores / threads if device.is_cpu else 1.0
-        with _others(min(num_sharing, int(at_once)) - 1, model, train, threads):
-            step_s = (timed or usual_s)(_step(model, train, device))
+        with (
+            Meter("timing this machine", "steps", WorkLine(), SystemClock()) as meter,
+            _others(min(num_sharing, int(at_once)) - 1, model, train, threads),
+        ):
+            step_s = (timed or usual_s)(_counted(_step(model, train, device), meter))
     finally:
         torch.set_num_threads(before)
     alone = train.batch_size * train.seq_len / step_s
@@ -118,6 +124,15 @@ def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[]
         float(flat.vector[0])  # waits for a GPU
 
     return step
+
+
+def _counted(step: Callable[[], None], meter: Meter) -> Callable[[], None]:
+    def counted() -> None:
+        meter.add(0)  # before the first, too: of a large model it takes long
+        step()
+        meter.add()
+
+    return counted
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def describe(terms: "Terms") -> str:
             f"disk      {figures.nbytes(terms.disk_nbytes)}",
             f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for this program as it stands, "
             f"{figures.nbytes(terms.memory_nbytes)} to train",
-            f"network   {figures.nbytes(terms.round_nbytes)} a round among {terms.num_peers} peers with this one, "
+            f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one, "
             f"{'' if terms.tokens_per_s else 'up to '}about {figures.nbytes(terms.day_nbytes)} a day",
             f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} inner steps at {_pace(terms)}; "
             "far more would be told)",
@@ -143,6 +143,13 @@ def capped(caps: "CapsConfig") -> list[str]:
 
 def _stewards(num: int) -> list[str]:
     return [f"stewards  {num}, who may remove and ban peers and amend the run (docs/stewards.md)"] if num else []
+
+
+def _peers(terms: "Terms") -> str:
+    from weft.peer.staged import StagedConfig
+
+    stages = f" in {terms.run.stages} stages" if isinstance(terms.run, StagedConfig) else ""
+    return f"{terms.num_peers} peers{stages}"
 
 
 def _pace(terms: "Terms") -> str:

@@ -194,6 +194,12 @@ def _notes(asked: Asked, found: Cut) -> Iterator[str]:
         )
     if found.stages[0].num_members == 1 and asked.question.num_peers > len(found.stages):
         yield "one member alone begins all micro-batches: where it dies, steps wait until another takes its stage"
+    split = asked.pipeline.split
+    if split is not None and (small := [stage for stage in found.stages if stage.num_members < split.members]):
+        yield (
+            f"pipeline.split.members is {split.members}, and {len(small)} of {len(found.stages)} stages have "
+            f"{small[0].num_members} here, who all compute alone: lower it, or have more peers"
+        )
     yield "evaluation, energy and money are not planned for runs with stages"
     yield from asked.notes
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from weft.dashboard import figures
 from weft.dashboard.notable import notable
 from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
-from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, told
+from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, state_at_commit, told
 from weft.events import (
     ActEnacted,
     CheckpointSaved,
@@ -309,7 +309,7 @@ def _step(view: View, own: PeerId, event: StepDone) -> View:
 def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
     line = view.lines.get(own, Line())
     is_counted = own in event.contributors or line.counted_through == event.round
-    state = "paused" if line.state == "paused" else "training" if is_counted else "left out"
+    state = "paused" if line.state == "paused" else state_at_commit(view.stages, own, is_counted=is_counted)
     view = _line(view, own, round=event.round, state=state, committed_tokens=event.committed_tokens, is_heard=True)
     view = replace(
         view,

@@ -29,7 +29,7 @@ from weft.dashboard.now import About, Now, PeerNow
 from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.routine import described
 from weft.dashboard.severity import ROUTINE, SEVERITIES, severity_of
-from weft.dashboard.stages import Lead, Stages, led, stage_of, told
+from weft.dashboard.stages import Lead, Stages, led, stage_of, state_at_commit, told
 from weft.events import (
     ActEnacted,
     CountedThrough,
@@ -376,7 +376,7 @@ class History:
         ]
         self._add("turns", [*turn, is_counted, *_column(commit)])
         if own.state != "paused":
-            self._state(own, at, own, "training" if is_counted else "left out")
+            self._state(own, at, own, state_at_commit(self._stages, peer, is_counted=is_counted))
         if (stage, commit.branch, commit.round) in self._committed:
             return
         self._committed.add((stage, commit.branch, commit.round))

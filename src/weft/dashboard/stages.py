@@ -26,6 +26,7 @@ from weft.events import (
     StageHeld,
     StageLeft,
     StagesSeen,
+    TeamFormed,
 )
 from weft.ids import PeerId
 
@@ -61,6 +62,7 @@ class Stages:
     parameters: Mapping[int, int] = field(default_factory=dict)  # by stage, where one told
     held: Mapping[PeerId, frozenset[int]] = field(default_factory=dict)  # as each says itself
     layers: tuple[str, ...] = ()  # of each stage, in words, where the model is known
+    helpers: frozenset[PeerId] = frozenset()  # who computes for another that counts what they did
 
     @property
     def now(self) -> tuple[StageNow, ...]:
@@ -139,8 +141,15 @@ def told(stages: Stages, entry: Entry) -> Stages:
                 parameters={**stages.parameters, stage: num_parameters},
                 held={**stages.held, entry.peer: held},
             )
+        case TeamFormed(members=members):
+            helpers = stages.helpers - {entry.peer}
+            return replace(stages, helpers=helpers | {entry.peer} if entry.peer in members[1:] else helpers)
         case StageLeft(stage=stage):
-            return replace(stages, held={**stages.held, entry.peer: stages.held.get(entry.peer, frozenset()) - {stage}})
+            return replace(
+                stages,
+                helpers=stages.helpers - {entry.peer},
+                held={**stages.held, entry.peer: stages.held.get(entry.peer, frozenset()) - {stage}},
+            )
         case StagesSeen() as seen if len(seen.members) <= MAX_STAGES and entry.at >= (stages.seen_at or entry.at):
             return replace(
                 stages,
@@ -155,7 +164,12 @@ def told(stages: Stages, entry: Entry) -> Stages:
 
 # --- in words ---
 
-_OWN_WORDS = (StageHeld, StageLeft, StageEmpty, StagesSeen, MicroBatchFailed, HeldDropped)  # they name the stage
+_OWN_WORDS = (StageHeld, StageLeft, StageEmpty, StagesSeen, TeamFormed, MicroBatchFailed, HeldDropped)  # they name it
+
+
+def state_at_commit(stages: Stages, peer: PeerId, *, is_counted: bool) -> str:
+    """Return what a peer does whose round has committed."""
+    return "training" if is_counted else "helping" if peer in stages.helpers else "left out"
 
 
 def prefixed(event: Event, text: str) -> str:

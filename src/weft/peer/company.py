@@ -28,6 +28,7 @@ HEARD_S = HEARTBEAT_S + 0.5  # for a first heartbeat of who is linked
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     num_members: int  # that were heard
+    num_linked: int = 0  # who are here, heard or not: in a run with stages members speak to those of their stage
     tokens_per_s: float  # inner steps of the fastest of them; 0: none has made any
 
     def steps_s(self, num_tokens: int) -> float | None:
@@ -66,7 +67,7 @@ class Company:
                     await self._news.wait()
         training = [beat for beat in self._heard.values() if not beat.is_anchor]
         speeds = [beat.tokens_per_s for beat in training if math.isfinite(beat.tokens_per_s)]
-        return Pace(num_members=len(training), tokens_per_s=max(speeds, default=0.0))
+        return Pace(num_members=len(training), num_linked=len(self._node.peers), tokens_per_s=max(speeds, default=0.0))
 
     def _until(self) -> float:
         """Return how long to listen: not at all where a run waits to begin and all that are linked have spoken."""

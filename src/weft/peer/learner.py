@@ -8,6 +8,7 @@ lent the steps and makes them in its own thread. What a peer's rounds, states, c
 All calls are one after the other, but `park` and `unpark`, which may come beside whoever reads or sets what is kept.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -29,8 +30,11 @@ class Work:
 
     num_steps: int
     num_tokens: int
-    mean_loss: float  # nats per token; NaN where no step was made
+    mean_loss: float  # nats per token; NaN where nothing was trained on
     duration_s: float
+
+
+NOTHING_CAME = Work(num_steps=1, num_tokens=0, mean_loss=math.nan, duration_s=0.0)  # a step with no micro-batch in it
 
 
 def nothing() -> None:

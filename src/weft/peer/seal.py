@@ -31,7 +31,7 @@ from weft.data import tokenizer as tokenizers
 from weft.data.batch import check_windows
 from weft.data.corpus import text_nbytes
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
-from weft.events import Emit
+from weft.events import Emit, Notice
 from weft.ids import Digest, short
 from weft.model import ModelConfig, check_size, named, read_config, read_folder
 from weft.model.flat import cut
@@ -51,6 +51,7 @@ from weft.sync.acts import MAX_TOKENS
 from weft.sync.charter import MAX_TOKENS_PER_STEP
 from weft.sync.known import require
 from weft.sync.rows import spell_out
+from weft.sync.schedule import missed
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
 MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES
@@ -122,6 +123,8 @@ def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameter
     home.blobs.put(tokenizer.to_bytes())
     home.blobs.put(data)
     emit(data_ready(index, fetched_nbytes=0))
+    if (words := missed(config.train.schedule, config.train.tokens)) is not None:
+        emit(Notice(text=f"train.tokens is {config.train.tokens:,}: {words}; change train.schedule, too"))
     return Sealed(config, tokenizer, store, index)
 
 

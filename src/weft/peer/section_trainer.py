@@ -24,7 +24,7 @@ from weft.events import Emit, WarmedUp
 from weft.model.backward import forward as passed_through
 from weft.model.flat import Part
 from weft.peer.confinement import confinement
-from weft.peer.learner import Work
+from weft.peer.learner import NOTHING_CAME, Work
 from weft.peer.machine import PeerConfig
 from weft.peer.staged import StagedConfig
 from weft.peer.tied_trainer import TiedTrainer
@@ -162,7 +162,7 @@ class SectionTrainer(Trainer):
         """
         total, self._handed = self._handed, Sum()
         if not total.num_samples or self._parked is not None:  # what was added up went with the device
-            return self._vector, Work(num_steps=1, num_tokens=0, mean_loss=0.0, duration_s=0.0)
+            return self._vector, NOTHING_CAME
         began, rate = self._clock.now(), self._steps.rate(committed_tokens, 1, pace)
         loss, norm = self._mean(total, rate)
         if self._run.method.feedback is not None:

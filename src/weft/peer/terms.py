@@ -16,6 +16,7 @@ import torch
 
 from weft import cost
 from weft.clock import Clock
+from weft.cost_pipeline import crossing, section_flops
 from weft.ids import PeerId, RunId
 from weft.model.config import ModelConfig
 from weft.net.messages import Contact
@@ -101,14 +102,15 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         ConfigError: the settings name a device that is not there.
     """
     num, choices, device = run.num_parameters, run.method, choose(settings)
-    num_peers = max(1, pace.num_members or len(ticket.contacts)) + 1
-    traffic = round_traffic(choices, run.vector.tensors, num, num_peers)
+    num_heard = pace.num_linked if isinstance(run, StagedConfig) else pace.num_members
+    num_peers = max(1, num_heard or len(ticket.contacts)) + 1
+    part = _part(run, num_peers)
+    traffic = round_traffic(choices, run.vector.tensors, num, part.num_members)
     flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
     if round_s is None:
         num_threads = (settings.num_threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
         flops_per_s = num_threads * product_flops(run.model, run.tokens_per_step, device, clock)
-        flops_per_token = cost.flops_per_token(decoder(run.model), run.train.seq_len)
-        round_s = cost.work_s(choices.every, run.tokens_per_step, flops_per_token, flops_per_s)
+        round_s = cost.work_s(choices.every, run.tokens_per_step, part.flops_per_token, flops_per_s)
     num_vectors = 1 + len(Method(choices, run.train.optimizer).init(0))  # of the state: parameters, outer optimizer
     if not run.is_seeded and home.blobs.open(run.initial) is None:
         num_vectors += 1
@@ -124,10 +126,38 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         process_nbytes=int(psutil.Process().memory_info().rss),
         memory_nbytes=sum(_needed_nbytes(run, settings, device).values()),
         num_peers=num_peers,
-        round_nbytes=traffic.sent_nbytes + traffic.received_nbytes,
+        round_nbytes=traffic.sent_nbytes + traffic.received_nbytes + part.passed_nbytes,
         tokens_per_s=pace.tokens_per_s,
         flops_per_s=flops_per_s,
         round_s=max(LEAST_ROUND_S, round_s),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What a member has of a run among its peers.
+
+    Args:
+        num_members: that merge what they made with it, and itself.
+        flops_per_token: that it computes, of the tokens that it begins or as many.
+        passed_nbytes: what comes and goes in a round beside what is merged.
+    """
+
+    num_members: int
+    flops_per_token: float
+    passed_nbytes: int = 0
+
+
+def _part(run: RunConfig, num_peers: int) -> _Part:
+    if not isinstance(run, StagedConfig) or run.stage is None:
+        return _Part(num_members=num_peers, flops_per_token=cost.flops_per_token(decoder(run.model), run.train.seq_len))
+    micro, section = holding.micro_batch(run.model, run.train, run.pipeline), run.cuts[run.stage]
+    num_micro = run.method.every * -(-run.train.batch_size // micro.num_samples)
+    num_sides = min(2, run.stages - 1)
+    return _Part(
+        num_members=-(-num_peers // run.stages),
+        flops_per_token=section_flops(holding.shape_of(run.model, section), run.train.seq_len).total,
+        passed_nbytes=num_micro * num_sides * crossing(micro).total_nbytes,
     )
 
 

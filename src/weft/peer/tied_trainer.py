@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.errors import CallFailed
 from weft.model import FlatModel
-from weft.peer.learner import Work
+from weft.peer.learner import NOTHING_CAME, Work
 from weft.peer.trainer import Trainer
 from weft.pipeline.worker import Sum
 
@@ -84,7 +84,7 @@ class TiedTrainer(Trainer):
         """
         handed, total, self._handed, self._total = self._handed, self._total, None, Sum()
         if handed is None:
-            return self._vector, Work(num_steps=1, num_tokens=0, mean_loss=0.0, duration_s=0.0)
+            return self._vector, NOTHING_CAME
         began, rate = self._clock.now(), self._steps.rate(committed_tokens, 1, pace)
         handed.mul_(ENDS * self._run.train.batch_size / total.num_samples)
         loss, norm = total.loss / total.num_samples, float(torch.linalg.vector_norm(handed))

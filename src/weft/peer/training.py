@@ -106,16 +106,16 @@ class Training:
             self._speeds.append(work.num_tokens / took_s)
         self.took_s += took_s
         self.work = work if self.work is None else _sum(self.work, work)
-        if work.num_steps:
+        if work.num_tokens:
             self.loss = self.work.mean_loss
 
 
 def _sum(one: Work, other: Work) -> Work:
-    num_steps = one.num_steps + other.num_steps
-    losses = [each.mean_loss * each.num_steps for each in (one, other) if each.num_steps]
+    num_tokens = one.num_tokens + other.num_tokens
+    losses = [each.mean_loss * each.num_tokens for each in (one, other) if each.num_tokens]
     return Work(
-        num_steps=num_steps,
-        num_tokens=one.num_tokens + other.num_tokens,
-        mean_loss=sum(losses) / num_steps if num_steps else math.nan,
+        num_steps=one.num_steps + other.num_steps,
+        num_tokens=num_tokens,
+        mean_loss=sum(losses) / num_tokens if num_tokens else math.nan,
         duration_s=one.duration_s + other.duration_s,
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
 from weft.model.sections import Section, whole
-from weft.peer.learner import Work
+from weft.peer.learner import NOTHING_CAME, Work
 from weft.peer.section_trainer import SectionTrainer
 from weft.peer.tied_trainer import TiedTrainer, halved
 from weft.pipeline.boundary import Shape
@@ -140,7 +140,7 @@ class CostSection(PacedSection, CostTrainer):
         total, self._handed = self._handed, Sum()
         began = self._clock.now()
         if not total.num_samples:
-            return self._vector, Work(num_steps=1, num_tokens=0, mean_loss=0.0, duration_s=0.0)
+            return self._vector, NOTHING_CAME
         rate = self._steps.rate(committed_tokens, 1, pace)
         self._steps.done(self._loss, 0.0, rate, total.num_samples, began)
         return self._vector * self._change(), self._steps.work([self._loss], total.num_samples, began)

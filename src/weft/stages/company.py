@@ -1,6 +1,6 @@
 """One peer of a run with stages: which of them it holds, told to all, and what follows from what others tell.
 
-    begin     the maker waits for peers, and says who holds what; who comes later goes where it is needed most
+    enter     at the beginning, later, or again (`entering`)
     news      every two seconds, and on a change: this peer's stages, their rounds, rates and queues
     moves     now and then: is this the peer that should go to a weaker stage? (`pipeline.place`)
     empty     a stage that nobody holds is taken up by whoever has its newest state
@@ -18,7 +18,6 @@ It does not know rounds, nor micro-batches.
 """
 
 import asyncio
-from contextlib import suppress
 from dataclasses import replace
 
 from weft.errors import TooLarge
@@ -29,16 +28,16 @@ from weft.peer.holding import relative_costs
 from weft.peer.peer import Outcome
 from weft.pipeline.desk import Desk
 from weft.pipeline.lane import Lane
-from weft.pipeline.place import GAIN, stage_for, totals_of
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.help import HelpDesk
 from weft.stages.ending import Ending
+from weft.stages.entering import Entering
 from weft.stages.keeping import Keeping
 from weft.stages.member import Member
 from weft.stages.membership import Grounds, Kit, Membership
-from weft.stages.messages import Shelved, StageBegin, StageNews
+from weft.stages.messages import Shelved, StageNews
 from weft.stages.moving import MOVES, Moving
-from weft.stages.opening import assigned, first_weights
+from weft.stages.opening import first_weights
 from weft.stages.pausings import Pausings
 from weft.stages.pulse import Pulse
 from weft.stages.roll import Roll
@@ -49,7 +48,6 @@ from weft.stages.ways import Ways
 
 NEWS_S = 2.0
 SILENT_S = 10.0
-LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 EMPTY_S = 10.0  # until a stage that nobody holds is taken up
 FINISH_S = 30.0  # for a stage to count the last of what the first one has trained
 
@@ -86,7 +84,6 @@ class Company:
         self._complete_at: float | None = None
         self._last_round = 0  # of the first stage
         self._stop_reason = ""
-        self._is_begun = asyncio.Event()
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
         self._lives = Tasks(self.fail)
@@ -95,8 +92,8 @@ class Company:
         self._keeping = Keeping(grounds, self.roll)
         self._moving = Moving(grounds, self.roll, self.members, self._hold)
         self._shelf = Shelf(grounds.folder)
+        self._entering = Entering(grounds, self.roll, self._shelf, self._hold, self._has_ended.set)
         self._node.on_note(StageNews, self._on_news)
-        self._node.on_note(StageBegin, self._on_begin)
         self._node.on_link(self._on_link)
         self._node.on_contact(lambda contact: self._node.keep(contact.peer))
 
@@ -104,11 +101,11 @@ class Company:
 
     async def found(self, wait_for: int) -> dict[int, Outcome]:
         """Begin the run once `wait_for` peers (this one included) are here, or go on with what is kept here."""
-        return await self._live(self._founded(wait_for))
+        return await self._live(self._entering.found(wait_for))
 
     async def join(self) -> dict[int, Outcome]:
         """Take part in a run that others keep, for the first time or again."""
-        return await self._live(self._joined())
+        return await self._live(self._entering.join())
 
     async def _live(self, coming: "asyncio._CoroutineLike[None]") -> dict[int, Outcome]:
         ticking = self._tasks.spawn(self._tick())
@@ -172,65 +169,6 @@ class Company:
         return self._stop_reason
 
     # --- which stages ---
-
-    async def _founded(self, wait_for: int) -> None:
-        if self._shelf.rounds:
-            await self._joined()
-            return
-        while 1 + len(self._trainers()) < wait_for:
-            await asyncio.sleep(0.2)  # news come when they come
-            if any(self.roll.held(stage) for stage in range(self.run.stages)):
-                await self._joined()  # the run goes on elsewhere
-                return
-        begin = assigned([self._node.peer, *self._trainers()], self.run.stages)
-        for peer in self._node.peers:
-            self._node.post(peer, begin)
-        self._begin(begin)
-
-    def _trainers(self) -> list[PeerId]:
-        return sorted(peer for peer, news in self.roll.peers.items() if news.is_trainer and peer != self._node.peer)
-
-    def _begin(self, begin: StageBegin) -> None:
-        if self._is_begun.is_set():
-            return
-        self._is_begun.set()
-        for stage in range(self.run.stages):
-            members = begin.of(stage)
-            if self._node.peer in members:
-                wait_for = len(set(members)) if members[0] == self._node.peer else None
-                ends = {*begin.of(0), *begin.of(self.run.stages - 1)}
-                opens = len(ends) if begin.of(0)[0] == self._node.peer else None
-                self._hold(stage, "the run begins", wait_for, opens)
-
-    async def _joined(self) -> None:
-        await asyncio.sleep(LOOK_S)
-        shelved = self._shelf.own or self._shelf.rounds
-        kept = {stage: round for stage, round in shelved.items() if stage < self.run.stages}
-        if kept:
-            self._is_begun.set()
-            newest = max(kept.values())
-            for stage in [stage for stage, round in kept.items() if round == newest and not self._is_well_held(stage)]:
-                self._hold(stage, "it was held here before")
-            if self.members or self._coming:
-                return
-            self._is_begun.clear()  # others hold what lies here, and more is to be had elsewhere
-        while not self._is_begun.is_set():
-            if any(self.roll.held(stage) for stage in range(self.run.stages)):
-                self._is_begun.set()
-                self._hold(stage_for(self._node.peer, self._weighed(), self.roll.costs), "it is the weakest")
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._is_begun.wait()
-
-    def _is_well_held(self, stage: int) -> bool:
-        """Whether others hold a stage, and this peer, which held it too, is needed more elsewhere."""
-        totals = totals_of(self.roll.rates(), self.roll.costs)
-        return bool(totals[stage]) and totals[stage] > min(totals) * (1 + GAIN)
-
-    def _weighed(self) -> list[dict[PeerId, float]]:
-        """Return the stages' members and rates; one that nobody holds is left to who has its state."""
-        return [dict(each) or {self._node.peer: float("inf")} for each in self.roll.rates()]
 
     def _hold(self, stage: int, reason: str, wait_for: int | None = None, opens: int | None = None) -> None:
         """Hold a stage from now on.
@@ -323,7 +261,7 @@ class Company:
             for peer in [peer for peer, at in self._heard_at.items() if now - at > SILENT_S]:
                 self._forget(peer)
                 self._node.drop(peer, f"silent for {SILENT_S:.0f} s")
-            if self._is_begun.is_set() and not self.is_stopping:
+            if self._entering.is_over and not self.is_stopping:
                 self._look_at_the_end(now)
                 if self._complete_at is None or self.has_busy():
                     self._look_at_empty(now)
@@ -337,7 +275,7 @@ class Company:
             await asyncio.sleep(NEWS_S)
 
     def _look_at_empty(self, now: float) -> None:
-        empty = set(self.roll.empty())
+        me, others, empty = self._node.peer, self.roll.others(self._node.peer), set(self.roll.empty())
         self._empty_since = {stage: at for stage, at in self._empty_since.items() if stage in empty}
         for stage in sorted(empty):
             if stage in self._unfit or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
@@ -349,9 +287,9 @@ class Company:
                 StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best]))
             )
             opens = 1 if stage == 0 and self._tied.is_lost else None
-            if best == self._node.peer:
+            if best == me:
                 self._hold(stage, "nobody holds it, and its newest state is here", opens=opens)
-            elif best is None and self._node.peer < min(self._trainers(), default=""):  # alone, it waits for others
+            elif best is None and others and me < others[0]:  # alone, it waits for others
                 self.grounds.emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
                 self._hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
 
@@ -432,9 +370,6 @@ class Company:
             member.channel.parted(peer, "it has left the stage")
         elif self._node.is_linked(peer):
             member.channel.met(peer, since)
-
-    async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
-        self._begin(begin)
 
     def _on_link(self, peer: PeerId, is_up: bool, reason: str) -> None:
         if is_up:  # whoever only watches tells no news, and may be silent

@@ -92,6 +92,7 @@ class Member(Membership):
             grounds.helps,
             grounds.compute,
             grounds.clock,
+            grounds.emit,
             lambda: grounds.ready(self.stage),
         )
 

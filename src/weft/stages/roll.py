@@ -39,6 +39,10 @@ class Roll:
     def peers(self) -> dict[PeerId, StageNews]:
         return dict(self._news)
 
+    def others(self, me: PeerId) -> list[PeerId]:
+        """Return who else takes part, ascending; not who only watches."""
+        return sorted(peer for peer, news in self._news.items() if news.is_trainer and peer != me)
+
     def held(self, stage: int) -> dict[PeerId, Held]:
         """Return who holds a stage, or a tied matrix, in whatever state."""
         return {peer: each for peer, each in self._all() if each.stage == stage}

@@ -32,6 +32,11 @@ class Shelf:
         """Return those of the states that this peer held itself."""
         return {stage: _round(contents) for stage, contents in self._contents().items() if not is_copy(contents)}
 
+    def has_counted(self, num_tokens: int) -> bool:
+        """Return whether so much is trained, as a state that this peer held has it."""
+        own = [contents.head for contents in self._contents().values() if not is_copy(contents)]
+        return any(head is not None and head.committed_tokens >= num_tokens for head in own)
+
     def with_held(self, heads: Mapping[int, Manifest | None]) -> dict[int, int]:
         """Return the rounds of all that is kept; of stages that are held now, how far they are.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from weft.clock import Clock
 from weft.errors import CallFailed
+from weft.events import Emit, TeamFormed
 from weft.ids import Digest, PeerId
 from weft.peer.compute import Compute
 from weft.peer.section_trainer import SectionTrainer
@@ -56,19 +57,21 @@ class Teaming:
         desk: HelpDesk,
         compute: Compute,
         clock: Clock,
+        emit: Emit,
         ready: Callable[[], Collection[PeerId]],
     ) -> None:
-        split, stage, me = run.pipeline.split, run.stage, lane.me
+        split, stage = run.pipeline.split, run.stage
         assert split is not None, "the run has no teams"
         assert trainer.split is not None, "the run has no teams"
         assert stage is not None, "the team of which stage?"
         self._trainer = trainer
         self._desk = desk
         self._stage = stage
-
-        def own() -> Team:
-            return team_of(me, ready(), split.members)
-
+        self._size = split.members
+        self._me = lane.me
+        self._emit = emit
+        self._ready = ready
+        self._told: Team = ()
         means = Means(
             lane=lane,
             handover=desk.handover,
@@ -80,8 +83,8 @@ class Teaming:
         )
         self._worker: Worker | None = None
         self._state: Digest | None = None
-        self.lead = Lead(means, stage, lambda: trainer.here, lambda: own()[1:] if own()[0] == me else (), clock)
-        self._helping = Helping(means, own, self._until_due)
+        self.lead = Lead(means, stage, lambda: trainer.here, self._led, clock)
+        self._helping = Helping(means, self._own, self._until_due)
 
     def begin(self, worker: Worker) -> None:
         """Help others from now on, in step with this peer's worker."""
@@ -106,12 +109,22 @@ class Teaming:
         if state != self._state:
             self._state = state
             self._helping.advance(beat)
+        if self._me in self._ready() and (team := self._own()) != self._told:
+            self._told = team
+            self._emit(TeamFormed(stage=self._stage, members=team, size=self._size))
 
     async def aclose(self) -> None:
         if self._desk.at.get(self._stage) is self._helping:
             del self._desk.at[self._stage]
         await self.lead.aclose()
         await self._helping.aclose()
+
+    def _own(self) -> Team:
+        return team_of(self._me, self._ready(), self._size)
+
+    def _led(self) -> Team:
+        team = self._own()
+        return team[1:] if team[0] == self._me else ()
 
     async def _until_due(self, beat: Beat) -> None:
         assert self._worker is not None

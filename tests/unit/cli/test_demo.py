@@ -110,6 +110,13 @@ def test_a_step_takes_what_half_of_them_take_at_most() -> None:
     assert usual_s(lambda: None, _Steps(0.3, 30.0, 0.2, 0.3, 0.4)) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(("step_s", "num"), [(0.125, 3 + 24), (1.0, 3 + 8), (4.0, 3 + 3), (40.0, 1 + 1)])
+def test_of_long_steps_fewer_are_made(step_s: float, num: int) -> None:
+    made = []
+    assert usual_s(lambda: made.append(None), _Steps(step_s)) == pytest.approx(step_s)
+    assert len(made) == num
+
+
 def test_a_peer_is_timed_with_its_own_threads_and_has_its_share_of_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

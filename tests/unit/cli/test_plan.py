@@ -215,6 +215,14 @@ def test_a_run_with_stages_is_planned_stage_by_stage(weft: Weft, run_path: Path)
     assert "rtx4090" in found["able"]
 
 
+@pytest.mark.parametrize(("members", "is_alone"), [(2, False), (3, True)])
+def test_stages_too_small_for_a_team_are_named(weft: Weft, run_path: Path, members: int, is_alone: bool) -> None:
+    split = f'pipeline.split={{by="segments", members={members}}}'
+    options = ("plan", run_path, *FAST, "--set", shaped(), "--set", "stages=2", "--set", split, "--json")
+    notes = json.loads(weft(*options).out)["notes"]
+    assert any("2 of 2 stages have 2 here, who all compute alone" in note for note in notes) == is_alone
+
+
 def test_stages_that_cannot_be_are_refused(weft: Weft, run_path: Path) -> None:
     tied = shaped().replace("is_tied=false", "is_tied=true")
     for more, words in (

@@ -1,6 +1,7 @@
 """The history of a run with stages: one round for all stages' commits, who computes what, and words for it."""
 
 import json
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from weft.dashboard.report import told_of
 from weft.dashboard.routine import described
 from weft.dashboard.run import Run
 from weft.dashboard.severity import NOTE, ROUTINE, WARNING, severity_of
-from weft.dashboard.stages import Lead, Stages, holding, layers_of, led, ordinal, slowest, told
+from weft.dashboard.stages import Lead, Stages, holding, layers_of, led, ordinal, slowest, state_at_commit, told
 from weft.events import (
     Entry,
     Event,
@@ -29,6 +30,7 @@ from weft.events import (
     StageHeld,
     StageLeft,
     StagesSeen,
+    TeamFormed,
 )
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.model.sections import Section
@@ -39,6 +41,10 @@ RUN = About(tokens_per_step=100, layers=("layer 1", "layer 2", "layer 3"))
 def of(stage: int, event: Event) -> Event:
     """Return an event as a stage tells it."""
     return msgspec.structs.replace(event, stage=stage)
+
+
+def team(*members: PeerId) -> TeamFormed:
+    return TeamFormed(stage=1, members=members, size=2)
 
 
 def held(stage: int, reason: str = "the run begins") -> StageHeld:
@@ -150,6 +156,9 @@ def test_who_left_one_stage_for_another_is_here() -> None:
         (StageEmpty(stage=2, restored_by=B, round=Round(7)), WARNING, "nobody holds stage 3: micro-batches wait; bert"),
         (StageEmpty(stage=2, restored_by=None, round=Round(0)), WARNING, "nobody holds stage 3, and nobody here has"),
         (HeldDropped(stage=0, num=3), WARNING, "anna had no room in stage 1 for what came of 3 micro-batches"),
+        (team(A), NOTE, "anna computes stage 2 alone: it makes no whole team of 2"),
+        (team(A, B), NOTE, "anna computes stage 2 together with bert"),
+        (team(B, A), NOTE, "anna helps bert to compute stage 2"),
         (
             MicroBatchFailed(stage=1, member=B, reason="late"),
             NOTE,
@@ -165,6 +174,18 @@ def test_each_event_of_stages_has_its_words(event: Event, severity: int, words: 
     name = lambda peer: names.get(peer, peer[:8])  # noqa: E731
     assert severity_of(event) == severity
     assert (notable(said(A, event), name) or described(event, name)).startswith(words)
+
+
+def test_who_helps_is_not_left_out_until_it_computes_for_itself() -> None:
+    def state(*entries: Entry, is_counted: bool = False) -> str:
+        return state_at_commit(reduce(told, entries, Stages()), A, is_counted=is_counted)
+
+    helps = said(A, team(B, A))
+    assert state(helps) == "helping"
+    assert state(helps, is_counted=True) == "training"
+    assert state(said(B, team(B, A))) == "left out"
+    assert state(helps, said(A, team(A))) == "left out"
+    assert state(helps, said(A, StageLeft(stage=1, reason="it is weak"))) == "left out"
 
 
 @pytest.mark.parametrize("by", [B, None])

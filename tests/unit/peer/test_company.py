@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +75,21 @@ def heard(node: Node, *said: tuple[float, PeerId, Heartbeat]) -> tuple[Pace, flo
 def test_the_fastest_members_pace_counts_and_all_who_send_heartbeats() -> None:
     said = ((0.1, ANNA, beat(900.0)), (0.3, BERT, beat(2000.0)), (0.5, CARL, beat()))
     pace, after_s = heard(Node(ANNA), *said)
-    assert (pace, after_s) == (Pace(num_members=3, tokens_per_s=2000.0), CALLED_S)
+    assert (pace, after_s) == (Pace(num_members=3, num_linked=1, tokens_per_s=2000.0), CALLED_S)
     assert pace.steps_s(4000) == 2.0
 
 
 def test_a_linked_peer_that_sends_no_heartbeat_is_not_counted() -> None:
     """It reads the terms, too, or is about to leave."""
     pace, after_s = heard(Node(ANNA, BERT), (0.1, ANNA, beat(900.0)))
-    assert (pace.num_members, after_s) == (1, HEARD_S)
+    assert (pace.num_members, pace.num_linked, after_s) == (1, 2, HEARD_S)
 
 
 def test_nothing_is_waited_for_where_the_run_has_not_begun_and_all_have_spoken() -> None:
     pace, after_s = heard(Node(ANNA), (0.1, ANNA, beat(has_begun=False)))
     assert (pace.num_members, pace.steps_s(1), after_s) == (1, None, 0.1)
-    assert heard(Node(ANNA)) == (NOBODY, HEARD_S)
+    assert heard(Node()) == (NOBODY, 0.0)
+    assert heard(Node(ANNA)) == (replace(NOBODY, num_linked=1), HEARD_S)
 
 
 @pytest.mark.parametrize("said", [float("inf"), 1e308])

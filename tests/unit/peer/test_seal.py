@@ -20,7 +20,7 @@ from weft.config import from_tree
 from weft.data import ShardInfo, tokenizer
 from weft.data.batch import Batches
 from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge
-from weft.events import DataReady, Event
+from weft.events import DataReady, Event, Notice
 from weft.ids import Digest, PeerId
 from weft.model import ModelConfig, initial_vector, named, num_parameters, write_folder
 from weft.peer import seal as seal_module
@@ -88,6 +88,14 @@ def test_a_run_file_becomes_a_run_that_peers_can_fetch_whole(tmp_path: Path) -> 
         DataReady(num_shards=2, fetched_nbytes=0, train_tokens=num_tokens[0], heldout_tokens=num_tokens[1])
     ]
     Batches(made.store, made.index, "train", 16, config.seed).at(np.arange(4))
+
+
+def test_a_run_that_ends_in_its_warm_up_is_sealed_and_says_so(tmp_path: Path) -> None:
+    events: list[Event] = []
+    late = TRAIN | {"schedule": {"type": "constant", "warmup_tokens": 20_000}}
+    seal(run_file(tmp_path, train=late), tmp_path, Home(tmp_path / "home"), events.append)
+    assert isinstance(events[-1], Notice)
+    assert events[-1].text.startswith("train.tokens is 10,000: all of it is warm-up")
 
 
 def test_the_same_file_and_corpus_name_the_same_run_on_any_machine(tmp_path: Path) -> None:

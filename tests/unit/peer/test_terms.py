@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from unit.peer.tiny import MODEL, run_config
+from unit.stages.pieces import CUT
 from weft import cost
 from weft.codec.dense import Fp32
-from weft.ids import PeerId, RunId
+from weft.ids import Digest, PeerId, RunId
 from weft.model import num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
@@ -20,6 +21,8 @@ from weft.peer.company import NOBODY, Pace
 from weft.peer.device import choose, needed_nbytes
 from weft.peer.home import Home
 from weft.peer.machine import PeerConfig
+from weft.peer.staged import StagedConfig, held_of, staged
+from weft.pipeline.config import PipelineConfig
 from weft.sync.rows import DdpConfig, DiLoCoConfig
 
 HERE = PeerConfig(device="cpu", threads=1)
@@ -114,6 +117,26 @@ def test_members_that_were_heard_are_counted_and_their_pace_is_that_of_rounds(tm
     waiting = made(tmp_path, pace=Pace(num_members=1, tokens_per_s=0.0))  # none has made a step yet
     assert waiting.num_peers == 2
     assert waiting.flops_per_s > 0
+
+
+def test_of_a_model_that_is_cut_a_member_computes_and_merges_its_section_and_passes_activations_on(
+    tmp_path: Path,
+) -> None:
+    whole = staged(run_config(DdpConfig(), CUT), (Digest("1" * 64),) * 3, PipelineConfig())
+
+    def asked(num_linked: int, run: StagedConfig = whole) -> terms.Terms:
+        pace = Pace(num_members=0, num_linked=num_linked, tokens_per_s=0.0)
+        return terms.terms(held_of(run), TICKET, Home(tmp_path), HERE, SteppingClock(0.5), pace)
+
+    three, seven = asked(2), asked(6)
+    assert (three.num_peers, seven.num_peers) == (3, 7)
+    passed = 2 * 2 * whole.train.batch_size * whole.train.seq_len * CUT.width * 2  # bf16, both ways at two sides
+    assert passed < three.round_nbytes < 1.5 * passed + 10_000  # nobody to merge with; tokens and letters beside it
+    merged = asked(6).round_nbytes - three.round_nbytes
+    assert merged == pytest.approx(2 * 2 * (2 / 3) * 2 * three.num_parameters, rel=0.1)  # three in one stage, in bf16
+    undivided = made(tmp_path, method=DdpConfig(), model=CUT)
+    assert three.num_parameters < undivided.num_parameters
+    assert three.round_s * three.flops_per_s < undivided.round_s * undivided.flops_per_s
 
 
 def test_no_round_is_taken_for_shorter_than_its_messages(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
-from weft.sync.schedule import ConstantConfig, CosineConfig, ScheduleConfig, WsdConfig, cos_pi, lr
+from weft.sync.schedule import ConstantConfig, CosineConfig, ScheduleConfig, WsdConfig, cos_pi, lr, missed
 
 
 @st.composite
@@ -65,6 +65,21 @@ def test_wsd_is_flat_and_then_linear() -> None:
     config = WsdConfig(lr=1.0, warmup_tokens=10, decay_tokens=100, total_tokens=1000, floor=0.2)
     assert {lr(config, tokens) for tokens in (10, 500, 900)} == {1.0}
     assert lr(config, 950) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "words"),
+    [
+        (ConstantConfig(), 1, None),
+        (ConstantConfig(warmup_tokens=100), 100, "all of it is warm-up"),
+        (CosineConfig(warmup_tokens=100, total_tokens=500), 101, "before the rate has come down"),
+        (WsdConfig(warmup_tokens=100, decay_tokens=100, total_tokens=500), 499, "before the rate has come down"),
+        (WsdConfig(warmup_tokens=100, decay_tokens=100, total_tokens=500), 500, None),
+    ],
+)
+def test_what_a_shorter_run_does_not_come_to(config: ScheduleConfig, tokens: int, words: str | None) -> None:
+    found = missed(config, tokens)
+    assert found is None if words is None else words in str(found)
 
 
 def test_polynomial_cosine_is_the_cosine() -> None:

@@ -18,7 +18,7 @@ export class Selection {
 
 const WORK = /^(fetching|tokenizing|evaluating)\b/; // how far it has come follows
 const KINDS = new Map([
-  ...["training", "joined", "back", "waiting", "exchanging"].map((state) => [state, "good"]),
+  ...["training", "helping", "joined", "back", "waiting", "exchanging"].map((state) => [state, "good"]),
   ...["starting", "paused", "joining", "syncing"].map((state) => [state, "wait"]),
   ...["gone", "left", "stopped", ""].map((state) => [state, "idle"]),
   ["finished", "done"],
