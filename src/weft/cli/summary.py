@@ -28,6 +28,8 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         view: adds the bytes that ring DDP would have moved, and the others.
         command: `weft`, with --home where it is not the default one.
     """
+    if not outcome.replica:
+        return _of_nothing(outcome, command)
     lines = [
         "",
         f"run {outcome.run.name}: {outcome.reason} after {outcome.committed_tokens:,} tokens, round {outcome.round}",
@@ -65,6 +67,15 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
         lines += ["", excerpt(on_corpus(outcome.run).train.sample_prompt + outcome.sample.rstrip()), ""]
     run = short(outcome.run.run)
     lines.append(gather_next(command, run) if is_part else try_next(command, run))
+    return "\n".join(lines)
+
+
+def _of_nothing(outcome: "Outcome", command: str) -> str:
+    """Return the end of who held no part of the model."""
+    moved = f"{figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received"
+    lines = ["", f"run {outcome.run.name}: {outcome.reason}; this peer trained nothing", f"bytes        {moved}"]
+    if outcome.checkpoint.exists():  # the whole model, put together before
+        lines += [beside("checkpoint", outcome.checkpoint), try_next(command, short(outcome.run.run))]
     return "\n".join(lines)
 
 

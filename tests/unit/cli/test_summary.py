@@ -125,6 +125,16 @@ def test_of_a_whole_model_that_was_put_together_the_usual_is_suggested(kept: Kep
     assert "gather" not in text
 
 
+def test_who_held_no_part_of_the_model_reads_no_figures_and_only_what_is_there(kept: Kept, tmp_path: Path) -> None:
+    nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="asked to by SIGINT")
+    assert summary(nothing, View(), "weft").splitlines()[1:] == [
+        "run small: asked to by SIGINT; this peer trained nothing",
+        "bytes        3 MB sent, 1 MB received",
+    ]
+    (tmp_path / "checkpoint").mkdir()
+    assert f"weft generate {nothing.run.run[:8]}" in summary(nothing, View(), "weft")
+
+
 def test_of_a_sample_a_few_lines_are_shown_and_a_dot_for_what_cannot_be() -> None:
     assert excerpt("a\ufffd\x1b\x00b\tc") == "a...b\tc"
     assert excerpt("\n".join("abcdefghijkl")) == "a\nb\nc\nd\ne\nf\ng\nh\n..."

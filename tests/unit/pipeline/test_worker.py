@@ -84,6 +84,7 @@ def test_each_micro_batch_counts_once_whatever_is_lost_said_twice_or_late() -> N
     stages.run(play)
 
 
+@pytest.mark.slow
 def test_without_the_rule_of_acceptance_they_count_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(lane=FaultyLane, patience_s=3.0)
     heard = Sender.on_backward
