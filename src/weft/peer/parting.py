@@ -18,6 +18,7 @@ from contextlib import suppress
 from weft.events import Emit, Notice
 from weft.ids import PeerId
 from weft.net.heartbeat import Membership
+from weft.net.node import Node
 from weft.peer.replica import Replica
 from weft.peer.rounds import Rounds
 from weft.sync.messages import Manifest
@@ -34,8 +35,9 @@ class Parting:
     """
 
     def __init__(
-        self, membership: Membership, replica: Replica, rounds: Callable[[], Rounds | None], emit: Emit
+        self, node: Node, membership: Membership, replica: Replica, rounds: Callable[[], Rounds | None], emit: Emit
     ) -> None:
+        self._node = node
         self._membership = membership
         self._replica = replica
         self._rounds = rounds
@@ -66,7 +68,7 @@ class Parting:
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while True:
-                    if not any(self._is_behind(peer, head) for peer in self._membership.alive()):
+                    if not any(self._is_behind(peer, head) for peer in self._here(head)):
                         return
                     await asyncio.sleep(LOOK_S)
 
@@ -75,9 +77,16 @@ class Parting:
         if rounds is not None and len(rounds.chain.head.members) > 1:
             rounds.leave()
 
+    def _here(self, head: Manifest) -> set[PeerId]:
+        """Return who has not left, as far as this peer knows: of a member that has yet to speak, the link."""
+        silent = set(head.members) - set(self._membership.members())
+        return {*self._membership.alive(), *filter(self._node.is_linked, silent)}
+
     def _is_behind(self, peer: PeerId, head: Manifest) -> bool:
         beat = self._membership.heartbeat_of(peer)
-        return beat is not None and beat.branch == head.branch and beat.round < head.round
+        if beat is None or beat.manifest is None:  # a member has not told since the run began
+            return peer in head.members
+        return beat.branch == head.branch and beat.round < head.round
 
     def _tell(self, what: str, error: Exception) -> None:
         self._emit(Notice(text=f"this peer ends, and cannot {what}: {type(error).__name__}: {error}"))

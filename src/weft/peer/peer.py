@@ -88,7 +88,7 @@ class Peer:
         self._report = Report(run, place, self._replica, self._carry, self._training)
         self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat, place.reader)
         self._membership.on_change(self._on_member)
-        self._parting = Parting(self._membership, self._replica, lambda: self._rounds, place.emit)
+        self._parting = Parting(place.node, self._membership, self._replica, lambda: self._rounds, place.emit)
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
         self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies

@@ -1,0 +1,53 @@
+"""When a peer whose run is complete may go: once all members have told that they made the last outer step."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from weft.clock import VirtualClock
+from weft.ids import PeerId
+from weft.peer.parting import LINGER_S, LOOK_S, Parting
+
+ME, ANNA = PeerId("c" * 64), PeerId("a" * 64)
+HEAD = SimpleNamespace(round=5, branch="b" * 64, members=(ANNA, ME))
+
+
+def beat(round: int, *, has_begun: bool = True) -> SimpleNamespace:
+    branch = HEAD.branch if has_begun else "f" * 64
+    return SimpleNamespace(round=round, branch=branch, manifest="d" * 64 if has_begun else None)
+
+
+def lingered_s(beats: Callable[[float], SimpleNamespace | None], *, is_linked: bool = True) -> float:
+    """Return how long a peer stays.
+
+    Args:
+        beats: returns what anna has told at a time; None: nothing, so that she is not known to be alive.
+    """
+    clock = VirtualClock()
+    node = SimpleNamespace(is_linked=lambda peer: is_linked and peer == ANNA)
+    membership = SimpleNamespace(
+        members=lambda: {ANNA} if beats(clock.now()) else {},
+        alive=lambda: (ANNA,) if beats(clock.now()) else (),
+        heartbeat_of=lambda peer: beats(clock.now()) if peer == ANNA else None,
+    )
+    parting = Parting(node, membership, SimpleNamespace(head=HEAD), lambda: None, lambda _event: None)  # type: ignore[arg-type]
+
+    async def main() -> float:
+        await parting.linger()
+        return clock.now()
+
+    return clock.run(main())
+
+
+def test_it_goes_at_once_where_all_have_made_the_last_step_or_are_away() -> None:
+    assert lingered_s(lambda _now: beat(5)) == 0
+    assert lingered_s(lambda _now: None, is_linked=False) == 0
+
+
+@pytest.mark.parametrize(
+    "before", [beat(4), beat(0, has_begun=False), None], ids=["behind", "spoke before the run began", "never spoke"]
+)
+def test_it_stays_until_a_member_says_so_and_not_for_ever(before: SimpleNamespace | None) -> None:
+    assert lingered_s(lambda now: beat(5) if now > 3 else before) == pytest.approx(3, abs=2 * LOOK_S)
+    assert lingered_s(lambda _now: before) == pytest.approx(LINGER_S)
