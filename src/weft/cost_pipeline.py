@@ -29,6 +29,10 @@ UP_LETTERS_NBYTES = 610
 # CUDA's takes more of the host once it has a context.
 BASE_NBYTES = 165_000_000
 
+# Of micro-batches that are computed again on their way back, so many that have gone back keep what their weights'
+# gradients are made of until they count. Of others it is computed once more.
+NUM_OWED = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -139,14 +143,24 @@ def kept_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) -> in
     return micro.num_tokens * a_token + 2 * 4 * head_width * micro.seq_len + 8 * shape.is_last
 
 
-def under_way_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) -> int:
+def input_nbytes(shape: Shape, micro: MicroBatch) -> int:
+    """Return the bytes of tensors that a micro-batch keeps which is computed again on its way back.
+
+    Of each token: tokens, or the activations that came in; the output and its gradient, or what to predict.
+    """
+    width = shape.decoder.width
+    came, goes = (8 if shape.is_first else 4 * width), (8 if shape.is_last else 2 * 4 * width)
+    return micro.num_tokens * (came + goes)
+
+
+def under_way_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False, has_recompute: bool = False) -> int:
     """Return the bytes that a member holds of each micro-batch that it has taken and not heard the end of.
 
     Beside what is kept, encoded: what came, what went, and the gradients of both.
     """
     num_crossings = (not shape.is_first) + (not shape.is_last)
     encoded = tokens_nbytes(micro) + num_crossings * (micro.activations_nbytes + micro.gradients_nbytes)
-    return kept_nbytes(shape, micro, is_half=is_half) + encoded
+    return (input_nbytes(shape, micro) if has_recompute else kept_nbytes(shape, micro, is_half=is_half)) + encoded
 
 
 def working_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) -> int:
@@ -170,11 +184,17 @@ def working_nbytes(shape: Shape, micro: MicroBatch, *, is_half: bool = False) ->
     return micro.num_tokens * (2 * 4 * decoder.width + most) + 4 * largest + copies
 
 
-def activation_nbytes(shape: Shape, micro: MicroBatch, num_taken: int, *, is_half: bool = False) -> int:
+def activation_nbytes(
+    shape: Shape, micro: MicroBatch, num_taken: int, *, is_half: bool = False, has_recompute: bool = False
+) -> int:
     """Return what a member of a stage holds of micro-batches at its peak.
 
     Args:
         num_taken: between their forward pass and their sender's word, at most (pipeline.worker.Bounds).
+        has_recompute: they are computed again on their way back: only then, and `NUM_OWED` times after it, is kept
+            what they keep else from the beginning.
     """
-    under_way = num_taken * under_way_nbytes(shape, micro, is_half=is_half)
+    under_way = num_taken * under_way_nbytes(shape, micro, is_half=is_half, has_recompute=has_recompute)
+    if has_recompute:
+        under_way += min(num_taken, NUM_OWED + 1) * kept_nbytes(shape, micro, is_half=is_half)
     return under_way + working_nbytes(shape, micro, is_half=is_half)

@@ -69,12 +69,20 @@ class Machine:
 
 class House:
     def __init__(
-        self, sealed: Sealed, home: Home, clock: VirtualClock, *, train_s: float = 0.01, every_s: float = 0.0
+        self,
+        sealed: Sealed,
+        home: Home,
+        clock: VirtualClock,
+        *,
+        train_s: float = 0.01,
+        every_s: float = 0.0,
+        has_recompute: bool = False,
     ) -> None:
         self.sealed = sealed
         self.home = home
         self.clock = clock
         self.train_s = train_s
+        self.has_recompute = has_recompute
         self.every_s = every_s  # between two checkpoints; 0: at the end only
         self.network = MemoryNetwork()
         self.machines: list[Machine] = []
@@ -113,7 +121,7 @@ class House:
             identity=machine.identity,
             home=self.home,
             folder=self.home.folder(run.run, machine.id),
-            settings=PeerConfig(device="cpu", checkpoint_every_s=self.every_s),
+            settings=PeerConfig(device="cpu", checkpoint_every_s=self.every_s, has_recompute=self.has_recompute),
             data=Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index),
             clock=self.clock,
             compute=Inline(self.train_s),

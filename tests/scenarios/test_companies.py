@@ -238,3 +238,33 @@ def test_one_that_comes_back_alone_to_what_is_complete_says_so_and_ends(tmp_path
     assert [notice.text for notice in back[0].seen(Notice)] == [ALONE]  # type: ignore[attr-defined]
     assert not back[0].seen(StageHeld)
     assert not back[0].seen(StageEmpty)
+
+
+def test_those_who_come_back_together_to_what_is_complete_can_put_it_together_and_end(tmp_path: Path) -> None:
+    run, back = sealed(tmp_path), list[Machine]()
+
+    async def work(house: House) -> None:
+        await done(crew(house, 3))
+        back.append(house.start("m0", gathers=True))
+        await asyncio.sleep(10.0)
+        back.extend(house.start(name) for name in ("m1", "m2"))
+        await done(back)
+
+    play(run, tmp_path, work)
+    assert [[event.stage for event in each.seen(StageHeld)] for each in back] == [[0], [1], [2]]  # type: ignore[attr-defined]
+    assert not any(each.seen(StageEmpty) or each.seen(RoundCommitted) for each in back)
+    assert back[0].gathered is not None
+    assert len(back[0].gathered.rounds) == 3
+
+
+def test_peers_that_compute_again_on_the_way_back_learn_bit_for_bit_what_others_do(tmp_path: Path) -> None:
+    found = []
+    for has_recompute in (False, True):
+        root = tmp_path / str(has_recompute)
+        root.mkdir()
+
+        async def work(house: House) -> None:
+            await done(crew(house, 3))
+
+        found.append(losses(play(sealed(root), root, work, has_recompute=has_recompute).machines[0]))
+    assert found[0] == found[1] != []

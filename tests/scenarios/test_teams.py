@@ -49,8 +49,8 @@ def test_teams_learn_what_members_alone_do(tmp_path: Path, split: SplitConfig, m
 
     house = play(run, tmp_path, work)
     assert not [event for machine in house.machines for event in machine.seen(MicroBatchFailed)]
-    teams = [machine.seen(TeamFormed)[-1].members for machine in house.machines]  # type: ignore[attr-defined]
-    assert sorted(Counter(teams).values()) == [2, 2, 2]
+    teams = [event.members for machine in house.machines for event in machine.seen(TeamFormed)]  # type: ignore[attr-defined]
+    assert sorted(Counter(teams).values()) == [2, 2, 2], "each tells once of the team that it is in"
     told = [machine.outcomes for machine in house.machines]
     replicas = {stage: {each[stage].replica for each in told if stage in each} for stage in range(3)}
     assert {stage: len(found) for stage, found in replicas.items()} == {0: 1, 1: 1, 2: 1}, "members of a stage agree"

@@ -170,20 +170,22 @@ def test_under_way_are_encoded_bytes_beside_by_hand() -> None:
         assert three - two == under_way
 
 
-def peak_nbytes(model: ModelConfig, section: Section) -> int:
-    """Return the most bytes alive while one micro-batch goes through a section's device and is counted."""
+def peak_nbytes(model: ModelConfig, section: Section, num: int = 1, *, has_recompute: bool = False) -> int:
+    """Return the most bytes alive while micro-batches go through a section's device together and are counted."""
     flat = flatten(SectionModule(model, section), "cpu")
-    device = TorchDevice(flat, Codecs(Fp32(), Fp32()), SEQ_LEN, SAMPLES)
+    device = TorchDevice(flat, Codecs(Fp32(), Fp32()), SEQ_LEN, SAMPLES, has_recompute=has_recompute)
     tokens = bytes(4 * SAMPLES * (SEQ_LEN + 1))
-    num = SAMPLES * SEQ_LEN * model.width
-    incoming = None if section.is_first else Fp32().encode(torch.ones(num))
-    gradient = None if section.is_last else Fp32().encode(torch.ones(num))
+    length = SAMPLES * SEQ_LEN * model.width
+    incoming = None if section.is_first else Fp32().encode(torch.ones(length))
+    gradient = None if section.is_last else Fp32().encode(torch.ones(length))
 
     def once() -> None:
         given = Given(SAMPLES, tokens, None if incoming is None else parcel(incoming))
-        passed = device.forward(given)
-        passed.backward(gradient)
-        passed.count()
+        under_way = [device.forward(given) for _ in range(num)]
+        for passed in under_way:
+            passed.backward(gradient)
+        for passed in under_way:
+            passed.count()
 
     once()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -204,6 +206,21 @@ def test_one_micro_batch_alone_peaks_near_what_is_reckoned(vocab_size: int, numb
     shape = shape_of(model, section)
     reckoned = cost_pipeline.kept_nbytes(shape, MICRO) + cost_pipeline.working_nbytes(shape, MICRO)
     assert 0.7 * reckoned < peak_nbytes(model, section) < 1.02 * reckoned
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_many_that_are_computed_again_peak_near_what_is_reckoned_and_below_those_that_are_not(number: int) -> None:
+    model = config()
+    section = sections(model, 3)[number]
+    shape = shape_of(model, section)
+    num_crossings = 2 if number == 1 else 1
+    encoded = 4 * SAMPLES * SEQ_LEN * model.width
+    micro = MicroBatch(num_samples=SAMPLES, seq_len=SEQ_LEN, activations_nbytes=encoded, gradients_nbytes=encoded)
+    reckoned = cost_pipeline.activation_nbytes(shape, micro, 8, has_recompute=True)
+    others = 8 * 2 * num_crossings * encoded  # which are bytes, and no tensors
+    peak = peak_nbytes(model, section, 8, has_recompute=True)
+    assert 0.7 * (reckoned - others) < peak < 1.02 * reckoned
+    assert peak < 0.6 * peak_nbytes(model, section, 8)
 
 
 def test_it_needs_neither_torch_nor_numpy() -> None:

@@ -27,7 +27,18 @@ _NUM_NEIGHBOURS = 2  # on either side, that a column is averaged with
 _MAX_NEWS_LINES = 8
 _CURVE_FROM_ROWS = 18  # on a lower terminal the curve has no place
 _MAX_STAGES = 8  # that have a line each
-_GOOD = {"training", "joined", "joining", "starting", "waiting", "data ready", "back", "finishing", "finished"}
+_GOOD = {
+    "training",
+    "helping",
+    "joined",
+    "joining",
+    "starting",
+    "waiting",
+    "data ready",
+    "back",
+    "finishing",
+    "finished",
+}
 
 
 def draw(view: View, width: int = 80, height: int = 40) -> RenderableType:

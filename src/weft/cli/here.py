@@ -68,7 +68,7 @@ def threads_of(num_sharing: int) -> int:
 def measure(
     model: ModelConfig, train: TrainConfig, num_sharing: int, timed: Timed | None = None, *, on: str = "auto"
 ) -> Here:
-    """Return the pace of a device of this machine; takes about three seconds, and two steps where those are long.
+    """Return the pace of a device of this machine; takes about three seconds, longer where a step does: it is told.
 
     Args:
         num_sharing: peers on this machine.

@@ -121,7 +121,7 @@ def describe(terms: "Terms") -> str:
             f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one, "
             f"{'' if terms.tokens_per_s else 'up to '}about {figures.nbytes(terms.day_nbytes)} a day",
             f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} inner steps at {_pace(terms)}; "
-            "far more would be told)",
+            f"{_teams(terms)}far more would be told)",
         )
     )
 
@@ -143,6 +143,13 @@ def capped(caps: "CapsConfig") -> list[str]:
 
 def _stewards(num: int) -> list[str]:
     return [f"stewards  {num}, who may remove and ban peers and amend the run (docs/stewards.md)"] if num else []
+
+
+def _teams(terms: "Terms") -> str:
+    from weft.peer.staged import StagedConfig
+
+    split = terms.run.pipeline.split if isinstance(terms.run, StagedConfig) else None
+    return "" if split is None else f"what a team of {split.members} passes in each layer comes on top; "
 
 
 def _peers(terms: "Terms") -> str:

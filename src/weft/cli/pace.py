@@ -34,7 +34,9 @@ def tokens_in(run_file: RunFile, seconds: float, tokens_per_s: float) -> int:
 
 
 def usual_s(step: Callable[[], None], clock: Clock | None = None) -> float:
-    """Return the seconds of the median of many steps; takes about three, or two steps where they are long."""
+    """Return the seconds of the median of many steps. Takes about three; of long steps as many as begin in ten seconds
+    of warming up, and in ten of timing, one each at least.
+    """
     clock = clock or SystemClock()
 
     def took_s() -> float:

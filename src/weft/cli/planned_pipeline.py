@@ -197,8 +197,8 @@ def _notes(asked: Asked, found: Cut) -> Iterator[str]:
     split = asked.pipeline.split
     if split is not None and (small := [stage for stage in found.stages if stage.num_members < split.members]):
         yield (
-            f"pipeline.split.members is {split.members}, and {len(small)} of {len(found.stages)} stages have "
-            f"{small[0].num_members} here, who all compute alone: lower it, or have more peers"
+            f"stages {', '.join(str(stage.section.number + 1) for stage in small)} have fewer than {split.members} "
+            "members (pipeline.split.members) here, who all compute alone: lower it, or have more peers"
         )
     yield "evaluation, energy and money are not planned for runs with stages"
     yield from asked.notes

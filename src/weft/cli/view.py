@@ -309,7 +309,7 @@ def _step(view: View, own: PeerId, event: StepDone) -> View:
 def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
     line = view.lines.get(own, Line())
     is_counted = own in event.contributors or line.counted_through == event.round
-    state = "paused" if line.state == "paused" else state_at_commit(view.stages, own, is_counted=is_counted)
+    state = "paused" if line.state == "paused" else state_at_commit(view.stages, own, event, is_counted=is_counted)
     view = _line(view, own, round=event.round, state=state, committed_tokens=event.committed_tokens, is_heard=True)
     view = replace(
         view,

@@ -376,7 +376,7 @@ class History:
         ]
         self._add("turns", [*turn, is_counted, *_column(commit)])
         if own.state != "paused":
-            self._state(own, at, own, state_at_commit(self._stages, peer, is_counted=is_counted))
+            self._state(own, at, own, state_at_commit(self._stages, peer, commit, is_counted=is_counted))
         if (stage, commit.branch, commit.round) in self._committed:
             return
         self._committed.add((stage, commit.branch, commit.round))

@@ -145,11 +145,13 @@ def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
         case StageLeft(stage=stage, reason=reason):
             return f"{name(entry.peer)} leaves {ordinal([stage], 0)}: {reason}"
         case TeamFormed(stage=stage, members=(_,), size=size):
-            return f"{name(entry.peer)} computes {ordinal([stage], 0)} alone: it makes no whole team of {size}"
+            return (
+                f"{name(entry.peer)} computes {ordinal([stage], 0)} alone: too few are there for another team of {size}"
+            )
         case TeamFormed(stage=stage, members=(first, *others)) if first == entry.peer:
             return f"{name(first)} computes {ordinal([stage], 0)} together with {', '.join(map(name, others))}"
-        case TeamFormed(stage=stage, members=members):
-            return f"{name(entry.peer)} helps {name(members[0])} to compute {ordinal([stage], 0)}"
+        case TeamFormed(stage=stage, members=(first, *_)):
+            return f"{name(entry.peer)} helps {name(first)} to compute {ordinal([stage], 0)}"
         case StageEmpty(stage=stage, restored_by=None):
             return f"nobody holds {ordinal([stage], 0)}, and nobody here has a state of it: micro-batches wait"
         case StageEmpty(stage=stage, restored_by=str() as peer, round=number):

@@ -62,7 +62,7 @@ class Stages:
     parameters: Mapping[int, int] = field(default_factory=dict)  # by stage, where one told
     held: Mapping[PeerId, frozenset[int]] = field(default_factory=dict)  # as each says itself
     layers: tuple[str, ...] = ()  # of each stage, in words, where the model is known
-    helpers: frozenset[PeerId] = frozenset()  # who computes for another that counts what they did
+    helpers: frozenset[tuple[PeerId, int]] = frozenset()  # who computes for another, and of which stage
 
     @property
     def now(self) -> tuple[StageNow, ...]:
@@ -141,13 +141,13 @@ def told(stages: Stages, entry: Entry) -> Stages:
                 parameters={**stages.parameters, stage: num_parameters},
                 held={**stages.held, entry.peer: held},
             )
-        case TeamFormed(members=members):
-            helpers = stages.helpers - {entry.peer}
-            return replace(stages, helpers=helpers | {entry.peer} if entry.peer in members[1:] else helpers)
+        case TeamFormed(stage=stage, members=members) if stage < MAX_STAGES:
+            helpers, here = stages.helpers, {(entry.peer, stage)}
+            return replace(stages, helpers=helpers | here if entry.peer in members[1:] else helpers - here)
         case StageLeft(stage=stage):
             return replace(
                 stages,
-                helpers=stages.helpers - {entry.peer},
+                helpers=stages.helpers - {(entry.peer, stage)},
                 held={**stages.held, entry.peer: stages.held.get(entry.peer, frozenset()) - {stage}},
             )
         case StagesSeen() as seen if len(seen.members) <= MAX_STAGES and entry.at >= (stages.seen_at or entry.at):
@@ -167,9 +167,9 @@ def told(stages: Stages, entry: Entry) -> Stages:
 _OWN_WORDS = (StageHeld, StageLeft, StageEmpty, StagesSeen, TeamFormed, MicroBatchFailed, HeldDropped)  # they name it
 
 
-def state_at_commit(stages: Stages, peer: PeerId, *, is_counted: bool) -> str:
-    """Return what a peer does whose round has committed."""
-    return "training" if is_counted else "helping" if peer in stages.helpers else "left out"
+def state_at_commit(stages: Stages, peer: PeerId, commit: RoundCommitted, *, is_counted: bool) -> str:
+    """Return what a peer does that tells of a commit."""
+    return "training" if is_counted else "helping" if (peer, stage_of(commit)) in stages.helpers else "left out"
 
 
 def prefixed(event: Event, text: str) -> str:

@@ -8,12 +8,15 @@ A matrix's gradient dW = dy^T x needs no chain rule: what came in and what came 
 are the tokens of an embedding. What little the others have (norms, biases) is computed on the way, and kept, too. Each
 sum is the one that torch's own backward pass makes, bit for bit.
 
+Where memory is scarce, a pass keeps its input alone, and is made again when its gradient is asked for (`Recomputing`).
+
 It does not know why weights wait.
 
 After Qi et al., Zero Bubble Pipeline Parallelism, 2401.10241, section 2.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,6 +86,67 @@ def forward(model: FlatModel, compute: Callable[[Part], Tensor], x: Tensor) -> P
     return Passed(model, x, y, owed)
 
 
+class Recomputing:
+    """Passes through one model that keep their inputs alone, and are made again to go back. What they find is the same.
+
+    What weights' gradients are made of is kept of the last `num_owed` that went back; others are made a third time.
+    """
+
+    def __init__(self, model: FlatModel, num_owed: int) -> None:
+        self._model = model
+        self._num_owed = num_owed
+        self._owing: list[Recomputed] = []  # the oldest first
+
+    def forward(self, compute: Callable[[Part], Tensor], x: Tensor) -> "Recomputed":
+        """As `forward` below, of this model."""
+        again = partial(forward, self._model, compute, x)
+        return Recomputed(again().output, again, self._owes)  # not without grad: some layers would round otherwise
+
+    def _owes(self, made: "Recomputed") -> None:
+        self._owing = [*(each for each in self._owing if each.owes), made]
+        while len(self._owing) > self._num_owed:
+            self._owing.pop(0).forget()
+
+
+class Recomputed:
+    """What a pass leaves that is made again: as `Passed`.
+
+    Args:
+        again: makes it.
+        on_owing: told once it keeps what weights' gradients are made of.
+    """
+
+    def __init__(self, output: Tensor, again: Callable[[], Passed], on_owing: Callable[["Recomputed"], None]) -> None:
+        self.output = output
+        self._again = again
+        self._on_owing = on_owing
+        self._dy: Tensor | None = None
+        self._passed: Passed | None = None
+
+    @property
+    def owes(self) -> bool:
+        """Whether it keeps what weights' gradients are made of."""
+        return self._passed is not None
+
+    def forget(self) -> None:
+        """Keep it no more."""
+        self._passed = None
+
+    def input_gradient(self, dy: Tensor | None = None) -> Tensor | None:
+        self._dy, self._passed = dy, self._again()
+        found = self._passed.input_gradient(dy)
+        self._on_owing(self)
+        return found
+
+    def add_weight_gradients(self, weight: float = 1.0) -> None:
+        passed = self._passed
+        if passed is None:
+            passed = self._again()
+            passed.input_gradient(self._dy)
+        passed.add_weight_gradients(weight)
+        self.forget()
+
+
 class _Keeping(TorchFunctionMode):
     """Has layers keep what their weights' gradients are made of."""
 
@@ -120,7 +184,8 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        rows, back = x.flatten(0, -2), dy.flatten(0, -2)
+        # Detached: what is owed would hold the graph, whose nodes hold what is owed, and nobody could free either.
+        rows, back = x.detach().flatten(0, -2), dy.flatten(0, -2)
         ctx.owed.append(lambda: (weight, back.T.mm(rows)))  # dW = dy^T x
         dx = back.mm(weight.to(back.dtype)).view_as(x) if ctx.needs_input_grad[0] else None  # dx = dy W
         return dx, None, back.sum(0) if ctx.has_bias else None, None

@@ -4,7 +4,8 @@
         ...                              # heartbeats come with every link, and every two seconds
         pace = await company.pace()
 
-Whoever takes part sends heartbeats; who only reads the terms sends none, and is not counted.
+Whoever takes part sends heartbeats; who only reads the terms sends none, and is not counted. In a run with stages
+members speak to those of their own: there all that are linked are taken for members.
 
 It does not know what a round costs. What it hears are others' words: enough for an estimate.
 """

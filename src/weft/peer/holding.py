@@ -59,7 +59,13 @@ def of_run(run: StagedConfig) -> Holding:
 
 
 def section_memory(
-    holding: Holding, section: Section, *, num_members: int, num_taken: int, is_half: bool = False
+    holding: Holding,
+    section: Section,
+    *,
+    num_members: int,
+    num_taken: int,
+    is_half: bool = False,
+    has_recompute: bool = False,
 ) -> cost.Memory:
     """Return the memory of a peer that holds a section.
 
@@ -76,7 +82,9 @@ def section_memory(
         shape.num_parameters,
         num_members,
         num_rounds=-(-train.tokens // (choices.every * train.batch_size * train.seq_len)),  # one begins all
-        activations=cost_pipeline.activation_nbytes(shape, holding.micro, num_taken, is_half=is_half)
+        activations=cost_pipeline.activation_nbytes(
+            shape, holding.micro, num_taken, is_half=is_half, has_recompute=has_recompute
+        )
         + team_nbytes(holding.pipeline, shape.num_parameters),
     )
     return replace(memory, copies=memory.copies + codec_nbytes(holding.model, holding.pipeline, section))
@@ -114,10 +122,17 @@ def on_gpu(memory: cost.Memory, choices: Choices) -> tuple[int, int]:
     return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments
 
 
-def needed_nbytes(holding: Holding, section: Section, device: Device, *, num_taken: int) -> dict[str, int]:
+def needed_nbytes(
+    holding: Holding, section: Section, device: Device, *, num_taken: int, has_recompute: bool = False
+) -> dict[str, int]:
     """Return the bytes that a member of a stage needs at its peak beside its process, by place: "cpu", the device."""
     memory = section_memory(
-        holding, section, num_members=ASSUMED_MEMBERS, num_taken=num_taken, is_half=device.precision != "fp32"
+        holding,
+        section,
+        num_members=ASSUMED_MEMBERS,
+        num_taken=num_taken,
+        is_half=device.precision != "fp32",
+        has_recompute=has_recompute,
     )
     if device.is_cpu:
         return {"cpu": on_cpu(memory)}
@@ -127,7 +142,9 @@ def needed_nbytes(holding: Holding, section: Section, device: Device, *, num_tak
     return {"cpu": on_host, str(device.torch): on_device}
 
 
-def most_taken(holding: Holding, section: Section, device: Device, free: Mapping[str, int]) -> int:
+def most_taken(
+    holding: Holding, section: Section, device: Device, free: Mapping[str, int], *, has_recompute: bool = False
+) -> int:
     """Return how many micro-batches a member can keep at a time (pipeline.worker.Bounds); 0: not one.
 
     Where they fit, more than a member has usually: micro-batches come in bursts, and whoever is full makes senders
@@ -138,7 +155,7 @@ def most_taken(holding: Holding, section: Section, device: Device, free: Mapping
     """
     num_taken = Bounds().num_taken
     while num_taken:
-        needed = needed_nbytes(holding, section, device, num_taken=num_taken)
+        needed = needed_nbytes(holding, section, device, num_taken=num_taken, has_recompute=has_recompute)
         if all(nbytes <= SPARE * free[place] for place, nbytes in needed.items()):
             break
         num_taken //= 2
@@ -197,9 +214,9 @@ def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
     section, holding = run.section, of_run(run)
     assert section is not None, "a section of which stage?"
     free = free_nbytes(peer.caps, device)
-    if num_taken := most_taken(holding, section, device, free):
+    if num_taken := most_taken(holding, section, device, free, has_recompute=peer.has_recompute):
         return num_taken
-    needed = needed_nbytes(holding, section, device, num_taken=1)
+    needed = needed_nbytes(holding, section, device, num_taken=1, has_recompute=peer.has_recompute)
     figures = "; ".join(
         f"{'this machine' if place == 'cpu' else place}: {nbytes / 1e9:.2f} GB needed, {free[place] / 1e9:.2f} GB free"
         for place, nbytes in needed.items()

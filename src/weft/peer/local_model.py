@@ -19,7 +19,7 @@ def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
     section = run.section if isinstance(run, StagedConfig) else None
     with torch.device("meta"):
         module: Part = Transformer(run.model, has_recompute=peer.has_recompute)
-        if section is not None:  # it keeps what weights' gradients are made of: nothing is computed again
+        if section is not None:  # whose passes are computed again as wholes, if they are
             module = SectionModule(run.model, section)
     attach(module, vector)
     gradient = torch.zeros_like(vector)

@@ -84,7 +84,9 @@ class Parting:
 
     def _is_behind(self, peer: PeerId, head: Manifest) -> bool:
         beat = self._membership.heartbeat_of(peer)
-        if beat is None or beat.manifest is None:  # a member has not told since the run began
+        if beat is None:
+            return peer in head.members and self._node.is_linked(peer)
+        if beat.manifest is None:  # it has not spoken since the run began
             return peer in head.members
         return beat.branch == head.branch and beat.round < head.round
 

@@ -75,7 +75,8 @@ class SectionTrainer(Trainer):
     def _take_device(self, held: Float32[Tensor, " num"], micro_batch: int) -> None:
         super()._take_device(held, micro_batch)
         codecs = build(self._pipeline.activations, self._pipeline.gradients)
-        self._lent = TorchDevice(self._model, codecs, self._run.train.seq_len, self._run.train.batch_size)
+        train, has_recompute = self._run.train, self._peer.has_recompute
+        self._lent = TorchDevice(self._model, codecs, train.seq_len, train.batch_size, has_recompute=has_recompute)
 
     def park(self) -> None:
         self._lent = None

@@ -11,6 +11,7 @@ It does not know how fast the links are: slow ones make rounds longer and the by
 
 from dataclasses import dataclass
 
+import msgspec
 import psutil
 import torch
 
@@ -52,7 +53,7 @@ class Terms:
     disk_nbytes: int  # data and checkpoint
     process_nbytes: int  # of memory, that this process has taken: Python, torch
     memory_nbytes: int  # that training takes beside it
-    num_peers: int  # members that were heard, or else as many as the ticket tells, and this one
+    num_peers: int  # who takes part, as far as is known, or else as many as the ticket tells, and this one
     round_nbytes: int  # sent and received in one round of so many
     tokens_per_s: float  # inner steps of the fastest member; 0: none has made any
     flops_per_s: float  # of matrix products here, measured where no member has a pace to tell; else 0
@@ -102,10 +103,9 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         ConfigError: the settings name a device that is not there.
     """
     num, choices, device = run.num_parameters, run.method, choose(settings)
-    num_heard = pace.num_linked if isinstance(run, StagedConfig) else pace.num_members
-    num_peers = max(1, num_heard or len(ticket.contacts)) + 1
+    num_here = pace.num_linked if isinstance(run, StagedConfig) else pace.num_members
+    num_peers = max(1, num_here or len(ticket.contacts)) + 1
     part = _part(run, num_peers)
-    traffic = round_traffic(choices, run.vector.tensors, num, part.num_members)
     flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
     if round_s is None:
         num_threads = (settings.num_threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
@@ -126,7 +126,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         process_nbytes=int(psutil.Process().memory_info().rss),
         memory_nbytes=sum(_needed_nbytes(run, settings, device).values()),
         num_peers=num_peers,
-        round_nbytes=traffic.sent_nbytes + traffic.received_nbytes + part.passed_nbytes,
+        round_nbytes=part.round_nbytes,
         tokens_per_s=pace.tokens_per_s,
         flops_per_s=flops_per_s,
         round_s=max(LEAST_ROUND_S, round_s),
@@ -138,33 +138,39 @@ class _Part:
     """What a member has of a run among its peers.
 
     Args:
-        num_members: that merge what they made with it, and itself.
         flops_per_token: that it computes, of the tokens that it begins or as many.
-        passed_nbytes: what comes and goes in a round beside what is merged.
+        round_nbytes: that come and go in a round.
     """
 
-    num_members: int
     flops_per_token: float
-    passed_nbytes: int = 0
+    round_nbytes: int
 
 
 def _part(run: RunConfig, num_peers: int) -> _Part:
     if not isinstance(run, StagedConfig) or run.stage is None:
-        return _Part(num_members=num_peers, flops_per_token=cost.flops_per_token(decoder(run.model), run.train.seq_len))
+        flops_per_token = cost.flops_per_token(decoder(run.model), run.train.seq_len)
+        return _Part(flops_per_token=flops_per_token, round_nbytes=_merged_nbytes(run, num_peers))
     micro, section = holding.micro_batch(run.model, run.train, run.pipeline), run.cuts[run.stage]
+    num_members, num_sides = -(-num_peers // run.stages), min(2, run.stages - 1)
     num_micro = run.method.every * -(-run.train.batch_size // micro.num_samples)
-    num_sides = min(2, run.stages - 1)
-    return _Part(
-        num_members=-(-num_peers // run.stages),
-        flops_per_token=section_flops(holding.shape_of(run.model, section), run.train.seq_len).total,
-        passed_nbytes=num_micro * num_sides * crossing(micro).total_nbytes,
-    )
+    round_nbytes = _merged_nbytes(run, num_members) + num_micro * num_sides * crossing(micro).total_nbytes
+    if run.has_tied(run.stage):
+        matrix = msgspec.structs.replace(run, stage=run.tied)
+        round_nbytes += _merged_nbytes(matrix, min(num_peers, 2 * num_members))
+    flops = section_flops(holding.shape_of(run.model, section), run.train.seq_len)
+    return _Part(flops_per_token=flops.total, round_nbytes=round_nbytes)
+
+
+def _merged_nbytes(run: RunConfig, num_members: int) -> int:
+    traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, num_members)
+    return traffic.sent_nbytes + traffic.received_nbytes
 
 
 def _needed_nbytes(run: RunConfig, settings: PeerConfig, device: Device) -> dict[str, int]:
     if isinstance(run, StagedConfig) and run.stage is not None:
         num_taken = holding.usual_taken(run.stages)
-        return holding.needed_nbytes(holding.of_run(run), run.cuts[run.stage], device, num_taken=num_taken)
+        of, cut = holding.of_run(run), run.cuts[run.stage]
+        return holding.needed_nbytes(of, cut, device, num_taken=num_taken, has_recompute=settings.has_recompute)
     return needed_nbytes(run, settings, device, 1)
 
 

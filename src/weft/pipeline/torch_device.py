@@ -9,13 +9,16 @@ full micro-batches, divided by n, is the gradient of the mean of all their sampl
 It does not know peers.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from weft.codec import bounds
+from weft.cost_pipeline import NUM_OWED
 from weft.errors import NotFinite, PayloadError
 from weft.ids import PeerId
-from weft.model.backward import Passed, forward
+from weft.model.backward import Passed, Recomputed, Recomputing, forward
 from weft.model.flat import FlatModel, Part
 from weft.model.sections import Section
 from weft.model.transformer import SectionModule
@@ -34,15 +37,19 @@ class TorchDevice:
         codecs: makes those of the boundaries before and after it.
         seq_len: tokens of a sample that are predicted.
         batch_size: samples of a full micro-batch.
+        has_recompute: keep inputs of micro-batches alone, and compute them again on their way back.
     """
 
-    def __init__(self, model: FlatModel, codecs: Boundaries, seq_len: int, batch_size: int) -> None:
+    def __init__(
+        self, model: FlatModel, codecs: Boundaries, seq_len: int, batch_size: int, *, has_recompute: bool = False
+    ) -> None:
         assert isinstance(model.module, SectionModule)
         self.model = model
         shape = Shape(seq_len, model.config.width, model.config.vocab_size)
         self._before, self._after = codecs.boundary(shape), codecs.boundary(shape)
         self._seq_len = seq_len
         self._batch_size = batch_size
+        self._pass = Recomputing(model, NUM_OWED).forward if has_recompute else partial(forward, model)
         self.section: Section = model.module.section
 
     @property
@@ -63,7 +70,7 @@ class TorchDevice:
             assert isinstance(module, SectionModule)
             return module.loss(x, edges.targets) if self.section.is_last else module(x)
 
-        return _TorchPassed(forward(self.model, compute, x), edges, self.weight(given))
+        return _TorchPassed(self._pass(compute, x), edges, self.weight(given))
 
     def edges(self, given: Given) -> "Edges":
         """Return what is before and after the section, of a micro-batch.
@@ -131,7 +138,7 @@ class _TorchPassed:
         weight: of its gradient.
     """
 
-    def __init__(self, passed: Passed, edges: Edges, weight: float) -> None:
+    def __init__(self, passed: Passed | Recomputed, edges: Edges, weight: float) -> None:
         self._passed = passed
         self._edges = edges
         self._weight = weight

@@ -11,7 +11,7 @@ Everybody is linked to everybody. Who says nothing for `SILENT_S` is gone.
 Failure:
 - a peer that vanishes: its stages' other members go on; senders try another (`pipeline.sender`).
 - all members of a stage vanish: micro-batches wait; see *empty*. Where nobody has a state, it begins anew, and an event
-  says so; but not where one peer is left alone, or came back after the others' end.
+  says so; but not where one peer is left alone.
 - a stage of this peer breaks: the peer ends, and says why.
 
 It does not know rounds, nor micro-batches.

@@ -10,3 +10,8 @@ class Conducted(Protocol):
     def beat(self) -> Beat:
         """Return the first step of the round that it is in."""
         ...
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has been in any round, since this process began."""
+        ...

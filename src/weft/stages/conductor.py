@@ -82,6 +82,11 @@ class Conductor:
         return Beat(self._round or 0, 0)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether this peer has been in any round, since this process began."""
+        return self._round is not None
+
+    @property
     def is_in_step(self) -> bool:
         """Whether this peer computes with the others: they are at most one round further."""
         return self.is_ready and self.beat.round + 1 >= self._part.pulse.newest.round

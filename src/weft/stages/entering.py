@@ -3,7 +3,8 @@
     maker       waits for peers, and tells all who holds what
     comes       to the stage that is weakest, once any is held
     again       to what it held before and others do not hold well; else as who comes
-    too late    where all is trained and nobody else is here, it says so and ends
+    too late    where all is trained and nobody else is here, it says so and ends. A stage's state may be a step behind
+                the first one's, or ahead: then it takes all for trained later, or earlier, by that much
 
 It does not know how a stage is held, nor which one a peer goes to afterwards.
 """
@@ -25,8 +26,8 @@ from weft.stages.shelf import Shelf
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 ALONE_S = 30.0  # who comes back to a run that is complete waits so long for others
 ALONE = (
-    "the run is complete already: nothing is left to train, and nobody else is here. What this peer held stays on its "
-    "disk; to put the whole model together, start a member of each stage"
+    "all is trained, as far as this peer's state tells, and nobody else is here. What it held stays on its disk; to go "
+    f"on, or to put the whole model together, start a member of each stage within {ALONE_S:.0f} seconds"
 )
 
 

@@ -56,7 +56,8 @@ class StageEvaluator(Evaluator):
         return self
 
     async def finish(self) -> None:
-        await super().finish()
+        if self._conducted.has_begun:  # else all was trained, and measured, before: the others' rounds are over, too
+            await super().finish()
         self.is_measured = True
         await self._needs.over()
 

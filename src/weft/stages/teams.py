@@ -71,6 +71,7 @@ class Teaming:
         self._me = lane.me
         self._emit = emit
         self._ready = ready
+        self._seen: Team = ()
         self._told: Team = ()
         means = Means(
             lane=lane,
@@ -109,15 +110,20 @@ class Teaming:
         if state != self._state:
             self._state = state
             self._helping.advance(beat)
-        if self._me in self._ready() and (team := self._own()) != self._told:
-            self._told = team
-            self._emit(TeamFormed(stage=self._stage, members=team, size=self._size))
+        self._look()
 
     async def aclose(self) -> None:
         if self._desk.at.get(self._stage) is self._helping:
             del self._desk.at[self._stage]
         await self.lead.aclose()
         await self._helping.aclose()
+
+    def _look(self) -> None:
+        """Tell with whom this peer computes, once that is so for a second time: as a run begins it is not settled."""
+        before, self._seen = self._seen, self._own() if self._me in self._ready() else ()
+        if self._seen and self._seen == before != self._told:
+            self._told = self._seen
+            self._emit(TeamFormed(stage=self._stage, members=self._seen, size=self._size))
 
     def _own(self) -> Team:
         return team_of(self._me, self._ready(), self._size)

@@ -77,7 +77,7 @@ def lr(config: ScheduleConfig, committed_tokens: int) -> float:
 
 def missed(config: ScheduleConfig, tokens: int) -> str | None:
     """Return what a run that ends at `tokens` does not come to, in words; None: its schedule ends no later."""
-    if tokens <= config.warmup_tokens:
+    if tokens < config.warmup_tokens:
         return f"all of it is warm-up, and the rate never reaches its peak (warmup_tokens is {config.warmup_tokens:,})"
     if not isinstance(config, ConstantConfig) and tokens < config.total_tokens:
         return f"it ends before the rate has come down (total_tokens is {config.total_tokens:,})"

@@ -11,6 +11,7 @@ from weft.cli.summary import summary
 from weft.cli.view import Line, View
 from weft.events import Evaluated
 from weft.ids import Digest, PeerId, Round, Tokens
+from weft.peer.home import CHECKPOINT_FILE
 from weft.peer.peer import Outcome
 from weft.peer.staged import staged
 from weft.pipeline.config import PipelineConfig
@@ -125,13 +126,20 @@ def test_of_a_whole_model_that_was_put_together_the_usual_is_suggested(kept: Kep
     assert "gather" not in text
 
 
+def write_text(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+
+
 def test_who_held_no_part_of_the_model_reads_no_figures_and_only_what_is_there(kept: Kept, tmp_path: Path) -> None:
     nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="asked to by SIGINT")
     assert summary(nothing, View(), "weft").splitlines()[1:] == [
-        "run small: asked to by SIGINT; this peer trained nothing",
+        "run small: asked to by SIGINT; this peer trained nothing now",
         "bytes        3 MB sent, 1 MB received",
     ]
-    (tmp_path / "checkpoint").mkdir()
+    write_text(tmp_path / "stage-1" / "checkpoint" / CHECKPOINT_FILE)
+    assert "weft gather TICKET" in summary(nothing, View(), "weft")
+    write_text(tmp_path / "checkpoint" / CHECKPOINT_FILE)
     assert f"weft generate {nothing.run.run[:8]}" in summary(nothing, View(), "weft")
 
 

@@ -25,6 +25,7 @@ from weft.events import (
     MemberLeft,
     MicroBatchFailed,
     PeerStopped,
+    RoundCommitted,
     RoundProven,
     StageEmpty,
     StageHeld,
@@ -156,7 +157,7 @@ def test_who_left_one_stage_for_another_is_here() -> None:
         (StageEmpty(stage=2, restored_by=B, round=Round(7)), WARNING, "nobody holds stage 3: micro-batches wait; bert"),
         (StageEmpty(stage=2, restored_by=None, round=Round(0)), WARNING, "nobody holds stage 3, and nobody here has"),
         (HeldDropped(stage=0, num=3), WARNING, "anna had no room in stage 1 for what came of 3 micro-batches"),
-        (team(A), NOTE, "anna computes stage 2 alone: it makes no whole team of 2"),
+        (team(A), NOTE, "anna computes stage 2 alone: too few are there for another team of 2"),
         (team(A, B), NOTE, "anna computes stage 2 together with bert"),
         (team(B, A), NOTE, "anna helps bert to compute stage 2"),
         (
@@ -176,9 +177,17 @@ def test_each_event_of_stages_has_its_words(event: Event, severity: int, words: 
     assert (notable(said(A, event), name) or described(event, name)).startswith(words)
 
 
+def test_a_team_of_nobody_says_nothing() -> None:
+    nobody = said(A, TeamFormed(stage=1, members=(), size=2))
+    assert notable(nobody, str) is None
+    assert told(Stages(), nobody) == Stages()
+
+
 def test_who_helps_is_not_left_out_until_it_computes_for_itself() -> None:
     def state(*entries: Entry, is_counted: bool = False) -> str:
-        return state_at_commit(reduce(told, entries, Stages()), A, is_counted=is_counted)
+        ours = of(1, commit(4, 400, A))
+        assert isinstance(ours, RoundCommitted)
+        return state_at_commit(reduce(told, entries, Stages()), A, ours, is_counted=is_counted)
 
     helps = said(A, team(B, A))
     assert state(helps) == "helping"
@@ -186,6 +195,8 @@ def test_who_helps_is_not_left_out_until_it_computes_for_itself() -> None:
     assert state(said(B, team(B, A))) == "left out"
     assert state(helps, said(A, team(A))) == "left out"
     assert state(helps, said(A, StageLeft(stage=1, reason="it is weak"))) == "left out"
+    others = said(A, TeamFormed(stage=0, members=(A, B), size=2)), said(A, StageLeft(stage=0, reason="it is weak"))
+    assert state(helps, *others) == "helping"
 
 
 @pytest.mark.parametrize("by", [B, None])

@@ -1,13 +1,16 @@
 """The two parts of a backward pass are the one that torch makes, bit for bit."""
 
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector
-from weft.model.backward import Passed, forward
-from weft.model.flat import cut
+from weft.model.backward import Passed, Recomputed, Recomputing, forward
+from weft.model.flat import Part, cut
 from weft.model.sections import pieces, sections
 from weft.model.transformer import SectionModule
 
@@ -117,6 +120,55 @@ def test_what_is_dropped_adds_nothing_and_what_is_added_adds_once(small: Make) -
     for number in (0, 2, 0, 2):
         splits[number].add_weight_gradients()
     assert torch.equal(flat.gradient, gradient)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_passes_that_are_made_again_find_the_same_bit_for_bit_whatever_is_kept_of_them(
+    small: Make, number: int
+) -> None:
+    config = small(num_layers=3)
+    flat = section_of(config, number)
+    xs = [given(config, number) for _ in range(4)]
+    dys = [torch.randn(flat.module(x).shape) for x in xs]
+
+    def found(forward_of: Callable[[Callable[[Part], torch.Tensor], torch.Tensor], Passed | Recomputed]) -> list[Any]:
+        flat.zero_gradient()
+        passes = [forward_of(lambda module, x=x: module(x), x.clone()) for x in xs]
+        back = [split.input_gradient(dy) for split, dy in zip(passes, dys, strict=True)]
+        for split in passes:
+            split.add_weight_gradients(0.5)
+        return [*(split.output for split in passes), *back, flat.gradient.clone()]
+
+    expected = found(partial(forward, flat))
+    for num_owed in (0, 1, 4):
+        again = found(Recomputing(flat, num_owed).forward)
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(again, expected, strict=True))
+
+
+def test_what_a_dropped_pass_kept_is_free_at_once(small: Make) -> None:
+    """It is held by nothing that only a collection would find: nodes of a graph are out of its sight."""
+    flat, x = section_of(small(num_layers=3), 1), given(small(), 1)
+    split = passed(flat, x)
+    split.input_gradient(torch.ones_like(split.output))
+    kept = [weakref.ref(cell.cell_contents) for owed in split._owed for cell in owed.__closure__ or ()]
+    others = {id(each) for each in flat.module.parameters()}
+    assert len(kept) > 3
+    del split
+    assert all(each() is None or id(each()) in others for each in kept)
+
+
+def test_of_passes_that_are_made_again_the_last_alone_keep_what_weights_are_owed(small: Make) -> None:
+    config = small(num_layers=3)
+    flat, recomputed = section_of(config, 1), list[Recomputed]()
+    recomputing = Recomputing(flat, num_owed=2)
+    recomputed += [recomputing.forward(lambda module, x=x: module(x), x) for x in (given(config, 1) for _ in range(4))]
+    assert not any(each.owes or each.output.requires_grad for each in recomputed)
+    for each in recomputed:
+        each.input_gradient(torch.ones_like(each.output))
+    assert [each.owes for each in recomputed] == [False, False, True, True]
+    recomputed[3].add_weight_gradients()  # who counts makes room
+    recomputed[0].input_gradient(torch.ones_like(recomputed[0].output))
+    assert [each.owes for each in recomputed] == [True, False, True, False]
 
 
 def test_a_graph_serves_once(small: Make) -> None:

@@ -150,6 +150,8 @@ def test_as_many_micro_batches_are_kept_as_fit() -> None:
         (int(needed[1] / 0.9) - 2, 0),
     ):
         assert most_taken(holding(), section, CPU, {"cpu": free}) == num_taken
+    few = most_taken(holding(), section, CPU, {"cpu": int(needed[8] / 0.9)})
+    assert most_taken(holding(), section, CPU, {"cpu": int(needed[8] / 0.9)}, has_recompute=True) > few
     plenty = 10**12
     assert most_taken(holding(), section, GPU, {"cpu": plenty, "cuda:0": 1000}) == 0
     assert most_taken(holding(), section, GPU, {"cpu": 1000, "cuda:0": plenty}) == 0

@@ -18,17 +18,20 @@ def beat(round: int, *, has_begun: bool = True) -> SimpleNamespace:
     return SimpleNamespace(round=round, branch=branch, manifest="d" * 64 if has_begun else None)
 
 
-def lingered_s(beats: Callable[[float], SimpleNamespace | None], *, is_linked: bool = True) -> float:
+def lingered_s(
+    beats: Callable[[float], SimpleNamespace | None], *, is_alive: bool = False, is_linked: bool = True
+) -> float:
     """Return how long a peer stays.
 
     Args:
-        beats: returns what anna has told at a time; None: nothing, so that she is not known to be alive.
+        beats: returns what anna has told at a time; None: nothing.
+        is_alive: others say so, where she has told nothing.
     """
     clock = VirtualClock()
     node = SimpleNamespace(is_linked=lambda peer: is_linked and peer == ANNA)
     membership = SimpleNamespace(
-        members=lambda: {ANNA} if beats(clock.now()) else {},
-        alive=lambda: (ANNA,) if beats(clock.now()) else (),
+        members=lambda: {ANNA} if is_alive or beats(clock.now()) else {},
+        alive=lambda: (ANNA,) if is_alive or beats(clock.now()) else (),
         heartbeat_of=lambda peer: beats(clock.now()) if peer == ANNA else None,
     )
     parting = Parting(node, membership, SimpleNamespace(head=HEAD), lambda: None, lambda _event: None)  # type: ignore[arg-type]
@@ -43,6 +46,7 @@ def lingered_s(beats: Callable[[float], SimpleNamespace | None], *, is_linked: b
 def test_it_goes_at_once_where_all_have_made_the_last_step_or_are_away() -> None:
     assert lingered_s(lambda _now: beat(5)) == 0
     assert lingered_s(lambda _now: None, is_linked=False) == 0
+    assert lingered_s(lambda _now: None, is_alive=True, is_linked=False) == 0  # of a large run: others hear from it
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def test_wsd_is_flat_and_then_linear() -> None:
     ("config", "tokens", "words"),
     [
         (ConstantConfig(), 1, None),
-        (ConstantConfig(warmup_tokens=100), 100, "all of it is warm-up"),
+        (ConstantConfig(warmup_tokens=100), 99, "all of it is warm-up"),
+        (ConstantConfig(warmup_tokens=100), 100, None),
         (CosineConfig(warmup_tokens=100, total_tokens=500), 101, "before the rate has come down"),
         (WsdConfig(warmup_tokens=100, decay_tokens=100, total_tokens=500), 499, "before the rate has come down"),
         (WsdConfig(warmup_tokens=100, decay_tokens=100, total_tokens=500), 500, None),
