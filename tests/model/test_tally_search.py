@@ -222,7 +222,12 @@ def test_no_interleaving_counts_a_micro_batch_twice(num_commits: int, num_kills:
 
 @pytest.mark.parametrize(
     ("num_attempts", "num_commits", "num_kills"),
-    [(2, 2, 0), pytest.param(2, 3, 1, marks=pytest.mark.slow), pytest.param(3, 2, 1, marks=pytest.mark.slow)],
+    [
+        (2, 2, 0),
+        (2, 2, 1),
+        pytest.param(2, 3, 1, marks=pytest.mark.slow),
+        pytest.param(3, 2, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_what_two_senders_accept_is_counted_once(num_attempts: int, num_commits: int, num_kills: int) -> None:
     assert search(Bounds(num_attempts, num_commits, num_kills), SENT_TWICE) > 1_000
