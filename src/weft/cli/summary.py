@@ -72,14 +72,14 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
 
 def _of_nothing(outcome: "Outcome", command: str) -> str:
     """Return the end of who held no part of the model this time; some may lie here from before."""
-    from weft.peer.home import CHECKPOINT_FILE
+    from weft.peer.home import CHECKPOINT_FILE, PeerFolder
 
     moved = f"{figures.nbytes(outcome.sent_nbytes)} sent, {figures.nbytes(outcome.received_nbytes)} received"
     lines = ["", f"run {outcome.run.name}: {outcome.reason}; this peer trained nothing now", f"bytes        {moved}"]
-    run, folder = short(outcome.run.run), outcome.checkpoint
-    if (folder / CHECKPOINT_FILE).exists():  # the whole model, put together before
-        lines += [beside("checkpoint", folder), try_next(command, run)]
-    elif any(folder.parent.glob(f"{STAGE}*/{folder.name}/{CHECKPOINT_FILE}")):
+    run = short(outcome.run.run)
+    if (outcome.checkpoint / CHECKPOINT_FILE).exists():  # the whole model, put together before
+        lines += [beside("checkpoint", outcome.checkpoint), try_next(command, run)]
+    elif PeerFolder(outcome.checkpoint.parent).stages:
         lines.append(gather_next(command, run))
     return "\n".join(lines)
 

@@ -167,15 +167,15 @@ def told(stages: Stages, entry: Entry) -> Stages:
 _OWN_WORDS = (StageHeld, StageLeft, StageEmpty, StagesSeen, TeamFormed, MicroBatchFailed, HeldDropped)  # they name it
 
 
-def state_at_commit(stages: Stages, peer: PeerId, commit: RoundCommitted, *, is_counted: bool) -> str:
-    """Return what a peer does that tells of a commit."""
-    return "training" if is_counted else "helping" if (peer, stage_of(commit)) in stages.helpers else "left out"
-
-
 def prefixed(event: Event, text: str) -> str:
     """Return what is said of an event, with the stage whose rounds it is of."""
     stage = stage_of(event)
     return text if stage is None or isinstance(event, _OWN_WORDS) else f"stage {stage + 1}: {text}"
+
+
+def state_at_commit(stages: Stages, peer: PeerId, commit: RoundCommitted, *, is_counted: bool) -> str:
+    """Return what a peer does that tells of a commit."""
+    return "training" if is_counted else "helping" if (peer, stage_of(commit)) in stages.helpers else "left out"
 
 
 def ordinal(held: Sequence[int], num: int) -> str:

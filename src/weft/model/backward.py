@@ -98,7 +98,7 @@ class Recomputing:
         self._owing: list[Recomputed] = []  # the oldest first
 
     def forward(self, compute: Callable[[Part], Tensor], x: Tensor) -> "Recomputed":
-        """As `forward` below, of this model."""
+        """As the function `forward`, of this model."""
         again = partial(forward, self._model, compute, x)
         return Recomputed(again().output, again, self._owes)  # not without grad: some layers would round otherwise
 

@@ -105,7 +105,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
     num, choices, device = run.num_parameters, run.method, choose(settings)
     num_here = pace.num_linked if isinstance(run, StagedConfig) else pace.num_members
     num_peers = max(1, num_here or len(ticket.contacts)) + 1
-    part = _part(run, num_peers)
+    part = _part(run, num_peers, settings, device)
     flops_per_s, round_s = 0.0, pace.steps_s(choices.every * run.tokens_per_step)
     if round_s is None:
         num_threads = (settings.num_threads or torch.get_num_threads()) if device.is_cpu else 1  # as training will have
@@ -124,7 +124,7 @@ def terms(run: RunConfig, ticket: Ticket, home: Home, settings: PeerConfig, cloc
         fetch_nbytes=fetch_nbytes,
         disk_nbytes=fetch_nbytes + 4 * num * CHECKPOINT_VECTORS,
         process_nbytes=int(psutil.Process().memory_info().rss),
-        memory_nbytes=sum(_needed_nbytes(run, settings, device).values()),
+        memory_nbytes=part.memory_nbytes,
         num_peers=num_peers,
         round_nbytes=part.round_nbytes,
         tokens_per_s=pace.tokens_per_s,
@@ -140,38 +140,42 @@ class _Part:
     Args:
         flops_per_token: that it computes, of the tokens that it begins or as many.
         round_nbytes: that come and go in a round.
+        memory_nbytes: that training takes.
     """
 
     flops_per_token: float
     round_nbytes: int
+    memory_nbytes: int
 
 
-def _part(run: RunConfig, num_peers: int) -> _Part:
+def _part(run: RunConfig, num_peers: int, settings: PeerConfig, device: Device) -> _Part:
     if not isinstance(run, StagedConfig) or run.stage is None:
-        flops_per_token = cost.flops_per_token(decoder(run.model), run.train.seq_len)
-        return _Part(flops_per_token=flops_per_token, round_nbytes=_merged_nbytes(run, num_peers))
-    micro, section = holding.micro_batch(run.model, run.train, run.pipeline), run.cuts[run.stage]
+        return _Part(
+            flops_per_token=cost.flops_per_token(decoder(run.model), run.train.seq_len),
+            round_nbytes=_merged_nbytes(run, num_peers),
+            memory_nbytes=sum(needed_nbytes(run, settings, device, 1).values()),
+        )
+    held, section = holding.of_run(run), run.cuts[run.stage]
+    micro = held.micro
     num_members, num_sides = -(-num_peers // run.stages), min(2, run.stages - 1)
     num_micro = run.method.every * -(-run.train.batch_size // micro.num_samples)
     round_nbytes = _merged_nbytes(run, num_members) + num_micro * num_sides * crossing(micro).total_nbytes
     if run.has_tied(run.stage):
         matrix = msgspec.structs.replace(run, stage=run.tied)
         round_nbytes += _merged_nbytes(matrix, min(num_peers, 2 * num_members))
-    flops = section_flops(holding.shape_of(run.model, section), run.train.seq_len)
-    return _Part(flops_per_token=flops.total, round_nbytes=round_nbytes)
+    needed = holding.needed_nbytes(
+        held, section, device, num_taken=holding.usual_taken(run.stages), has_recompute=settings.has_recompute
+    )
+    return _Part(
+        flops_per_token=section_flops(holding.shape_of(run.model, section), run.train.seq_len).total,
+        round_nbytes=round_nbytes,
+        memory_nbytes=sum(needed.values()),
+    )
 
 
 def _merged_nbytes(run: RunConfig, num_members: int) -> int:
     traffic = round_traffic(run.method, run.vector.tensors, run.num_parameters, num_members)
     return traffic.sent_nbytes + traffic.received_nbytes
-
-
-def _needed_nbytes(run: RunConfig, settings: PeerConfig, device: Device) -> dict[str, int]:
-    if isinstance(run, StagedConfig) and run.stage is not None:
-        num_taken = holding.usual_taken(run.stages)
-        of, cut = holding.of_run(run), run.cuts[run.stage]
-        return holding.needed_nbytes(of, cut, device, num_taken=num_taken, has_recompute=settings.has_recompute)
-    return needed_nbytes(run, settings, device, 1)
 
 
 def product_flops(model: ModelConfig, num_rows: int, device: Device, clock: Clock) -> float:
