@@ -45,7 +45,7 @@ async def weft(rank: int, num: int, folder: Path) -> None:
     from benchmarks._member import Member, averaging
     from weft.codec import Fp32Config
     from weft.keys import Identity
-    from weft.net.tls import TlsConfig, TlsTransport
+    from weft.net.transport.tls import TlsConfig, TlsTransport
 
     identity = Identity.generate()
     transport = TlsTransport(identity, TlsConfig(host="127.0.0.1"))

@@ -15,13 +15,13 @@ import msgspec
 
 from benchmarks.report import commit, table
 from benchmarks.robustness import EVERY, ROUND_S, SEEDS, Row, run_file_of
-from weft.peer import evaluation
-from weft.peer.config import RunFile
+from weft.peer.loop import evaluate as evaluation
+from weft.run.config import RunFile
 from weft.rng import stream
 from weft.sim.faults import Fault, Kill
 from weft.sim.play import play
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.rows import DdpConfig, DiLoCoConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 
 NUM_PEERS, FEWER = 8, 6
 START_S = 5 * ROUND_S  # from a kill to the newcomer's first request

@@ -28,29 +28,29 @@ from weft.events import Emit, Event
 from weft.ids import PeerId, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.handshake import Passport
-from weft.net.heartbeat import Membership
-from weft.net.memory import MemoryNetwork
+from weft.net.link.handshake import Passport
+from weft.net.membership.membership import Membership
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
-from weft.net.tls import TlsConfig, TlsTransport
-from weft.net.transport import Transport
+from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.net.transport.base import Transport
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.compute import Compute, Threads
-from weft.peer.home import PeerFolder
-from weft.peer.journal import Journal
-from weft.peer.machine import PeerConfig
+from weft.executor import Compute, Threads
+from weft.store.home import PeerFolder
+from weft.store.journal import Journal
+from weft.run.machine import PeerConfig
 from weft.peer.messages import Decision, Letter
-from weft.peer.rounds import Rounds
-from weft.sync.acts import MAX_TOKENS
-from weft.sync.charter import Charter, Settings
-from weft.sync.choices import AdamWConfig, Choices, SgdConfig
-from weft.sync.coding import codec_in, reply_codec_in
-from weft.sync.messages import Manifest
-from weft.sync.method import Method
-from weft.sync.reduce import decode_parts, encode_parts, named
-from weft.sync.schedule import ConstantConfig
-from weft.sync.scope import Scope
+from weft.peer.round.driver import Rounds
+from weft.sync.records.acts import MAX_TOKENS
+from weft.sync.records.charter import Charter, Settings
+from weft.sync.method.choices import AdamWConfig, Choices, SgdConfig
+from weft.sync.merge.coding import codec_in, reply_codec_in
+from weft.sync.records.messages import Manifest
+from weft.sync.merge.method import Method
+from weft.sync.merge.reduce import decode_parts, encode_parts, named
+from weft.sync.method.schedule import ConstantConfig
+from weft.sync.merge.fragments import Scope
 
 RUN = RunId("be" * 32)
 SEQ_LEN = 8
@@ -67,7 +67,7 @@ def averaging(codec: CodecConfig) -> Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """As much of `weft.peer.place.Place` as rounds stand on."""
+    """As much of `weft.peer.context.Place` as rounds stand on."""
 
     node: Node
     identity: Identity

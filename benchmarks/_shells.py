@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from weft.cli.running import Report
+from weft.cli.run.running import Report
 from weft.events import Evaluated, Event, RoundCommitted, StepDone
 from weft.log_file import read_jsonl
 

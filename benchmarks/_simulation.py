@@ -21,20 +21,20 @@ from weft.data.assign import leases
 from weft.data.batch import Batches
 from weft.ids import Digest, PeerId, Round
 from weft.model.flat import layout
-from weft.peer.config import RunConfig, RunFile
-from weft.peer.home import Home
-from weft.peer.machine import PeerConfig
-from weft.peer.seal import initial, seal
-from weft.peer.state import replica_digest
-from weft.peer.trainer import Trainer
-from weft.sync import feedback
-from weft.sync.coding import codec_in, coding_in, reply_codec_in
-from weft.sync.method import Method
-from weft.sync.outer import State, StepContext
-from weft.sync.reduce import Merger, cut, decode_parts, encode_parts
-from weft.sync.replies import Replies
-from weft.sync.schedule import lr
-from weft.sync.scope import Scope
+from weft.run.config import RunConfig, RunFile
+from weft.store.home import Home
+from weft.run.machine import PeerConfig
+from weft.run.genesis import initial, seal
+from weft.store.chunks import replica_digest
+from weft.train.trainer import Trainer
+from weft.sync.merge import feedback
+from weft.sync.merge.coding import codec_in, coding_in, reply_codec_in
+from weft.sync.merge.method import Method
+from weft.sync.merge.outer import State, StepContext
+from weft.sync.merge.reduce import Merger, cut, decode_parts, encode_parts
+from weft.sync.merge.replies import Replies
+from weft.sync.method.schedule import lr
+from weft.sync.merge.fragments import Scope
 
 SETTINGS = PeerConfig(device="cpu", precision="fp32", threads=1)
 

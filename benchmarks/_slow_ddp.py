@@ -25,10 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from weft import wire
 from weft.data.batch import Batches
 from weft.model import Transformer, attach, initial_vector
-from weft.peer.config import RunConfig
-from weft.peer.home import Home
-from weft.sync.choices import AdamWConfig
-from weft.sync.schedule import lr
+from weft.run.config import RunConfig
+from weft.store.home import Home
+from weft.sync.method.choices import AdamWConfig
+from weft.sync.method.schedule import lr
 
 GROUP = 4
 ALONE_STEPS = 60  # without communication

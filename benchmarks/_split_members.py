@@ -23,16 +23,16 @@ from weft.keys import Identity
 from weft.model.config import named
 from weft.model.layers import Block, inverse_wavelengths, rotation
 from weft.net.admission import ByTicket
-from weft.net.handshake import Passport
+from weft.net.link.handshake import Passport
 from weft.net.node import Node
-from weft.net.tls import TlsConfig, TlsTransport
-from weft.peer.compute import Threads
-from weft.pipeline.lane import Lane
+from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.executor import Threads
+from weft.pipeline.link import Lane
 from weft.pipeline.split.cut import heads_parts, zigzag
-from weft.pipeline.split.handover import Handover
-from weft.pipeline.split.heads import cut_layer
+from weft.pipeline.split.exchange import Handover
+from weft.pipeline.split.tensor_parallel import cut_layer
 from weft.pipeline.split.layer import ByHeads, BySegments
-from weft.pipeline.split.ring import select
+from weft.pipeline.split.ring_attention import select
 from weft.pipeline.split.team import Team
 from weft.wire import digest
 

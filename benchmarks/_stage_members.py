@@ -27,16 +27,16 @@ from weft.model import FlatModel, ModelConfig, flatten, initial_vector
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule, mean_loss
 from weft.net.admission import ByTicket
-from weft.net.handshake import Passport
+from weft.net.link.handshake import Passport
 from weft.net.node import Node
-from weft.net.tls import TlsConfig, TlsTransport
-from weft.peer.compute import Threads
-from weft.pipeline.build_boundary import build
-from weft.pipeline.desk import Desk
+from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.executor import Threads
+from weft.pipeline.codec.build import build
+from weft.pipeline.dispatch import Desk
 from weft.pipeline.device import Given, Passed
-from weft.pipeline.lane import Lane
+from weft.pipeline.link import Lane
 from weft.pipeline.origin import Origin
-from weft.pipeline.route import Near, Route
+from weft.pipeline.routing import Near, Route
 from weft.pipeline.sender import Sender
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Worker

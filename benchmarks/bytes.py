@@ -1,4 +1,4 @@
-"""The bytes that a round moves, by the members' meters, against the closed forms of `weft.cost`.
+"""The bytes that a round moves, by the members' meters, against the closed forms of `weft.cost.training`.
 
     python -m benchmarks.bytes
 
@@ -13,10 +13,10 @@ import torch
 
 from benchmarks._member import Member, averaging, swarm
 from benchmarks.report import load, load_line, table, write
-from weft import cost
+from weft.cost import training as cost
 from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config, TopKConfig
 from weft.codec.build import build
-from weft.cost import Encoding, Traffic
+from weft.cost.training import Encoding, Traffic
 
 ROUNDS = 6
 NUM = 2_000_000
@@ -55,7 +55,7 @@ async def measure(num_members: int, num: int, codec: CodecConfig) -> tuple[float
 
 
 def expected(num_members: int, num: int, encoding: Encoding, round_s: float) -> float:
-    """Return what `weft.cost` says that the mean member sends in a round, and receives."""
+    """Return what `weft.cost.training` says that the mean member sends in a round, and receives."""
     total = Traffic(0, 0)
     for index in range(num_members):
         owned = cost.part_size(num, num_members, index)

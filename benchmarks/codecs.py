@@ -54,8 +54,8 @@ from weft.codec import (
 from weft.codec.build import build
 from weft.codec.codec import Codec
 from weft.model import initial_vector, layout, named
-from weft.sync import basis
-from weft.sync.choices import MuonConfig
+from weft.sync.merge import basis
+from weft.sync.method.choices import MuonConfig
 
 CODECS: dict[str, CodecConfig] = {
     "fp32": Fp32Config(),

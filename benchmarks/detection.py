@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from benchmarks.report import load, load_line, table, write
 from weft.events import Event, MemberGone
 from weft.ids import PeerId
-from weft.net.memory import MemoryNetwork
+from weft.net.transport.memory import MemoryNetwork
 from weft.sim.seats import Hall, Seat
 
 SIZES = (8, 32, 100, 1000)

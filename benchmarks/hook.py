@@ -26,10 +26,10 @@ from benchmarks._slow_ddp import GROUP, Member
 from benchmarks.report import load, load_line, table, write
 from weft import wire
 from weft.config import from_tree, load_tree
-from weft.peer.home import Home
-from weft.peer.seal import seal
-from weft.sim.bench import Bench, config_of, points_of
-from weft.sim.bench_log import BenchLog
+from weft.store.home import Home
+from weft.run.genesis import seal
+from weft.bench.plan import Bench, config_of, points_of
+from weft.bench.log import BenchLog
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "bench"
 POINTS = Path(__file__).parent / "reports" / "methods" / "points.csv"

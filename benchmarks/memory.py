@@ -1,4 +1,4 @@
-"""Peak memory of a peer with 100M parameters, by component, against the closed forms of `weft.cost`.
+"""Peak memory of a peer with 100M parameters, by component, against the closed forms of `weft.cost.training`.
 
     python -m benchmarks.memory
 
@@ -23,29 +23,21 @@ import psutil
 import torch
 
 from benchmarks.report import load, load_line, table, write
-from weft import cost
+from weft.cost import training as cost
 from weft.data import CorpusConfig, TextSource
 from weft.model.config import num_parameters
 from weft.model.flat import layout
-from weft.net.tls import TlsConfig
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.device import decoder
-from weft.peer.footing import Options
-from weft.peer.home import Home
-from weft.peer.launch import found
-from weft.peer.machine import PeerConfig
+from weft.net.transport.tls import TlsConfig
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.train.device import decoder
+from weft.launch.session import Options
+from weft.store.home import Home
+from weft.launch.peer import found
+from weft.run.machine import PeerConfig
 from weft.peer.peer import Peer
-from weft.sync.memory import peer_memory
-from weft.sync.rows import (
-    DdpConfig,
-    DeMoConfig,
-    DiLoCoConfig,
-    MethodConfig,
-    PowerSgdConfig,
-    SparseLoCoConfig,
-    StreamingConfig,
-)
-from weft.sync.schedule import ConstantConfig
+from weft.sync.costs import peer_memory
+from weft.sync.method.presets import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig, StreamingConfig
+from weft.sync.method.schedule import ConstantConfig
 
 MODEL = ShapedModel(num_layers=10, num_heads=14, width=896, ffn_width=2432)
 SEQ_LEN, BATCH, ROUNDS = 128, 4, 3

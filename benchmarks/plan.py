@@ -24,9 +24,9 @@ import torch
 from benchmarks._shells import run as run_shells
 from benchmarks._threads import Threads
 from benchmarks.report import load, load_line, table, write
-from weft.cli.asked import Method, Named, Own, Prices
-from weft.cli.asked import run as ask
-from weft.cli.here import Timed, measure, num_cores
+from weft.cli.plan.question import Method, Named, Own, Prices
+from weft.cli.plan.question import run as ask
+from weft.cli.plan.speed_here import Timed, measure, num_cores
 from weft.events import RoundCommitted
 from weft.log_file import read_jsonl
 from weft.plan.forecast import Pace, load_of, pace_of

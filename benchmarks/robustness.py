@@ -24,13 +24,13 @@ from benchmarks.report import load, load_line, table, write
 from weft.data import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.log_file import read_jsonl
-from weft.peer import evaluation
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
+from weft.peer.loop import evaluate as evaluation
+from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.sim.faults import Drop, Fault, Stop
 from weft.sim.play import Played, play
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.rows import DiLoCoConfig
-from weft.sync.schedule import CosineConfig
+from weft.sync.method.presets import DiLoCoConfig
+from weft.sync.method.schedule import CosineConfig
 
 NUM_PEERS = 8  # as the paper has
 NUM_ROUNDS = 40

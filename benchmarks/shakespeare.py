@@ -27,7 +27,7 @@ from benchmarks._shells import Ended
 from benchmarks._shells import run as run_shells
 from benchmarks._simulation import Simulated, read_run_file, simulate
 from benchmarks.report import load, load_line, table, write
-from weft.peer.home import Home
+from weft.store.home import Home
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "shakespeare-char.toml"
 TEXT = "tinyshakespeare.txt"  # as the recipe names it

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from benchmarks._company import Company, Machine, until
 from benchmarks._slow_runs import machines_at, share_of_a_core
 from benchmarks.report import load, load_line, table, write
-from weft.cli.asked import Method, Named, Own, Prices
-from weft.cli.asked import run as ask
+from weft.cli.plan.question import Method, Named, Own, Prices
+from weft.cli.plan.question import run as ask
 from weft.events import Entry, RoundCommitted, StepDone
 from weft.plan.cut import planned
 from weft.plan.forecast import pace_of

@@ -32,13 +32,13 @@ from weft.clock import SystemClock
 from weft.data.batch import Batch, Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.model import ModelConfig, Transformer, initial_vector, layout, named
-from weft.peer.config import RunConfig, TrainConfig
-from weft.peer.machine import PeerConfig
-from weft.peer.outline import TicketAdmission
-from weft.peer.trainer import Trainer
-from weft.sync.choices import AdamWConfig
-from weft.sync.rows import DiLoCoConfig, spell_out
-from weft.sync.schedule import ConstantConfig
+from weft.run.config import RunConfig, TrainConfig
+from weft.run.machine import PeerConfig
+from weft.run.outline import TicketAdmission
+from weft.train.trainer import Trainer
+from weft.sync.method.choices import AdamWConfig
+from weft.sync.method.presets import DiLoCoConfig, spell_out
+from weft.sync.method.schedule import ConstantConfig
 
 LR, CLIP = 1e-3, 1.0
 LEAST = 0.97  # the ratio below which this benchmark fails

@@ -28,10 +28,10 @@ from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.ids import Digest, PeerId
-from weft.net.blobs import Lookup, inline
-from weft.net.claims import ClaimReader
-from weft.net.handshake import Passport
-from weft.net.memory import MemoryNetwork
+from weft.net.blobs.blobs import Lookup, inline
+from weft.net.membership.claims import ClaimReader
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.messages import (
     Acquaint,
     Answering,
@@ -46,16 +46,16 @@ from weft.net.messages import (
     ViewSums,
 )
 from weft.net.node import Node
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.home import Home
-from weft.peer.machine import PeerConfig
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.store.home import Home
+from weft.run.machine import PeerConfig
 from weft.peer.messages import Letter
-from weft.peer.seal import seal
+from weft.run.genesis import seal
 from weft.sim.cost import CostTrainer
 from weft.sim.memo import shared
 from weft.sim.world import Life, Member, Paced, World
-from weft.sync.rows import FedAvgConfig
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.presets import FedAvgConfig
+from weft.sync.method.schedule import ConstantConfig
 from weft.wire import Buffer, encode
 
 SIZES = (100, 300, 1000)

@@ -23,15 +23,15 @@ from benchmarks._company import SOURCE
 from benchmarks._isolated import isolate
 from benchmarks._simulation import read_run_file
 from benchmarks.report import load, load_line, table, write
-from weft import cost_pipeline
+from weft.cost import pipeline as cost_pipeline
 from weft.events import Event, RoundCommitted, StageHeld
 from weft.log_file import read_jsonl
 from weft.model.config import num_parameters
 from weft.model.sections import Section, sections, whole
-from weft.peer.holding import Holding, of_run, on_cpu, section_memory, usual_taken
-from weft.peer.home import Home
-from weft.peer.seal import seal
-from weft.peer.staged import StagedConfig
+from weft.train.section_memory import Holding, of_run, on_cpu, section_memory, usual_taken
+from weft.store.home import Home
+from weft.run.genesis import seal
+from weft.run.staged import StagedConfig
 
 STAGES, STEPS = 4, 50
 SEQ_LEN, BATCH = 32, 4

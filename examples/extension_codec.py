@@ -46,6 +46,6 @@ bits12 = weft.extend("example.bits12", Bits12)
 if __name__ == "__main__":
     import plain_loop
 
-    from weft.sync.rows import FedAvgConfig
+    from weft.sync.method.presets import FedAvgConfig
 
     plain_loop.main(FedAvgConfig(every=30, codec=bits12.codec()))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import weft
-from weft.sync.outer import State, StepContext
+from weft.sync.merge.outer import State, StepContext
 
 
 class Yogi:
@@ -45,6 +45,6 @@ if __name__ == "__main__":
     import plain_loop
 
     from weft.codec import Int8Config
-    from weft.sync.choices import Choices
+    from weft.sync.method.choices import Choices
 
     plain_loop.main(Choices(every=30, send="delta", apply=yogi.outer(lr=0.03), codec=Int8Config()))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import weft  # +
-from weft.sync.rows import DiLoCoConfig, MethodConfig
+from weft.sync.method.presets import DiLoCoConfig, MethodConfig
 
 BATCH = 32
 METHOD = DiLoCoConfig(every=30)  # a round after so many steps of each

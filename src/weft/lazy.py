@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import Any
 
 _PLACES = {
-    "extend": ("weft.door.extension", "extend"),
-    "Chart": ("weft.dashboard.live", "Chart"),
-    "Machine": ("weft.door.machine", "Machine"),
+    "extend": ("weft.library.extension", "extend"),
+    "Chart": ("weft.dashboard.notebook", "Chart"),
+    "Machine": ("weft.library.machine", "Machine"),
     "Run": ("weft.dashboard.run", "Run"),
-    "Sync": ("weft.door.sync", "Sync"),
-    "SyncConfig": ("weft.peer.config", "SyncConfig"),
-    "train": ("weft.door.train", "train"),
+    "Sync": ("weft.library.sync", "Sync"),
+    "SyncConfig": ("weft.run.config", "SyncConfig"),
+    "train": ("weft.library.train", "train"),
 }
 
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from weft.config import load
-from weft.sim.bench import MAX_POINTS, TUNED, Bench, BenchRow
-from weft.sim.bench_log import BenchLine
+from weft.bench.plan import MAX_POINTS, TUNED, Bench, BenchRow
+from weft.bench.log import BenchLine
 
 HOUSE = Path(__file__).parents[2]
 PAGE = (HOUSE / "docs" / "bench.md").read_text(encoding="utf-8")

@@ -23,15 +23,15 @@ from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.log_file import read_jsonl
 from weft.model import ModelConfig, initial_vector
 from weft.net import ticket
-from weft.peer import checkpoint
+from weft.peer.state import checkpoint
 from weft.peer.chain import Chain
-from weft.peer.config import FrozenConfig, LoopConfig, RunConfig, TensorConfig, TrainConfig
-from weft.peer.outline import TicketAdmission
-from weft.peer.seal import read_run
-from weft.peer.state import chunk_digests, raw, replica_digest, state_index
+from weft.run.config import FrozenConfig, LoopConfig, RunConfig, TensorConfig, TrainConfig
+from weft.run.outline import TicketAdmission
+from weft.run.genesis import read_run
+from weft.store.chunks import chunk_digests, raw, replica_digest, state_index
 from weft.rng import integers64, order_key, stream
-from weft.sync.rows import FedAvgConfig, spell_out
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.presets import FedAvgConfig, spell_out
+from weft.sync.method.schedule import ConstantConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 SEED = bytes(range(32))

@@ -319,7 +319,7 @@ DOC = '"""A sample that says what it is."""\n'
         (imports_only_downward, "model.layers", "def f():\n    from weft.peer import peer"),
         (imports_only_downward, "model.layers", "from weft import cost"),
         (imports_only_downward, "ids", "from weft.wire import encode"),
-        (imports_only_downward, "plan.forecast", "from weft.door import sync"),
+        (imports_only_downward, "plan.forecast", "from weft.library import sync"),
         (imports_only_downward, "model.layers", "from weft.attic import box"),
         (imports_only_downward, "attic.box", "from weft.wire import encode"),
         (reads_no_environment, "peer.peer", "import os\nhome = os.environ['HOME']"),
@@ -372,7 +372,7 @@ def test_a_package_file_that_does_more_is_found(text: str) -> None:
     ("name", "text"),
     [
         ("peer.peer", "from weft.sync import round\nfrom weft.model import config\nfrom weft.wire import encode"),
-        ("sync.round", "from weft.sync.messages import Ready\nfrom . import method"),
+        ("sync.round", "from weft.sync.records.messages import Ready\nfrom . import method"),
         ("cli.main", "import os\nhome = os.environ['HOME']"),
         ("clock", "import time\nnow = time.monotonic"),
         ("net.tls", "import datetime\nepoch = datetime.datetime(1970, 1, 1)\ndef f(clock):\n    return clock.now()"),

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from weft.plan.catalogue import CATALOGUE, table
-from weft.sync.choices import Choices
-from weft.sync.rows import MethodConfig
+from weft.sync.method.choices import Choices
+from weft.sync.method.presets import MethodConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 

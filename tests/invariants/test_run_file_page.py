@@ -15,8 +15,8 @@ import pytest
 from msgspec import inspect
 
 from weft.config import UNBOUNDED, Config, from_tree
-from weft.peer.config import RunFile
-from weft.peer.machine import PeerConfig
+from weft.run.config import RunFile
+from weft.run.machine import PeerConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "run_file.md"
 

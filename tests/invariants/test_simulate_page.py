@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from weft.sim.crooked import LOST_S
+from weft.sim.byzantine import LOST_S
 from weft.sim.faults import Corrupt, Drop, Fault, FaultBase, Lie, PeerFault
 from weft.sim.scenario import Kind, Scenario
 

@@ -9,10 +9,10 @@ import pytest
 from model.world import contribution, first_base, hashable
 from weft.ids import Attempt, PeerId, Tokens
 from weft.rng import stream
-from weft.sync import round, stuck
-from weft.sync.machine import Received, State, Trained
-from weft.sync.messages import Collect, Ready, Stuck
-from weft.sync.rules import leader
+from weft.sync.round import round, stuck
+from weft.sync.round.machine import Received, State, Trained
+from weft.sync.records.messages import Collect, Ready, Stuck
+from weft.sync.round.rules import leader
 
 
 def planned(num_members: int) -> State:

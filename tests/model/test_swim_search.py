@@ -6,8 +6,8 @@ and no dead one. No incarnation ever falls (the world checks at each step). Brok
 import pytest
 
 from model.swim_world import World
-from weft.net import roll as rolls
-from weft.net import swim
+from weft.net.membership import members as rolls
+from weft.net.membership import swim
 
 NUM = 8
 SEEDS = range(12)

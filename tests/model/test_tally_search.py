@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from weft.ids import PeerId
-from weft.pipeline import tally
-from weft.pipeline.tally import Attempt, BatchId, Tally, Told
+from weft.pipeline import exactly_once as tally
+from weft.pipeline.exactly_once import Attempt, BatchId, Tally, Told
 
 PEERS = tuple(PeerId(f"{number:02d}" * 32) for number in range(3))
 BATCH = BatchId(PeerId("ff" * 32), 0)

@@ -6,7 +6,7 @@ from typing import Any
 from scenarios.swarm import Life, Member, Swarm
 from weft.events import StateJoined
 from weft.ids import PeerId
-from weft.sync.messages import Ready
+from weft.sync.records.messages import Ready
 
 
 def replace_in_mid_round(swarm: Swarm, victim: Member, newcomer: Member) -> None:

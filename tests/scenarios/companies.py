@@ -9,20 +9,20 @@ from weft.events import Evaluated, Event, RoundCommitted
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.handshake import Passport
-from weft.net.memory import SCHEME, MemoryNetwork
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
-from weft.peer.compute import Inline
-from weft.peer.home import Home
-from weft.peer.machine import PeerConfig
+from weft.executor import Inline
+from weft.store.home import Home
+from weft.run.machine import PeerConfig
 from weft.peer.peer import Outcome
-from weft.peer.place import Data
-from weft.peer.seal import Sealed
-from weft.peer.staged import StagedConfig
-from weft.stages.company import Company
-from weft.stages.gather import Gathered
+from weft.peer.context import Data
+from weft.run.genesis import Sealed
+from weft.run.staged import StagedConfig
+from weft.stages.peer import Company
+from weft.stages.gather.gather import Gathered
 from weft.stages.harvest import gather_at_end
-from weft.stages.membership import Kit, Membership
+from weft.stages.step.membership import Kit, Membership
 
 SECRET = bytes(16)
 

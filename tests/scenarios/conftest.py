@@ -11,7 +11,7 @@ from scenarios.swarm import Swarm
 from scenarios.theatre import Theatre, make_run_file
 from weft.ids import Digest, PeerId
 from weft.net.node import Node
-from weft.peer.config import RunFile
+from weft.run.config import RunFile
 from weft.sim.memo import shared
 
 Fetched = tuple[PeerId, PeerId, Digest, int]  # who fetched of whom which blob, and its bytes
@@ -26,7 +26,7 @@ def _fast() -> Iterator[None]:
     """
     jaxtyping.config.update("jaxtyping_disable", True)
     with pytest.MonkeyPatch.context() as patch, shared():
-        for name in ("os.fsync", "weft.peer.promises._flush"):
+        for name in ("os.fsync", "weft.store.votes._flush"):
             patch.setattr(name, lambda _handle: None)
         yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -34,7 +34,7 @@ def _fast() -> Iterator[None]:
 
 @pytest.fixture
 def make_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Swarm]:
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 4)
     swarms: list[Swarm] = []
 
     def make(**options: Any) -> Swarm:
@@ -46,7 +46,7 @@ def make_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFile:
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 4)
     return make_run_file(tmp_path)
 
 

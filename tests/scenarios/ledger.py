@@ -21,15 +21,15 @@ from torch import Tensor
 from scenarios.rules import Place, stakes
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round
-from weft.peer.absence import Fate
-from weft.peer.contribution import OUTDATED, Carry
-from weft.peer.mixing import Met
-from weft.peer.trainer import Work
+from weft.peer.round.outcome import Fate
+from weft.peer.state.carry import OUTDATED, Carry
+from weft.peer.state.mixing import Met
+from weft.train.trainer import Work
 from weft.sim.world import Life
-from weft.sync.groups import payload_of
-from weft.sync.messages import GroupRecord, Manifest
-from weft.sync.neighbours import dealt, is_gossip
-from weft.sync.reduce import EncodedPart
+from weft.sync.round.groups import payload_of
+from weft.sync.records.messages import GroupRecord, Manifest
+from weft.sync.round.neighbours import dealt, is_gossip
+from weft.sync.merge.reduce import EncodedPart
 
 
 class Step(NamedTuple):

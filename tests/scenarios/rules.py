@@ -12,8 +12,8 @@ from itertools import combinations, pairwise
 
 from weft.events import BranchLeft, Event, LegacyDropped, RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
-from weft.sync.lineage import History, Stretch
-from weft.sync.messages import Counted, GroupRecord, Manifest
+from weft.sync.records.ancestry import History, Stretch
+from weft.sync.records.messages import Counted, GroupRecord, Manifest
 
 NO_RECORDS: Mapping[Digest, GroupRecord] = {}
 

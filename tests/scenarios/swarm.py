@@ -38,26 +38,26 @@ from weft.data.assign import _BEYOND
 from weft.events import Event, Notice, RoundCommitted
 from weft.ids import Digest, PeerId
 from weft.keys import verify
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import MemoryNetwork
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.peer.compute import Compute, Inline
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.home import Home
-from weft.peer.learner import Work
-from weft.peer.legacies import MAX_KEPT_NBYTES, KeptBranches
+from weft.executor import Compute, Inline
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.store.home import Home
+from weft.train.learner import Work
+from weft.peer.state.legacies import MAX_KEPT_NBYTES, KeptBranches
 from weft.peer.messages import Decision, Letter
-from weft.peer.seal import seal
-from weft.peer.state import replica_digest
-from weft.peer.trainer import Trainer
+from weft.run.genesis import seal
+from weft.store.chunks import replica_digest
+from weft.train.trainer import Trainer
 from weft.sim.cost import CostTrainer, change
 from weft.sim.world import Life, Member, World
-from weft.sync.legacy import history
-from weft.sync.lineage import History, Stretch
-from weft.sync.messages import GroupRecord, Manifest, RoundNote
-from weft.sync.rows import FedAvgConfig, MethodConfig
-from weft.sync.schedule import ConstantConfig
+from weft.sync.governance.legacy import history
+from weft.sync.records.ancestry import History, Stretch
+from weft.sync.records.messages import GroupRecord, Manifest, RoundNote
+from weft.sync.method.presets import FedAvgConfig, MethodConfig
+from weft.sync.method.schedule import ConstantConfig
 from weft.wire import decode, digest_of, unseal
 
 E = TypeVar("E", bound=Event)

@@ -8,8 +8,8 @@ from scenarios.swarm import Life, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchOpened, Notice
 from weft.ids import PeerId, Round
-from weft.peer.machine import PeerConfig
-from weft.sync.messages import Certificate, RoundMessage
+from weft.run.machine import PeerConfig
+from weft.sync.records.messages import Certificate, RoundMessage
 from weft.wire import digest_of
 
 ROUND = 7

@@ -15,25 +15,25 @@ from weft.codec import Fp32Config
 from weft.events import BranchOpened, Event, MemberSuspected, PeerStopped, RoundCommitted, StateJoined
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import SCHEME
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import SCHEME
 from weft.net.node import Node
-from weft.peer import anchor as anchor_module
-from weft.peer import anchored as anchored_module
-from weft.peer import donor as donor_module
-from weft.peer import home as home_module
-from weft.peer.anchor import Anchor, Mooring
-from weft.peer.anchored import Anchored
-from weft.peer.compute import Inline
-from weft.peer.holders import small_from
-from weft.peer.home import Home
-from weft.peer.index import CHUNK_NBYTES
-from weft.peer.machine import PeerConfig
-from weft.peer.outline import public, read_outline
+from weft.anchor import anchor as anchor_module
+from weft.anchor import disk as anchored_module
+from weft.peer.join import state_server as donor_module
+from weft.store import home as home_module
+from weft.anchor.anchor import Anchor, Mooring
+from weft.anchor.disk import Anchored
+from weft.executor import Inline
+from weft.net.holders import small_from
+from weft.store.home import Home
+from weft.store.index import CHUNK_NBYTES
+from weft.run.machine import PeerConfig
+from weft.run.outline import public, read_outline
 from weft.sim.world import SECRET, Member
-from weft.sync.messages import Manifest
-from weft.sync.rows import DiLoCoConfig
+from weft.sync.records.messages import Manifest
+from weft.sync.method.presets import DiLoCoConfig
 from weft.wire import digest_of
 
 Make = Callable[..., Swarm]

@@ -12,7 +12,7 @@ from weft.events import StateJoined
 from weft.ids import BranchId, PeerId, Round
 from weft.net.messages import Heartbeat
 from weft.peer.messages import ChainAnswer, ChainRequest, Decision, StateOffer, StateRequest
-from weft.sync.messages import Manifest
+from weft.sync.records.messages import Manifest
 from weft.wire import digest
 
 TOKENS = 10**18

@@ -13,8 +13,8 @@ from scenarios.swarm import Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from scenarios.test_join import Paced, lay, small
 from weft.events import JoinTooSlow, Notice, RoundCommitted, RunBlocked, RunUnblocked, StateJoined
-from weft.peer.blocks import LEAST_REST_S, SILENT_S
-from weft.peer.machine import PeerConfig
+from weft.peer.join.hold_rule import LEAST_REST_S, SILENT_S
+from weft.run.machine import PeerConfig
 
 LEASE_S = 5.0
 ROUND_S = 6.0  # a round on fast lines, and some

@@ -16,14 +16,14 @@ from weft.data import CorpusConfig, TextSource
 from weft.data.batch import Batches
 from weft.events import Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft
 from weft.model import assemble, layout, num_parameters
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.home import Home
-from weft.peer.seal import Sealed, seal
-from weft.peer.staged import StagedConfig
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.store.home import Home
+from weft.run.genesis import Sealed, seal
+from weft.run.staged import StagedConfig
 from weft.pipeline.config import PipelineConfig
-from weft.stages.entering import ALONE, ALONE_S
-from weft.sync.rows import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
-from weft.sync.schedule import ConstantConfig
+from weft.stages.placement import ALONE, ALONE_S
+from weft.sync.method.presets import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
+from weft.sync.method.schedule import ConstantConfig
 
 SEQ_LEN, BATCH = 16, 4
 LONG_S = 400.0

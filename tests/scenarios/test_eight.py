@@ -13,8 +13,8 @@ from scenarios.swarm import LEASE_TOKENS
 from scenarios.theatre import Theatre, make_run_file, names
 from weft.events import BranchLeft, BranchOpened, MajorityLost, StateJoined
 from weft.ids import BranchId
-from weft.net.membership import GONE_S
-from weft.peer.branches import ORPHAN_AFTER_S
+from weft.net.membership.full_mesh import GONE_S
+from weft.peer.fork.split import ORPHAN_AFTER_S
 from weft.sim.faults import Drop, Fault, Freeze, Kill, Partition
 from weft.sim.play import Machine, Played
 from weft.sim.scenario import Kind
@@ -29,7 +29,7 @@ FAULT_S = ROUND_S + GONE_S + 4.0  # a round in which members vanish: they are gi
 
 @pytest.fixture
 def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Eight":
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 1)
+    monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 1)
     return Eight(tmp_path)
 
 

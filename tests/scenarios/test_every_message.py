@@ -11,7 +11,7 @@ from scenarios.swarm import Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import MajorityLost, RoundCommitted
 from weft.ids import PeerId
-from weft.sync.messages import Certificate, RoundMessage
+from weft.sync.records.messages import Certificate, RoundMessage
 
 ROUND = 5  # the first have measured too little for deadlines of their own
 MAX_WAIT_S = 30.0  # gone after 8 s, and a few attempts of a few seconds each

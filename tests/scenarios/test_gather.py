@@ -22,22 +22,22 @@ from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.model.flat import join
 from weft.net.admission import ByTicket
-from weft.net.handshake import Passport
-from weft.net.memory import SCHEME
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import SCHEME
 from weft.net.node import Node
-from weft.net.tasks import Tasks
-from weft.peer.checkpoint import load_model, read_contents
-from weft.peer.compute import Inline
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.home import Home
-from weft.peer.seal import seal
-from weft.peer.staged import StagedConfig
+from weft.tasks import Tasks
+from weft.peer.state.checkpoint import load_model, read_contents
+from weft.executor import Inline
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.store.home import Home
+from weft.run.genesis import seal
+from weft.run.staged import StagedConfig
 from weft.pipeline.config import PipelineConfig
-from weft.stages.gather import Gathered, Gathering, Means, Sources
-from weft.stages.visit import Visitor, from_here
-from weft.stages.window import Window
-from weft.sync.rows import DdpConfig
-from weft.sync.schedule import ConstantConfig
+from weft.stages.gather.gather import Gathered, Gathering, Means, Sources
+from weft.stages.gather.visit import Visitor, from_here
+from weft.stages.reader import Window
+from weft.sync.method.presets import DdpConfig
+from weft.sync.method.schedule import ConstantConfig
 from weft.wire import digest_of
 
 T = TypeVar("T")
@@ -249,8 +249,8 @@ def test_a_visitor_takes_away_one_moment_of_a_run_that_goes_on(play: Callable[..
 def test_a_stage_that_nobody_holds_is_named(
     play: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.stages.gather.AGAIN_S", 0.1)
-    monkeypatch.setattr("weft.stages.visit.MEET_S", 3.0)
+    monkeypatch.setattr("weft.stages.gather.gather.AGAIN_S", 0.1)
+    monkeypatch.setattr("weft.stages.gather.visit.MEET_S", 3.0)
 
     async def script(house: House) -> str:
         machines = [house.start("a", wait_for=3), house.start("b"), house.start("c")]
@@ -305,7 +305,7 @@ def test_who_has_no_room_for_an_empty_stage_says_so_and_keeps_its_own(
         def full(run: StagedConfig, *_: object) -> int:
             raise TooLarge(f"section {run.stage} does not fit")
 
-        monkeypatch.setattr("weft.stages.member.fitting", full)
+        monkeypatch.setattr("weft.stages.step.member.fitting", full)
         victim = next(each for each in machines if 1 in each.company.members)
         victim.kill()
         await asyncio.sleep(60.0)

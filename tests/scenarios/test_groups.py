@@ -15,11 +15,11 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
 from weft.events import CountedThrough, RoundCommitted, Sponsored, StateJoined
 from weft.ids import Digest, PeerId
-from weft.peer.contribution import Carry
-from weft.peer.parts import Parts
-from weft.sync.groups import claims_in
-from weft.sync.messages import Manifest, Ready
-from weft.sync.rows import FedAvgConfig
+from weft.peer.state.carry import Carry
+from weft.peer.round.payloads import Parts
+from weft.sync.round.groups import claims_in
+from weft.sync.records.messages import Manifest, Ready
+from weft.sync.method.presets import FedAvgConfig
 from weft.wire import digest_of
 
 NAMES = "abcdefghi"
@@ -225,7 +225,7 @@ def test_a_sponsor_sends_what_was_decided_to_two_wards_and_the_others_have_it_fr
 
 
 def test_a_full_sponsor_sends_wards_on(make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.peer.sponsor.MAX_GROUP", 3)
+    monkeypatch.setattr("weft.peer.group.aggregator.MAX_GROUP", 3)
     swarm = start_of(make_swarm)
 
     async def scenario() -> None:

@@ -14,14 +14,14 @@ from scenarios.swarm import LEASE_TOKENS, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchOpened, Notice, RoundCommitted, StateJoined, Working
 from weft.ids import PeerId
-from weft.peer import arrival
-from weft.peer.compute import Inline
-from weft.peer.config import ShapedModel
-from weft.peer.index import CHUNK_NBYTES
-from weft.peer.pull import SILENT_S
-from weft.peer.shares import Blob
-from weft.sync.messages import Accept, Collect, Holding, Merged, Propose, Ready
-from weft.sync.rows import DiLoCoConfig
+from weft.peer.join import state_fetch as arrival
+from weft.executor import Inline
+from weft.run.config import ShapedModel
+from weft.store.index import CHUNK_NBYTES
+from weft.net.multi_source import SILENT_S
+from weft.net.shares import Blob
+from weft.sync.records.messages import Accept, Collect, Holding, Merged, Propose, Ready
+from weft.sync.method.presets import DiLoCoConfig
 
 T = TypeVar("T")
 
@@ -392,7 +392,7 @@ def test_what_was_committed_meanwhile_is_replayed_a_little_at_a_time(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results of no more rounds than fit are fetched ahead of the outer steps, each once, and from several members."""
-    monkeypatch.setattr("weft.peer.entrance.AHEAD_NBYTES", 2 * 1_800_000)
+    monkeypatch.setattr("weft.peer.join.entrance.AHEAD_NBYTES", 2 * 1_800_000)
     swarm = small(make_swarm, num_rounds=12)
     fetched: list[tuple[PeerId, str]] = []
 

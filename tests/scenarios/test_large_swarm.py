@@ -14,10 +14,10 @@ from weft.events import (
     MemberSuspected,
 )
 from weft.keys import Identity
-from weft.net.claims import accuse
-from weft.net.memory import MemoryNetwork
+from weft.net.membership.claims import accuse
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.messages import News
-from weft.net.overlay import MAX_ALL, SETTLE_S
+from weft.net.membership.overlay import MAX_ALL, SETTLE_S
 from weft.sim.seats import Hall
 
 

@@ -6,7 +6,7 @@ from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import MemberGone, RoundCommitted
 from weft.ids import PeerId
-from weft.sync.messages import Manifest, Ready
+from weft.sync.records.messages import Manifest, Ready
 
 EACH = LEASE_TOKENS // SEQ_LEN  # samples that a member trains on in a round
 

@@ -12,31 +12,17 @@ from scenarios import rules
 from scenarios.swarm import Life, Member, Swarm
 from weft.events import ActEnacted, AttemptStarted, LieProven, PayloadRejected, RoundCommitted
 from weft.ids import Attempt, Digest, PeerId
-from weft.net import blob_stream
-from weft.net.frame import encode_frame
+from weft.net.blobs import blob_stream
+from weft.net.transport.frame import encode_frame
 from weft.net.messages import BlobHeader
 from weft.net.node import Node
-from weft.peer.lies import Lies
+from weft.peer.round.lies import Lies
 from weft.peer.messages import Decision, Letter, StandingNote
-from weft.peer.parts import FETCH_FLOOR_S
-from weft.peer.rounds import MAX_GIVEN_UP
-from weft.sync.messages import (
-    MAX_COUNT,
-    Accept,
-    Base,
-    Certificate,
-    Goodbye,
-    Manifest,
-    Prepare,
-    Promise,
-    Propose,
-    Ready,
-    Refuse,
-    RoundNote,
-    Vote,
-)
-from weft.sync.rules import leader
-from weft.sync.uplinks import parts_of
+from weft.peer.round.payloads import FETCH_FLOOR_S
+from weft.peer.round.driver import MAX_GIVEN_UP
+from weft.sync.records.messages import MAX_COUNT, Accept, Base, Certificate, Goodbye, Manifest, Prepare, Promise, Propose, Ready, Refuse, RoundNote, Vote
+from weft.sync.round.rules import leader
+from weft.sync.round.part_sizes import parts_of
 from weft.wire import digest, digest_of, encode, seal
 
 MakeSwarm = Callable[..., Swarm]

@@ -7,7 +7,7 @@ from scenarios.test_anchor import settings
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import RoundCommitted, StateJoined
 from weft.net.ticket import issue, read
-from weft.peer.checkpoint import load
+from weft.peer.state.checkpoint import load
 from weft.sim.world import SECRET, Member
 
 

@@ -20,11 +20,11 @@ from weft.events import (
 from weft.ids import BranchId, Digest, Round, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.heartbeat import Membership, say_goodbye
-from weft.net.membership import FORGET_S
-from weft.net.memory import MemoryNetwork
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.membership.membership import Membership, say_goodbye
+from weft.net.membership.full_mesh import FORGET_S
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.messages import Acquaint, Contact, Heartbeat
 from weft.net.node import Node
 

@@ -11,8 +11,8 @@ from scenarios.swarm import EVERY, FEDAVG, LEASE_TOKENS, TRAIN_S, Swarm
 from scenarios.test_faults import Uneven
 from weft.codec import Fp32Config
 from weft.events import MemberProgress, Paused, PeerStarted, Resumed, RoundCommitted, RoundMissed, StepDone
-from weft.peer.absence import PAUSED
-from weft.sync.rows import DdpConfig, DiLoCoConfig
+from weft.peer.round.outcome import PAUSED
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 
 Make = Callable[..., Swarm]
 DILOCO = DiLoCoConfig(every=EVERY, codec=Fp32Config())

@@ -8,20 +8,20 @@ import msgspec
 import pytest
 
 from scenarios.swarm import write_corpus
-from weft.cli.asked import machines_of
+from weft.cli.plan.question import machines_of
 from weft.codec import Fp32Config
 from weft.data import ByteTokenizer, CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.log_file import read_jsonl
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.seal import resolve
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.genesis import resolve
 from weft.plan import profiles
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.question import Question, cluster_of
 from weft.sim.play import play
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out
+from weft.sync.method.schedule import ConstantConfig
 
 TINY = ShapedModel(num_layers=1, num_heads=2, width=32, ffn_width=48)  # 17,024 parameters
 SMALL = ShapedModel(num_layers=2, num_heads=4, width=96, ffn_width=256)  # some 250,000
@@ -132,7 +132,7 @@ QUICK = ("two peers", "a site and homes")
     "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)]
 )
 def test_a_plan_is_what_a_play_takes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 4)
     model, method, kinds = CASES[case]
     file = run_file(tmp_path, model, method, sum(kind.count for kind in kinds))
     pace = planned(file, tmp_path, kinds)
@@ -180,7 +180,7 @@ def test_a_plan_of_groups_is_what_a_play_takes(case: str, tmp_path: Path) -> Non
 
 
 def test_evaluation_is_waited_for_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 4)
     kinds = (Kind(name="lab", count=4, tokens_per_s=64.0),)
     file = run_file(tmp_path, TINY, FedAvgConfig(every=2), 4, evaluate_every=3, evaluate_windows=8)
     pace = planned(file, tmp_path, kinds)

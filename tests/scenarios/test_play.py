@@ -8,7 +8,7 @@ import pytest
 
 from scenarios.swarm import BATCH, FEDAVG, LEASE_TOKENS, SEQ_LEN
 from scenarios.theatre import FIRST_ROUNDS, NUM_ROUNDS, SPEED, Theatre
-from weft.peer.config import RunFile, ShapedModel
+from weft.run.config import RunFile, ShapedModel
 from weft.sim.faults import Fault, Kill, Line, Partition, Slow, Stop
 from weft.sim.play import Played
 from weft.sim.scenario import Kind

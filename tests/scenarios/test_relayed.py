@@ -8,10 +8,10 @@ import pytest
 from scenarios.swarm import Member, Swarm, WatchedNode
 from weft.clock import Clock
 from weft.events import LinkUp, RoundCommitted
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
 from weft.net.node import Node
-from weft.net.relay import RelayConfig
+from weft.net.blobs.relay import RelayConfig
 from weft.sim.world import Life
 
 MakeRelaying = Callable[..., "Relaying"]
@@ -36,7 +36,7 @@ class Relaying(Swarm):
 
 @pytest.fixture
 def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Relaying:
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 4)
     return Relaying(tmp_path / "swarm", num_rounds=8, num_peers=4)
 
 

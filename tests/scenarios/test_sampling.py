@@ -11,10 +11,10 @@ from scenarios.test_faults import MakeSwarm
 from weft.codec import Fp32Config
 from weft.events import RoundCommitted, RoundMissed
 from weft.ids import PeerId
-from weft.peer.absence import RESTING
-from weft.sync.choices import SampleConfig
-from weft.sync.messages import Manifest
-from weft.sync.rows import FedAvgConfig
+from weft.peer.round.outcome import RESTING
+from weft.sync.method.choices import SampleConfig
+from weft.sync.records.messages import Manifest
+from weft.sync.method.presets import FedAvgConfig
 
 HALF = FedAvgConfig(every=2, codec=Fp32Config(), among=SampleConfig(share=0.5))
 ONE = FedAvgConfig(every=2, codec=Fp32Config(), among=SampleConfig(share=0.1))

@@ -16,7 +16,7 @@ from scenarios.test_faults import MakeSwarm
 from scenarios.test_stuck import slow_down
 from weft.codec import Fp32Config
 from weft.events import RoundCommitted
-from weft.sync.rows import DdpConfig
+from weft.sync.method.presets import DdpConfig
 
 NUM_ALL = 200
 NUM_GROUPS = 40

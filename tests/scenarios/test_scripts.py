@@ -18,8 +18,8 @@ from weft.events import (
     StateJoined,
     StepDone,
 )
-from weft.net.membership import GONE_S, SUSPECT_S
-from weft.sim.crooked import CLAIM_TOKENS
+from weft.net.membership.full_mesh import GONE_S, SUSPECT_S
+from weft.sim.byzantine import CLAIM_TOKENS
 from weft.sim.faults import Corrupt, Drop, Freeze, Kill, Lie, Line, Partition, Skew, Slow
 from weft.sim.play import Played
 from weft.sim.scenario import Kind

@@ -14,8 +14,8 @@ from scenarios.test_groups import NAMES, NUM
 from scenarios.test_return import stop
 from weft.codec import CodecConfig, Fp32Config, Int2Config, Int8Config, RandomKConfig, SignConfig, TopKConfig
 from weft.events import BranchOpened, CountedThrough, LegacyCounted, LegacyDropped, PayloadRejected
-from weft.sync.choices import Choices, LowRankConfig, SgdConfig
-from weft.sync.rows import CocktailConfig, DeMoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
+from weft.sync.method.choices import Choices, LowRankConfig, SgdConfig
+from weft.sync.method.presets import CocktailConfig, DeMoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
 
 MakeSwarm = Callable[..., Swarm]
 

@@ -10,14 +10,14 @@ from scenarios.swarm import write_corpus
 from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
+from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.config import SplitConfig
 from weft.sim.faults import Freeze, Kill, Stop
 from weft.sim.play import Played, play
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.rows import DdpConfig, DiLoCoConfig
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig
+from weft.sync.method.schedule import ConstantConfig
 
 SEQ_LEN, BATCH = 16, 8
 

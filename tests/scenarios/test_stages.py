@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.clock import VirtualClock
-from weft.pipeline.tally import BatchId
+from weft.pipeline.exactly_once import BatchId
 from weft.sim.stages import Pipeline, Shape, StagePeer
 from weft.sim.stages_round import Beat
 

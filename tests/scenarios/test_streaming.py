@@ -12,7 +12,7 @@ from scenarios.swarm import Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
 from weft.events import BranchLeft, BranchOpened, PayloadOffered, RoundCommitted, StepDone, TrainsOn
-from weft.sync.rows import StreamingConfig
+from weft.sync.method.presets import StreamingConfig
 
 METHOD = StreamingConfig(every=8, fragments=2, overlap=2, mix=0.5, codec=Fp32Config())
 

@@ -10,12 +10,12 @@ from scenarios.swarm import Life, Member
 from scenarios.test_faults import MakeSwarm, leading, one_replica
 from weft.events import AttemptStarted, BranchOpened, MajorityLost, Notice, RoundCommitted, StateJoined
 from weft.ids import BranchId, PeerId, Round
-from weft.peer.branches import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S, Branches
-from weft.peer.entrance import JOINING_EXPIRES_S
+from weft.peer.fork.split import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S, Branches
+from weft.peer.join.entrance import JOINING_EXPIRES_S
 from weft.peer.messages import BranchConsent, BranchProposal
-from weft.peer.promises import Promises
-from weft.sync.messages import Certificate
-from weft.sync.rules import Durable
+from weft.store.votes import Promises
+from weft.sync.records.messages import Certificate
+from weft.sync.round.rules import Durable
 
 
 def slow_down(life: Life, delay_s: float) -> None:

@@ -12,14 +12,14 @@ from scenarios.test_companies import BATCH, DDP, crew, done, play, rounds, seale
 from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed, RoundCommitted, TeamFormed
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.home import Home
-from weft.peer.seal import seal
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.store.home import Home
+from weft.run.genesis import seal
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.config import SplitConfig
-from weft.pipeline.split.lead import LedPassed
-from weft.sync.rows import DiLoCoConfig
-from weft.sync.schedule import ConstantConfig
+from weft.pipeline.split.leader import LedPassed
+from weft.sync.method.presets import DiLoCoConfig
+from weft.sync.method.schedule import ConstantConfig
 
 HEADS, SEGMENTS = SplitConfig(by="heads"), SplitConfig(by="segments")
 

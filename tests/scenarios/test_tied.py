@@ -14,9 +14,9 @@ from weft.data.batch import Batches
 from weft.errors import ConfigError
 from weft.events import StageHeld
 from weft.model import Transformer, assemble, flatten, initial_vector
-from weft.peer.checkpoint import load_model
-from weft.peer.seal import Sealed
-from weft.sync.rows import DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig
+from weft.peer.state.checkpoint import load_model
+from weft.run.genesis import Sealed
+from weft.sync.method.presets import DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig
 
 STEPS = 6
 MATRIX = 3  # its number, after those of three stages

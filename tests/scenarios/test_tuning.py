@@ -7,8 +7,8 @@ import pytest
 from scenarios.comings import assert_it_came, replace_in_mid_round
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import MethodTuned, RoundCommitted
-from weft.sync.rows import AutoConfig
-from weft.sync.tuning import PACE, SOON
+from weft.sync.method.presets import AutoConfig
+from weft.sync.records.tuning import PACE, SOON
 
 STEP_S = 0.5
 NUM_STEPS = 600  # of each member

@@ -13,12 +13,12 @@ from weft.config import load
 from weft.data import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.ids import PeerId
-from weft.peer.config import RunFile
+from weft.run.config import RunFile
 from weft.sim.play import Machine, Played
 from weft.sim.scenario import Scenario
-from weft.sync.messages import Manifest
-from weft.sync.scope import Scope
-from weft.sync.uplinks import parts_of
+from weft.sync.records.messages import Manifest
+from weft.sync.merge.fragments import Scope
+from weft.sync.round.part_sizes import parts_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_ROUNDS = 14
@@ -50,7 +50,7 @@ def played(scenario: Scenario, tmp_path: Path) -> tuple[list[float], Played]:
 
 @pytest.fixture(autouse=True)
 def no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 1)
+    monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 1)
 
 
 def with_the_odd(name: str, tmp_path: Path) -> tuple[Machine, Machine, list[Manifest]]:

@@ -14,9 +14,9 @@ from weft.events import RoundCommitted, StepDone, WarmedUp
 from weft.ids import PeerId
 from weft.model import Transformer
 from weft.net.messages import Heartbeat
-from weft.peer.compute import Inline
+from weft.executor import Inline
 from weft.peer.messages import Joining
-from weft.sync.acts import Amend
+from weft.sync.records.acts import Amend
 
 COMPILE_S = 30.0  # for each shape
 NUM_ROUNDS = 50

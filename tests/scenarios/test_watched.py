@@ -8,8 +8,8 @@ import pytest
 from scenarios.swarm import Swarm
 from scenarios.visits import visit
 from weft.events import Entry, Event, Notice, RoundCommitted, RoundProven, StepDone
-from weft.peer.bulletin import WINDOW_S
-from weft.peer.observer import Observer
+from weft.observe.telemetry import WINDOW_S
+from weft.observe.observer import Observer
 
 ROUNDS = 10
 MOST_LONGER = 1.01
@@ -17,7 +17,7 @@ MOST_LONGER = 1.01
 
 @pytest.fixture(autouse=True)
 def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.peer.evaluation.SAMPLE_TOKENS", 4)
+    monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 4)
 
 
 def played(swarm: Swarm, *, is_watched: bool) -> tuple[float, list[Entry]]:

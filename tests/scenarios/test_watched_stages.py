@@ -11,15 +11,15 @@ from weft.dashboard.run import about_of
 from weft.events import VERSION, Entry, Event, Notice, RoundCommitted, RoundProven, StagesSeen
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import SCHEME
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import SCHEME
 from weft.net.node import Node
-from weft.peer import relaying
-from weft.peer.bulletin import Bulletins
-from weft.peer.home import Home
-from weft.peer.observer import Observer
-from weft.peer.seal import seal
+from weft.observe import relaying
+from weft.observe.telemetry import Bulletins
+from weft.store.home import Home
+from weft.observe.observer import Observer
+from weft.run.genesis import seal
 
 ROUNDS, MANY = 200, 8
 BEGUN_S, WATCHED_S = 1.0, 14.0

@@ -13,11 +13,11 @@ from scenarios.swarm import BATCH, EVERY, FEDAVG, LEASE_TOKENS, MODEL, SEQ_LEN, 
 from weft.data import CorpusConfig, TextSource
 from weft.events import BranchLeft, Event, RoundCommitted
 from weft.log_file import read_jsonl
-from weft.peer.config import RunFile, TrainConfig
+from weft.run.config import RunFile, TrainConfig
 from weft.sim.faults import Fault
 from weft.sim.play import Machine, Played, play
 from weft.sim.scenario import Kind, Scenario
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.schedule import ConstantConfig
 
 E = TypeVar("E", bound=Event)
 

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from scenarios.swarm import Member, Swarm
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.sim.world import SCHEME, SECRET
 

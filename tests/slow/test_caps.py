@@ -16,10 +16,10 @@ from weft.events import PeerStopped, RoundCommitted, StepDone
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
-from weft.net.handshake import Passport
+from weft.net.link.handshake import Passport
 from weft.net.node import Node
-from weft.net.throttle import Throttled, Valve
-from weft.net.tls import TlsConfig, TlsTransport
+from weft.net.transport.rate_limit import Throttled, Valve
+from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.wire import digest
 
 pytestmark = pytest.mark.slow

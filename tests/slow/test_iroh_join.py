@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from unit.cli.small import RUN, TEXT
-from weft.cli.running import Report
+from weft.cli.run.running import Report
 from weft.events import DataReady, LinkUp, RoundCommitted
 from weft.log_file import read_jsonl
 

@@ -13,8 +13,8 @@ import pytest
 from slow.shell import LOCAL, START_S, STOP_S, Shell
 from weft.events import MemberProgress, Notice, Paused, PeerStopped, Resumed, RoundCommitted, StepDone
 from weft.keys import read_peer
-from weft.peer.control import Wish, put_wish, read_answer
-from weft.peer.home import PeerFolder
+from weft.launch.control import Wish, put_wish, read_answer
+from weft.store.home import PeerFolder
 
 pytestmark = pytest.mark.slow
 

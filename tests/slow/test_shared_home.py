@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from unit.cli.small import RUN, TEXT
-from weft.cli.running import Report
+from weft.cli.run.running import Report
 
 pytestmark = pytest.mark.slow
 

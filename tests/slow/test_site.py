@@ -13,7 +13,7 @@ import pytest
 from slow.shell import COMMIT_S, LOCAL, START_S, Shell
 from weft.events import CheckpointSaved, Entry, PeerStopped, RoundCommitted, StateJoined
 from weft.model import ModelConfig, layout
-from weft.site.strips import strips
+from weft.ranks.strips import strips
 
 pytestmark = pytest.mark.slow
 

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from weft import cost
+from weft.cost import training as cost
 from weft.codec import Bf16Config, Fp32Config, Int4Config, Int8Config, TopKConfig
 from weft.codec.build import build
 from weft.codec.codec import Codec
-from weft.cost import Decoder, Link, Traffic
+from weft.cost.training import Decoder, Link, Traffic
 from weft.data.assign import Lease
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.model.config import ModelConfig, named, num_parameters
 from weft.model.transformer import Transformer
-from weft.net.frame import encode_frame
+from weft.net.transport.frame import encode_frame
 from weft.net.messages import BlobHeader, BlobRequest
 from weft.peer.chain import RESULTS_NBYTES
-from weft.sync import messages
-from weft.sync.groups import counted
-from weft.sync.reduce import ALIGNMENT, cut, encode_parts
+from weft.sync.records import messages
+from weft.sync.round.groups import counted
+from weft.sync.merge.reduce import ALIGNMENT, cut, encode_parts
 from weft.wire import encode, seal
 
 FP32, BF16, INT8 = build(Fp32Config()), build(Bf16Config()), build(Int8Config())
@@ -296,5 +296,5 @@ def test_large_results_are_kept_for_two_rounds() -> None:
 
 
 def test_cost_needs_neither_torch_nor_numpy() -> None:
-    program = "import sys, weft.cost; sys.exit(bool({'torch', 'numpy', 'msgspec'} & set(sys.modules)))"
+    program = "import sys, weft.cost.training; sys.exit(bool({'torch', 'numpy', 'msgspec'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

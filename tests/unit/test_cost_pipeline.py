@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft import cost, cost_pipeline
+from weft.cost import training as cost, pipeline as cost_pipeline
 from weft.codec import Bf16Config, Int8Config
 from weft.codec.build import build
 from weft.codec.dense import Fp32
-from weft.cost_pipeline import MicroBatch, Shape
+from weft.cost.pipeline import MicroBatch, Shape
 from weft.model import ModelConfig, flatten
 from weft.model.backward import forward
 from weft.model.sections import Section, sections
 from weft.model.transformer import SectionModule
-from weft.net.frame import encode_frame
+from weft.net.transport.frame import encode_frame
 from weft.net.messages import BlobHeader, BlobRequest, Call, Note, Reply
-from weft.peer.device import decoder
-from weft.peer.holding import shape_of
+from weft.train.device import decoder
+from weft.train.section_memory import shape_of
 from weft.pipeline.device import Given, parcel
 from weft.pipeline.messages import Backward, Computed, Forward, IsTaken, Verdict
 from weft.pipeline.torch_device import Codecs, TorchDevice
@@ -224,5 +224,5 @@ def test_many_that_are_computed_again_peak_near_what_is_reckoned_and_below_those
 
 
 def test_it_needs_neither_torch_nor_numpy() -> None:
-    program = "import sys, weft.cost_pipeline; sys.exit(bool({'torch', 'numpy', 'msgspec'} & set(sys.modules)))"
+    program = "import sys, weft.cost.pipeline; sys.exit(bool({'torch', 'numpy', 'msgspec'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -1,6 +1,6 @@
 """Where a command works: the home folder that holds identities, data and runs.
 
-It does not know what lies in a home (`weft.peer.home` does).
+It does not know what lies in a home (`weft.store.home` does).
 """
 
 import shlex
@@ -9,7 +9,7 @@ from typing import cast
 
 import typer
 
-from weft.door.home import default_home
+from weft.library.home import default_home
 
 
 class Place:

@@ -17,8 +17,8 @@ from weft.config import from_tree, load_tree, replace_field
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.peer.config import RunFile
-    from weft.peer.machine import PeerConfig
+    from weft.run.config import RunFile
+    from weft.run.machine import PeerConfig
 
 Transports = Annotated[str | None, typer.Option(help="Ways to reach others, best first. Default: tls,iroh,via.")]
 Machine = Annotated[Path | None, typer.Option(help="TOML file with this machine's settings (PeerConfig).")]
@@ -157,7 +157,7 @@ def machine_settings(file: Path | None, options: dict[str, Any]) -> "PeerConfig"
     Raises:
         ConfigError: names the option or the file's field.
     """
-    from weft.peer.machine import PeerConfig
+    from weft.run.machine import PeerConfig
 
     tree = {} if file is None else load_tree(file)
     if file is not None:
@@ -176,7 +176,7 @@ def check_option(dotted: str, value: Any) -> None:
     Raises:
         ConfigError: names the option, and what it may hold.
     """
-    from weft.peer.machine import PeerConfig
+    from weft.run.machine import PeerConfig
 
     tree: dict[str, Any] = {}
     replace_field(tree, dotted, value)
@@ -199,7 +199,7 @@ def run_file(path: Path, changes: Sequence[str]) -> "RunFile":
     Raises:
         ConfigError: names the file or the option, and the field.
     """
-    from weft.peer.config import RunFile
+    from weft.run.config import RunFile
 
     tree = load_tree(path)
     for dotted, changed in changes_of(changes).items():

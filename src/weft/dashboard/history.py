@@ -24,7 +24,7 @@ from typing import Any
 
 from weft.dashboard import figures
 from weft.dashboard.advice import advice_of
-from weft.dashboard.notable import notable
+from weft.dashboard.words import notable
 from weft.dashboard.now import About, Now, PeerNow
 from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.routine import described

@@ -1,6 +1,6 @@
 """What both the terminal's view and the page's history reckon from an event."""
 
-from weft import cost
+from weft.cost import training as cost
 from weft.events import RoundCommitted, StepDone
 
 AWAY = frozenset(("gone", "left", "stopped", "finished", "silent"))  # states of who is not here

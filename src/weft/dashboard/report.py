@@ -22,9 +22,9 @@ from weft.dashboard.chart import Curve, chart
 from weft.dashboard.now import PeerNow
 from weft.dashboard.run import Run
 from weft.dashboard.severity import WARNING
-from weft.peer.again import MODEL, TOKENIZER, run_file_of
-from weft.peer.config import RunConfig
-from weft.sync.in_words import in_words
+from weft.run.again import MODEL, TOKENIZER, run_file_of
+from weft.run.config import RunConfig
+from weft.dashboard.in_words import in_words
 
 MAX_FAULTS = 40  # that are told one by one, and moves
 COLUMN = 9  # of a round's row, that says of which stage it is

@@ -23,12 +23,12 @@ from weft.dashboard.stages import layers_of
 from weft.errors import ConfigError, WeftError
 from weft.events import Entry
 from weft.ids import Digest, RunId
-from weft.peer.public import public_entry
-from weft.sync.charter import Settings
-from weft.sync.in_words import in_words
+from weft.observe.redact import public_entry
+from weft.sync.records.charter import Settings
+from weft.dashboard.in_words import in_words
 
 if TYPE_CHECKING:
-    from weft.peer.config import Genesis
+    from weft.run.config import Genesis
 
 Record = dict[str, Any]
 
@@ -128,9 +128,9 @@ def shared_by(log: Path) -> "Genesis | None":
     folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
     if folder.parent.name != "runs" or len(folder.name) != 64:
         return None
-    from weft.peer.home import BlobStore
-    from weft.peer.machine import PeerConfig
-    from weft.peer.seal import MAX_RUN_NBYTES, read_run  # needs torch, for which nobody should wait without need
+    from weft.store.home import BlobStore
+    from weft.run.machine import PeerConfig
+    from weft.run.genesis import MAX_RUN_NBYTES, read_run  # needs torch, for which nobody should wait without need
 
     with suppress(WeftError, OSError, ValueError):
         data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)
@@ -144,7 +144,7 @@ def about_of(run: "Genesis", settings: Settings | None = None) -> About:
     Args:
         settings: what holds of it now; None: what it began with.
     """
-    from weft.peer.staged import StagedConfig  # needs torch, too
+    from weft.run.staged import StagedConfig  # needs torch, too
 
     known = about(run.name, run.run, settings or run.settings)
     if not isinstance(run, StagedConfig):

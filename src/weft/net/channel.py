@@ -20,13 +20,13 @@ import msgspec
 
 from weft.errors import Unreachable
 from weft.ids import Digest, PeerId, RunId, short
-from weft.net.blobs import Lookup
-from weft.net.book import Directory
-from weft.net.handshake import Passport
-from weft.net.links import OnLink
+from weft.net.blobs.blobs import Lookup
+from weft.net.link.address_book import Directory
+from weft.net.link.handshake import Passport
+from weft.net.link.links import OnLink
 from weft.net.messages import Contact
 from weft.net.node import Node
-from weft.net.services import CallHandler, NoteHandler
+from weft.net.link.handlers import CallHandler, NoteHandler
 from weft.wire import Buffer
 
 Q = TypeVar("Q", bound=msgspec.Struct)

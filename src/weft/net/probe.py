@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from weft.clock import Clock
 from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WeftError
 from weft.keys import Identity
-from weft.net.dial import DIAL_S
-from weft.net.handshake import Passport, greet, handshake_reader
+from weft.net.link.dialer import DIAL_S
+from weft.net.link.handshake import Passport, greet, handshake_reader
 from weft.net.messages import PROTOCOL, Contact, Hello
 from weft.net.ticket import Ticket
-from weft.net.transport import Stream, Transport
-from weft.net.trial import Outcome, Trial, failed
+from weft.net.transport.base import Stream, Transport
+from weft.net.link.trial import Outcome, Trial, failed
 from weft.rng import fresh_secret
 
 MAX_AT_ONCE = 16

@@ -12,12 +12,12 @@ the last manifest tells, so who was just started believes a group what all other
 the bound, and of another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
 whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
 
-Who rests may have trained in the place of one who was drawn and is away (`weft.peer.resting`): it is allowed one lease
+Who rests may have trained in the place of one who was drawn and is away (`weft.peer.loop.stand_in`): it is allowed one lease
 more in that round, within the bound.
 
 In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.
 
-A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.legacy`). Its tokens are the
+A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.legacy`). Its tokens are the
 difference between two manifests: the head of the branch that was given up, and the last common one. A head that no
 member of the last common one has signed counts as one lease.
 
@@ -31,10 +31,10 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId, Tokens, short
 from weft.keys import verify
 from weft.peer.messages import GENESIS
-from weft.sync.charter import Charter
-from weft.sync.legacy import history, history_before, unclaimed
-from weft.sync.lineage import parting
-from weft.sync.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
+from weft.sync.records.charter import Charter
+from weft.sync.governance.legacy import history, history_before, unclaimed
+from weft.sync.records.ancestry import parting
+from weft.sync.records.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
 from weft.wire import digest_of, unseal
 
 MAX_MISSING = 2  # times its allowance: what a group may bring of what was leased and has not come

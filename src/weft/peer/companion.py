@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.ids import Digest, PeerId
-from weft.peer.replica import Replica
+from weft.peer.state.replica import Replica
 from weft.peer.unmeasured import Unmeasured
-from weft.sync.messages import Manifest
+from weft.sync.records.messages import Manifest
 
 
 class Companion(Protocol):

@@ -17,11 +17,11 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from weft.ids import Attempt, BranchId, Digest, Round, RunId
-from weft.net.membership import MAX_MEMBERS
+from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.sync.acts import Reason
-from weft.sync.charter import Charter
-from weft.sync.messages import MAX_COUNT, Certificate, Manifest
+from weft.sync.records.acts import Reason
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import MAX_COUNT, Certificate, Manifest
 from weft.wire import Record, Signed
 
 GENESIS = Digest("0" * 64)  # what the first manifest of a run names as the one before it

@@ -6,7 +6,7 @@ It does not know how they are measured.
 from collections.abc import Callable
 
 from weft.peer.messages import Evaluation
-from weft.sync.messages import Manifest
+from weft.sync.records.messages import Manifest
 
 
 class Unmeasured:

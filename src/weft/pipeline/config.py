@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from weft.config import Config
-from weft.pipeline.activations import BY_DEFAULT, ActivationConfig, GradientConfig, check_gradients
+from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig, GradientConfig, check_gradients
 from weft.pipeline.split.config import SplitConfig
 
 MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from weft.ids import Digest, PeerId
-from weft.pipeline.beat import FIRST, Beat
+from weft.pipeline.step import FIRST, Beat
 from weft.wire import Buffer, digest
 
 TOKEN_NBYTES = 4

@@ -19,9 +19,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from weft.ids import PeerId
-from weft.net.membership import MAX_MEMBERS
+from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.pipeline.tally import Attempt, BatchId
+from weft.pipeline.exactly_once import Attempt, BatchId
 from weft.wire import Record
 
 MAX_TOKENS_NBYTES = 768 << 10  # of a micro-batch, four bytes a token: they fit a call's body

@@ -14,7 +14,7 @@ import asyncio
 from weft.ids import PeerId
 from weft.pipeline.device import Given
 from weft.pipeline.sender import Returned, Sender
-from weft.pipeline.tally import BatchId
+from weft.pipeline.exactly_once import BatchId
 
 PER_STAGE = 2  # micro-batches on their way
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from weft.net.tasks import Tasks
+from weft.tasks import Tasks
 
 T = TypeVar("T")
 

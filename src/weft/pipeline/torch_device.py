@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from weft.codec import bounds
-from weft.cost_pipeline import NUM_OWED
+from weft.cost.pipeline import NUM_OWED
 from weft.errors import NotFinite, PayloadError
 from weft.ids import PeerId
 from weft.model.backward import Passed, Recomputed, Recomputing, forward
 from weft.model.flat import FlatModel, Part
 from weft.model.sections import Section
 from weft.model.transformer import SectionModule
-from weft.pipeline.boundary import Activations, Boundaries, Boundary, Codecs, Samples, Shape
+from weft.pipeline.codec.boundary import Activations, Boundaries, Boundary, Codecs, Samples, Shape
 from weft.pipeline.device import TOKEN_NBYTES, Encode, Given
 from weft.wire import Buffer, digest
 

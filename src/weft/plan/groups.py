@@ -20,14 +20,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft import cost
-from weft.net.membership import MAX_MEMBERS
-from weft.net.memory_link import MSS_NBYTES
-from weft.peer.sponsor import PARALLEL
+from weft.cost import training as cost
+from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.transport.memory_link import MSS_NBYTES
+from weft.peer.group.aggregator import PARALLEL
 from weft.plan.timing import Kind, Load, RoundTime, Way, rank, round_time, stream_s, waited_for
-from weft.sync.deadline import FLOOR_S
-from weft.sync.groups import NUM_HANDED
-from weft.sync.messages import MAX_GROUP
+from weft.sync.round.deadline import FLOOR_S
+from weft.sync.round.groups import NUM_HANDED
+from weft.sync.records.messages import MAX_GROUP
 
 # Canonical bytes, as cost.round_letters has those of the electorate.
 _CLAIM_NBYTES = 170  # of a group in a manifest or plan

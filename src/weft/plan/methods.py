@@ -14,8 +14,8 @@ from weft.codec import Bf16Config, CodecConfig, RandomKConfig, TopKConfig
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.loss import MIN_ROUNDS
 from weft.plan.question import Question
-from weft.sync.choices import Choices, LowRankConfig, NesterovConfig, SignSgdConfig
-from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, spell_out
+from weft.sync.method.choices import Choices, LowRankConfig, NesterovConfig, SignSgdConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, spell_out
 
 EVERY = (10, 30, 100, 300)
 CLOSE = 1.02  # within so much of the best, the row with the fewest inner steps between outer ones is chosen

@@ -18,8 +18,8 @@ from weft.codec import CodecConfig
 from weft.plan.groups import largest_group
 from weft.plan.question import Question
 from weft.plan.timing import Load
-from weft.sync.choices import AdamWConfig, Choices, InnerConfig, NesterovConfig
-from weft.sync.groups import NUM_HANDED
+from weft.sync.method.choices import AdamWConfig, Choices, InnerConfig, NesterovConfig
+from weft.sync.round.groups import NUM_HANDED
 
 ROUND_CPU_S = 17e-3  # serving.md: of four processes with hardly a parameter, without what MESSAGES_CPU_S has
 MESSAGES_CPU_S = 3.5e-3  # rounds.md: 11.6 ms a member with 4 of them, 52.3 with 16; per other member

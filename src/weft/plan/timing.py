@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from weft import cost
-from weft.net.memory_link import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
-from weft.sync.deadline import FIRST_S, FLOOR_S, TELL_S
+from weft.cost import training as cost
+from weft.net.transport.memory_link import CHUNK_NBYTES, MSS_NBYTES, NUM_REPEATS, RTO_S
+from weft.sync.round.deadline import FIRST_S, FLOOR_S, TELL_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,9 @@ from torch import Tensor, tensor
 from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.errors import CheckpointError
-from weft.peer.inner import State
-from weft.peer.learner import Work, nothing
-from weft.peer.trainer import Trainer
+from weft.train.optimizer import State
+from weft.train.learner import Work, nothing
+from weft.train.trainer import Trainer
 
 RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of rounds
 SPREAD = 1009  # a prime: u has so many values

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.ids import PeerId
-from weft.pipeline.place import Move, Stage, moves, stage_for
+from weft.pipeline.placement import Move, Stage, moves, stage_for
 from weft.rng import order_key, stream
 
 STAY_H = 32.0  # with which placement without moves comes to what SWARM's authors saw on a trace of their own

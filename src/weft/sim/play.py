@@ -25,21 +25,21 @@ from weft.dashboard.stages import stage_of
 from weft.errors import ConfigError, NotFinite, WeftError
 from weft.events import VERSION, Entry, Evaluated, Event, RoundCommitted, RoundMissed, StageHeld
 from weft.ids import Digest, PeerId, Round, Tokens
-from weft.net.claims import ClaimReader
-from weft.net.membership import MAX_MEMBERS
-from weft.net.memory import MemoryNetwork
-from weft.peer.config import RunFile
-from weft.peer.home import Home
-from weft.peer.place import MakeTrainer
-from weft.peer.seal import seal
-from weft.peer.trainer import Trainer
+from weft.net.membership.claims import ClaimReader
+from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.transport.memory import MemoryNetwork
+from weft.run.config import RunFile
+from weft.store.home import Home
+from weft.peer.context import MakeTrainer
+from weft.run.genesis import seal
+from weft.train.trainer import Trainer
 from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.memo import shared
 from weft.sim.scenario import Kind, Scenario, at_present
 from weft.sim.world import Life, Member, Paced, World
-from weft.sync.groups import claims_in
-from weft.sync.messages import GroupRecord, Manifest
+from weft.sync.round.groups import claims_in
+from weft.sync.records.messages import GroupRecord, Manifest
 from weft.wire import digest_of
 
 MBIT = 1e6

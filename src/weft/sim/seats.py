@@ -13,11 +13,11 @@ from weft.events import Event
 from weft.ids import BranchId, Digest, PeerId, Round, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.blobs import inline
-from weft.net.claims import ClaimReader
-from weft.net.handshake import Passport
-from weft.net.heartbeat import Membership
-from weft.net.memory import SCHEME, MemoryNetwork
+from weft.net.blobs.blobs import inline
+from weft.net.membership.claims import ClaimReader
+from weft.net.link.handshake import Passport
+from weft.net.membership.membership import Membership
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 

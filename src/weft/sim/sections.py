@@ -20,11 +20,11 @@ from torch import Tensor
 from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
 from weft.model.sections import Section, whole
-from weft.peer.learner import NOTHING_CAME, Work
-from weft.peer.section_trainer import SectionTrainer
-from weft.peer.tied_trainer import TiedTrainer, halved
-from weft.pipeline.boundary import Shape
-from weft.pipeline.build_boundary import build
+from weft.train.learner import NOTHING_CAME, Work
+from weft.train.section import SectionTrainer
+from weft.train.tied import TiedTrainer, halved
+from weft.pipeline.codec.boundary import Shape
+from weft.pipeline.codec.build import build
 from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
 from weft.pipeline.worker import Sum
 from weft.sim.cost import RATE, CostTrainer

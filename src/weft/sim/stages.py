@@ -26,17 +26,17 @@ from weft.clock import VirtualClock
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import SCHEME, MemoryNetwork
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.messages import Contact
 from weft.net.node import Node
-from weft.pipeline.desk import Desk
+from weft.pipeline.dispatch import Desk
 from weft.pipeline.device import Given
-from weft.pipeline.lane import Lane
+from weft.pipeline.link import Lane
 from weft.pipeline.origin import PER_STAGE, Origin
-from weft.pipeline.place import Stage
-from weft.pipeline.route import Near, Route
+from weft.pipeline.placement import Stage
+from weft.pipeline.routing import Near, Route
 from weft.pipeline.sender import PATIENCE_S, Sender
 from weft.pipeline.worker import Worker
 from weft.sim.stages_device import TOKENS, Machine, Script, ScriptedDevice

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from weft.ids import PeerId
-from weft.pipeline.tally import NONE, Batches, BatchId, Tally, Told
+from weft.pipeline.exactly_once import NONE, Batches, BatchId, Tally, Told
 from weft.pipeline.worker import Worker
 
 NOBODY = PeerId("")

@@ -22,30 +22,30 @@ from weft.events import VERSION, Entry, Event, RoundCommitted, StepDone
 from weft.ids import Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.claims import ClaimReader
-from weft.net.handshake import Passport
-from weft.net.membership import MAX_MEMBERS
-from weft.net.memory import SCHEME, MemoryNetwork
+from weft.net.membership.claims import ClaimReader
+from weft.net.link.handshake import Passport
+from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
 from weft.net.ticket import MAX_CONTACTS
-from weft.peer import relaying
-from weft.peer.bulletin import Bulletins
-from weft.peer.checkpoint import load
-from weft.peer.compute import Compute, Inline
-from weft.peer.home import Home
-from weft.peer.machine import PeerConfig
+from weft.observe import relaying
+from weft.observe.telemetry import Bulletins
+from weft.peer.state.checkpoint import load
+from weft.executor import Compute, Inline
+from weft.store.home import Home
+from weft.run.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer, Place
-from weft.peer.place import Data, MakeTrainer
-from weft.peer.seal import Sealed, initial
-from weft.peer.staged import StagedConfig
-from weft.peer.trainer import Trainer
+from weft.peer.context import Data, MakeTrainer
+from weft.run.genesis import Sealed, initial
+from weft.run.staged import StagedConfig
+from weft.train.trainer import Trainer
 from weft.sim.cost import CostTrainer
-from weft.sim.crooked import CrookedNode
+from weft.sim.byzantine import CrookedNode
 from weft.sim.faults import Fault
 from weft.sim.sections import Owing
 from weft.sim.staged import OwingClock, StagedLife
-from weft.stages.membership import Kit
-from weft.sync.messages import Manifest
+from weft.stages.step.membership import Kit
+from weft.sync.records.messages import Manifest
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)

@@ -5,7 +5,7 @@ It does not know what is done.
 
 from collections.abc import Awaitable, Callable
 
-from weft.net.tasks import Tasks
+from weft.tasks import Tasks
 
 
 class Ending:

@@ -1,4 +1,4 @@
-"""Takes part in a run with stages, on what `weft.peer.launch` has opened: found or joined, to its end.
+"""Takes part in a run with stages, on what `weft.launch.peer` has opened: found or joined, to its end.
 
 It does not know how anything is shown.
 """
@@ -8,11 +8,11 @@ from functools import partial
 
 from weft.clock import SystemClock
 from weft.ids import Digest, Round, Tokens
-from weft.peer.launch import Stand
+from weft.launch.peer import Stand
 from weft.peer.peer import Outcome
-from weft.stages.company import Company
+from weft.stages.peer import Company
 from weft.stages.harvest import gather_at_end, has_model
-from weft.stages.membership import Kit
+from weft.stages.step.membership import Kit
 
 
 async def take_part(stand: Stand, wait_for: int | None) -> Outcome:

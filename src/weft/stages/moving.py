@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from weft.errors import NetError, PeerError, Refused
-from weft.pipeline.place import moves
-from weft.stages.member import Member
-from weft.stages.membership import Grounds
+from weft.pipeline.placement import moves
+from weft.stages.step.member import Member
+from weft.stages.step.membership import Grounds
 from weft.stages.messages import LeaveAnswer, MayLeave
-from weft.stages.roll import Roll
+from weft.stages.table import Roll
 
 MOVED_S = 120.0  # for which who has moved stays
 ASK_S = 5.0

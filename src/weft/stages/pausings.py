@@ -5,7 +5,7 @@ It does not know who wants it.
 
 from collections.abc import Callable, Iterable
 
-from weft.stages.membership import Membership
+from weft.stages.step.membership import Membership
 
 
 class Pausings:

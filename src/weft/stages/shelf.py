@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from weft.errors import CheckpointError
-from weft.peer.checkpoint import Contents, read_contents
-from weft.peer.home import CHECKPOINT_FILE, PeerFolder
-from weft.sync.messages import Manifest
+from weft.peer.state.checkpoint import Contents, read_contents
+from weft.store.home import CHECKPOINT_FILE, PeerFolder
+from weft.sync.records.messages import Manifest
 
 
 class Shelf:

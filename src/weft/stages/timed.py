@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from weft.clock import Clock
-from weft.peer.compute import Compute
+from weft.executor import Compute
 
 T = TypeVar("T")
 

@@ -3,11 +3,11 @@
 It does not know what is sent.
 """
 
-from weft.pipeline.route import Near, Route
+from weft.pipeline.routing import Near, Route
 from weft.pipeline.sender import Sender
-from weft.stages.membership import Grounds
-from weft.stages.roll import Roll
-from weft.stages.teams import leaders
+from weft.stages.step.membership import Grounds
+from weft.stages.table import Roll
+from weft.stages.step.teams import leaders
 
 
 class Ways:

@@ -3,16 +3,16 @@
 It does not know messages and heartbeats, nor who is late.
 """
 
-from weft import cost
+from weft.cost import training as cost
 from weft.codec.build import build
 from weft.codec.codec import Codec
-from weft.cost import Traffic
-from weft.sync.basis import Shapes
-from weft.sync.choices import Choices, GraphConfig
-from weft.sync.gossip import num_sent
-from weft.sync.graph import mixing
-from weft.sync.method import most_sent
-from weft.sync.shares import num_drawn
+from weft.cost.training import Traffic
+from weft.sync.merge.basis import Shapes
+from weft.sync.method.choices import Choices, GraphConfig
+from weft.sync.merge.gossip import num_sent
+from weft.sync.method.graph import mixing
+from weft.sync.merge.method import most_sent
+from weft.sync.round.leases import num_drawn
 
 
 def round_traffic(choices: Choices, shapes: Shapes, num: int, num_peers: int) -> Traffic:

@@ -9,10 +9,10 @@ import torch
 from unit.cli.small import RUN, TEXT, Answer, Kept, Weft
 from weft.cli.main import run
 from weft.config import from_tree
-from weft.peer.checkpoint import Snapshot, save
-from weft.peer.config import RunFile
-from weft.peer.home import Home
-from weft.peer.seal import initial, seal
+from weft.peer.state.checkpoint import Snapshot, save
+from weft.run.config import RunFile
+from weft.store.home import Home
+from weft.run.genesis import initial, seal
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.peer.config import RunConfig
+from weft.run.config import RunConfig
 
 TEXT = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(400))
 RUN = """

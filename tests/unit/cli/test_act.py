@@ -11,7 +11,7 @@ from unit.cli.test_bad_input import refused
 from unit.peer.crew import Member
 from weft.events import ActEnacted, ActRefused
 from weft.keys import open_identity
-from weft.peer.outline import KeysAdmission
+from weft.run.outline import KeysAdmission
 
 TLS = ("--transports", "tls")
 LONG = {"num_rounds": 1_000_000, "wait_for": 1, "num_peers": 1}

@@ -10,11 +10,11 @@ from unit.cli.small import Weft
 from unit.sim.plans import PLAN, write
 from unit.sim.test_bench_log import LINE
 from unit.sim.test_bench_point import tasks
-from weft.cli.bench import side_by_side
+from weft.cli.plan.bench import side_by_side
 from weft.errors import DataError
-from weft.sim import bench_point
-from weft.sim.bench_log import BenchLine, BenchLog, held
-from weft.sim.bench_point import Task
+from weft.bench import point as bench_point
+from weft.bench.log import BenchLine, BenchLog, held
+from weft.bench.point import Task
 
 OTHER = '[[row]]\nname = "broken"\nmethod = { type = "fedavg", every = 3 }\n'
 
@@ -177,7 +177,7 @@ def test_text_that_is_not_there_is_said_before_anything_is_played(weft: Weft, tm
 def test_without_what_draws_it_says_what_to_install(
     weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.sim.bench_plot.find_spec", lambda _name: None)
+    monkeypatch.setattr("weft.bench.plot.find_spec", lambda _name: None)
     answer = weft("bench", "methods", write(tmp_path))
     assert answer.code == 2
     said = " ".join(answer.err.split())

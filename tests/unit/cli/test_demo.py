@@ -14,19 +14,19 @@ import psutil
 import pytest
 import torch
 
-from weft.cli import here
-from weft.cli.demo_end import finished_run, judge, read_report
-from weft.cli.demo_run import Wishes, prepare, run_demo, with_tokens
-from weft.cli.pace import tokens_in, usual_s
-from weft.cli.running import Report
-from weft.cli.swarm import PeerFailed, Swarm
-from weft.cli.view import View
+from weft.cli.plan import speed_here as here
+from weft.cli.demo.end import finished_run, judge, read_report
+from weft.cli.demo.run import Wishes, prepare, run_demo, with_tokens
+from weft.cli.plan.pace import tokens_in, usual_s
+from weft.cli.run.running import Report
+from weft.cli.demo.swarm import PeerFailed, Swarm
+from weft.cli.screen.view import View
 from weft.config import load
 from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError
-from weft.peer.config import RunFile
-from weft.peer.seal import resolve
-from weft.sync.schedule import CosineConfig
+from weft.run.config import RunFile
+from weft.run.genesis import resolve
+from weft.sync.method.schedule import CosineConfig
 
 REPORT = Report(
     reason="complete",
@@ -164,7 +164,7 @@ def test_who_is_timed_among_others_has_them_at_work_beside_it(tmp_path: Path, mo
 def test_minutes_say_what_was_measured_and_what_follows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.peer.device._best", lambda: "cuda")  # which the demo's peers do not train on
+    monkeypatch.setattr("weft.train.device._best", lambda: "cuda")  # which the demo's peers do not train on
     monkeypatch.setattr(here, "usual_s", lambda step: step() or 0.1)
     wished = Wishes(2, 0.5, None, is_fresh=False, is_quiet=True)
     run_file = prepare(tmp_path / "demo", wished)
@@ -184,7 +184,7 @@ def test_peers_have_threads_for_the_cores_that_this_process_may_use(
 
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {3, 5, 7, 9}, raising=False)
-    monkeypatch.setattr("weft.cli.demo_run.Swarm", swarm)
+    monkeypatch.setattr("weft.cli.demo.run.Swarm", swarm)
     with pytest.raises(Started) as caught:
         run_demo(tmp_path / "demo", wishes(num_peers=2))
     assert caught.value.args == (("peer 1", "peer 2"), 2)

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from unit.cli.small import Weft
-from weft.cli import findings, findings_torch
-from weft.cli.finding import Finding
+from weft.cli.doctor import findings, torch as findings_torch
+from weft.cli.doctor.finding import Finding
 from weft.clock import SystemClock
 
 

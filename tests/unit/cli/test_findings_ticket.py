@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from unit.cli.small import Weft
-from weft.cli.findings_ticket import describe, judge_clock, judge_place, judge_speed, judge_ways
+from weft.cli.doctor.ticket import describe, judge_clock, judge_place, judge_speed, judge_ways
 from weft.clock import SystemClock
 from weft.errors import GenesisMismatch, Refused, Unreachable
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.gauge import Gauge, Seen, Sighting, Speed
-from weft.net.handshake import Passport
+from weft.net.speed_test import Gauge, Seen, Sighting, Speed
+from weft.net.link.handshake import Passport
 from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.ticket import issue
-from weft.net.tls import TlsConfig, TlsTransport
-from weft.net.trial import Trial
+from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.net.link.trial import Trial
 
 PEER = PeerId("cd" * 32)
 RUN = RunId("ab" * 32)

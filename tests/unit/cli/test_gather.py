@@ -14,11 +14,11 @@ from unit.cli.small import RUN, TEXT, Kept, Weft
 from unit.peer.snapshots import manifest
 from weft.config import from_tree
 from weft.model.flat import join
-from weft.peer.checkpoint import Snapshot, load_model, save
-from weft.peer.config import RunFile
-from weft.peer.home import Home, PeerFolder
-from weft.peer.seal import initial, seal
-from weft.peer.staged import StagedConfig
+from weft.peer.state.checkpoint import Snapshot, load_model, save
+from weft.run.config import RunFile
+from weft.store.home import Home, PeerFolder
+from weft.run.genesis import initial, seal
+from weft.run.staged import StagedConfig
 from weft.wire import digest_of
 
 Keep = Callable[..., list[Tensor]]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from unit.peer.test_terms import SteppingClock, made
-from weft.cli.join import TrafficWatch, describe
+from weft.cli.run.join import TrafficWatch, describe
 from weft.events import Entry, Event, Notice, RoundCommitted
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.peer.company import Pace
+from weft.launch.company import Pace
 
 ME = PeerId("e" * 64)
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.cli import findings_ticket
+from weft.cli.doctor import ticket as findings_ticket
 from weft.cli.loop import run_loop
-from weft.peer.machine import PeerConfig
+from weft.run.machine import PeerConfig
 
 
 class OtherLoop(asyncio.SelectorEventLoop):

@@ -141,7 +141,7 @@ def test_an_interrupt_is_130_and_silent(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_an_error_leaves_the_verb_as_it_is(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.cli import locate
+    from weft.cli import home as locate
 
     def fail(*_: object) -> Path:
         raise DataError("gone")

@@ -3,7 +3,7 @@
 from msgspec.structs import fields
 
 from unit.cli.small import Weft
-from weft.sync.choices import Choices
+from weft.sync.method.choices import Choices
 
 
 def test_the_method_that_is_no_row_says_what_can_be_set(weft: Weft) -> None:

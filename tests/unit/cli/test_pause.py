@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli import pause
+from weft.cli.run import pause
 from weft.errors import ConfigError, DeadlineExceeded
-from weft.peer.home import PeerFolder
+from weft.store.home import PeerFolder
 
 RUNS = ["a" * 64, "b" * 64]
 

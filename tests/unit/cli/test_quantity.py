@@ -3,9 +3,9 @@
 import pytest
 
 from weft.cli import quantity
-from weft.cli.join import capped
+from weft.cli.run.join import capped
 from weft.errors import ConfigError
-from weft.peer.caps import CapsConfig
+from weft.run.caps import CapsConfig
 
 
 @pytest.mark.parametrize(

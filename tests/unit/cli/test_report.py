@@ -12,10 +12,10 @@ from unit.cli.test_status import A, B, commit, started, step, write_log
 from weft.config import load
 from weft.events import Evaluated, LinkUp, MemberGone, Notice, PayloadOffered, RoundMissed
 from weft.ids import Round, Tokens
-from weft.peer.config import RunFile
-from weft.peer.home import Home
-from weft.peer.seal import seal
-from weft.sync.in_words import in_words
+from weft.run.config import RunFile
+from weft.store.home import Home
+from weft.run.genesis import seal
+from weft.dashboard.in_words import in_words
 
 HOSTILE = "<script>alert(1)</script>"
 

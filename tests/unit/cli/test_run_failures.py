@@ -14,17 +14,18 @@ from torch import Tensor
 from unit.cli.company import founder
 from unit.cli.small import Weft
 from unit.cli.test_bad_input import LOCAL, refused
-from weft.cli.running import Report
+from weft.cli.run.running import Report
 from weft.events import CheckpointFailed, CheckpointSaved, Event, Notice, RoundCommitted
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.log_file import read_jsonl
 from weft.model import Transformer
 from weft.net.ticket import issue, read
-from weft.peer import parting, seal
-from weft.peer.checkpoint import load, read_contents
-from weft.peer.outline import KeysAdmission
-from weft.peer.state import state_index
+from weft.peer.loop import shutdown as parting
+from weft.run import genesis as seal
+from weft.peer.state.checkpoint import load, read_contents
+from weft.run.outline import KeysAdmission
+from weft.store.chunks import state_index
 from weft.wire import digest_of
 
 E = TypeVar("E", bound=Event)
@@ -101,7 +102,7 @@ def test_first_weights_other_than_the_makers_are_25(
 def test_a_member_of_another_protocol_says_which_side_is_older(
     weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.net import dial
+    from weft.net.link import dialer as dial
 
     with founder(tmp_path / "a") as member:
         monkeypatch.setattr(dial, "PROTOCOL", dial.PROTOCOL + 1)

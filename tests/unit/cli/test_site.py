@@ -2,9 +2,9 @@
 
 import pytest
 
-from weft.cli.site import rank_of
+from weft.cli.run.torchrun import rank_of
 from weft.errors import ConfigError
-from weft.site.launch import Rank
+from weft.ranks.launch import Rank
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -6,16 +6,16 @@ from pathlib import Path
 import msgspec
 
 from unit.cli.small import Kept
-from weft.cli.generate import excerpt
-from weft.cli.summary import summary
-from weft.cli.view import Line, View
+from weft.cli.model.generate import excerpt
+from weft.cli.run.summary import summary
+from weft.cli.screen.view import Line, View
 from weft.events import Evaluated
 from weft.ids import Digest, PeerId, Round, Tokens
-from weft.peer.home import CHECKPOINT_FILE
+from weft.store.home import CHECKPOINT_FILE
 from weft.peer.peer import Outcome
-from weft.peer.staged import staged
+from weft.run.staged import staged
 from weft.pipeline.config import PipelineConfig
-from weft.sync.rows import DdpConfig, spell_out
+from weft.sync.method.presets import DdpConfig, spell_out
 
 ME, ANNA, BERT = (PeerId(letter * 64) for letter in "cab")
 

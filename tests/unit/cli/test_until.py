@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from weft.cli.until import Contributed, Until, until
+from weft.cli.options import Contributed, Until, until
 from weft.errors import ConfigError
 from weft.events import CountedThrough, Entry, Event, Notice, PeerStarted, RoundCommitted, StepDone
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens

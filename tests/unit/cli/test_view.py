@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from weft import cost
-from weft.cli.draw import curve, draw, progress, scale, traffic
-from weft.cli.screen import PlainScreen, plain_line
-from weft.cli.view import MAX_NOTABLE, Facts, Line, View, update
+from weft.cost import training as cost
+from weft.cli.screen.draw import curve, draw, progress, scale, traffic
+from weft.cli.screen.screen import PlainScreen, plain_line
+from weft.cli.screen.view import MAX_NOTABLE, Facts, Line, View, update
 from weft.dashboard import figures
-from weft.dashboard.notable import notable
+from weft.dashboard.words import notable
 from weft.events import (
     ActWaits,
     BranchOpened,

@@ -3,7 +3,7 @@
 import io
 
 from unit.hands import Hands
-from weft.cli.work_line import PRINTED_EVERY_S, WorkLine
+from weft.cli.terminal import PRINTED_EVERY_S, WorkLine
 from weft.events import Notice, Working
 
 

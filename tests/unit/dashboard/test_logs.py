@@ -4,7 +4,7 @@ from pathlib import Path
 
 from unit.dashboard.test_history import A, said
 from weft.cli.loop import run_loop
-from weft.cli.sources import follow_logs
+from weft.cli.watch.sources import follow_logs
 from weft.dashboard.logs import logged, older
 from weft.event_file import JsonlSink
 from weft.events import Entry, Notice

@@ -10,8 +10,8 @@ import pytest
 from unit.dashboard.test_history import A, B, C, commit, history, said, started, step
 from weft.dashboard.advice import advice_of
 from weft.dashboard.history import History
-from weft.dashboard.metrics import metrics_of
-from weft.dashboard.notable import notable
+from weft.dashboard.page.metrics import metrics_of
+from weft.dashboard.words import notable
 from weft.dashboard.now import About
 from weft.dashboard.report import told_of
 from weft.dashboard.routine import described

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from weft.codec import Fp32Config
-from weft.door.machine import Machine
-from weft.door.sync import Sync
+from weft.library.machine import Machine
+from weft.library.sync import Sync
 from weft.events import Entry, Event
-from weft.net.tls import TlsConfig
-from weft.peer.config import SyncConfig
-from weft.peer.machine import PeerConfig
+from weft.net.transport.tls import TlsConfig
+from weft.run.config import SyncConfig
+from weft.run.machine import PeerConfig
 from weft.peer.peer import Outcome
-from weft.sync.rows import DiLoCoConfig
+from weft.sync.method.presets import DiLoCoConfig
 
 ENDS_S = 90.0  # only ends a test that would hang
 BATCH, EVERY = 4, 3

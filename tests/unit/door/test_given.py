@@ -9,13 +9,13 @@ import torch
 from torch import distributed
 
 from unit.door.loops import small
-from weft.door.given import config_of, require_one_process, shown, whole
-from weft.door.machine import Machine
-from weft.door.sync import Sync
+from weft.library.given import config_of, require_one_process, shown, whole
+from weft.library.machine import Machine
+from weft.library.sync import Sync
 from weft.errors import ConfigError
-from weft.peer.config import SyncConfig
-from weft.peer.machine import PeerConfig
-from weft.sync.rows import ChocoConfig, DiLoCoConfig, FedAvgConfig, StreamingConfig
+from weft.run.config import SyncConfig
+from weft.run.machine import PeerConfig
+from weft.sync.method.presets import ChocoConfig, DiLoCoConfig, FedAvgConfig, StreamingConfig
 
 FINE = SyncConfig(samples=10)
 

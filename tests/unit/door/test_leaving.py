@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from unit.door.loops import ENDS_S
-from weft.door.leaving import LEAST_S, RoundTimes, most_s
+from weft.library.leaving import LEAST_S, RoundTimes, most_s
 from weft.events import Entry, Notice, RoundCommitted
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
 

@@ -14,24 +14,13 @@ from torch.nn.functional import mse_loss
 from example import example
 from unit.door.loops import BATCH, EVERY, Runner, Yard, batches, ending, small, train
 from weft.codec import Fp32Config
-from weft.door import leaving
-from weft.door.extension import extend
-from weft.door.sync import Sync
+from weft.library import leaving
+from weft.library.extension import extend
+from weft.library.sync import Sync
 from weft.errors import ConfigError, GenesisMismatch, NotFinite
 from weft.events import MemberLeft, Notice, Paused, RoundCommitted, StateJoined
-from weft.sync.choices import Choices
-from weft.sync.rows import (
-    AsyncDiLoCoConfig,
-    AutoConfig,
-    ChocoConfig,
-    CocktailConfig,
-    DPsgdConfig,
-    FedAvgConfig,
-    MethodConfig,
-    NoLoCoConfig,
-    SparseLoCoConfig,
-    StreamingConfig,
-)
+from weft.sync.method.choices import Choices
+from weft.sync.method.presets import AsyncDiLoCoConfig, AutoConfig, ChocoConfig, CocktailConfig, DPsgdConfig, FedAvgConfig, MethodConfig, NoLoCoConfig, SparseLoCoConfig, StreamingConfig
 
 ROUND = EVERY * BATCH  # samples that one member makes of it
 

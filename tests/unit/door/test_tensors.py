@@ -8,10 +8,10 @@ import torch
 from torch import distributed, nn
 
 from weft import wire
-from weft.door.tensors import Tensors, require_same
+from weft.library.tensors import Tensors, require_same
 from weft.errors import ConfigError, GenesisMismatch
-from weft.peer.config import LoopConfig, SyncConfig
-from weft.peer.launch_loop import _sealed
+from weft.run.config import LoopConfig, SyncConfig
+from weft.launch.loop import _sealed
 
 
 def run_of(tensors: Tensors) -> LoopConfig:

@@ -10,12 +10,12 @@ import pytest
 import weft
 from unit.cli.small import RUN, TEXT
 from weft.config import load
-from weft.dashboard.live import Chart
+from weft.dashboard.notebook import Chart
 from weft.errors import ConfigError
 from weft.events import Entry, PeerStopped, RoundCommitted, StepDone
-from weft.net.tls import TlsConfig
-from weft.peer.config import RunFile
-from weft.peer.machine import PeerConfig
+from weft.net.transport.tls import TlsConfig
+from weft.run.config import RunFile
+from weft.run.machine import PeerConfig
 from weft.peer.peer import Outcome
 
 ENDS_S = 90.0  # only ends a test that would hang

@@ -11,11 +11,11 @@ from weft.events import Event
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import Admission, Anyone
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import MemoryNetwork
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.net.relay import NO_RELAY, RelayConfig
+from weft.net.blobs.relay import NO_RELAY, RelayConfig
 
 RUN = RunId("ab" * 32)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.net.address import join_address, reachable_hosts, split_address
+from weft.net.transport.address import join_address, reachable_hosts, split_address
 from weft.net.messages import MAX_ADDRESSES
 
 

@@ -5,12 +5,12 @@ import pytest
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped
 from weft.ids import Digest
-from weft.net import ranges
-from weft.net.blob_stream import SLOWEST_STREAM_BPS
-from weft.net.blobs import COMING_S, SLICE_NBYTES, StillComing
-from weft.net.bulk import MAX_DIALLED_BACK
-from weft.net.frame import FRAME_S, FrameReader, encode_frame, write_frame
-from weft.net.links import MAX_VIOLATIONS
+from weft.net.blobs import ranges
+from weft.net.blobs.blob_stream import SLOWEST_STREAM_BPS
+from weft.net.blobs.blobs import COMING_S, SLICE_NBYTES, StillComing
+from weft.net.blobs.bulk import MAX_DIALLED_BACK
+from weft.net.transport.frame import FRAME_S, FrameReader, encode_frame, write_frame
+from weft.net.link.links import MAX_VIOLATIONS
 from weft.net.messages import BlobHeader, BlobRequest, BulkDialled, BulkOffer, BulkPlease, RangeRequest
 from weft.rng import integers64, stream
 from weft.wire import decode, digest, encode

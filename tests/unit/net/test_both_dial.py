@@ -9,9 +9,9 @@ from weft.events import Event, LinkDown, LinkUp
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
-from weft.net.handshake import Passport
+from weft.net.link.handshake import Passport
 from weft.net.node import Node
-from weft.net.tls import TlsConfig, TlsTransport
+from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.wire import Record
 
 

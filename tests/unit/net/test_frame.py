@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.errors import WireError
 from weft.ids import PeerId
-from weft.net.frame import FRAME_VERSION, MAX_FRAME_NBYTES, FrameReader, encode_frame, write_frame
+from weft.net.transport.frame import FRAME_VERSION, MAX_FRAME_NBYTES, FrameReader, encode_frame, write_frame
 
 
 class Script:

@@ -9,14 +9,14 @@ import pytest
 from weft.clock import VirtualClock
 from weft.errors import Refused, Unreachable
 from weft.ids import BranchId, PeerId, Round
-from weft.net import book, handshake, links, meter
-from weft.net.heartbeat import MAX_IDLE, Membership
-from weft.net.links import BARRED_S, MAX_VIOLATIONS, Links
+from weft.net.link import address_book as book, handshake, links, traffic as meter
+from weft.net.membership.membership import MAX_IDLE, Membership
+from weft.net.link.links import BARRED_S, MAX_VIOLATIONS, Links
 from weft.net.messages import Contact, Heartbeat
-from weft.net.meter import Meters
-from weft.net.overlay import NUM_FAR, NUM_RING
-from weft.net.services import Services
-from weft.sync.messages import MAX_GROUP, MAX_MEMBERS
+from weft.net.link.traffic import Meters
+from weft.net.membership.overlay import NUM_FAR, NUM_RING
+from weft.net.link.handlers import Services
+from weft.sync.records.messages import MAX_GROUP, MAX_MEMBERS
 from weft.wire import digest
 
 KEYS = [PeerId(f"{number:064x}") for number in range(8)]

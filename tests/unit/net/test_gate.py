@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from weft.clock import VirtualClock
 from weft.errors import PeerError
 from weft.ids import PeerId
-from weft.net.gate import Gate, Handshakes
-from weft.net.memory import MemoryNetwork
-from weft.net.tasks import Tasks
-from weft.net.transport import Lane, Stream
+from weft.net.transport.gate import Gate, Handshakes
+from weft.net.transport.memory import MemoryNetwork
+from weft.tasks import Tasks
+from weft.net.transport.base import Lane, Stream
 
 A, B = PeerId("a" * 64), PeerId("b" * 64)
 

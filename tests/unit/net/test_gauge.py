@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from weft.errors import CallFailed
-from weft.net import gauge
-from weft.net.gauge import LARGE_NBYTES, PAUSE_S, SMALL_NBYTES, Gauge, SpeedIs, SpeedPlease, measure, sight, zeros
+from weft.net import speed_test as gauge
+from weft.net.speed_test import LARGE_NBYTES, PAUSE_S, SMALL_NBYTES, Gauge, SpeedIs, SpeedPlease, measure, sight, zeros
 from weft.wire import digest
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from weft.events import MemberGone, MemberJoined, MemberSuspected, Notice
 from weft.ids import BranchId, Round
-from weft.net.heartbeat import Membership
+from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 
 

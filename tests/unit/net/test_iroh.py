@@ -16,9 +16,9 @@ import pytest
 from weft.config import from_tree
 from weft.errors import ConfigError, DialError, NetError
 from weft.keys import Identity
-from weft.net.iroh import IrohConfig, IrohTransport, explain
-from weft.net.iroh_patch import mend
-from weft.net.transport import Lane, Stream
+from weft.net.transport.iroh import IrohConfig, IrohTransport, explain
+from weft.net.transport.iroh_patch import mend
+from weft.net.transport.base import Lane, Stream
 
 
 async def nobody(stream: Stream, lane: Lane) -> None:
@@ -31,8 +31,8 @@ def test_nothing_of_iroh_is_loaded_or_opened_before_start() -> None:
         "opened = []\n"
         "sys.addaudithook(lambda event, args: opened.append(event) if event == 'socket.__new__' else None)\n"
         "from weft.keys import Identity\n"
-        "from weft.net.iroh import IrohConfig, IrohTransport\n"
-        "from weft.net.tls import TlsConfig, TlsTransport\n"
+        "from weft.net.transport.iroh import IrohConfig, IrohTransport\n"
+        "from weft.net.transport.tls import TlsConfig, TlsTransport\n"
         "identity = Identity.generate()\n"
         "IrohTransport(identity, IrohConfig()), TlsTransport(identity, TlsConfig())\n"
         "assert 'iroh' not in sys.modules, 'iroh was imported'\n"

@@ -3,29 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.ids import PeerId
-from weft.net.membership import (
-    FORGET_S,
-    MAX_MEMBERS,
-    Forgotten,
-    Full,
-    Gone,
-    Heard,
-    Joined,
-    Left,
-    LinkLost,
-    New,
-    Recovered,
-    Redial,
-    RedialFailed,
-    SaidGoodbye,
-    SendHeartbeat,
-    Stalled,
-    State,
-    Suspected,
-    Tick,
-    next_due,
-    step,
-)
+from weft.net.membership.full_mesh import FORGET_S, MAX_MEMBERS, Forgotten, Full, Gone, Heard, Joined, Left, LinkLost, New, Recovered, Redial, RedialFailed, SaidGoodbye, SendHeartbeat, Stalled, State, Suspected, Tick, next_due, step
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 

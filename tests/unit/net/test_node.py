@@ -19,8 +19,8 @@ from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown,
 from weft.ids import Digest, PeerId, RunId
 from weft.net import ticket
 from weft.net.admission import ByKeys, ByTicket, prove
-from weft.net.frame import FrameReader, write_frame
-from weft.net.handshake import Passport
+from weft.net.transport.frame import FrameReader, write_frame
+from weft.net.link.handshake import Passport
 from weft.net.messages import PROTOCOL, Acquaint, Contact, Hello, Rejected
 from weft.net.node import Node
 from weft.wire import Record, decode, encode
@@ -594,7 +594,7 @@ def test_other_protocol_version_is_told_apart_whatever_its_fields(world):
 def test_joiner_of_another_version_gets_a_wire_error(world, monkeypatch):
     async def scenario():
         a, b = await world.started(2)
-        monkeypatch.setattr("weft.net.dial.PROTOCOL", 2)
+        monkeypatch.setattr("weft.net.link.dialer.PROTOCOL", 2)
         with pytest.raises(WireError, match="speaks another version of weft: protocol 2 meets protocol 1"):
             await b.connect(a.peer)
 

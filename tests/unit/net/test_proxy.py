@@ -9,10 +9,10 @@ import pytest
 from weft.config import from_tree
 from weft.errors import ConfigError, DialError
 from weft.keys import Identity
-from weft.net.proxy import MAX_ANSWER_NBYTES, Proxy
-from weft.net.tls import TlsConfig, TlsTransport
-from weft.net.transport import Lane, Stream
-from weft.peer.machine import PeerConfig
+from weft.net.transport.proxy import MAX_ANSWER_NBYTES, Proxy
+from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.net.transport.base import Lane, Stream
+from weft.run.machine import PeerConfig
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

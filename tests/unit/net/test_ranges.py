@@ -2,16 +2,7 @@
 
 import pytest
 
-from weft.net.ranges import (
-    FIRST_NBYTES,
-    LEAST_NBYTES,
-    LOOK_S,
-    MAX_STREAMS,
-    MOST_NBYTES,
-    NUM_LOOKS,
-    WORTH_S,
-    Ranges,
-)
+from weft.net.blobs.ranges import FIRST_NBYTES, LEAST_NBYTES, LOOK_S, MAX_STREAMS, MOST_NBYTES, NUM_LOOKS, WORTH_S, Ranges
 
 MIB = 1 << 20
 

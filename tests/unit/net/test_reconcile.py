@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from weft.ids import PeerId
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS
-from weft.net.reconcile import MAX_GIVEN, differing, everything, is_behind, listing, newer, sums
-from weft.net.roll import Accused, Lives, Roll, believe, bury
+from weft.net.membership.anti_entropy import MAX_GIVEN, differing, everything, is_behind, listing, newer, sums
+from weft.net.membership.members import Accused, Lives, Roll, believe, bury
 
 PEERS = [PeerId(hashlib.sha256(f"peer {number}".encode()).hexdigest()) for number in range(600)]
 

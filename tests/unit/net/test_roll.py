@@ -3,28 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.ids import PeerId
-from weft.net import roll as rolls
-from weft.net.membership import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
-from weft.net.roll import (
-    EXPIRES_S,
-    LEAST_SUSPICION_S,
-    MAX_KNOWN,
-    MOST_SUSPICION_S,
-    Accused,
-    Correct,
-    Departed,
-    Lives,
-    Renew,
-    Roll,
-    Spread,
-    believe,
-    bury,
-    forgive,
-    recover,
-    suspicion_s,
-    sweep,
-)
-from weft.net.view import EMPTY, moved
+from weft.net.membership import members as rolls
+from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
+from weft.net.membership.members import EXPIRES_S, LEAST_SUSPICION_S, MAX_KNOWN, MOST_SUSPICION_S, Accused, Correct, Departed, Lives, Renew, Roll, Spread, believe, bury, forgive, recover, suspicion_s, sweep
+from weft.net.membership.anti_entropy_index import EMPTY, moved
 
 ME, A, B, C, D = (PeerId(letter * 64) for letter in "0abcd")
 OLD, NEW = b"old-life", b"new-life"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from weft.clock import VirtualClock
 from weft.errors import CallFailed, ConfigError, DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped, LinkDown, Notice
-from weft.net.frame import FrameReader, encode_frame, write_frame
+from weft.net.transport.frame import FrameReader, encode_frame, write_frame
 from weft.net.messages import (
     MAX_BODY_NBYTES,
     PROTOCOL,
@@ -24,9 +24,9 @@ from weft.net.messages import (
     Reply,
     RpcFrame,
 )
-from weft.net.meter import Meter
-from weft.net.rpc import MAX_IN_FLIGHT, MAX_QUEUED_NOTES, TURN_FRAMES, TURN_NBYTES, TURN_NOTES, Session
-from weft.net.services import Services
+from weft.net.link.traffic import Meter
+from weft.net.link.rpc import MAX_IN_FLIGHT, MAX_QUEUED_NOTES, TURN_FRAMES, TURN_NBYTES, TURN_NOTES, Session
+from weft.net.link.handlers import Services
 from weft.wire import Record, decode, encode
 
 

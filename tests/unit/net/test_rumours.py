@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.ids import PeerId
-from weft.net.rumours import LAMBDA, MAX_RUMOURS, STALE_S, Log, add, leave, meet, pending, prune, take
+from weft.net.membership.broadcasts import LAMBDA, MAX_RUMOURS, STALE_S, Log, add, leave, meet, pending, prune, take
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 

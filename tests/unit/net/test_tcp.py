@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from weft.net import tcp
+from weft.net.transport import tcp
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such option")

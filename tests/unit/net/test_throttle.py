@@ -7,9 +7,9 @@ import pytest
 from weft.clock import VirtualClock
 from weft.errors import PeerError
 from weft.ids import PeerId
-from weft.net.memory import MemoryNetwork
-from weft.net.throttle import Bucket, Ration, Throttled, Valve
-from weft.net.transport import Lane, Stream, Transport
+from weft.net.transport.memory import MemoryNetwork
+from weft.net.transport.rate_limit import Bucket, Ration, Throttled, Valve
+from weft.net.transport.base import Lane, Stream, Transport
 
 A, B = PeerId("a" * 64), PeerId("b" * 64)
 MIB = 1 << 20

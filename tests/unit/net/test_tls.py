@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from weft.config import from_tree
 from weft.errors import ConfigError, DialError, NetError
 from weft.keys import Identity, verify
-from weft.net import tcp, tls_certificate
-from weft.net.tls import TlsConfig, TlsTransport
-from weft.net.tls_certificate import certified_peer, client_context, make_certificate, server_context
-from weft.net.tls_stream import SMALL_NBYTES
-from weft.net.transport import Lane, Stream
+from weft.net.transport import tcp, tls_certificate
+from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.net.transport.tls_certificate import certified_peer, client_context, make_certificate, server_context
+from weft.net.transport.tls_stream import SMALL_NBYTES
+from weft.net.transport.base import Lane, Stream
 
 TEST_ENDS_S = 20
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from weft.net.tasks import Tasks
-from weft.net.tls_stream import InLoop, InThreads, TlsStream
+from weft.tasks import Tasks
+from weft.net.transport.tls_stream import InLoop, InThreads, TlsStream
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from weft.ids import PeerId
 from weft.net.messages import Contact
-from weft.net.trial import called, failed, listed, places, told
+from weft.net.link.trial import called, failed, listed, places, told
 
 PEER = PeerId("cd" * 32)
 TLS = "tls://198.51.100.7:4433"

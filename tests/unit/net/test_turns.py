@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 from weft.clock import VirtualClock
-from weft.net.turns import QUIET_S, SHARE, SLICE_NBYTES, STARVED_S, STUCK_S, Turns
+from weft.net.blobs.priority import QUIET_S, SHARE, SLICE_NBYTES, STARVED_S, STUCK_S, Turns
 
 
 async def flood(turns: Turns, sent: list[float]) -> None:

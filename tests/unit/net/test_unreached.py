@@ -6,8 +6,8 @@ import pytest
 
 from weft.ids import PeerId
 from weft.net.messages import Contact
-from weft.net.trial import failed
-from weft.net.unreached import nobody, one, verdict
+from weft.net.link.trial import failed
+from weft.net.link.unreached import nobody, one, verdict
 
 PEERS = [PeerId(f"{n:02x}" * 32) for n in range(16)]
 SILENT = "no answer within 8 s"

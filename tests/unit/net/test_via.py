@@ -7,11 +7,11 @@ import pytest
 
 from weft.errors import DialError, Unreachable
 from weft.events import ConnectionDropped, LinkDown, LinkUp
-from weft.net.bulk import Bulk
-from weft.net.frame import write_frame
+from weft.net.blobs.bulk import Bulk
+from weft.net.transport.frame import write_frame
 from weft.net.messages import Reaches, RelayAnswer, Relayed, WhoReaches
-from weft.net.relay import RelayConfig
-from weft.net.throttle import BURST_S, SLICE_S
+from weft.net.blobs.relay import RelayConfig
+from weft.net.transport.rate_limit import BURST_S, SLICE_S
 from weft.wire import Record, digest, encode
 
 HOUR_S = 3600.0

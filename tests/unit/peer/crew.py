@@ -1,4 +1,4 @@
-"""Whole peers of one run in this process, as `weft.peer.launch` makes them: TLS on loopback, a home for each.
+"""Whole peers of one run in this process, as `weft.launch.peer` makes them: TLS on loopback, a home for each.
 
 crew = Crew(tmp_path)
 async with crew.deadline():
@@ -19,15 +19,15 @@ from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.events import Entry, Event, MemberProgress, StepDone
 from weft.ids import PeerId
-from weft.net.tls import TlsConfig
-from weft.peer.config import RunFile, ShapedModel, TrainConfig
-from weft.peer.footing import Options
-from weft.peer.home import Home
-from weft.peer.launch import found, join
-from weft.peer.machine import PeerConfig
+from weft.net.transport.tls import TlsConfig
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.launch.session import Options
+from weft.store.home import Home
+from weft.launch.peer import found, join
+from weft.run.machine import PeerConfig
 from weft.peer.peer import Outcome, Peer
-from weft.sync.rows import FedAvgConfig, MethodConfig
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.presets import FedAvgConfig, MethodConfig
+from weft.sync.method.schedule import ConstantConfig
 
 E = TypeVar("E", bound=Event)
 

@@ -12,14 +12,15 @@ from weft.errors import DiskFull
 from weft.events import Event, Notice
 from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
-from weft.peer import acts, record_file
-from weft.peer.acts import TELL_AGAIN_S, Acts
-from weft.peer.lies import MAX_LIES, Lies
+from weft.peer.round import pending_acts as acts
+from weft.store import record_file
+from weft.peer.round.pending_acts import TELL_AGAIN_S, Acts
+from weft.peer.round.lies import MAX_LIES, Lies
 from weft.peer.messages import ContradictionNote
-from weft.sync.acts import MAX_CONTRADICTION_NBYTES, Warrant
-from weft.sync.charter import Struck
-from weft.sync.machine import replace
-from weft.sync.messages import Accept, RoundNote
+from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
+from weft.sync.records.charter import Struck
+from weft.sync.round.machine import replace
+from weft.sync.records.messages import Accept, RoundNote
 from weft.wire import seal
 
 IDENTITIES = sorted((Identity.from_seed(bytes([number] * 32)) for number in range(4)), key=lambda each: each.peer)

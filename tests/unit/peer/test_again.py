@@ -8,12 +8,12 @@ import pytest
 from unit.cli.small import RUN, TEXT
 from weft.config import dump, load
 from weft.model import write_folder
-from weft.peer.again import MODEL, TOKENIZER, run_file_of
-from weft.peer.config import FolderModel, RunConfig, RunFile, SizedModel
-from weft.peer.home import Home
-from weft.peer.seal import initial, load_tokenizer, seal
-from weft.sync.messages import MAX_GROUP
-from weft.sync.rows import DiLoCoConfig, NoLoCoConfig, SparseLoCoConfig, StreamingConfig
+from weft.run.again import MODEL, TOKENIZER, run_file_of
+from weft.run.config import FolderModel, RunConfig, RunFile, SizedModel
+from weft.store.home import Home
+from weft.run.genesis import initial, load_tokenizer, seal
+from weft.sync.records.messages import MAX_GROUP
+from weft.sync.method.presets import DiLoCoConfig, NoLoCoConfig, SparseLoCoConfig, StreamingConfig
 
 
 @pytest.fixture

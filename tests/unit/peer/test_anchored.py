@@ -11,12 +11,12 @@ from weft import wire
 from weft.errors import DataError, GenesisMismatch
 from weft.ids import Attempt, BranchId, Digest, Round, RunId, Tokens
 from weft.keys import Identity
-from weft.peer.anchored import Anchored
+from weft.anchor.disk import Anchored
 from weft.peer.chain import genesis, open_branch
-from weft.peer.home import Home
-from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex
-from weft.peer.outline import public, read_outline
-from weft.sync.messages import Accept, Certificate, Counted, Manifest, PartResult, RoundNote, next_base
+from weft.store.home import Home
+from weft.store.index import CHUNK_NBYTES, StateIndex, VectorIndex
+from weft.run.outline import public, read_outline
+from weft.sync.records.messages import Accept, Certificate, Counted, Manifest, PartResult, RoundNote, next_base
 from weft.wire import digest, digest_of, encode, seal
 
 ME = Identity.from_seed(bytes(32))

@@ -8,11 +8,11 @@ import pytest
 from charters import charter
 from weft.clock import VirtualClock
 from weft.ids import BranchId, Digest, PeerId, RunId
-from weft.peer.asking import FAILED_S, Asking
+from weft.peer.join.ranking import FAILED_S, Asking
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateOffer
-from weft.peer.offered import Offered, most_offered, opened
-from weft.sync.machine import replace
+from weft.peer.join.offers import Offered, most_offered, opened
+from weft.sync.round.machine import replace
 
 RUN = RunId("cc" * 32)
 A, B, C, D = (PeerId(digit * 64) for digit in "abcd")

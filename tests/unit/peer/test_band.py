@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weft.ids import PeerId
-from weft.peer.band import BEGUN, DUE, FIRST_ROUNDS, IN_A_ROW, STRETCH, WINDOW, Band, Progress, Strayed
+from weft.peer.loop.outliers import BEGUN, DUE, FIRST_ROUNDS, IN_A_ROW, STRETCH, WINDOW, Band, Progress, Strayed
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from weft.ids import PeerId
-from weft.net.turns import SHARE
-from weft.peer.blocks import DAY_S, LEAST_REST_S, REST, SILENT_S, TRIAL_S, Blocks, Ended
+from weft.net.blobs.priority import SHARE
+from weft.peer.join.hold_rule import DAY_S, LEAST_REST_S, REST, SILENT_S, TRIAL_S, Blocks, Ended
 
 A, B = PeerId("a" * 64), PeerId("b" * 64)
 LONGEST_S = 600.0

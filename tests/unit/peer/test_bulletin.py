@@ -8,17 +8,7 @@ from weft.events import VERSION, Entry, Event, MemberProgress, Notice, StepDone,
 from weft.ids import PeerId, Round, RunId, Step
 from weft.keys import Identity, verify
 from weft.log_file import read_lines
-from weft.peer.bulletin import (
-    MAX_KEPT,
-    MAX_LINES,
-    MAX_NBYTES,
-    MAX_TOLD,
-    WINDOW_S,
-    Bulletin,
-    BulletinAnswer,
-    BulletinRequest,
-    Bulletins,
-)
+from weft.observe.telemetry import MAX_KEPT, MAX_LINES, MAX_NBYTES, MAX_TOLD, WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest, Bulletins
 from weft.wire import unseal
 
 RUN = RunId("ab" * 32)

@@ -12,10 +12,10 @@ from weft.clock import VirtualClock
 from weft.config import from_tree
 from weft.errors import ConfigError
 from weft.events import Event, Notice
-from weft.peer.caps import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at, span
-from weft.peer.guard import DayCount, Guard
-from weft.peer.host import chosen_cores, limit_cores, process_nbytes
-from weft.peer.machine import PeerConfig
+from weft.run.caps import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at, span
+from weft.launch.guard import DayCount, Guard
+from weft.run.host import chosen_cores, limit_cores, process_nbytes
+from weft.run.machine import PeerConfig
 
 DAY_S = 86_400.0
 

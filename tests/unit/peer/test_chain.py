@@ -9,15 +9,15 @@ from charters import charter
 from weft.errors import WireError
 from weft.ids import Attempt, BranchId, PeerId, RunId
 from weft.keys import Identity, verify
-from weft.net.membership import MAX_MEMBERS
+from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.proofs import Proofs, accept_of
-from weft.sync import round
-from weft.sync.machine import replace
-from weft.sync.messages import Accept, Certificate, Committed, Counted, Goodbye, Manifest, PartResult, RoundNote
-from weft.sync.rules import leader
-from weft.sync.shares import lease
+from weft.peer.round.proofs import Proofs, accept_of
+from weft.sync.round import round
+from weft.sync.round.machine import replace
+from weft.sync.records.messages import Accept, Certificate, Committed, Counted, Goodbye, Manifest, PartResult, RoundNote
+from weft.sync.round.rules import leader
+from weft.sync.round.leases import lease
 from weft.wire import Signed, decode, digest, digest_of, encode, seal
 
 RUN = RunId("cc" * 32)

@@ -21,10 +21,10 @@ from weft import wire
 from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, TooLarge
 from weft.ids import Digest
-from weft.peer import checkpoint
-from weft.peer.checkpoint import Snapshot, load, load_model, read_contents, save
-from weft.peer.index import CHUNK_NBYTES
-from weft.peer.state import raw, state_index
+from weft.peer.state import checkpoint
+from weft.peer.state.checkpoint import Snapshot, load, load_model, read_contents, save
+from weft.store.index import CHUNK_NBYTES
+from weft.store.chunks import raw, state_index
 
 FILES = ["checkpoint.json", "private-1.safetensors", "replicated-1.safetensors", "run-*.bin", "tokenizer-*.bin"]
 DEADLINE_S = 120.0  # of a process that saves; it takes a few seconds

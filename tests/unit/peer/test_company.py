@@ -14,12 +14,12 @@ from weft.events import RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
 from weft.net.messages import Contact, Heartbeat
 from weft.net.ticket import issue, read
-from weft.peer.company import CALLED_S, HEARD_S, NOBODY, Company, Pace
-from weft.peer.footing import Options
-from weft.peer.home import Home
-from weft.peer.launch import join
-from weft.peer.machine import PeerConfig
-from weft.peer.terms import Terms
+from weft.launch.company import CALLED_S, HEARD_S, NOBODY, Company, Pace
+from weft.launch.session import Options
+from weft.store.home import Home
+from weft.launch.peer import join
+from weft.run.machine import PeerConfig
+from weft.launch.terms import Terms
 
 ANNA, BERT, CARL = (PeerId(letter * 64) for letter in "abc")
 

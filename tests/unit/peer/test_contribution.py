@@ -12,13 +12,13 @@ from weft.clock import VirtualClock
 from weft.codec import Bf16Config, Fp32Config, Int8Config
 from weft.errors import CheckpointError
 from weft.model import initial_vector
-from weft.peer.absence import Fate
-from weft.peer.config import RunConfig
-from weft.peer.contribution import OVERDUE_ROUNDS, Carry
-from weft.peer.machine import PeerConfig
-from weft.peer.replica import Replica
-from weft.peer.trainer import Trainer
-from weft.sync.rows import DdpConfig, DiLoCoConfig
+from weft.peer.round.outcome import Fate
+from weft.run.config import RunConfig
+from weft.peer.state.carry import OVERDUE_ROUNDS, Carry
+from weft.run.machine import PeerConfig
+from weft.peer.state.replica import Replica
+from weft.train.trainer import Trainer
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 
 LEASE = np.arange(8)
 DDP = DdpConfig(codec=Fp32Config())

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from weft.clock import VirtualClock
-from weft.peer import control
-from weft.peer.control import ASKED, Control, Wish, put_wish, read_answer, take_wish
-from weft.peer.home import PeerFolder
+from weft.launch import control
+from weft.launch.control import ASKED, Control, Wish, put_wish, read_answer, take_wish
+from weft.store.home import PeerFolder
 
 
 class Peer:

@@ -7,26 +7,17 @@ import pytest
 import torch
 
 from unit.peer.tiny import MODEL, run_config
-from weft import cost
+from weft.cost import training as cost
 from weft.codec import Int8Config
 from weft.codec.build import build
 from weft.errors import ConfigError, TooLarge
 from weft.model import named, num_parameters
-from weft.peer import device as module
-from weft.peer import host
-from weft.peer.caps import CapsConfig
-from weft.peer.device import (
-    Device,
-    check_fits,
-    choose,
-    decoder,
-    host_free_nbytes,
-    is_out_of_memory,
-    limit_memory,
-    needed_nbytes,
-)
-from weft.peer.machine import PeerConfig
-from weft.sync.rows import DdpConfig, DiLoCoConfig
+from weft.train import device as module
+from weft.run import host
+from weft.run.caps import CapsConfig
+from weft.train.device import Device, check_fits, choose, decoder, host_free_nbytes, is_out_of_memory, limit_memory, needed_nbytes
+from weft.run.machine import PeerConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 
 CPU = Device(torch.device("cpu"), "fp32", "cpu")
 GPU = Device(torch.device("cuda", 0), "bf16", "a GPU")

@@ -15,11 +15,11 @@ from weft.clock import VirtualClock
 from weft.ids import BranchId, PeerId, Round, RunId
 from weft.peer import chain as module
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.compute import Inline
-from weft.peer.donor import PIN_S, Donor
+from weft.executor import Inline
+from weft.peer.join.state_server import PIN_S, Donor
 from weft.peer.messages import ChainRequest, StateRequest
-from weft.peer.pool import Pool
-from weft.sync.messages import Certificate, Manifest
+from weft.store.pool import Pool
+from weft.sync.records.messages import Certificate, Manifest
 from weft.wire import digest_of
 
 RUN, A, B = RunId("cc" * 32), PeerId("aa" * 32), PeerId("bb" * 32)

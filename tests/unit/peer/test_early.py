@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.peer.early import NUM_KEPT, NUM_OTHERS, Early
-from weft.sync.messages import Collect, Merged, Ready, RoundNote
+from weft.peer.round.early import NUM_KEPT, NUM_OTHERS, Early
+from weft.sync.records.messages import Collect, Merged, Ready, RoundNote
 
 A, B = PeerId("a" * 64), PeerId("b" * 64)
 SIGNED: Any = object()  # not looked at

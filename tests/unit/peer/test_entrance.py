@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.clock import VirtualClock
 from weft.ids import BranchId, Digest, PeerId
-from weft.peer.entrance import JOINING_EXPIRES_S, Entrance
+from weft.peer.join.entrance import JOINING_EXPIRES_S, Entrance
 from weft.peer.messages import Joining
 
 KEYS = [PeerId(f"{number:064x}") for number in range(4)]

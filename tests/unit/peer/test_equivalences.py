@@ -11,14 +11,14 @@ from unit.peer.tiny import batches, run_config
 from weft.clock import VirtualClock
 from weft.codec import Fp32Config
 from weft.model import assemble, initial_vector
-from weft.peer.config import RunConfig
-from weft.peer.machine import PeerConfig
-from weft.peer.trainer import Trainer
-from weft.sync.choices import Choices, InnerSgdConfig, OptimizerConfig, SgdConfig
-from weft.sync.mean import merge
-from weft.sync.method import Method
-from weft.sync.outer import StepContext
-from weft.sync.rows import DdpConfig, FedAvgConfig, MethodConfig
+from weft.run.config import RunConfig
+from weft.run.machine import PeerConfig
+from weft.train.trainer import Trainer
+from weft.sync.method.choices import Choices, InnerSgdConfig, OptimizerConfig, SgdConfig
+from weft.sync.merge.mean import merge
+from weft.sync.merge.method import Method
+from weft.sync.merge.outer import StepContext
+from weft.sync.method.presets import DdpConfig, FedAvgConfig, MethodConfig
 
 STEPS = 20
 RATE = 1e-2  # of `run_config`, constant

@@ -12,8 +12,8 @@ from unit.peer.test_chain import MEMBERS, RUN
 from weft.events import Evaluated, Event, Working
 from weft.ids import BranchId
 from weft.peer.chain import genesis, open_branch
-from weft.peer.compute import Threads
-from weft.peer.evaluation import Evaluator
+from weft.executor import Threads
+from weft.peer.loop.evaluate import Evaluator
 from weft.progress import EVERY_S
 
 ME = MEMBERS[0].peer

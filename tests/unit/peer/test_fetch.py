@@ -16,12 +16,12 @@ from weft.events import DataReady, Event
 from weft.ids import Digest, PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.handshake import Passport
-from weft.net.memory import SCHEME, MemoryNetwork
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
-from weft.peer.fetch import fetch_files
-from weft.peer.home import Home
-from weft.peer.outline import data_ready
+from weft.launch.fetch import fetch_files
+from weft.store.home import Home
+from weft.run.outline import data_ready
 from weft.wire import Buffer, digest
 
 NUM_SHARDS = 24

@@ -12,8 +12,8 @@ from weft.data.tokenizer import from_bytes
 from weft.events import Evaluated
 from weft.inference import Sampling, generate
 from weft.model import assemble, write_folder
-from weft.peer.checkpoint import load_model
-from weft.peer.config import FolderModel
+from weft.peer.state.checkpoint import load_model
+from weft.run.config import FolderModel
 from weft.rng import stream
 
 with warnings.catch_warnings():

@@ -11,12 +11,12 @@ import pytest
 from weft.clock import VirtualClock
 from weft.ids import RunId
 from weft.keys import Identity
-from weft.peer import control
-from weft.peer.bulletin import Bulletins
-from weft.peer.caps import CapsConfig
-from weft.peer.footing import Footing
-from weft.peer.guard import DayCount
-from weft.peer.home import PeerFolder
+from weft.launch import control
+from weft.observe.telemetry import Bulletins
+from weft.run.caps import CapsConfig
+from weft.launch.session import Footing
+from weft.launch.guard import DayCount
+from weft.store.home import PeerFolder
 
 
 class Peer:

@@ -11,8 +11,8 @@ from unit.peer.test_donor import Node, Slow
 from weft.clock import VirtualClock
 from weft.errors import CheckpointError
 from weft.ids import Digest, PeerId
-from weft.peer.compute import Inline
-from weft.peer.forks import MAX_HELD, SERVED_S, ForkDonor
+from weft.executor import Inline
+from weft.peer.state.fork_state import MAX_HELD, SERVED_S, ForkDonor
 from weft.peer.messages import ForkRequest
 
 ASKER = PeerId("aa" * 32)

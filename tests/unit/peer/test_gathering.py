@@ -12,15 +12,15 @@ from charters import charter
 from weft.clock import VirtualClock
 from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
-from weft.net.tasks import Tasks
+from weft.tasks import Tasks
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.gathering import NUM_TRIES, REPEAT_S, Gathering
+from weft.peer.round.gather import NUM_TRIES, REPEAT_S, Gathering
 from weft.peer.messages import Gathered
-from weft.peer.reach import Reach
-from weft.sync import round as machine
-from weft.sync.machine import Input, Lost, State
-from weft.sync.messages import Base, Contribution, Ready
-from weft.sync.rules import leader
+from weft.peer.round.reach import Reach
+from weft.sync.round import round as machine
+from weft.sync.round.machine import Input, Lost, State
+from weft.sync.records.messages import Base, Contribution, Ready
+from weft.sync.round.rules import leader
 
 RUN = RunId("cc" * 32)
 CHARTER = charter()

@@ -8,10 +8,10 @@ from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.net.messages import Heartbeat
 from weft.peer.chain import genesis, open_branch, signers
-from weft.peer.heed import NEAR, Proof, chosen, furthest, is_further, is_heeded
-from weft.sync.charter import Charter
-from weft.sync.lineage import Fork
-from weft.sync.messages import Accept, Certificate, Manifest, RoundNote
+from weft.peer.fork.choice import NEAR, Proof, chosen, furthest, is_further, is_heeded
+from weft.sync.records.charter import Charter
+from weft.sync.records.ancestry import Fork
+from weft.sync.records.messages import Accept, Certificate, Manifest, RoundNote
 from weft.wire import digest_of, seal
 
 MAIN, OTHER = BranchId("a" * 64), BranchId("b" * 64)

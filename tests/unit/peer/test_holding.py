@@ -6,31 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from weft import cost_pipeline
+from weft.cost import pipeline as cost_pipeline
 from weft.codec import Bf16Config
 from weft.model import ModelConfig, flatten
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
-from weft.peer import inner
-from weft.peer.config import TrainConfig
-from weft.peer.device import Device
-from weft.peer.holding import (
-    Holding,
-    least_nbytes,
-    micro_batch,
-    most_taken,
-    needed_nbytes,
-    on_cpu,
-    on_gpu,
-    section_memory,
-    shape_of,
-    usual_taken,
-)
-from weft.pipeline.activations import LplrConfig, SubspaceConfig
+from weft.train import optimizer as inner
+from weft.run.config import TrainConfig
+from weft.train.device import Device
+from weft.train.section_memory import Holding, least_nbytes, micro_batch, most_taken, needed_nbytes, on_cpu, on_gpu, section_memory, shape_of, usual_taken
+from weft.pipeline.codec.activations import LplrConfig, SubspaceConfig
 from weft.pipeline.config import PipelineConfig
-from weft.sync.choices import AdamWConfig, InnerSgdConfig, OptimizerConfig
-from weft.sync.rows import DdpConfig, DiLoCoConfig, spell_out
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, OptimizerConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig, spell_out
+from weft.sync.method.schedule import ConstantConfig
 
 MODEL = ModelConfig(
     vocab_size=300, num_layers=7, num_heads=4, num_kv_heads=2, width=64, ffn_width=96, max_seq_len=32, has_qk_norm=True

@@ -8,7 +8,7 @@ import pytest
 from weft import wire
 from weft.errors import ConfigError, DataError
 from weft.ids import Digest, PeerId, RunId
-from weft.peer.home import BlobStore, Home
+from weft.store.home import BlobStore, Home
 
 DATA = bytes(range(256)) * 50
 RUN, PEER = RunId("ab" * 32), PeerId("cd" * 32)

@@ -14,12 +14,12 @@ from weft.errors import ConfigError, TooLarge
 from weft.ids import Digest, PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
-from weft.net.handshake import Passport
+from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.ticket import issue
-from weft.net.tls import TlsConfig, TlsTransport
-from weft.peer.home import Home
-from weft.peer.seal import seal
+from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.store.home import Home
+from weft.run.genesis import seal
 from weft.wire import Buffer, digest, encode
 
 

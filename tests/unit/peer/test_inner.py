@@ -9,8 +9,8 @@ from unit.peer.tiny import MODEL
 from weft.errors import CheckpointError
 from weft.model import FlatModel, Transformer, flatten, initial_vector
 from weft.model.flat import layer_matrices
-from weft.peer.inner import build, orthogonalized
-from weft.sync.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
+from weft.train.optimizer import build, orthogonalized
+from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
 
 
 @pytest.fixture(autouse=True)

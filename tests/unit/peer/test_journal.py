@@ -7,9 +7,9 @@ import pytest
 from unit.peer.snapshots import DIGEST, manifest
 from weft.errors import DiskFull
 from weft.ids import Attempt, Round
-from weft.peer.journal import Journal
-from weft.peer.pool import Pool
-from weft.sync.messages import Certificate
+from weft.store.journal import Journal
+from weft.store.pool import Pool
+from weft.sync.records.messages import Certificate
 from weft.wire import digest
 
 

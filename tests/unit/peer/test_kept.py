@@ -9,10 +9,10 @@ import pytest
 from model.world import first_base
 from weft.errors import ConfigError, DiskFull
 from weft.net.admission import Anyone, ByTicket
-from weft.peer.home import PeerFolder
-from weft.peer.kept import keep_secret, keep_ticket, read_secret
-from weft.peer.promises import Promises
-from weft.sync.rules import Durable
+from weft.store.home import PeerFolder
+from weft.store.tickets import keep_secret, keep_ticket, read_secret
+from weft.store.votes import Promises
+from weft.sync.round.rules import Durable
 
 SECRET = bytes(range(16))
 

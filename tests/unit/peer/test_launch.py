@@ -1,4 +1,4 @@
-"""Runs as `weft.peer.launch` makes them: other machines' files, going on after a stop, and what cannot be done."""
+"""Runs as `weft.launch.peer` makes them: other machines' files, going on after a stop, and what cannot be done."""
 
 import asyncio
 import threading
@@ -16,13 +16,14 @@ from weft.events import DataReady, RoundCommitted, StepDone
 from weft.ids import PeerId, RunId
 from weft.keys import Identity, open_identity, read_peer
 from weft.net.ticket import issue, read
-from weft.peer import device, launch
-from weft.peer.checkpoint import Snapshot, load
-from weft.peer.home import Home
-from weft.peer.outline import KeysAdmission
+from weft.train import device
+from weft.launch import peer as launch
+from weft.peer.state.checkpoint import Snapshot, load
+from weft.store.home import Home
+from weft.run.outline import KeysAdmission
 from weft.peer.peer import Peer
-from weft.sync.rows import FedAvgConfig
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.presets import FedAvgConfig
+from weft.sync.method.schedule import ConstantConfig
 
 # --- data ---
 

@@ -8,12 +8,12 @@ import pytest
 from weft import wire
 from weft.errors import ConfigError, TooLarge
 from weft.ids import Digest, RunId
-from weft.peer.amended import amended, amendment, first_charter
-from weft.peer.config import FrozenConfig, LoopConfig, SyncConfig, TensorConfig
-from weft.peer.outline import TicketAdmission, read_outline
-from weft.peer.seal import on_corpus, read_run
-from weft.sync.enact import amended_settings
-from weft.sync.rows import DdpConfig, DeMoConfig, FedAvgConfig, MethodConfig, PowerSgdConfig, spell_out
+from weft.run.amend import amended, amendment, first_charter
+from weft.run.config import FrozenConfig, LoopConfig, SyncConfig, TensorConfig
+from weft.run.outline import TicketAdmission, read_outline
+from weft.run.genesis import on_corpus, read_run
+from weft.sync.governance.enact import amended_settings
+from weft.sync.method.presets import DdpConfig, DeMoConfig, FedAvgConfig, MethodConfig, PowerSgdConfig, spell_out
 
 
 def config(**fields: Any) -> LoopConfig:

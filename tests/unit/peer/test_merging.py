@@ -10,15 +10,15 @@ from charters import charter
 from weft.codec import Fp32Config
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.compute import Inline
-from weft.peer.merging import Merging, plan_behind
-from weft.peer.parts import Wanted
-from weft.peer.pool import Pool
-from weft.sync.choices import Choices, SgdConfig
-from weft.sync.groups import counted
-from weft.sync.machine import Noticed, ResultHeld
-from weft.sync.messages import Collect, Contribution, PartResult
-from weft.sync.scope import Scope
+from weft.executor import Inline
+from weft.peer.round.merge import Merging, plan_behind
+from weft.peer.round.payloads import Wanted
+from weft.store.pool import Pool
+from weft.sync.method.choices import Choices, SgdConfig
+from weft.sync.round.groups import counted
+from weft.sync.round.machine import Noticed, ResultHeld
+from weft.sync.records.messages import Collect, Contribution, PartResult
+from weft.sync.merge.fragments import Scope
 from weft.wire import digest
 
 NUM = 100

@@ -19,15 +19,15 @@ from weft.codec.build import build
 from weft.errors import ConfigError
 from weft.ids import Digest, PeerId, Round
 from weft.model import initial_vector
-from weft.peer.config import RunConfig
-from weft.peer.mixing import Met
-from weft.sync.choices import Choices, GraphConfig, InnerSgdConfig, MixConfig, check_graph
-from weft.sync.coding import codec_in
-from weft.sync.gossip import Neighbour
-from weft.sync.gossip import build as build_gossip
-from weft.sync.graph import mixing
-from weft.sync.mean import merge
-from weft.sync.rows import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig, spell_out
+from weft.run.config import RunConfig
+from weft.peer.state.mixing import Met
+from weft.sync.method.choices import Choices, GraphConfig, InnerSgdConfig, MixConfig, check_graph
+from weft.sync.merge.coding import codec_in
+from weft.sync.merge.gossip import Neighbour
+from weft.sync.merge.gossip import build as build_gossip
+from weft.sync.method.graph import mixing
+from weft.sync.merge.mean import merge
+from weft.sync.method.presets import ChocoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig, spell_out
 
 PEERS, ROUNDS, EVERY = 5, 8, 2
 KEY = "run"

@@ -24,18 +24,8 @@ from weft.events import (
 )
 from weft.ids import PeerId, Round, RunId, Step, Tokens
 from weft.keys import Identity
-from weft.peer.bulletin import WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest, Bulletins
-from weft.peer.observer import (
-    DEAF_S,
-    MAX_ANSWERS,
-    MAX_HEARD,
-    MAX_LINKED,
-    MAX_RELAYED,
-    MOST_AHEAD_S,
-    ONCE_S,
-    Observer,
-    note_links,
-)
+from weft.observe.telemetry import WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest, Bulletins
+from weft.observe.observer import DEAF_S, MAX_ANSWERS, MAX_HEARD, MAX_LINKED, MAX_RELAYED, MOST_AHEAD_S, ONCE_S, Observer, note_links
 from weft.wire import Record, Signed, seal
 
 RUN = RunId("ab" * 32)

@@ -13,12 +13,12 @@ from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.compute import Inline
-from weft.peer.journal import Journal
-from weft.peer.parts import FETCH_FLOOR_S, Parts
-from weft.sync.messages import Certificate, Contribution, PartResult
-from weft.sync.reduce import named
-from weft.sync.scope import Scope
+from weft.executor import Inline
+from weft.store.journal import Journal
+from weft.peer.round.payloads import FETCH_FLOOR_S, Parts
+from weft.sync.records.messages import Certificate, Contribution, PartResult
+from weft.sync.merge.reduce import named
+from weft.sync.merge.fragments import Scope
 from weft.wire import digest
 
 NUM = 5000

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from weft.clock import SystemClock
-from weft.peer.compute import Inline
-from weft.peer.pause import Pause
+from weft.executor import Inline
+from weft.peer.loop.pause import Pause
 
 ENDS_S = 10
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from weft.errors import DiskFull
-from weft.peer import pool as module
-from weft.peer.pool import Pool
+from weft.store import pool as module
+from weft.store.pool import Pool
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 from model.world import first_base
 from weft.errors import CheckpointError, DiskFull
 from weft.ids import Attempt, BranchId, Round
-from weft.peer.promises import MAX_LEFT, SLOT_NBYTES, Promises
-from weft.sync.rules import Durable
+from weft.store.votes import MAX_LEFT, SLOT_NBYTES, Promises
+from weft.sync.round.rules import Durable
 
 
 def promise(attempt: int) -> Durable:

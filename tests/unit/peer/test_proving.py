@@ -14,8 +14,8 @@ from weft.events import Event, Notice, RoundProven
 from weft.ids import BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import ChainAnswer, ChainRequest, CharterAnswer, StateOffer, StateRequest
-from weft.peer.proving import DEAF_S, MAX_AHEAD, STALE_S, Proving, is_beginning
-from weft.sync.messages import Certificate
+from weft.observe.light_client import DEAF_S, MAX_AHEAD, STALE_S, Proving, is_beginning
+from weft.sync.records.messages import Certificate
 from weft.wire import digest, digest_of
 
 PEERS = [each.peer for each in MEMBERS]

@@ -20,7 +20,7 @@ from weft.events import (
 )
 from weft.ids import Digest, PeerId, Round, RunId, Step
 from weft.log_file import _all_events
-from weft.peer.public import HIDDEN, MAX_TEXT, PRIVATE, public, scrubbed
+from weft.observe.redact import HIDDEN, MAX_TEXT, PRIVATE, public, scrubbed
 
 SECRETS = (
     "10.1.2.3:4411",

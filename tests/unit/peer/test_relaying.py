@@ -11,8 +11,8 @@ from weft.errors import Unreachable, WireError
 from weft.events import VERSION, Entry, Notice
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.peer.bulletin import WINDOW_S, BulletinAnswer, BulletinRequest, Bulletins
-from weft.peer.relaying import MAX_ANSWERS, MAX_ASKED, NOTHING, Relaying
+from weft.observe.telemetry import WINDOW_S, BulletinAnswer, BulletinRequest, Bulletins
+from weft.observe.relaying import MAX_ANSWERS, MAX_ASKED, NOTHING, Relaying
 
 RUN = RunId("ab" * 32)
 VISITOR = PeerId("99" * 32)

@@ -23,14 +23,14 @@ from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismat
 from weft.events import DataReady, Event, Notice
 from weft.ids import Digest, PeerId
 from weft.model import ModelConfig, initial_vector, named, num_parameters, write_folder
-from weft.peer import seal as seal_module
-from weft.peer.config import MAX_PEERS, LoopConfig, RunConfig, RunFile
-from weft.peer.home import Home
-from weft.peer.outline import public
-from weft.peer.seal import Sealed, initial, load_tokenizer, pack_private, read_run, seal
-from weft.peer.state import raw
+from weft.run import genesis as seal_module
+from weft.run.config import MAX_PEERS, LoopConfig, RunConfig, RunFile
+from weft.store.home import Home
+from weft.run.outline import public
+from weft.run.genesis import Sealed, initial, load_tokenizer, pack_private, read_run, seal
+from weft.store.chunks import raw
 from weft.sim.scenario import MAX_MACHINES
-from weft.sync.choices import Choices, NesterovConfig
+from weft.sync.method.choices import Choices, NesterovConfig
 
 LIMIT = 1_000_000_000
 PEER = PeerId("cd" * 32)

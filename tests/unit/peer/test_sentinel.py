@@ -10,9 +10,9 @@ import pytest
 from weft.events import Event, MemberStrays, NotLearning
 from weft.ids import BranchId, PeerId, Round, Tokens
 from weft.net.messages import Heartbeat
-from weft.peer.sentinel import Sentinel
-from weft.sync.messages import Contribution
-from weft.sync.rows import AsyncDiLoCoConfig, DdpConfig, FedAvgConfig, MethodConfig, NoLoCoConfig, spell_out
+from weft.peer.loop.sentinel import Sentinel
+from weft.sync.records.messages import Contribution
+from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, FedAvgConfig, MethodConfig, NoLoCoConfig, spell_out
 
 PEERS = [PeerId(digit * 64) for digit in "abcd"]
 SELF, ODD = PEERS[0], PEERS[3]

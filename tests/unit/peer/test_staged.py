@@ -8,9 +8,9 @@ import pytest
 from unit.peer.tiny import run_config
 from unit.stages.pieces import CUT
 from weft.ids import Digest
-from weft.peer.staged import staged
+from weft.run.staged import staged
 from weft.pipeline.config import PipelineConfig
-from weft.sync.rows import DdpConfig
+from weft.sync.method.presets import DdpConfig
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -9,11 +9,11 @@ from charters import charter
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import StandingNote
-from weft.peer.promises import Promises
-from weft.peer.standing import Standing
-from weft.sync import round
-from weft.sync.machine import State, replace
-from weft.sync.rules import Durable, leader
+from weft.store.votes import Promises
+from weft.peer.round.quorum import Standing
+from weft.sync.round import round
+from weft.sync.round.machine import State, replace
+from weft.sync.round.rules import Durable, leader
 
 RUN = RunId("cc" * 32)
 PEERS = tuple(PeerId(letter * 64) for letter in "abc")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from weft import wire
 from weft.errors import WireError
-from weft.peer.index import CHUNK_NBYTES, StateIndex, VectorIndex
-from weft.peer.state import chunk_digests, chunks, raw, replica_digest, state_index
+from weft.store.index import CHUNK_NBYTES, StateIndex, VectorIndex
+from weft.store.chunks import chunk_digests, chunks, raw, replica_digest, state_index
 
 NUM = CHUNK_NBYTES // 4  # numbers in a chunk
 

@@ -17,15 +17,15 @@ from weft.codec import Fp32Config
 from weft.codec.build import build
 from weft.ids import Digest, Round
 from weft.model import initial_vector
-from weft.peer.config import RunConfig
-from weft.peer.learner import Work
-from weft.sync.choices import InnerSgdConfig
-from weft.sync.coding import coding_in, reply_codec_in
-from weft.sync.mean import merge
-from weft.sync.reduce import Merger
-from weft.sync.replies import Replies
-from weft.sync.rows import CocktailConfig, DiLoCoConfig, MethodConfig, StreamingConfig
-from weft.sync.scope import Scope
+from weft.run.config import RunConfig
+from weft.train.learner import Work
+from weft.sync.method.choices import InnerSgdConfig
+from weft.sync.merge.coding import coding_in, reply_codec_in
+from weft.sync.merge.mean import merge
+from weft.sync.merge.reduce import Merger
+from weft.sync.merge.replies import Replies
+from weft.sync.method.presets import CocktailConfig, DiLoCoConfig, MethodConfig, StreamingConfig
+from weft.sync.merge.fragments import Scope
 
 PEERS, ROUNDS, WEIGHT = 2, 8, 100
 

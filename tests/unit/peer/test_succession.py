@@ -11,11 +11,11 @@ from weft.events import ActEnacted, RoundCommitted
 from weft.ids import RunId
 from weft.keys import Identity
 from weft.net.ticket import read
-from weft.peer import launch
-from weft.peer.config import RunConfig
-from weft.peer.home import Home
-from weft.peer.terms import terms
-from weft.sync.acts import Act, Amend, AnyDeed, Succeed
+from weft.launch import peer as launch
+from weft.run.config import RunConfig
+from weft.store.home import Home
+from weft.launch.terms import terms
+from weft.sync.records.acts import Act, Amend, AnyDeed, Succeed
 from weft.wire import seal
 
 STEWARD = Identity.from_seed(bytes([1] * 32))

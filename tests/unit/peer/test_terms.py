@@ -10,20 +10,20 @@ import torch
 
 from unit.peer.tiny import MODEL, run_config
 from unit.stages.pieces import CUT
-from weft import cost
+from weft.cost import training as cost
 from weft.codec.dense import Fp32
 from weft.ids import Digest, PeerId, RunId
 from weft.model import num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
-from weft.peer import terms
-from weft.peer.company import NOBODY, Pace
-from weft.peer.device import choose, needed_nbytes
-from weft.peer.home import Home
-from weft.peer.machine import PeerConfig
-from weft.peer.staged import StagedConfig, held_of, staged
+from weft.launch import terms
+from weft.launch.company import NOBODY, Pace
+from weft.train.device import choose, needed_nbytes
+from weft.store.home import Home
+from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig, held_of, staged
 from weft.pipeline.config import PipelineConfig
-from weft.sync.rows import DdpConfig, DiLoCoConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 
 HERE = PeerConfig(device="cpu", threads=1)
 TICKET = Ticket(

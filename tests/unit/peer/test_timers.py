@@ -6,9 +6,9 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.ids import Attempt, PeerId
-from weft.peer.timers import SLACK, Timers
-from weft.sync.deadline import FIRST_S
-from weft.sync.tuning import NUM_SEEN, Seen
+from weft.peer.round.timers import SLACK, Timers
+from weft.sync.round.deadline import FIRST_S
+from weft.sync.records.tuning import NUM_SEEN, Seen
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

@@ -21,16 +21,16 @@ from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, NotFinite, OutOfMemory, TooLarge
 from weft.events import Event, FellBack, MicroBatchChanged, StepDone, WarmedUp
 from weft.model import Transformer, assemble, flatten, initial_vector, named
-from weft.peer import device as device_module
-from weft.peer import trainer as trainer_module
-from weft.peer.config import RunConfig
-from weft.peer.machine import PeerConfig
-from weft.peer.trainer import Trainer
-from weft.sync.choices import AdamWConfig
-from weft.sync.method import Method
-from weft.sync.outer import StepContext
-from weft.sync.rows import DdpConfig, MethodConfig
-from weft.sync.schedule import ConstantConfig, WsdConfig
+from weft.train import device as device_module
+from weft.train import trainer as trainer_module
+from weft.run.config import RunConfig
+from weft.run.machine import PeerConfig
+from weft.train.trainer import Trainer
+from weft.sync.method.choices import AdamWConfig
+from weft.sync.merge.method import Method
+from weft.sync.merge.outer import StepContext
+from weft.sync.method.presets import DdpConfig, MethodConfig
+from weft.sync.method.schedule import ConstantConfig, WsdConfig
 
 Stage = Callable[..., tuple[Trainer, list[Event]]]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from weft.clock import VirtualClock
-from weft.peer.learner import Work
-from weft.peer.training import CALL_S, Training
+from weft.train.learner import Work
+from weft.peer.loop.lease import CALL_S, Training
 
 BATCH, SEQ_LEN = 4, 16
 TOKENS = BATCH * SEQ_LEN  # of a step

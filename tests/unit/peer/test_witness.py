@@ -8,27 +8,15 @@ import pytest
 from model.world import first_base
 from weft.ids import Attempt, Digest, Round, Tokens
 from weft.keys import Identity
-from weft.peer import witness as witness_module
+from weft.peer.round import equivocation as witness_module
 from weft.peer.chain import open_branch
 from weft.peer.messages import Shown
-from weft.peer.witness import MAX_KEPT, MAX_SHOWN, Witness
-from weft.sync.acts import Warrant
-from weft.sync.contradiction import contradiction
-from weft.sync.machine import replace
-from weft.sync.messages import (
-    Accept,
-    AnyRoundMessage,
-    Certificate,
-    Collect,
-    Goodbye,
-    Prepare,
-    Promise,
-    Propose,
-    Ready,
-    RoundNote,
-    Vote,
-)
-from weft.sync.rules import leader
+from weft.peer.round.equivocation import MAX_KEPT, MAX_SHOWN, Witness
+from weft.sync.records.acts import Warrant
+from weft.sync.governance.equivocation import contradiction
+from weft.sync.round.machine import replace
+from weft.sync.records.messages import Accept, AnyRoundMessage, Certificate, Collect, Goodbye, Prepare, Promise, Propose, Ready, RoundNote, Vote
+from weft.sync.round.rules import leader
 from weft.wire import Signed, seal
 
 IDENTITIES = sorted((Identity.from_seed(bytes([number] * 32)) for number in range(3)), key=lambda each: each.peer)

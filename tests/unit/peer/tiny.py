@@ -10,10 +10,10 @@ from weft.codec import Fp32Config
 from weft.data.batch import Batches
 from weft.data.store import DataIndex, ShardInfo, ShardStore
 from weft.model import ModelConfig
-from weft.peer.config import RunConfig, TrainConfig
-from weft.peer.outline import TicketAdmission
-from weft.sync.rows import FedAvgConfig, MethodConfig, spell_out
-from weft.sync.schedule import ConstantConfig
+from weft.run.config import RunConfig, TrainConfig
+from weft.run.outline import TicketAdmission
+from weft.sync.method.presets import FedAvgConfig, MethodConfig, spell_out
+from weft.sync.method.schedule import ConstantConfig
 
 SEQ_LEN = 16
 VOCAB = 257  # of the byte tokenizer

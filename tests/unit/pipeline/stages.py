@@ -19,18 +19,18 @@ from weft.model.flat import attach, cut
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.net.admission import Anyone
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import MemoryNetwork
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.peer.compute import Inline
-from weft.pipeline.desk import Desk
+from weft.executor import Inline
+from weft.pipeline.dispatch import Desk
 from weft.pipeline.device import Given
-from weft.pipeline.lane import Lane
+from weft.pipeline.link import Lane
 from weft.pipeline.messages import Backward, Forward
-from weft.pipeline.route import Near, Route
+from weft.pipeline.routing import Near, Route
 from weft.pipeline.sender import Returned, Sender
-from weft.pipeline.tally import BatchId, Told
+from weft.pipeline.exactly_once import BatchId, Told
 from weft.pipeline.torch_device import Codecs, TorchDevice
 from weft.pipeline.worker import Bounds, Worker
 

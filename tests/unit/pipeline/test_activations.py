@@ -12,10 +12,10 @@ from weft import config as files
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int4Config, Int8Config
 from weft.codec.dense import Bf16, Fp32
 from weft.errors import ConfigError, NotFinite, PayloadError
-from weft.pipeline.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
-from weft.pipeline.boundary import ActivationCodec, Boundary, Codecs, Samples, Shape
-from weft.pipeline.build_boundary import build
-from weft.pipeline.subspace import drawn
+from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
+from weft.pipeline.codec.boundary import ActivationCodec, Boundary, Codecs, Samples, Shape
+from weft.pipeline.codec.build import build
+from weft.pipeline.codec.subspace import drawn
 
 SHAPE = Shape(seq_len=6, width=32, vocab_size=11)
 RANK = 5

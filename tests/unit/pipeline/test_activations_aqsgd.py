@@ -11,10 +11,10 @@ from torch import Tensor
 from weft.codec import build as numbers
 from weft.codec.config import Int4Config, Int8Config
 from weft.errors import PayloadError
-from weft.pipeline.activations import AqSgdConfig
-from weft.pipeline.aqsgd import Held
-from weft.pipeline.boundary import Boundary, Samples, Shape
-from weft.pipeline.build_boundary import build
+from weft.pipeline.codec.activations import AqSgdConfig
+from weft.pipeline.codec.aqsgd import Held
+from weft.pipeline.codec.boundary import Boundary, Samples, Shape
+from weft.pipeline.codec.build import build
 
 SHAPE = Shape(seq_len=4, width=16, vocab_size=5)
 SAMPLE_NBYTES = 2 * SHAPE.num
@@ -248,5 +248,5 @@ def test_whatever_happens_what_is_decoded_is_what_was_meant() -> None:
 
 
 def test_without_tags_others_would_be_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.pipeline.aqsgd._tag", lambda data: b"anything")
+    monkeypatch.setattr("weft.pipeline.codec.aqsgd._tag", lambda data: b"anything")
     assert wrong(np.random.default_rng(0), 1000)[2] > 0

@@ -9,10 +9,10 @@ from weft.model import FlatModel, ModelConfig, flatten, initial_vector
 from weft.model.flat import cut
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
-from weft.pipeline.activations import SubspaceConfig
-from weft.pipeline.boundary import Samples, Shape
-from weft.pipeline.build_boundary import build
-from weft.pipeline.subspace import WRITERS, Confined, Space, confined, drawn
+from weft.pipeline.codec.activations import SubspaceConfig
+from weft.pipeline.codec.boundary import Samples, Shape
+from weft.pipeline.codec.build import build
+from weft.pipeline.codec.subspace import WRITERS, Confined, Space, confined, drawn
 
 CONFIG = msgspec.convert(
     {

@@ -1,7 +1,7 @@
 """When a step of all stages is over, from what members of the first stage tell."""
 
 from weft.ids import PeerId
-from weft.pipeline.beat import Beat, Beats, Progress
+from weft.pipeline.step import Beat, Beats, Progress
 
 A, B = PeerId("a"), PeerId("b")
 BOTH = frozenset((A, B))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from weft.ids import PeerId
-from weft.pipeline.place import GAIN, Move, Stage, moves, stage_for
+from weft.pipeline.placement import GAIN, Move, Stage, moves, stage_for
 from weft.rng import stream
 
 

@@ -1,7 +1,7 @@
 """What a member of a stage remembers of the past; what it counts, the search of `tests/model` goes through."""
 
 from weft.ids import PeerId
-from weft.pipeline.tally import MAX_PAST, NONE, Attempt, BatchId, Tally, Told
+from weft.pipeline.exactly_once import MAX_PAST, NONE, Attempt, BatchId, Tally, Told
 
 A, B = PeerId("aa" * 32), PeerId("bb" * 32)
 

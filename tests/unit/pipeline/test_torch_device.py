@@ -12,10 +12,10 @@ from weft.model import FlatModel, Transformer, flatten, initial_vector
 from weft.model.flat import attach, cut
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
-from weft.pipeline.activations import ActivationConfig, AqSgdConfig, LplrConfig, SubspaceConfig
-from weft.pipeline.build_boundary import build
+from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, LplrConfig, SubspaceConfig
+from weft.pipeline.codec.build import build
 from weft.pipeline.device import Given, Passed, parcel, sent_to
-from weft.pipeline.subspace import WRITERS, confined, drawn
+from weft.pipeline.codec.subspace import WRITERS, confined, drawn
 from weft.pipeline.torch_device import TorchDevice
 from weft.wire import Buffer
 

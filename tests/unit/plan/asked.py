@@ -3,12 +3,12 @@
 from typing import Any
 
 from weft.model import ModelConfig, named
-from weft.peer.config import TrainConfig
+from weft.run.config import TrainConfig
 from weft.plan.profiles import device
 from weft.plan.question import Machines, Question, cluster_of
 from weft.plan.timing import Line
-from weft.sync.rows import DiLoCoConfig, MethodConfig, spell_out
-from weft.sync.schedule import ConstantConfig
+from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
+from weft.sync.method.schedule import ConstantConfig
 
 MODEL = named("35m", 32_000, 1024)
 HOME = Line(up_bps=20e6, down_bps=100e6, delay_s=0.01)

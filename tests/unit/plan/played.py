@@ -14,15 +14,15 @@ from weft.clock import VirtualClock
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import MemoryNetwork
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.pipeline.desk import Desk
+from weft.pipeline.dispatch import Desk
 from weft.pipeline.device import Given
-from weft.pipeline.lane import Lane
+from weft.pipeline.link import Lane
 from weft.pipeline.origin import Origin
-from weft.pipeline.route import Near, Route
+from weft.pipeline.routing import Near, Route
 from weft.pipeline.sender import Sender
 from weft.pipeline.worker import Worker
 from weft.wire import Buffer

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from weft.errors import ConfigError
-from weft.peer.device import choose
-from weft.peer.machine import PeerConfig
+from weft.train.device import choose
+from weft.run.machine import PeerConfig
 from weft.plan.profiles import device, known, line
 
 

@@ -10,7 +10,7 @@ from weft.plan.forecast import load_of, pace_of
 from weft.plan.question import Question
 from weft.plan.serving import MESSAGES_CPU_S, UPKEEP_CPU_S, Serving, serving
 from weft.plan.timing import Line
-from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig
 
 FREE = Line()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from unit.cli.small import RUN, TEXT
 from weft.config import load, load_tree
-from weft.sim.bench import Bench, Point, points_of
+from weft.bench.plan import Bench, Point, points_of
 
 PLAN = """
 run = "run.toml"

@@ -9,12 +9,12 @@ import pytest
 from unit.sim.plans import PLAN, ROW, read, write
 from weft.config import load_tree
 from weft.errors import ConfigError
-from weft.peer.config import RunConfig
-from weft.peer.home import Home
-from weft.peer.seal import seal
-from weft.sim.bench import MAX_POINTS, TUNED, Bench, Point, config_of, name_of, names_of
-from weft.sync.choices import Choices
-from weft.sync.schedule import CosineConfig, WsdConfig
+from weft.run.config import RunConfig
+from weft.store.home import Home
+from weft.run.genesis import seal
+from weft.bench.plan import MAX_POINTS, TUNED, Bench, Point, config_of, name_of, names_of
+from weft.sync.method.choices import Choices
+from weft.sync.method.schedule import CosineConfig, WsdConfig
 
 COSINE = 'type = "cosine"\ntotal_tokens = 320'
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from weft.errors import ConfigError
-from weft.sim.bench_log import COLUMNS, MAX_OUTCOME, BenchLine, BenchLog, held
+from weft.bench.log import COLUMNS, MAX_OUTCOME, BenchLine, BenchLog, held
 
 LINE = BenchLine(
     digest="ab" * 8,

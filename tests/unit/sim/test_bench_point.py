@@ -7,11 +7,11 @@ import pytest
 
 from unit.sim.plans import PLAN, read, write
 from weft.ids import PeerId, Round, Tokens
-from weft.peer.home import Home
-from weft.peer.seal import seal
-from weft.sim.bench import config_of, names_of
-from weft.sim.bench_log import BenchLine
-from weft.sim.bench_point import Task, measure, outcome_of
+from weft.store.home import Home
+from weft.run.genesis import seal
+from weft.bench.plan import config_of, names_of
+from weft.bench.log import BenchLine
+from weft.bench.point import Task, measure, outcome_of
 from weft.sim.play import Machine, Played
 
 # SGD at a rate that throws every model out: each step of the peers' own is larger than the one before.

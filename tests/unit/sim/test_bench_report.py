@@ -7,10 +7,10 @@ import pytest
 
 from unit.sim.plans import PLAN, read, write
 from unit.sim.test_bench_log import LINE
-from weft.sim import bench_plot
-from weft.sim.bench import Bench, Point
-from weft.sim.bench_log import BenchLine
-from weft.sim.bench_report import best_of, groups_of, plot_name, report
+from weft.bench import plot as bench_plot
+from weft.bench.plan import Bench, Point
+from weft.bench.log import BenchLine
+from weft.bench.report import best_of, groups_of, plot_name, report
 
 Losses = dict[tuple[str, int, int], float | None]  # by row, rounds' length and seed; None: it diverged
 

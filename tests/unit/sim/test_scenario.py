@@ -9,7 +9,7 @@ from weft.config import load
 from weft.errors import ConfigError
 from weft.sim.faults import Kill, LetterKind, Line, Skew, Slow, parted
 from weft.sim.scenario import MAX_MACHINES, Kind, Scenario, at_present
-from weft.sync.messages import AnyRoundMessage
+from weft.sync.records.messages import AnyRoundMessage
 
 LAB = """
 run = "run.toml"

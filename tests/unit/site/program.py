@@ -18,31 +18,24 @@ from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError, NotFinite
 from weft.events import Event, StepDone
 from weft.model import initial_vector
-from weft.peer.checkpoint import read_vectors, write_vectors
-from weft.peer.config import RunConfig
-from weft.peer.machine import PeerConfig
-from weft.peer.state import chunk_digests, replica_digest
-from weft.peer.trainer import Trainer
-from weft.site.launch import require_alike
-from weft.site.learner import SiteLearner
-from weft.site.line import Line
-from weft.site.site import Site, serve
-from weft.site.strips import CHUNK
-from weft.site.vector import spread
-from weft.sync import feedback
-from weft.sync import outer as optimizers
-from weft.sync.choices import (
-    AdamWConfig,
-    DelayedNesterovConfig,
-    InnerSgdConfig,
-    NesterovConfig,
-    OuterConfig,
-    SgdConfig,
-)
-from weft.sync.outer import StepContext
-from weft.sync.reduce import cut, decode_parts, encode_parts
-from weft.sync.rows import FedAvgConfig
-from weft.sync.spread import alike, gathered
+from weft.peer.state.checkpoint import read_vectors, write_vectors
+from weft.run.config import RunConfig
+from weft.run.machine import PeerConfig
+from weft.store.chunks import chunk_digests, replica_digest
+from weft.train.trainer import Trainer
+from weft.ranks.launch import require_alike
+from weft.ranks.learner import SiteLearner
+from weft.ranks.line import Line
+from weft.ranks.site import Site, serve
+from weft.ranks.strips import CHUNK
+from weft.ranks.vector import spread
+from weft.sync.merge import feedback
+from weft.sync.merge import outer as optimizers
+from weft.sync.method.choices import AdamWConfig, DelayedNesterovConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig
+from weft.sync.merge.outer import StepContext
+from weft.sync.merge.reduce import cut, decode_parts, encode_parts
+from weft.sync.method.presets import FedAvgConfig
+from weft.sync.merge.sharded import alike, gathered
 
 NUM = 4 * CHUNK + 50_000  # a vector of four whole chunks and a short one
 SETTINGS = PeerConfig(device="cpu", threads=1)

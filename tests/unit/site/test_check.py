@@ -5,25 +5,12 @@ from msgspec import structs
 
 from unit.peer.tiny import run_config
 from weft.errors import ConfigError
-from weft.peer.config import RunConfig
-from weft.peer.machine import PeerConfig
-from weft.site.launch import Rank, own_device
-from weft.site.learner import check
-from weft.sync.choices import Choices, MuonConfig, SgdConfig
-from weft.sync.rows import (
-    AsyncDiLoCoConfig,
-    AutoConfig,
-    ChocoConfig,
-    CocktailConfig,
-    DdpConfig,
-    DeMoConfig,
-    DiLoCoConfig,
-    FedAvgConfig,
-    MethodConfig,
-    PowerSgdConfig,
-    SparseLoCoConfig,
-    StreamingConfig,
-)
+from weft.run.config import RunConfig
+from weft.run.machine import PeerConfig
+from weft.ranks.launch import Rank, own_device
+from weft.ranks.learner import check
+from weft.sync.method.choices import Choices, MuonConfig, SgdConfig
+from weft.sync.method.presets import AsyncDiLoCoConfig, AutoConfig, ChocoConfig, CocktailConfig, DdpConfig, DeMoConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig, StreamingConfig
 
 CPU = PeerConfig(device="cpu")
 RANK = Rank(rank=0, local_rank=0, num_ranks=2, num_local=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.site.launch import differences
+from weft.ranks.launch import differences
 
 PROGRAM = Path(__file__).parent / "program.py"
 TESTS = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import torch
 
 from unit.peer.tiny import MODEL
 from weft.model import Span, layout
-from weft.site.strips import CHUNK, overlap, overlaps, rows, strips
+from weft.ranks.strips import CHUNK, overlap, overlaps, rows, strips
 
 
 @pytest.mark.parametrize("num", [0, 1, CHUNK, 5 * CHUNK + 3, 64 * CHUNK])

@@ -4,9 +4,9 @@ import msgspec
 
 from unit.peer.tiny import MODEL, run_config
 from weft.ids import Digest
-from weft.peer.staged import staged
+from weft.run.staged import staged
 from weft.pipeline.config import PipelineConfig
-from weft.sync.rows import DdpConfig
+from weft.sync.method.presets import DdpConfig
 
 CUT = msgspec.structs.replace(MODEL, num_layers=4, is_tied=False)
 RUN = staged(run_config(DdpConfig(), CUT), tuple(Digest(digit * 64) for digit in "123"), PipelineConfig())

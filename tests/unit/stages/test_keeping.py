@@ -3,9 +3,9 @@
 import pytest
 
 from weft.ids import PeerId
-from weft.stages.keeping import keepers
+from weft.stages.backup import keepers
 from weft.stages.messages import Held, StageNews, State
-from weft.stages.roll import Roll
+from weft.stages.table import Roll
 
 A, B, C, D, E, F = (PeerId(digit * 64) for digit in "abcdef")
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from weft.ids import Digest, PeerId
-from weft.pipeline.tally import NONE, BatchId, Told
+from weft.pipeline.exactly_once import NONE, BatchId, Told
 from weft.stages.messages import Tallied, tallied
-from weft.stages.notes import MAX_KEPT, Notes, States
+from weft.stages.step.reports import MAX_KEPT, Notes, States
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 BEFORE, PAYLOAD, OTHER = (Digest(digit * 64) for digit in "123")

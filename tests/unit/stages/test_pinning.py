@@ -3,7 +3,7 @@
 import asyncio
 
 from weft.ids import Digest
-from weft.stages.pinning import MAX_AHEAD, Pinning
+from weft.stages.step.snapshots import MAX_AHEAD, Pinning
 
 HERE = Digest("ab" * 32)
 

@@ -2,7 +2,7 @@
 
 from weft.ids import PeerId
 from weft.stages.messages import Held, Shelved, StageNews
-from weft.stages.roll import UNKNOWN, Roll
+from weft.stages.table import UNKNOWN, Roll
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 

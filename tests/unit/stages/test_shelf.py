@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from unit.stages.pieces import RUN
-from weft.peer.checkpoint import Snapshot, save
-from weft.peer.home import PeerFolder
+from weft.peer.state.checkpoint import Snapshot, save
+from weft.store.home import PeerFolder
 from weft.stages.shelf import Shelf
-from weft.sync.method import OUTER
+from weft.sync.merge.method import OUTER
 
 
 def keep(folder: PeerFolder, stage: int, *, is_copy: bool) -> None:

@@ -8,9 +8,9 @@ import torch
 from unit.stages.pieces import RUN
 from weft.errors import DiskFull
 from weft.model.flat import cut, join
-from weft.peer.state import raw
-from weft.stages import whole
-from weft.stages.whole import Whole, common, in_words, stretches
+from weft.store.chunks import raw
+from weft.stages.gather import whole
+from weft.stages.gather.whole import Whole, common, in_words, stretches
 
 
 @pytest.mark.parametrize("num", [1, 7, 64, 100_000])
@@ -27,7 +27,7 @@ def test_pieces_of_any_length_make_what_join_makes(tmp_path: Path, num: int) -> 
 
 
 def test_the_vector_lies_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.peer.pool.LEAST_NBYTES", 1)
+    monkeypatch.setattr("weft.store.pool.LEAST_NBYTES", 1)
     scratch = tmp_path / "scratch"
     made = Whole(RUN, scratch)
     assert scratch.is_dir()  # its file has no name

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.sync.basis import SIDE, Dct, Flat, Tiles, build, cosines
-from weft.sync.choices import BasisName
+from weft.sync.merge.basis import SIDE, Dct, Flat, Tiles, build, cosines
+from weft.sync.method.choices import BasisName
 
 shapes = st.lists(
     st.one_of(

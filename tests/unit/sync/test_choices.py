@@ -2,7 +2,7 @@
 
 import msgspec
 
-from weft.sync.choices import Choices, SgdConfig
+from weft.sync.method.choices import Choices, SgdConfig
 from weft.wire import decode, encode
 
 

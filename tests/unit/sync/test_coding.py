@@ -5,8 +5,8 @@ import torch
 
 from weft.codec import CodecConfig, RandomKConfig, TopKConfig
 from weft.codec.build import build
-from weft.sync.choices import Choices, SgdConfig
-from weft.sync.coding import group_codec_in
+from weft.sync.method.choices import Choices, SgdConfig
+from weft.sync.merge.coding import group_codec_in
 
 NUM = 2 * 4096 + 100  # the last chunk is short, and keeps few
 ROUND = 7

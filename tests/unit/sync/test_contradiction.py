@@ -5,26 +5,8 @@ import pytest
 from model.world import first_base
 from weft.ids import Attempt, BranchId, Digest, Round, Tokens
 from weft.peer.chain import open_branch
-from weft.sync.contradiction import binds, contradiction
-from weft.sync.messages import (
-    Accept,
-    AnyRoundMessage,
-    Collect,
-    Contribution,
-    Goodbye,
-    Holding,
-    Manifest,
-    Merged,
-    Pass,
-    Prepare,
-    Promise,
-    Propose,
-    Ready,
-    Refuse,
-    RoundNote,
-    Stuck,
-    Vote,
-)
+from weft.sync.governance.equivocation import binds, contradiction
+from weft.sync.records.messages import Accept, AnyRoundMessage, Collect, Contribution, Goodbye, Holding, Manifest, Merged, Pass, Prepare, Promise, Propose, Ready, Refuse, RoundNote, Stuck, Vote
 from weft.wire import digest_of
 
 BASE = first_base(3)

@@ -11,13 +11,13 @@ from charters import charter
 from weft.codec import Bf16Config, Fp32Config
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId
 from weft.keys import Identity
-from weft.sync.acts import MAX_ACTS, Act, Amend, AnyDeed, Ballot, Ban, Pardon, Remove, Succeed, Warrant
-from weft.sync.charter import MAX_BANNED, Body, Charter, Expelled, Struck
-from weft.sync.choices import Choices, NesterovConfig, SgdConfig
-from weft.sync.enact import Void, enact, in_effect, objection
-from weft.sync.messages import Accept, AnyRoundMessage, Promise, RoundNote
-from weft.sync.rows import DdpConfig, spell_out
-from weft.sync.schedule import ConstantConfig, WsdConfig
+from weft.sync.records.acts import MAX_ACTS, Act, Amend, AnyDeed, Ballot, Ban, Pardon, Remove, Succeed, Warrant
+from weft.sync.records.charter import MAX_BANNED, Body, Charter, Expelled, Struck
+from weft.sync.method.choices import Choices, NesterovConfig, SgdConfig
+from weft.sync.governance.enact import Void, enact, in_effect, objection
+from weft.sync.records.messages import Accept, AnyRoundMessage, Promise, RoundNote
+from weft.sync.method.presets import DdpConfig, spell_out
+from weft.sync.method.schedule import ConstantConfig, WsdConfig
 from weft.wire import Signed, decode, digest_of, encode, seal
 
 RUN = RunId("5e" * 32)

@@ -9,8 +9,8 @@ import torch
 from weft.codec import CodecConfig, E3m0Config, Int2Config, Int4Config, RandomKConfig, SignConfig, TopKConfig
 from weft.codec.build import build
 from weft.rng import integers64, stream
-from weft.sync import feedback
-from weft.sync.reduce import cut, decode_parts
+from weft.sync.merge import feedback
+from weft.sync.merge.reduce import cut, decode_parts
 
 NUM = 4096 + 500
 NUM_ROUNDS = 100

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weft.sync.graph import GraphName, Mixing, is_static, mixing, spectral_gap
+from weft.sync.method.graph import GraphName, Mixing, is_static, mixing, spectral_gap
 
 GRAPHS: tuple[GraphName, ...] = ("ring", "torus", "random", "exponential", "one_peer", "pairs", "complete")
 SIZES = (1, 2, 3, 4, 5, 8, 12, 16, 31, 32)

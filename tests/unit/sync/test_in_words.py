@@ -2,16 +2,8 @@
 
 import pytest
 
-from weft.sync.in_words import in_words
-from weft.sync.rows import (
-    AsyncDiLoCoConfig,
-    DdpConfig,
-    DiLoCoConfig,
-    MethodConfig,
-    NoLoCoConfig,
-    StreamingConfig,
-    spell_out,
-)
+from weft.dashboard.in_words import in_words
+from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, DiLoCoConfig, MethodConfig, NoLoCoConfig, StreamingConfig, spell_out
 
 
 @pytest.mark.parametrize(

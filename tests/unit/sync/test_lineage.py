@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.ids import BranchId, Digest, Round, Tokens
-from weft.sync.lineage import Fork, History, Parting, Stretch, lacking, parting, with_fork, with_taken
+from weft.sync.records.ancestry import Fork, History, Parting, Stretch, lacking, parting, with_fork, with_taken
 
 RUN = "0" * 64
 

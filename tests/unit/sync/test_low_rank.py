@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import ConfigError
-from weft.sync.choices import Choices, Factors, LowRankConfig, SgdConfig
-from weft.sync.low_rank import LowRank, orthonormal
+from weft.sync.method.choices import Choices, Factors, LowRankConfig, SgdConfig
+from weft.sync.merge.low_rank import LowRank, orthonormal
 
 SHAPES = ((40, 60), (7,), (30, 30), (3, 50))  # the last one is too small to gain anything
 BOTH_WAYS = pytest.mark.parametrize("factors", ["both", "by_turns"])

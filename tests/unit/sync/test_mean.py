@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from weft.sync.choices import Rule
-from weft.sync.mean import build, merge
+from weft.sync.method.choices import Rule
+from weft.sync.merge.mean import build, merge
 
 
 def mean(rule: Rule, *weighted: tuple[int, list[float]], awaited: int = 0) -> list[float]:

@@ -2,23 +2,11 @@
 
 import pytest
 
-from weft import cost
+from weft.cost import training as cost
 from weft.codec import Bf16Config, Int4Config
-from weft.sync.choices import AdamWConfig, Choices, GraphConfig, InnerSgdConfig, OptimizerConfig
-from weft.sync.memory import peer_memory
-from weft.sync.rows import (
-    AsyncDiLoCoConfig,
-    ChocoConfig,
-    DdpConfig,
-    DeMoConfig,
-    DiLoCoConfig,
-    DPsgdConfig,
-    MethodConfig,
-    NoLoCoConfig,
-    PowerSgdConfig,
-    SparseLoCoConfig,
-    spell_out,
-)
+from weft.sync.method.choices import AdamWConfig, Choices, GraphConfig, InnerSgdConfig, OptimizerConfig
+from weft.sync.costs import peer_memory
+from weft.sync.method.presets import AsyncDiLoCoConfig, ChocoConfig, DdpConfig, DeMoConfig, DiLoCoConfig, DPsgdConfig, MethodConfig, NoLoCoConfig, PowerSgdConfig, SparseLoCoConfig, spell_out
 
 SHAPES = ((512, 512), (256, 1024), (128,))
 NUM = 512 * 512 + 256 * 1024 + 128

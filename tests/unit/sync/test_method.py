@@ -7,21 +7,12 @@ import torch
 from weft.codec import Bf16Config, Fp32Config, Int8Config
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
-from weft.sync.choices import (
-    AdamWConfig,
-    Choices,
-    InnerConfig,
-    InnerSgdConfig,
-    MixConfig,
-    MuonConfig,
-    NesterovConfig,
-    SgdConfig,
-)
-from weft.sync.coding import coding_in
-from weft.sync.mean import merge
-from weft.sync.method import Method
-from weft.sync.outer import StepContext, build
-from weft.sync.rows import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, diloco_defaults, spell_out
+from weft.sync.method.choices import AdamWConfig, Choices, InnerConfig, InnerSgdConfig, MixConfig, MuonConfig, NesterovConfig, SgdConfig
+from weft.sync.merge.coding import coding_in
+from weft.sync.merge.mean import merge
+from weft.sync.merge.method import Method
+from weft.sync.merge.outer import StepContext, build
+from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, diloco_defaults, spell_out
 
 DELTA = {"type": "custom", "every": 5, "send": "delta", "apply": {"type": "sgd"}}
 WHOLE = {**DELTA, "merged_by": "all"}

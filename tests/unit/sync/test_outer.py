@@ -8,17 +8,9 @@ import pytest
 import torch
 
 from weft.errors import ConfigError
-from weft.sync import outer as optimizers
-from weft.sync.choices import (
-    AdamWConfig,
-    DelayedNesterovConfig,
-    InnerSgdConfig,
-    NesterovConfig,
-    OuterConfig,
-    SgdConfig,
-    SignSgdConfig,
-)
-from weft.sync.outer import CHUNK, StepContext, build, clip_factor, fp32, norm, power
+from weft.sync.merge import outer as optimizers
+from weft.sync.method.choices import AdamWConfig, DelayedNesterovConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig, SignSgdConfig
+from weft.sync.merge.outer import CHUNK, StepContext, build, clip_factor, fp32, norm, power
 
 NUM = CHUNK + 1000  # more than one chunk
 NUM_DECAYED = CHUNK - 300

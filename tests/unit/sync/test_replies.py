@@ -4,9 +4,9 @@ import torch
 
 from weft.codec import SignConfig
 from weft.ids import Round
-from weft.sync.choices import Choices, SgdConfig
-from weft.sync.replies import Replies
-from weft.sync.scope import Scope
+from weft.sync.method.choices import Choices, SgdConfig
+from weft.sync.merge.replies import Replies
+from weft.sync.merge.fragments import Scope
 
 NUM = 64
 CHOICES = Choices(every=2, send="delta", apply=SgdConfig(), reply_codec=SignConfig(), reply_feedback=1.0)

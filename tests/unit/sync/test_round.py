@@ -9,34 +9,15 @@ from model.world import contribution, first_base
 from weft.data.assign import leases
 from weft.errors import WireError
 from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
-from weft.net.membership import MAX_MEMBERS
+from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.peer.chain import open_branch
-from weft.sync import round
-from weft.sync.collect import new_manifest, new_plan
-from weft.sync.groups import record_of
-from weft.sync.lineage import Legacy, Stretch
-from weft.sync.machine import Broadcast, Noticed, Paused, Received, Send, State, Trained
-from weft.sync.messages import (
-    MAX_COUNT,
-    AnyRoundMessage,
-    Certificate,
-    Collect,
-    Goodbye,
-    Holding,
-    LegacyProof,
-    Manifest,
-    Merged,
-    Pass,
-    Prepare,
-    Promise,
-    Propose,
-    Ready,
-    Refuse,
-    RoundNote,
-    Stake,
-    Vote,
-)
-from weft.sync.rules import is_successor, leader
+from weft.sync.round import round
+from weft.sync.round.collect import new_manifest, new_plan
+from weft.sync.round.groups import record_of
+from weft.sync.records.ancestry import Legacy, Stretch
+from weft.sync.round.machine import Broadcast, Noticed, Paused, Received, Send, State, Trained
+from weft.sync.records.messages import MAX_COUNT, AnyRoundMessage, Certificate, Collect, Goodbye, Holding, LegacyProof, Manifest, Merged, Pass, Prepare, Promise, Propose, Ready, Refuse, RoundNote, Stake, Vote
+from weft.sync.round.rules import is_successor, leader
 from weft.wire import decode, digest, encode
 
 BASE = msgspec.structs.replace(first_base(4), keeper=None)

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from weft.codec import Fp32Config, TopKConfig
 from weft.ids import Round
-from weft.sync.basis import Shapes
-from weft.sync.choices import AdamWConfig, Choices, Factors, LowRankConfig, SgdConfig
-from weft.sync.coding import coding_in, reply_codec_in
-from weft.sync.method import Method
-from weft.sync.outer import State, StepContext
-from weft.sync.payload import encode
-from weft.sync.reduce import Merger, cut, decode_parts
-from weft.sync.replies import Replies
-from weft.sync.rows import DeMoConfig, SparseLoCoConfig, spell_out
-from weft.sync.scope import Scope
+from weft.sync.merge.basis import Shapes
+from weft.sync.method.choices import AdamWConfig, Choices, Factors, LowRankConfig, SgdConfig
+from weft.sync.merge.coding import coding_in, reply_codec_in
+from weft.sync.merge.method import Method
+from weft.sync.merge.outer import State, StepContext
+from weft.sync.merge.payload import encode
+from weft.sync.merge.reduce import Merger, cut, decode_parts
+from weft.sync.merge.replies import Replies
+from weft.sync.method.presets import DeMoConfig, SparseLoCoConfig, spell_out
+from weft.sync.merge.fragments import Scope
 
 NUM, PEERS, ROUNDS = 2 * 4096 + 300, 3, 8
 RATE = 0.01  # of the schedule

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weft.config import Config, from_tree
 from weft.errors import ConfigError
-from weft.sync.schedule import ConstantConfig, CosineConfig, ScheduleConfig, WsdConfig, cos_pi, lr, missed
+from weft.sync.method.schedule import ConstantConfig, CosineConfig, ScheduleConfig, WsdConfig, cos_pi, lr, missed
 
 
 @st.composite

@@ -13,11 +13,11 @@ from model.world import first_base
 from weft.data.assign import Lease, leases
 from weft.ids import PeerId, Tokens
 from weft.peer.chain import open_branch
-from weft.sync.charter import Charter
-from weft.sync.choices import SampleConfig
-from weft.sync.messages import MAX_UNCOUNTED, Base, Contribution, Manifest
-from weft.sync.rules import is_quorum, is_under_way
-from weft.sync.shares import EVEN, MAX_LEAD, are_fair, drawn, lease, shares
+from weft.sync.records.charter import Charter
+from weft.sync.method.choices import SampleConfig
+from weft.sync.records.messages import MAX_UNCOUNTED, Base, Contribution, Manifest
+from weft.sync.round.rules import is_quorum, is_under_way
+from weft.sync.round.leases import EVEN, MAX_LEAD, are_fair, drawn, lease, shares
 
 EVENLY = msgspec.structs.replace(charter(10, batch_size=4), has_even_leases=True)
 CHARTER = charter(10, batch_size=4)

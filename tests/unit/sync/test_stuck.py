@@ -4,10 +4,10 @@ import msgspec
 
 from model.world import contribution, first_base
 from weft.ids import Attempt, PeerId, Tokens
-from weft.sync import round
-from weft.sync.machine import MergeFailed, Noticed, Received, State, TimedOut, Trained
-from weft.sync.messages import Ready, Stuck
-from weft.sync.rules import leader
+from weft.sync.round import round
+from weft.sync.round.machine import MergeFailed, Noticed, Received, State, TimedOut, Trained
+from weft.sync.records.messages import Ready, Stuck
+from weft.sync.round.rules import leader
 
 BASE = msgspec.structs.replace(first_base(5, num_parts=5), keeper=None)
 LEADER, A, B, C, D = (leader(BASE, Attempt(attempt)) for attempt in range(5))

@@ -4,8 +4,8 @@ import msgspec
 
 from model.world import first_base
 from weft.ids import PeerId
-from weft.sync.messages import MAX_UPLINK
-from weft.sync.uplinks import uplinks
+from weft.sync.records.messages import MAX_UPLINK
+from weft.sync.round.part_sizes import uplinks
 
 BASE = msgspec.structs.replace(first_base(4), uplinks=(MAX_UPLINK,) * 4)
 A, B, C, D = BASE.electorate

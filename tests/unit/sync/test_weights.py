@@ -11,13 +11,13 @@ from charters import charter
 from model.world import contribution, first_base
 from weft.data.assign import leases
 from weft.ids import Attempt, PeerId, Tokens
-from weft.sync import round
-from weft.sync.collect import new_manifest
-from weft.sync.machine import Received, TimedOut, Trained
-from weft.sync.messages import Contribution, GroupClaim, Manifest, Pass, Ready
-from weft.sync.rows import AsyncDiLoCoConfig, DdpConfig, spell_out
-from weft.sync.rules import is_sound, is_successor, leader
-from weft.sync.weights import awaited_weight, weight, weight_of
+from weft.sync.round import round
+from weft.sync.round.collect import new_manifest
+from weft.sync.round.machine import Received, TimedOut, Trained
+from weft.sync.records.messages import Contribution, GroupClaim, Manifest, Pass, Ready
+from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, spell_out
+from weft.sync.round.rules import is_sound, is_successor, leader
+from weft.sync.round.weights import awaited_weight, weight, weight_of
 from weft.wire import digest
 
 RULES = charter()

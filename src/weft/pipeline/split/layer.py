@@ -24,8 +24,8 @@ from torch import Tensor
 from weft.model.layers import Block, Rotation
 from weft.pipeline.device import Parcel
 from weft.pipeline.split.cut import Segment, num_tokens
-from weft.pipeline.split.heads import HeadsPass
-from weft.pipeline.split.ring import KeyValues, SegmentPass, segment_rotation
+from weft.pipeline.split.tensor_parallel import HeadsPass
+from weft.pipeline.split.ring_attention import KeyValues, SegmentPass, segment_rotation
 from weft.pipeline.split.team import Branches, Team
 
 Activations = Float[Tensor, "batch tokens width"]

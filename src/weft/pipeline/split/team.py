@@ -27,8 +27,8 @@ from weft.ids import short
 from weft.pipeline.device import Parcel, parcel
 from weft.pipeline.schedule import Run
 from weft.pipeline.split.cut import runs, shares
-from weft.pipeline.split.handover import Seat
-from weft.pipeline.split.heads import added
+from weft.pipeline.split.exchange import Seat
+from weft.pipeline.split.tensor_parallel import added
 
 T = TypeVar("T")
 

@@ -11,17 +11,17 @@ from weft.clock import VirtualClock
 from weft.ids import Digest, RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
-from weft.net.blobs import inline
-from weft.net.handshake import Passport
-from weft.net.memory import MemoryNetwork
+from weft.net.blobs.blobs import inline
+from weft.net.link.handshake import Passport
+from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.peer.compute import Compute, Inline
-from weft.pipeline.lane import Lane
+from weft.executor import Compute, Inline
+from weft.pipeline.link import Lane
 from weft.pipeline.split.cut import Segment, heads_parts
-from weft.pipeline.split.handover import Handover, Seat
-from weft.pipeline.split.heads import add_gradients, cut_layer
+from weft.pipeline.split.exchange import Handover, Seat
+from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
 from weft.pipeline.split.layer import ByHeads, BySegments
-from weft.pipeline.split.ring import put, select
+from weft.pipeline.split.ring_attention import put, select
 from weft.pipeline.split.team import Team
 
 RUN = RunId("cd" * 32)

@@ -6,7 +6,7 @@ import torch
 from unit.pipeline.split.layer import FAMILIES, Case, case
 from unit.pipeline.split.reference import distance, heads_by_hand
 from weft.pipeline.split.cut import heads_parts
-from weft.pipeline.split.heads import HeadsPass, add_gradients, added, cut_layer
+from weft.pipeline.split.tensor_parallel import HeadsPass, add_gradients, added, cut_layer
 
 CLOSE = 1e-6
 

@@ -8,11 +8,11 @@ from unit.pipeline.split.layer import FAMILIES, Case, case
 from unit.pipeline.split.reference import distance
 from weft.clock import SystemClock
 from weft.net.node import Node
-from weft.net.tls import TlsConfig, TlsTransport
-from weft.peer.compute import Threads
-from weft.pipeline.lane import Lane
+from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.executor import Threads
+from weft.pipeline.link import Lane
 from weft.pipeline.split.cut import contiguous, zigzag
-from weft.pipeline.split.handover import Handover
+from weft.pipeline.split.exchange import Handover
 
 CLOSE = 1e-5
 SPEEDS = [(1.0, 1.0), (3.0, 1.0), (1.0, 2.0, 1.0), (1.0, 1.0, 1.0, 1.0)]

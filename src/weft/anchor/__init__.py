@@ -1,0 +1,1 @@
+"""anchor: see the tree in README.md."""

@@ -1,0 +1,1 @@
+"""bench: see the tree in README.md."""

@@ -1,0 +1,1 @@
+"""demo: see the tree in README.md."""

@@ -1,0 +1,208 @@
+"""The demo from an empty folder to an exported model: prepares, follows the peers, judges how they ended.
+
+It fails if a peer failed or if the replicas differ. A demo that was stopped goes on when it is started again.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from weft.cli.demo import end as demo_end, ngram_baseline as yardstick
+from weft.cli.plan import speed_here as here
+from weft.cli.plan.pace import tokens_in
+from weft.cli.paragraph import tell, terminal_width, wrapped
+from weft.cli.screen.screen import Screen, make_screen
+from weft.cli.demo.swarm import DEVICE, PeerFailed, Swarm
+from weft.cli.screen.view import Facts
+from weft.clock import SystemClock
+from weft.config import dump, from_tree, load_tree
+from weft.data import ByteTokenizer
+from weft.errors import ConfigError, DeadlineExceeded
+from weft.run.config import RunFile
+from weft.store.home import Home
+from weft.run.genesis import resolve
+
+_RUN_FILE = "demo.toml"
+_LOOK_EVERY_S = 0.25
+_SILENCE_S = 300.0  # without one line from any peer, something is stuck
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks for."""
+
+    num_peers: int | None  # None: as many as the recipe has
+    minutes: float | None
+    tokens: int | None
+    is_fresh: bool
+    is_quiet: bool
+
+
+def run_demo(folder: Path, wishes: Wishes) -> int:
+    """Run the demo in `folder` and return the exit code.
+
+    Raises:
+        WeftError: the folder is another's, or a peer failed.
+    """
+    run_file = prepare(folder, wishes)
+    names = tuple(f"peer {number}" for number in range(1, run_file.peers + 1))
+    swarm = Swarm(folder, names, here.threads_of(len(names)))
+    screen = make_screen(is_quiet=wishes.is_quiet)
+    finished = demo_end.finished_run(swarm)
+    screen.start(facts_of_file(run_file, wait_for=run_file.peers if finished is None else 1))
+    follower = _Follower(swarm, screen)
+    try:
+        follower.watch_signals()
+        run = swarm.start(folder / _RUN_FILE) if finished is None else swarm.take_up(finished)
+        score: Future[float] = yardstick.start(Home(swarm.home), run)
+        follower.follow()
+    except PeerFailed:
+        if not follower.is_stopped:  # else it was stopped before it could say anything
+            raise
+    finally:
+        screen.close()
+        swarm.end()
+    if follower.is_stopped:
+        width = terminal_width() if sys.stdout.isatty() else None
+        print(wrapped(f"stopped; weft demo {folder} goes on from here, and --fresh begins anew", width))  # noqa: T201
+        return 0
+    return demo_end.finish(folder, swarm, screen.view, score)
+
+
+def facts_of_file(run_file: RunFile, wait_for: int) -> Facts:
+    """Return what the view needs to know of the run, before there is one."""
+    train = run_file.train
+    return Facts(
+        run=run_file.name,
+        total_tokens=train.tokens,
+        tokens_per_step=train.batch_size * train.seq_len,
+        wait_for=wait_for,
+    )
+
+
+# --- before ---
+
+
+def prepare(folder: Path, wishes: Wishes) -> RunFile:
+    """Make the folder and its run file, or take up what an earlier demo left.
+
+    Raises:
+        ConfigError: the folder holds something else, or another demo than the one that is wished for.
+    """
+    path = folder / _RUN_FILE
+    if folder.exists() and any(folder.iterdir()) and not path.exists():
+        raise ConfigError(f"{folder} is not empty and holds no demo of weft. Name another folder: weft demo FOLDER.")
+    if wishes.is_fresh and folder.exists():
+        shutil.rmtree(folder)
+    if path.exists():
+        if (wishes.num_peers, wishes.tokens, wishes.minutes) != (None, None, None):
+            raise ConfigError(
+                f"{folder} holds a demo already; its length and its peers are settled. Leave --tokens, --minutes and "
+                f"--peers out to go on with it, or add --fresh to begin anew."
+            )
+        kept: RunFile = from_tree(load_tree(path), RunFile, where=str(path))
+        tell(f"going on with the demo in {folder}; --fresh begins anew")
+        return kept
+    run_file = _described(wishes)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump(run_file), encoding="utf-8")
+    what = f"{run_file.peers} peers on this machine; everything is kept in {folder}"
+    tell(f"starting {what}")
+    return run_file
+
+
+def _described(wishes: Wishes) -> RunFile:
+    tree = _recipe()
+    if wishes.num_peers is not None:
+        tree["peers"] = wishes.num_peers
+    run_file: RunFile = from_tree(tree, RunFile, where=_RUN_FILE)
+    tokens = wishes.tokens
+    if tokens is None and wishes.minutes is not None:
+        model = resolve(run_file, ByteTokenizer(), Path())
+        found = here.measure(model, run_file.train, run_file.peers, on=DEVICE)
+        tokens = tokens_in(run_file, 60 * wishes.minutes, found.tokens_per_s)
+        speed = f"{found.tokens_per_s:,.0f} tokens/s by each of {run_file.peers} peers ({found.name})"
+        tell(f"measured {speed}; together they get about {tokens:,} tokens in {wishes.minutes:g} minutes")
+    if tokens is None:
+        return run_file
+    scaled: RunFile = from_tree(with_tokens(tree, tokens), RunFile, where=_RUN_FILE)
+    return scaled
+
+
+def _recipe() -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads((files("weft") / "recipes" / _RUN_FILE).read_text(encoding="utf-8"))
+
+
+def with_tokens(tree: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Return a run file's tree for another number of tokens, its schedule stretched or shortened alike."""
+    train: dict[str, Any] = tree["train"]
+    schedule = {
+        name: round(value * tokens / train["tokens"]) if name.endswith("_tokens") else value
+        for name, value in train["schedule"].items()
+    }
+    return {**tree, "train": {**train, "tokens": tokens, "schedule": schedule}}
+
+
+# --- meanwhile ---
+
+
+class _Follower:
+    """Shows what the peers log until all have ended; passes signals on."""
+
+    def __init__(self, swarm: Swarm, screen: Screen) -> None:
+        self.is_stopped = False
+        self._swarm = swarm
+        self._screen = screen
+        self._clock = SystemClock()
+
+    def watch_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def follow(self) -> None:
+        """
+        Raises:
+            PeerFailed: a peer ended with an error.
+            DeadlineExceeded: nobody logged anything for minutes.
+        """
+        heard_at = self._clock.now()
+        pause = threading.Event()
+        while self._swarm.is_running:
+            if self._show():
+                heard_at = self._clock.now()
+            elif self._clock.now() - heard_at > _SILENCE_S:
+                raise DeadlineExceeded(
+                    f"no peer logged anything for {_SILENCE_S:.0f} s. Their logs are below {self._swarm.home / 'runs'}."
+                )
+            if not self.is_stopped:
+                self._swarm.check()
+            pause.wait(_LOOK_EVERY_S)
+        self._show()
+        if not self.is_stopped:
+            self._swarm.check()
+
+    def _show(self) -> bool:
+        news = self._swarm.news()
+        for entry in news:
+            self._screen.write(entry)
+        return bool(news)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self.is_stopped:
+            self._screen.close()
+            self._swarm.kill()
+            os._exit(_INTERRUPTED)
+        self.is_stopped = True
+        tell("stopping: the peers say goodbye and save")
+        self._swarm.stop()

@@ -1,0 +1,1 @@
+"""doctor: see the tree in README.md."""

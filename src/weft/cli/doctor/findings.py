@@ -1,0 +1,245 @@
+"""What `weft doctor` looks at. Each check returns findings; one that fails says so and stops no other.
+
+Ports are tried on this machine only: what a router lets in, nobody outside is asked to try.
+"""
+
+import errno
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from weft.cli.doctor.finding import Finding
+from weft.clock import SystemClock
+from weft.run.host import host_free_nbytes
+
+_PYTHONS = ((3, 11), (3, 13))
+_LEAST_MEMORY = 1 << 30  # torch, the data and a nano model
+_LEAST_DISK = 1 << 30
+_LEAST_FILES = 256  # sockets and shards of a small swarm
+_MEASURE_S = 0.2
+_CLOCK_RATE = 0.05  # share by which two clocks of one machine may differ while measured
+_FILE_CLOCK_S = 5.0  # and a file system's clock from the machine's: network disks are seconds off
+_EPOCH_2024 = 1_704_067_200.0  # weft is younger: a clock before this is wrong
+
+
+Check = Callable[[], Iterator[Finding]]
+
+
+def examine(home: Path, port: int) -> Iterator[Finding]:
+    """Yield all findings about this machine, as they are made.
+
+    Args:
+        home: where identities, data and runs would lie.
+        port: what the person means to listen on; 0: any.
+    """
+    from weft.cli.doctor.torch import check_torch  # takes seconds: torch is loaded
+
+    checks: tuple[tuple[str, Check], ...] = (
+        ("platform", check_platform),
+        ("python", check_python),
+        ("memory", check_memory),
+        ("disk", lambda: check_disk(home)),
+        ("files", check_files),
+        ("clock", lambda: check_clock(home)),
+        ("network", lambda: check_network(port)),
+        ("iroh", check_iroh),
+        ("torch", check_torch),
+    )
+    for topic, check in checks:
+        try:
+            yield from check()
+        except Exception as error:  # a check that breaks is a finding, not the end of the examination
+            yield Finding(topic, "note", f"could not be examined: {type(error).__name__}: {error}")
+
+
+def check_platform() -> Iterator[Finding]:
+    kernel = platform.release()
+    name = f"{platform.system()} {kernel}, {platform.machine()}, {os.cpu_count()} CPUs"
+    if "microsoft" not in kernel.lower():
+        yield Finding("platform", "ok", name)
+    elif "wsl2" in kernel.lower():
+        yield Finding(
+            "platform",
+            "note",
+            f"{name}: WSL 2 stands behind Windows' own address translation, so others cannot dial in over tls",
+            "put networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig, then run: wsl --shutdown",
+        )
+    else:
+        yield Finding(
+            "platform", "note", f"{name}: WSL 1 emulates sockets and locks", "run: wsl --set-version DISTRO 2"
+        )
+
+
+def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Iterator[Finding]:
+    name = f"{platform.python_implementation()} {platform.python_version()}"
+    low, high = _PYTHONS
+    if not low <= version <= high:
+        wanted = f"{low[0]}.{low[1]} to {high[0]}.{high[1]}"
+        yield Finding("python", "block", f"{name}: weft runs on {wanted}", f"install Python {high[0]}.{high[1]}")
+    elif struct.calcsize("P") != 8:
+        yield Finding(
+            "python", "block", f"{name} is a 32-bit build, for which there is no torch", "install a 64-bit Python"
+        )
+    else:
+        yield Finding("python", "ok", name)
+
+
+def check_memory() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    free = host_free_nbytes()
+    text = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
+    if free < memory.available:
+        text += f"; this container may take {free / 1e9:.1f} GB more"
+    if free < _LEAST_MEMORY:
+        yield Finding(
+            "memory", "block", text, f"close programs or raise the limit until {_LEAST_MEMORY / 1e9:.0f} GB are free"
+        )
+    else:
+        yield Finding("memory", "ok", text)
+
+
+def check_disk(home: Path) -> Iterator[Finding]:
+    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        yield Finding(
+            "disk",
+            "block",
+            f"{place} cannot be written: {error.strerror or error}",
+            "choose another home: --home FOLDER",
+        )
+        return
+    free = shutil.disk_usage(place).free
+    text = f"{free / 1e9:.1f} GB free for {home}"
+    if free < _LEAST_DISK:
+        yield Finding("disk", "block", text, f"free {_LEAST_DISK / 1e9:.0f} GB, or choose another home: --home FOLDER")
+    else:
+        yield Finding("disk", "ok", text)
+
+
+def check_files() -> Iterator[Finding]:
+    if os.name != "posix":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} open files allowed"
+    if soft >= _LEAST_FILES:
+        yield Finding("files", "ok", text)
+    else:
+        yield Finding("files", "block", f"{text}; a swarm needs {_LEAST_FILES}", f"run: ulimit -n {min(hard, 4096)}")
+
+
+def check_clock(home: Path) -> Iterator[Finding]:
+    clock = SystemClock()
+    now, wall = clock.now(), clock.wall()
+    threading.Event().wait(_MEASURE_S)
+    passed, wall_passed = clock.now() - now, clock.wall() - wall
+    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    file_ahead_s = _file_time(place) - clock.wall()
+    if passed < _MEASURE_S * 0.9:
+        yield Finding(
+            "clock", "block", f"the monotonic clock went {passed:.3f} s in {_MEASURE_S} s", "restart the machine"
+        )
+    elif clock.wall() < _EPOCH_2024:
+        yield Finding(
+            "clock", "note", "the date is before 2024: logs will mislead", "set the clock: timedatectl set-ntp true"
+        )
+    elif abs(wall_passed - passed) > _CLOCK_RATE:
+        drift = wall_passed - passed
+        yield Finding(
+            "clock",
+            "note",
+            f"the wall clock jumps ({drift:+.2f} s): log times will mislead",
+            "let one time service run only",
+        )
+    elif abs(file_ahead_s) > _FILE_CLOCK_S:
+        yield Finding(
+            "clock",
+            "note",
+            f"the disk of {place} is {file_ahead_s:+.0f} s off",
+            "set the clocks of machine and disk by one service",
+        )
+    else:
+        yield Finding("clock", "ok", "wall, monotonic and file-system clocks agree")
+
+
+def _file_time(folder: Path) -> float:
+    """Return the time that the file system of `folder` gives to a new file."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        return os.stat(file.name).st_mtime
+
+
+def check_network(port: int) -> Iterator[Finding]:
+    from weft.errors import NetError
+    from weft.net.transport import tcp
+    from weft.net.transport.address import reachable_hosts
+
+    try:
+        with tcp.listen("", port) as listener:
+            host, found = listener.getsockname()[:2]
+            with socket.create_connection(("127.0.0.1", found), timeout=2):
+                pass
+    except NetError as error:
+        fix = "choose another with --port, or --port 0 for a free one" if port else "allow this program to listen"
+        yield Finding("network", "block", str(error), fix)
+        return
+    except OSError as error:
+        yield Finding("network", "block", f"a connection to 127.0.0.1 failed: {error}", "run: ip link set lo up")
+        return
+    hosts = reachable_hosts(host)
+    import ipaddress
+
+    public = [each for each in hosts if ipaddress.ip_address(each).is_global]
+    families = "IPv4 and IPv6" if ":" in host else "IPv4 only"
+    if public:
+        yield Finding("network", "ok", f"listening works ({families}); public addresses: {', '.join(public)}")
+        return
+    others = [each for each in hosts if each != "127.0.0.1"]
+    yield Finding(
+        "network",
+        "note",
+        f"listening works ({families}), at {', '.join(others) or 'this machine alone'}: none is public",
+        "for peers outside: forward a port of the router to --port, or use iroh, which needs no open port",
+    )
+
+
+def check_iroh() -> Iterator[Finding]:
+    if importlib.util.find_spec("iroh") is None:
+        where = f"{platform.system()} {platform.machine()}"
+        has_wheel = (platform.system(), platform.machine()) in {
+            ("Linux", "x86_64"),
+            ("Linux", "aarch64"),
+            ("Darwin", "arm64"),
+            ("Windows", "AMD64"),
+        }
+        fix = (
+            "run: pip install --force-reinstall weft"
+            if has_wheel
+            else "use tls: --transports tls,via, with a port that others reach"
+        )
+        yield Finding("iroh", "note", f"not installed ({where}): no hole punching", fix)
+        return
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind(("", 0))
+    except OSError as error:
+        reason = error.strerror or errno.errorcode.get(error.errno or 0, "")
+        yield Finding(
+            "iroh", "note", f"no UDP socket can be opened: {reason}", "allow UDP, or use --transports tls,via"
+        )
+        return
+    yield Finding("iroh", "ok", f"iroh {importlib.metadata.version('iroh')}; UDP sockets open")

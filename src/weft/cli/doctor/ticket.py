@@ -1,0 +1,206 @@
+"""What `weft doctor TICKET` finds: which address of the ticket leads where, how fast, and what to do where none does.
+
+`judge_ways` and the others are pure: from what was tried to what a person reads. `examine_ticket` tries it.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from weft.cli.doctor.finding import Fact, Finding
+from weft.cli.loop import run_loop
+from weft.clock import SystemClock
+from weft.dashboard import figures
+from weft.errors import WeftError
+from weft.keys import Identity
+from weft.net.transport.address import reachable_hosts
+from weft.net.speed_test import Sighting, Speed, measure, sight
+from weft.net.link.handshake import Passport
+from weft.net.membership.membership import say_goodbye
+from weft.net.transport.iroh import IrohTransport
+from weft.net.node import Node
+from weft.net.probe import probe_all
+from weft.net.ticket import Ticket
+from weft.net.transport.tls import TlsTransport
+from weft.net.transport.base import Lane, Stream, Transport
+from weft.net.link.trial import Trial, called, listed, places, told, way
+from weft.net.link.unreached import FRESH, verdict
+from weft.run.machine import PeerConfig
+from weft.wire import printable
+
+_CLOCK_OFF_S = 60.0  # where logs of two machines are hard to read side by side
+_SLOW_BPS = 1e6  # the slowest uplink that rounds are made for
+
+
+def examine_ticket(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding], type[WeftError] | None]:
+    """Try the ways a ticket names.
+
+    Returns:
+        what was found, and the kind of failure where no way leads into the run.
+    """
+    return run_loop(_examine(ticket, settings))
+
+
+async def _examine(ticket: Ticket, settings: PeerConfig) -> tuple[list[Finding], type[WeftError] | None]:
+    clock, identity = SystemClock(), Identity.generate()
+    findings: list[Finding] = []
+    started: dict[str, Transport] = {}
+    for transport in _transports(identity, settings):
+        try:
+            await transport.start(_nobody)
+            started[transport.name] = transport
+        except WeftError as error:
+            findings.append(Finding("path", "note", f"{transport.name} cannot be used here: {error}"))
+    try:
+        trials = await probe_all(ticket, identity, started, clock)
+    finally:
+        for transport in started.values():
+            await transport.aclose()
+    findings += [describe(trial) for trial in trials]
+    verdict, failure = judge_ways(trials)
+    findings += verdict
+    if failure is None:
+        findings += await _measure(ticket, settings, [each for each in trials if each.outcome == "admitted"])
+    return findings, failure
+
+
+async def _measure(ticket: Ticket, settings: PeerConfig, open_ways: Sequence[Trial]) -> list[Finding]:
+    """Ask each member that lets this machine in for its clock and what it sees; move bytes to and from the first."""
+    clock, identity = SystemClock(), Identity.generate()
+    passport = Passport(identity=identity, run=ticket.run, name="doctor", admission=ticket.admission())
+    findings: list[Finding] = []
+    sightings: list[Sighting] = []
+    async with Node(passport, _transports(identity, settings), clock, lambda _: None) as node:
+        members = list(dict.fromkeys(trial.contact for trial in open_ways))
+        for index, contact in enumerate(members):
+            who = called(contact.name, contact.peer)
+            node.remember(contact.peer, [way.address for way in open_ways if way.contact == contact])
+            try:
+                await node.connect(contact.peer)
+                sightings.append(await sight(node, contact.peer, clock))
+                findings.append(judge_clock(who, sightings[-1]))
+                if index == 0:
+                    speed = await measure(node, contact.peer, clock)
+                    findings.append(judge_speed(who, node.link_name(contact.peer), speed))
+            except (WeftError, TimeoutError) as error:
+                findings.append(Finding("speed", "note", f"{who} could not be measured: {error or 'no end in time'}"))
+        await say_goodbye(node, "was only looking")
+    return [*findings, judge_place(sightings, reachable_hosts("::"))]
+
+
+def _transports(identity: Identity, settings: PeerConfig) -> list[Transport]:
+    made: list[Transport] = []
+    for name in settings.transports:
+        match name:
+            case "tls":
+                made.append(TlsTransport(identity, settings.tls))
+            case "iroh":
+                made.append(IrohTransport(identity, settings.iroh))
+            case "via":  # what a ticket names leads straight to its members
+                pass
+            case _:
+                assert_never(name)
+    return made
+
+
+def describe(trial: Trial) -> Finding:
+    """Return the line of one address."""
+    who = called(trial.contact.name, trial.contact.peer)
+    facts: dict[str, Fact] = {
+        "peer": trial.contact.peer,
+        "transport": trial.transport,
+        "address": trial.address,
+        "outcome": trial.outcome,
+        "opened_s": trial.opened_s,
+        "greeted_s": trial.greeted_s,
+    }
+    if trial.opened_s is None or trial.outcome != "admitted":
+        return Finding("path", "note", f"{who}: {told([trial])}", facts=facts)
+    greeted_ms = 1000 * (trial.greeted_s or 0.0)
+    took = f"opened in {1000 * trial.opened_s:.0f} ms, let in {greeted_ms:.0f} ms later"
+    where = f"{way(trial.transport)} {listed(places(trial.address))}"
+    return Finding("path", "ok", f"{who}: {where}, {took}", facts=facts)
+
+
+def judge_ways(trials: Sequence[Trial]) -> tuple[list[Finding], type[WeftError] | None]:
+    """Return what the trials mean together, what to do, and why there is no way into the run, if there is none."""
+    from weft.errors import GenesisMismatch, Refused, Unreachable
+
+    outcomes = {trial.outcome for trial in trials}
+    if "admitted" in outcomes:
+        return _what_is_missing(trials), None
+    if "refused" in outcomes:
+        said = next(trial.said for trial in trials if trial.outcome == "refused")
+        fix = f"{FRESH}; a run by key must list yours: weft keys"
+        return [
+            Finding("ways", "block", f"members are reached and let this machine not in: {printable(said)}", fix)
+        ], Refused
+    if "other run" in outcomes:
+        fix = "ask for a ticket of the run that is trained there now: weft ticket"
+        return [Finding("ways", "block", "the members on this ticket train another run", fix)], GenesisMismatch
+    text, fix = verdict(trials)
+    return [Finding("ways", "block", text, fix)], Unreachable
+
+
+def _what_is_missing(trials: Sequence[Trial]) -> list[Finding]:
+    open_by = {trial.transport for trial in trials if trial.outcome == "admitted"}
+    tried = {trial.transport for trial in trials}
+    if "tls" in tried - open_by:
+        text = "TCP does not get through and iroh (UDP) does: a run works, slower where the line is fast"
+        return [Finding("ways", "note", text, "where a router or firewall is yours: let TCP out to the ports above")]
+    if "iroh" in tried - open_by:
+        text = "UDP does not get through, and TCP does. Members behind routers of their own are reached through others"
+        fix = "nothing has to be done; a member that others can dial (--port, forwarded) spares the others the detour"
+        return [Finding("ways", "note", text, fix)]
+    return [Finding("ways", "ok", "there is a way into the run")]
+
+
+def judge_clock(who: str, sighting: Sighting) -> Finding:
+    """Return how this machine's clock stands to a member's."""
+    ahead_s, ms = sighting.ahead_s, 1000 * sighting.round_trip_s
+    facts: dict[str, Fact] = {"ahead_s": ahead_s, "round_trip_s": sighting.round_trip_s}
+    if abs(ahead_s) < _CLOCK_OFF_S:
+        return Finding("clocks", "ok", f"{who}: {ahead_s:+.2f} s from this one's; round trip {ms:.0f} ms", facts=facts)
+    text = f"{who} has a clock {ahead_s:+.0f} s from this one's: nothing in a run depends on it, times in logs do"
+    return Finding("clocks", "note", text, "set the clock of whichever is wrong: timedatectl set-ntp true", facts)
+
+
+def judge_speed(who: str, transport: str, speed: Speed) -> Finding:
+    """Return how fast bytes pass."""
+    text = (
+        f"{who}: up {speed.up_bps / 1e6:.3g} Mbit/s, down {speed.down_bps / 1e6:.3g} Mbit/s over {transport} "
+        f"({figures.nbytes(speed.nbytes)} each way, one stream)"
+    )
+    facts: dict[str, Fact] = {"transport": transport, "up_bps": speed.up_bps, "down_bps": speed.down_bps}
+    if min(speed.up_bps, speed.down_bps) < _SLOW_BPS:
+        fix = "rounds are made for 1 Mbit/s and more: another line, or a smaller model"
+        return Finding("speed", "note", text, fix, facts)
+    return Finding("speed", "ok", text, facts=facts)
+
+
+def judge_place(sightings: Sequence[Sighting], own: Sequence[str]) -> Finding:
+    """Return from what members see whether an address translation stands between."""
+    sources = sorted({each.seen.source for each in sightings if each.seen.source})
+    if not sources:
+        return Finding("place", "note", "no member says where it sees this machine")
+    shown = ", ".join(map(printable, sources))
+    facts: dict[str, Fact] = {"seen_at": sources, "own": sorted(own), "is_translated": not set(sources) <= set(own)}
+    if set(sources) <= set(own):
+        text = f"members see this machine at {shown}, which is its own: no translation between"
+        return Finding("place", "ok", text, facts=facts)
+    kind = (
+        "a router translates its addresses (NAT)"
+        if len(sources) == 1
+        else "several exits, as of a provider's NAT or a VPN"
+    )
+    text = f"members see this machine at {shown}, which is not its own: {kind}"
+    fix = (
+        "to be reached from outside: forward a port of the router to --port and name it, [tls] advertise. Where the "
+        f"router itself does not show {shown} as its outside address, the provider translates once more, and no port "
+        "can be forwarded. Without one this machine dials out, and reaches others like it through members that both "
+        "reach: as good for rounds, slower for states"
+    )
+    return Finding("place", "note", text, fix, facts)
+
+
+async def _nobody(stream: Stream, _lane: Lane) -> None:
+    await stream.close()

@@ -1,0 +1,160 @@
+"""`weft eval`: the loss of a checkpoint on held-out text, the run's own or another."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.place import home_of
+from weft.cli.terminal import WorkLine
+from weft.clock import SystemClock
+from weft.progress import Meter
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from weft.cli.model.trained import Trained
+    from weft.model import Transformer
+
+_TOKENS_AT_ONCE = 4096  # of one forward pass
+_MAX_WINDOW = 2048  # of a model that says nothing of its training: the logits of its whole context may fill memory
+
+
+def eval(
+    context: typer.Context,
+    checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Text files, folders or globs; again for more. Default: the run's held-out text."),
+    ] = None,
+    windows: Annotated[int, typer.Option(help="Samples, spread evenly over the text; 0: all.", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
+) -> None:
+    """Print the loss on held-out text, in nats per token and per byte."""
+    from weft.cli.model.trained import open_trained, say_which
+
+    trained = open_trained(checkpoint, home_of(context))
+    say_which(trained, checkpoint)
+    text = _given(trained, data) if data else _heldout(trained, home_of(context))
+    with Meter(
+        "evaluating", "windows", WorkLine(), SystemClock(), min(windows or text.num_windows, text.num_windows)
+    ) as meter:
+        loss, num_tokens = measure(trained.on(device), meter.over(text.batches(windows), lambda batch: len(batch[0])))
+    per_byte = loss * text.num_tokens / text.nbytes
+    measured, there = num_tokens // text.seq_len, text.num_windows
+    share = f"all {there}" if measured == there else f"{measured} of {there}"
+    typer.echo(
+        f"{loss:.4f} nats per token, {per_byte:.4f} nats per byte, over {num_tokens} tokens ({share} windows) "
+        f"of {text.name}"
+    )
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens to evaluate on, cut into windows."""
+
+    name: str
+    ids: "NDArray[np.integer]"  # the whole stream
+    nbytes: int  # of the UTF-8 text they were
+    seq_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_windows(self) -> int:
+        return (len(self.ids) - 1) // self.seq_len
+
+    def batches(self, num_windows: int) -> "Iterator[tuple[Tensor, Tensor]]":
+        """Yield (tokens, targets) for windows spread evenly; all of them where `num_windows` is 0."""
+        import numpy as np
+        import torch
+
+        there = self.num_windows
+        count = min(num_windows or there, there)
+        numbers = np.arange(count) * there // max(count, 1)
+        at_once = max(1, _TOKENS_AT_ONCE // self.seq_len)
+        for start in range(0, count, at_once):
+            places = numbers[start : start + at_once, None] * self.seq_len + np.arange(self.seq_len + 1)
+            rows = torch.from_numpy(self.ids[places].astype(np.int64))
+            yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def measure(model: "Transformer", batches: "Iterator[tuple[Tensor, Tensor]]") -> tuple[float, int]:
+    """Return the mean loss in nats per token, and how many tokens were predicted.
+
+    Raises:
+        NotFinite: the loss is NaN or infinite.
+    """
+    import math
+
+    import torch
+
+    from weft.errors import NotFinite
+
+    total, num_tokens = 0.0, 0
+    with torch.inference_mode():
+        for tokens, targets in batches:
+            place = model.embed.weight.device
+            total += float(model.loss(tokens.to(place), targets.to(place))) * tokens.numel()
+            num_tokens += tokens.numel()
+    if not math.isfinite(total):
+        raise NotFinite("the loss is NaN or infinite: the weights are broken. Use an earlier checkpoint.")
+    return total / num_tokens, num_tokens
+
+
+def _heldout(trained: "Trained", home: Path) -> Text:
+    import numpy as np
+
+    from weft.errors import DataError
+    from weft.store.home import Home
+
+    run = trained.run
+    if run is None:
+        raise DataError(f"{trained.folder} comes from no run of weft and has no held-out text. Name some with --data.")
+    store, index = Home(home).shards, run.data
+    missing = [info for info in store.missing(index) if info in index.heldout]
+    if missing or not index.heldout:
+        why = "its files are private" if run.is_private else f"{len(missing)} of its shards are not in {store.folder}"
+        raise DataError(f"the held-out text of run {run.name} is not here: {why}. Name text with --data.")
+    ids = np.concatenate([store.open(index, info) for info in index.heldout])
+    return Text(
+        f"the held-out text of run {run.name}",
+        _enough(ids, run.train.seq_len),
+        index.heldout_text_nbytes,
+        run.train.seq_len,
+    )
+
+
+def _given(trained: "Trained", paths: Sequence[str]) -> Text:
+    import numpy as np
+
+    from weft.cli.texts import own_documents, own_nbytes
+
+    end = trained.tokenizer.end_of_text
+    parts: list[NDArray[np.integer]] = []
+    nbytes = 0
+    with Meter("tokenizing", "B", WorkLine(), SystemClock(), own_nbytes(paths)) as meter:
+        for document in own_documents(paths):
+            if parts and end is not None:
+                parts.append(np.array([end], dtype=np.uint32))
+            parts.append(trained.tokenizer.encode(document.text))
+            nbytes += (read := len(document.text.encode("utf-8", errors="replace")))
+            meter.add(read)
+    seq_len = min(trained.config.max_seq_len, _MAX_WINDOW) if trained.run is None else trained.run.train.seq_len
+    ids = np.concatenate(parts)
+    seq_len = min(seq_len, max(1, len(ids) - 1))
+    return Text(", ".join(paths), _enough(ids, seq_len), nbytes, seq_len)
+
+
+def _enough(ids: "NDArray[np.integer]", seq_len: int) -> "NDArray[np.integer]":
+    from weft.errors import DataError
+
+    if len(ids) <= seq_len:
+        raise DataError(f"the text is too small: {len(ids)} tokens hold no window of {seq_len} and its target.")
+    return ids

@@ -1,0 +1,44 @@
+"""`weft export`: a checkpoint as a Hugging Face folder that transformers, vLLM and llama.cpp load."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.place import home_of
+from weft.cli.terminal import WorkLine
+from weft.clock import SystemClock
+from weft.progress import Meter
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def export(
+    context: typer.Context,
+    checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="The new folder.", show_default=False)],
+    dtype: Annotated[Dtype, typer.Option(help="Of the tensors.")] = Dtype.float32,
+) -> None:
+    """Write config.json, safetensors and tokenizer.json."""
+    from weft.cli.model.trained import open_trained
+    from weft.model import write_folder
+
+    trained = open_trained(checkpoint, home_of(context))
+    tokenizer = trained.tokenizer
+    nbytes = trained.vector.numel() * (4 if dtype is Dtype.float32 else 2)
+    with Meter("writing", "B", WorkLine(), SystemClock(), nbytes) as meter:
+        write_folder(
+            folder,
+            trained.config,
+            trained.vector,
+            tokenizer.to_json(),
+            stop_id=tokenizer.end_of_text,
+            dtype=dtype.value,
+            on_written=meter.add,
+        )
+    typer.echo(str(folder))
+    typer.echo(f'load it with: transformers.AutoModelForCausalLM.from_pretrained("{folder}")', err=True)

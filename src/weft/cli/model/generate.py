@@ -1,0 +1,95 @@
+"""`weft generate`: text from a checkpoint, shown as it is made."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.place import home_of
+
+if TYPE_CHECKING:
+    from weft.data import Tokenizer
+
+_UNFINISHED = "\ufffd"  # what a character shows as while only some of its bytes are there
+_MAX_LINES, _LINE = 8, 80  # of a sample that is shown with other things
+_MAX_CHARACTER_TOKENS = 4  # bytes of the longest character: after so many the mark is real
+
+
+def generate(
+    context: typer.Context,
+    checkpoint: Annotated[str, typer.Argument(help='Folder, digits of a run, or "last".', show_default=False)],
+    prompt: Annotated[str, typer.Argument(help="What the text begins with.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Tokens, at most.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that reach this mass.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal text.")] = 0,
+    device: Annotated[str, typer.Option(help="Where torch runs.")] = "auto",
+) -> None:
+    """Let a trained model write on from a prompt."""
+    from weft import rng
+    from weft.cli.model.trained import open_trained, say_which
+    from weft.config import from_tree
+    from weft.inference import Sampling
+    from weft.inference import generate as generate_tokens
+
+    fields = {"max_new_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    _check(fields)  # said before anything is loaded
+    trained = open_trained(checkpoint, home_of(context))
+    say_which(trained, checkpoint)
+    end = trained.tokenizer.end_of_text
+    sampling = from_tree(fields if end is None else {**fields, "stop_id": end}, Sampling, where="command line")
+    ids = [int(token) for token in trained.tokenizer.encode(prompt)] or [0 if end is None else end]
+    tokens = generate_tokens(trained.on(device), ids, sampling, rng.stream(seed, "generate"))
+    stream = pieces(trained.tokenizer, tokens)
+    typer.echo(prompt + legible(next(stream, "")), nl=False)  # together: a model that is broken prints nothing
+    for text in stream:
+        typer.echo(legible(text), nl=False)
+    typer.echo()
+
+
+def _check(fields: dict[str, float]) -> None:
+    from weft.config import from_tree
+    from weft.errors import ConfigError
+    from weft.inference import Sampling
+
+    try:
+        from_tree(fields, Sampling, where="command line")
+    except ConfigError as error:
+        field, _, rest = str(error).removeprefix("command line: ").partition(" ")
+        option = "--max-tokens" if field == "max_new_tokens" else f"--{field.replace('_', '-')}"
+        raise ConfigError(f"{option} {rest}") from None
+
+
+def legible(text: str) -> str:
+    """Return what a model wrote as a terminal may have it, a dot for whatever cannot be shown."""
+    return "".join(
+        letter if (letter.isprintable() and letter != _UNFINISHED) or letter in "\n\t" else "." for letter in text
+    )
+
+
+def excerpt(text: str) -> str:
+    """Return the first few lines of what a model wrote."""
+    lines = [line[at : at + _LINE] for line in legible(text).split("\n") for at in range(0, len(line) or 1, _LINE)]
+    return "\n".join(lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], "..."])
+
+
+def pieces(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
+    """Yield the text of `tokens` as it grows; a character whose bytes are not all there yet waits for them.
+
+    New tokens are decoded behind those shown last: many tokenizers write a token otherwise at the start of a text.
+    """
+    shown: list[int] = []
+    held: list[int] = []
+    for token in tokens:
+        held.append(token)
+        text = _behind(tokenizer, shown, held)
+        if text and (not text.endswith(_UNFINISHED) or len(held) > _MAX_CHARACTER_TOKENS):
+            yield text
+            shown, held = held, []
+    if held:
+        yield _behind(tokenizer, shown, held)
+
+
+def _behind(tokenizer: "Tokenizer", shown: list[int], held: list[int]) -> str:
+    return tokenizer.decode(shown + held)[len(tokenizer.decode(shown)) :]

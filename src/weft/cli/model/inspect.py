@@ -1,0 +1,158 @@
+"""`weft inspect`: what a checkpoint, ticket, key, backup or run file is. Secrets in them are never printed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.place import home_of
+from weft.dashboard import figures
+
+_START_NBYTES = 4096  # as much as tells files apart
+
+
+def inspect(
+    context: typer.Context,
+    thing: Annotated[
+        str, typer.Argument(help='Checkpoint, ticket, key or run file; "-" reads a ticket.', show_default=False)
+    ],
+) -> None:
+    """Say what something is."""
+    import sys
+
+    if thing == "-":
+        thing = sys.stdin.readline()
+    path = Path(thing)
+    if _looks_like_ticket(thing):
+        lines = _ticket(thing)
+    elif len(thing) < 1024 and path.is_file():
+        lines = _file(path)
+    else:
+        lines = _checkpoint(thing, home_of(context))
+    for line in lines:
+        typer.echo(line)
+
+
+def _looks_like_ticket(thing: str) -> bool:
+    import re
+
+    return re.match(r"\s*weft\d", thing) is not None and not Path(thing[:255].strip()).exists()
+
+
+def _ticket(text: str) -> Iterator[str]:
+    from weft.net.ticket import read
+
+    found = read(text)
+    yield "ticket"
+    yield f"run      {found.run}"
+    yield f"issuer   {found.issuer}"
+    yield f"secret   {'none: admission is by key, or open' if found.secret is None else 'inside, not shown'}"
+    for contact in found.contacts:
+        yield f"member   {contact.peer}  {contact.name}".rstrip()
+        for address in contact.addresses:
+            yield f"         {address}"
+
+
+def _file(path: Path) -> Iterator[str]:
+    """Describe a file by how it begins, or by its ending where it is TOML."""
+    from weft.errors import ConfigError
+    from weft.keys import is_backup
+
+    try:
+        with path.open("rb") as file:
+            start = file.read(_START_NBYTES)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
+    if is_backup(start):
+        yield "an encrypted backup of an identity"
+        yield f"restore it with: weft keys restore {path}"
+    elif start.startswith(b"-----BEGIN "):
+        yield from _key(path)
+    elif path.name == "checkpoint.json":
+        yield from _checkpoint(str(path.absolute().parent), path)
+    elif start.lstrip().startswith(b"weft1"):
+        yield from _ticket(path.read_text(encoding="ascii", errors="replace"))
+    elif path.suffix == ".toml":
+        yield from _run_file(path)
+    else:
+        raise ConfigError(
+            f"{path} is not a checkpoint, a ticket, a key, a backup of one or a run file (.toml). A checkpoint is a "
+            "folder that holds checkpoint.json."
+        )
+
+
+def _run_file(path: Path) -> Iterator[str]:
+    from weft.cli.settings import run_file
+    from weft.config import dump
+
+    described = run_file(path, ())
+    yield "run file"
+    yield f"start it with: weft train {path}"
+    yield ""
+    yield "every field, those left out with their defaults:"
+    yield dump(described).rstrip()
+
+
+def _key(path: Path) -> Iterator[str]:
+    from weft.keys import read_peer
+
+    yield "identity"
+    yield f"public key   {read_peer(path)}"
+    yield "private key  in the file, not shown"
+
+
+def _checkpoint(given: str, home: Path) -> Iterator[str]:
+    from weft.cli.home import CHECKPOINT_FILE, find_checkpoint
+
+    folder = find_checkpoint(given, home)
+    if not (folder / CHECKPOINT_FILE).exists():
+        yield from _model_folder(folder)
+        return
+    from weft.peer.state.checkpoint import load, read_contents
+    from weft.run.config import RunConfig
+    from weft.run.staged import StagedConfig
+    from weft.store.chunks import replica_digest
+    from weft.sync.merge.method import OUTER
+
+    contents, snapshot = read_contents(folder), load(folder)
+    run, head = snapshot.config, contents.head
+    yield "checkpoint, every byte checked"
+    yield f"folder      {folder}"
+    yield f"written by  weft {contents.software}"
+    yield f"run         {run.name}  {run.run}"
+    yield f"round       {'none yet' if head is None else head.round}"
+    if isinstance(run, RunConfig):
+        yield f"model       {_described(run.model)}"
+        if isinstance(run, StagedConfig) and run.section is not None and run.section.is_table:
+            yield "matrix      that embedding and head are is here, and nothing else"
+        elif isinstance(run, StagedConfig) and run.section is not None:
+            first, last = run.section.layers[0] + 1, run.section.layers[-1] + 1
+            yield f"section     {run.section.number + 1} of {run.stages}: layers {first} to {last} are here"
+        yield f"tokenizer   {run.data.vocab_size} ids  {contents.tokenizer}"
+    else:
+        yield f"trains      {figures.amount(run.num_parameters)} numbers in {len(run.tensors)} tensors"
+    outer = snapshot.replicated[OUTER]
+    rest = {name: vector for name, vector in snapshot.replicated.items() if name != OUTER}
+    yield f"replica     {replica_digest(outer, rest)}"
+    sizes = {**snapshot.replicated, **snapshot.private}
+    yield f"vectors     {', '.join(f'{name} ({figures.amount(vector.numel())})' for name, vector in sizes.items())}"
+    for name, value in sorted(snapshot.counters.items()):
+        yield f"counter     {name} = {value}"
+
+
+def _model_folder(folder: Path) -> Iterator[str]:
+    from weft.model import read_config
+
+    yield "Hugging Face folder"
+    yield f"model       {_described(read_config(folder))}"
+
+
+def _described(config: object) -> str:
+    from weft.model.config import ModelConfig, num_parameters
+
+    assert isinstance(config, ModelConfig)
+    return (
+        f"{figures.amount(num_parameters(config))} parameters: {config.num_layers} layers, width {config.width}, "
+        f"{config.num_heads} heads, context {config.max_seq_len}, vocabulary {config.vocab_size}"
+    )

@@ -1,0 +1,86 @@
+"""A trained model as the verbs that use one want it: config, parameters, tokenizer, ready on a device.
+
+It comes from a checkpoint of a run or from a Hugging Face folder. It imports torch: verbs import it when they run.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from torch import Tensor
+
+from weft.cli.home import CHECKPOINT_FILE, find_checkpoint
+from weft.cli.settings import check_option
+from weft.clock import SystemClock
+from weft.config import from_tree
+from weft.dashboard import figures
+from weft.data import JsonTokenizer, Tokenizer
+from weft.data.tokenizer import from_bytes
+from weft.errors import CheckpointError, WireError
+from weft.ids import short
+from weft.model import ModelConfig, Transformer, assemble, check_bounds, read_config, read_folder
+from weft.peer.state.checkpoint import load_model, read_contents
+from weft.run.config import RunConfig
+from weft.train.device import choose
+from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig
+
+
+@dataclass(frozen=True)
+class Trained:
+    folder: Path
+    config: ModelConfig
+    vector: Tensor  # flat fp32, on the CPU
+    tokenizer: Tokenizer
+    run: RunConfig | None  # None: the model was made elsewhere
+    round: int | None = None  # None: no checkpoint of weft
+
+    def on(self, device: str) -> Transformer:
+        """Return the model on `device` ("auto", "cpu", "cuda:1", ...).
+
+        Raises:
+            ConfigError: no such device.
+        """
+        check_option("device", device)
+        settings: PeerConfig = from_tree({"device": device}, PeerConfig, where="--device")
+        return assemble(self.config, self.vector.to(choose(settings).torch))
+
+
+def open_trained(given: str, home: Path) -> Trained:
+    """Return the model that `given` means (see `locate`), every byte checked.
+
+    Raises:
+        CheckpointError: none, half-written or altered.
+        ConfigError, DataError: a Hugging Face folder that weft cannot use.
+    """
+    folder = find_checkpoint(given, home)
+    if not (folder / CHECKPOINT_FILE).exists():
+        check_bounds(read_config(folder), PeerConfig().max_parameters)
+        config, vector = read_folder(folder)
+        return Trained(folder, config, vector, JsonTokenizer.from_file(folder), None)
+    run, blob, vector = load_model(folder)
+    if isinstance(run, StagedConfig) and run.stage is not None:
+        raise CheckpointError(
+            f"{folder} holds {run.called(run.stage)} of a model in {run.stages} stages, which is no model by itself. "
+            "Put it together: weft gather"
+        )
+    head = read_contents(folder).head
+    try:
+        return Trained(folder, run.model, vector, from_bytes(blob), run, 0 if head is None else head.round)
+    except WireError as error:
+        raise CheckpointError(
+            f"{folder}: its tokenizer cannot be used: {error}. Use another peer's checkpoint."
+        ) from None
+
+
+def say_which(trained: Trained, given: str) -> None:
+    """Say on standard error what is read, where `given` leaves it open or nothing has been trained yet."""
+    if trained.run is None or trained.round is None:
+        return
+    if Path(given) != trained.folder:
+        age_s = SystemClock().wall() - (trained.folder / CHECKPOINT_FILE).stat().st_mtime
+        ago = f"saved {figures.duration(max(0.0, age_s))} ago"
+        run = f"{trained.run.name} ({short(trained.run.run)})"
+        typer.echo(f"reading run {run}, round {trained.round}, {ago}\n  {trained.folder}", err=True)
+    if trained.round == 0:
+        typer.echo("round 0: this model is untrained, its weights are random", err=True)

@@ -1,0 +1,1 @@
+"""plan: see the tree in README.md."""

@@ -1,0 +1,107 @@
+"""`weft plan`: what a run would take on some machines and lines, before anybody joins."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.config import load_tree
+from weft.errors import ConfigError
+
+_Rate = Annotated[str | None, typer.Option(metavar="RATE", help="Of each peer: 20mbit, 1gbit.", show_default=False)]
+
+
+def plan(
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN.TOML", help="Run file, or scenario of weft simulate.", show_default=False)
+    ],
+    peers: Annotated[int | None, typer.Option(help="Peers. Default: as the run file expects.", min=1, max=4096)] = None,
+    device: Annotated[
+        str | None, typer.Option(help="What each trains on: a name, or here to time this machine.", show_default=False)
+    ] = None,
+    tokens_per_s: Annotated[
+        float | None, typer.Option(help="How fast each trains, where that is known.", min=1e-6, show_default=False)
+    ] = None,
+    efficiency: Annotated[
+        float | None, typer.Option(help="Share of the device's rate that training uses.", min=0.001, max=1.0)
+    ] = None,
+    line: Annotated[str, typer.Option(help="Line of each peer, by name; --up, --down and --delay change it.")] = "home",
+    up: _Rate = None,
+    down: _Rate = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="One way to the middle of the network: 10ms.", show_default=False)
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="ddp, fedavg, diloco or sparseloco, in place of the run file's.", show_default=False),
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Inner steps between outer ones.", min=1, max=100_000, show_default=False)
+    ] = None,
+    codec: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp8, int8, int4, e3m0, int2 or sign.", show_default=False)
+    ] = None,
+    price_per_kwh: Annotated[float | None, typer.Option(help="What peers pay.", min=0.0, show_default=False)] = None,
+    price_per_hour: Annotated[float, typer.Option(help="Rent of each peer's machine, if it is rented.", min=0.0)] = 0.0,
+    watts: Annotated[
+        float | None, typer.Option(help="Of each peer's machine while it trains.", min=0.0, show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="GPU of the data centre to compare with.", show_default=False)
+    ] = None,
+    cluster_size: Annotated[int | None, typer.Option(help="How many of them.", min=1, show_default=False)] = None,
+    cluster_price: Annotated[
+        float | None, typer.Option(help="Rent of one for an hour.", min=0.0, show_default=False)
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the run file.")
+    ] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say how long a run would take, what it would move, hold and cost, and which method suits it."""
+    tree = load_tree(path)
+    if "kind" in tree and any(each is not None for each in (peers, device, tokens_per_s, up, down, delay)):
+        raise ConfigError(
+            f"{path}: it is a scenario, whose kinds say what machines and lines there are; --peers, --device, "
+            "--tokens-per-s, --up, --down and --delay belong to a run file."
+        )
+    if "kind" not in tree and device is None and tokens_per_s is None:
+        raise ConfigError(
+            "nothing says how fast peers train. Give --device NAME (rtx4090, m3-max, ...), --device here to time this "
+            "machine, or --tokens-per-s."
+        )
+    from weft.cli.plan import question as asked
+
+    prices = asked.Prices(price_per_kwh, cluster, cluster_size, cluster_price)
+    chosen = asked.Method(method=method, every=every, codec=codec)
+    if "kind" in tree:
+        found = asked.scenario(path, changes or (), watts or 0.0, chosen, prices)
+    else:
+        own = asked.Own(
+            device=device,
+            tokens_per_s=tokens_per_s,
+            efficiency=efficiency,
+            watts=watts,
+            price_per_hour=price_per_hour,
+            line=asked.line(line, up, down, delay),
+        )
+        found = asked.run(path, changes or (), peers, own, chosen, prices)
+
+    if found.stages > 1:
+        from weft.cli.plan import show_stages as planned_pipeline
+
+        cut = planned_pipeline.cut(found)
+        for text in [planned_pipeline.as_json(found, cut)] if is_json else planned_pipeline.lines(found, cut):
+            typer.echo(text)
+        return
+
+    from weft.cli.plan.show import as_json, lines
+    from weft.plan.forecast import forecast
+    from weft.plan.methods import choose, rows
+
+    plan, table = forecast(found.question), rows(found.question)
+    if is_json:
+        typer.echo(as_json(found, plan, table, choose(table)))
+    else:
+        for text in lines(found, plan, table, choose(table)):
+            typer.echo(text)

@@ -1,0 +1,331 @@
+"""From the words of `weft plan` to the question that is asked: a run, machines, lines, prices.
+
+Nothing is packed: of a run's data only its tokenizer matters, and where that is an alphabet whose text is not here, one
+is assumed and said.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from weft.cli import settings
+from weft.cli.quantity import rate_bps
+from weft.codec import (
+    Bf16Config,
+    CodecConfig,
+    E3m0Config,
+    Fp8Config,
+    Fp32Config,
+    Int2Config,
+    Int4Config,
+    Int8Config,
+    SignConfig,
+)
+from weft.config import load
+from weft.cost.training import flops_per_token
+from weft.data import CharactersConfig, CharTokenizer, make_tokenizer
+from weft.errors import ConfigError, DataError
+from weft.model import ModelConfig
+from weft.run.config import RunFile
+from weft.train.device import decoder
+from weft.run.genesis import resolve
+from weft.pipeline.config import PipelineConfig
+from weft.plan import profiles
+from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
+from weft.plan.timing import Line
+from weft.sim.scenario import Kind, Scenario
+from weft.sync.method.choices import Choices
+from weft.sync.method.presets import AsyncDiLoCoConfig, CocktailConfig, DdpConfig, DeMoConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig, StreamingConfig, spell_out
+
+ASSUMED_CHARACTERS = 100  # of a text that is not here
+HERE = "here"
+
+_CODECS: dict[str, CodecConfig] = {
+    "fp32": Fp32Config(),
+    "bf16": Bf16Config(),
+    "fp8": Fp8Config(),
+    "int8": Int8Config(),
+    "int4": Int4Config(),
+    "e3m0": E3m0Config(),
+    "int2": Int2Config(),
+    "sign": SignConfig(),
+}
+_METHODS: dict[str, MethodConfig] = {
+    "ddp": DdpConfig(),
+    "powersgd": PowerSgdConfig(),
+    "fedavg": FedAvgConfig(),
+    "diloco": DiLoCoConfig(),
+    "streaming": StreamingConfig(),
+    "async-diloco": AsyncDiLoCoConfig(),
+    "sparseloco": SparseLoCoConfig(),
+    "demo": DeMoConfig(),
+    "cocktail": CocktailConfig(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A question, and what to say of how it came about.
+
+    Args:
+        notes: what was assumed, and where figures come from.
+        stages: that the run file cuts the model into; `pipeline`: how micro-batches pass through them.
+    """
+
+    name: str
+    question: Question
+    notes: tuple[str, ...]
+    stages: int
+    pipeline: PipelineConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What replaces the run file's method; None: nothing."""
+
+    method: str | None
+    every: int | None
+    codec: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What one peer has."""
+
+    device: str | None
+    tokens_per_s: float | None
+    efficiency: float | None
+    watts: float | None
+    price_per_hour: float
+    line: "Named"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What is paid, and what a run is held against; None: as `profiles.toml` has it."""
+
+    per_kwh: float | None
+    cluster: str | None
+    cluster_size: int | None
+    cluster_price: float | None
+
+
+@dataclass(frozen=True)
+class Named:
+    """A line and whether all that have it are one machine."""
+
+    line: Line
+    is_one_machine: bool
+    source: str
+
+
+def run(path: Path, changes: Sequence[str], peers: int | None, own: Own, method: Method, prices: Prices) -> Asked:
+    """Return the question of a run file among peers that are alike.
+
+    Raises:
+        WeftError: a file, a name or a figure makes no sense; says which.
+    """
+    run_file = settings.run_file(path, changes)
+    model, notes = _model(run_file, path.absolute().parent)
+    machines, more = _machines(own, run_file, model, peers or run_file.peers)
+    return _ask(run_file, model, (machines,), method, prices, (*notes, *more))
+
+
+def scenario(path: Path, changes: Sequence[str], watts: float, method: Method, prices: Prices) -> Asked:
+    """Return the question of a scenario file: its kinds, as `weft simulate` plays them, without its faults.
+
+    Raises:
+        WeftError: a file, a name or a figure makes no sense; says which.
+    """
+    described = load(path, Scenario)
+    run_path = path.parent / described.run
+    run_file = settings.run_file(run_path, changes)
+    model, notes = _model(run_file, run_path.absolute().parent)
+    machines = tuple(machines_of(kind, watts) for kind in described.kind)
+    ignored = []
+    if described.fault:
+        ignored.append(f"{len(described.fault)} faults of the scenario are not reckoned with")
+    if any(kind.joins_at_s or kind.joins_over_s for kind in described.kind):
+        ignored.append("machines that join later are reckoned as there from the start")
+    return _ask(run_file, model, machines, method, prices, (*notes, *ignored))
+
+
+def machines_of(kind: Kind, watts: float = 0.0) -> Machines:
+    """Return the machines of a scenario's kind, whose processors encode and encrypt in no time."""
+    return Machines(
+        name=kind.name,
+        count=kind.count,
+        line=Line(
+            up_bps=_bps(kind.up_mbit),
+            down_bps=_bps(kind.down_mbit),
+            delay_s=kind.delay_ms / 1e3,
+            jitter_s=kind.jitter_ms / 1e3,
+            loss=kind.loss,
+        ),
+        tokens_per_s=kind.tokens_per_s,
+        watts=watts,
+        is_serving_free=True,
+    )
+
+
+def line(name: str, up: str | None, down: str | None, delay: str | None) -> Named:
+    """Return the line called `name`, with what is given in place of its own.
+
+    Raises:
+        ConfigError: there is none, or a figure is none.
+    """
+    found, up_bps, down_bps = profiles.line(name), rate_bps("--up", up), rate_bps("--down", down)
+    return Named(
+        Line(
+            up_bps=_bps(found.up_mbit) if up_bps is None else up_bps,
+            down_bps=_bps(found.down_mbit) if down_bps is None else down_bps,
+            delay_s=found.delay_ms / 1e3 if delay is None else time("--delay", delay),
+        ),
+        found.is_one_machine,
+        found.source,
+    )
+
+
+def time(option: str, text: str) -> float:
+    """Return seconds: 10ms, 0.1s; a bare number is milliseconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)?", text.strip().lower())
+    if match is None:
+        raise ConfigError(f"{option} {text[:40]}: no time. Write it as 10ms or 0.1s.")
+    return float(match[1]) * (1.0 if match[2] == "s" else 1e-3)
+
+
+def choices(run_file: RunFile, num_peers: int, asked: Method) -> Choices:
+    """Return the run file's method, or what is asked for in its place.
+
+    Raises:
+        ConfigError: there is no such row or codec, or it takes no inner steps.
+    """
+    config: MethodConfig = run_file.method
+    if asked.method is not None:
+        if asked.method not in _METHODS:
+            raise ConfigError(f"--method {asked.method[:40]}: no such row. Allowed: {', '.join(_METHODS)}.")
+        own_every = getattr(config, "every", None)
+        config = _METHODS[asked.method]
+        if own_every and not isinstance(config, DdpConfig):
+            config = msgspec.structs.replace(config, every=own_every)
+    if asked.every is not None:
+        if isinstance(config, DdpConfig):
+            raise ConfigError(f"--every {asked.every}: ddp synchronises after each step. Choose --method diloco.")
+        config = msgspec.structs.replace(config, every=asked.every)
+    if asked.codec is not None:
+        if asked.codec not in _CODECS:
+            raise ConfigError(f"--codec {asked.codec[:40]}: no such codec. Allowed: {', '.join(_CODECS)}.")
+        config = msgspec.structs.replace(config, codec=_CODECS[asked.codec], reply_codec=None)
+    return spell_out(config, num_peers)
+
+
+def _ask(
+    run_file: RunFile,
+    model: ModelConfig,
+    machines: tuple[Machines, ...],
+    method: Method,
+    prices: Prices,
+    notes: tuple[str, ...],
+) -> Asked:
+    defaults = profiles.known().defaults
+    question = Question(
+        model=model,
+        train=run_file.train,
+        choices=choices(run_file, sum(each.count for each in machines), method),
+        machines=machines,
+        cluster=_cluster(prices, run_file, model),
+        has_even_leases=run_file.has_even_leases,
+        electors=run_file.electors,
+        price_per_kwh=defaults.price_per_kwh if prices.per_kwh is None else prices.per_kwh,
+        idle_share=defaults.idle_share,
+    )
+    return Asked(name=run_file.name, question=question, notes=notes, stages=run_file.stages, pipeline=run_file.pipeline)
+
+
+def _machines(own: Own, run_file: RunFile, model: ModelConfig, num_peers: int) -> tuple[Machines, tuple[str, ...]]:
+    defaults, train = profiles.known().defaults, run_file.train
+    named, crowding, speed = own.line, 1.0, own.tokens_per_s
+    machines = Machines(
+        name="peers",
+        count=num_peers,
+        line=named.line,
+        tokens_per_s=speed or 1.0,
+        watts=own.watts or 0.0,
+        price_per_hour=own.price_per_hour,
+    )
+    if own.device is None:
+        return machines, ("what a peer holds in memory is reckoned in fp32, on a CPU",)
+    if own.device == HERE:
+        from weft.cli.plan.speed_here import measure
+
+        # Of a model that is cut, as many layers as a section has, and as many samples at a time as pass.
+        part = msgspec.structs.replace(model, num_layers=-(-model.num_layers // run_file.stages))
+        if run_file.stages > 1:
+            train = msgspec.structs.replace(train, batch_size=min(run_file.pipeline.micro_batch, train.batch_size))
+        here = measure(part, train, num_peers if named.is_one_machine else 1)
+        whole, timed = (flops_per_token(decoder(each), train.seq_len) for each in (model, part))
+        crowding, speed = here.crowding, speed or here.tokens_per_s * timed / whole
+        note = f"timed here: {here.name}, {speed:,.0f} tokens/s"
+        if named.is_one_machine:
+            note += f" for each of {num_peers} peers that share this machine"
+        machines = replace(machines, tokens_per_s=speed, memory_nbytes=here.memory_nbytes, is_gpu=here.is_gpu)
+        return replace(machines, is_half=here.is_half, crowding=crowding), (note,)
+    device = profiles.device(own.device)
+    host_watts = defaults.host_watts if device.kind == "gpu" else 0.0
+    machines = replace(
+        machines,
+        tokens_per_s=speed or tokens_per_s(device, model, train, own.efficiency),
+        watts=device.watts + host_watts if own.watts is None else own.watts,
+        memory_nbytes=1e9 * device.memory_gb,
+        is_gpu=device.kind == "gpu",
+        is_half=device.precision != "fp32",
+    )
+    return machines, (_device_note(device, own),)
+
+
+def _device_note(device: profiles.Device, own: Own) -> str:
+    if own.tokens_per_s is not None:
+        return f"speed as given; memory and watts of {device.name}: {device.source}"
+    defaults = profiles.known().defaults
+    usual, source = defaults.gpu_efficiency, defaults.gpu_efficiency_source
+    if device.kind == "cpu":
+        usual, source = defaults.cpu_efficiency, defaults.cpu_efficiency_source
+    share = f"{own.efficiency or usual:.0%}" + (" as given" if own.efficiency else f" ({source})")
+    unsure = f"; not checked: {', '.join(device.remembered)}" if device.remembered else ""
+    return f"{device.name}: {device.tflops:g} TFLOP/s in {device.precision} ({device.source}), used to {share}{unsure}"
+
+
+def _cluster(prices: Prices, run_file: RunFile, model: ModelConfig) -> Cluster:
+    defaults = profiles.known().defaults
+    name = prices.cluster or defaults.cluster_device
+    try:
+        device = profiles.device(name)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--device", "--cluster")) from None
+    price = device.price_per_hour if prices.cluster_price is None else prices.cluster_price
+    if price is None:
+        raise ConfigError(
+            f"--cluster {name}: no rent is known for it. Give --cluster-price, for one of them and an hour."
+        )
+    return cluster_of(device, prices.cluster_size or defaults.cluster_size, model, run_file.train, price)
+
+
+def _model(run_file: RunFile, base: Path) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Return the run's model, and what had to be assumed of it."""
+    try:
+        tokenizer = make_tokenizer(run_file.tokenizer, run_file.data, base)
+    except DataError:
+        if not isinstance(run_file.tokenizer, CharactersConfig):
+            raise
+        alphabet = "".join(map(chr, range(ord(" "), ord(" ") + ASSUMED_CHARACTERS)))
+        note = f"the text is not here: {ASSUMED_CHARACTERS} different characters are assumed"
+        return resolve(run_file, CharTokenizer(alphabet), base), (note,)
+    return resolve(run_file, tokenizer, base), ()
+
+
+def _bps(mbit: float | None) -> float:
+    return math.inf if mbit is None else 1e6 * mbit

@@ -1,0 +1,268 @@
+"""What `weft plan` prints: for people, with the parts of each figure beside it; for programs, as JSON."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from weft.cost import training as cost
+from weft.cli.plan.question import Asked
+from weft.cli.paragraph import terminal_width, wrapped
+from weft.dashboard import figures
+from weft.plan.forecast import Bill, Forecast, Hold, Part
+from weft.plan.loss import FEW_ROUNDS
+from weft.plan.methods import Row, name_of
+from weft.plan.profiles import known
+from weft.plan.timing import RoundTime
+from weft.sync.records.messages import MAX_GROUP
+
+SMALL = 100_000_000  # parameters: efficiencies were published of larger models
+_INDENT = " " * 14
+
+
+def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> Iterator[str]:
+    """Yield what to tell of a plan, line by line."""
+    question, pace = plan.question, plan.pace
+    round = pace.round
+    peers = " + ".join(f"{each.count} {each.name}" for each in question.machines)
+    yield from _row(
+        asked.name,
+        f"{question.num_parameters:,} parameters, {figures.amount(question.train.tokens)} tokens, "
+        f"{name_of(question.choices)}, {peers}",
+    )
+    yield from _row("round", f"{_seconds(round.total_s)}: {_parts(round)}")
+    yield from _row(
+        "speed",
+        f"{pace.tokens_per_s:,.0f} tokens/s, machines train {round.utilisation:.0%} of the time; "
+        f"{pace.num_rounds:,} rounds, {figures.duration(pace.total_s)} in all",
+    )
+    sent, received = pace.traffic.sent_nbytes, pace.traffic.received_nbytes
+    yield from _row(
+        "bytes",
+        f"each sends {figures.nbytes(sent)} and receives {figures.nbytes(received)} a round, "
+        f"{pace.gigabytes_per_day:.3g} GB a day in all" + (", in the mean" if pace.levels else ""),
+    )
+    yield from _levels(plan)
+    for hold in plan.memory:
+        yield from _row("memory", _held(hold))
+    yield from _row("energy", _energy(plan))
+    yield from _row("money", _money(plan))
+    yield ""
+    yield from _against(plan)
+    yield ""
+    yield from _methods(table, chosen)
+    yield ""
+    for note in (*_warnings(plan), *asked.notes, *_sources(plan)):
+        yield from _row("note", note)
+
+
+def _row(name: str, text: str) -> Iterator[str]:
+    yield wrapped(f"{name:<{len(_INDENT) - 1}} {text}", max(80, terminal_width()), _INDENT)
+
+
+def _levels(plan: Forecast) -> Iterator[str]:
+    question, pace = plan.question, plan.pace
+    if pace.levels is None:
+        return
+    num = question.num_electors
+    peers = (
+        (f"each of {num} electors", pace.levels.elector),
+        (f"each of {question.num_peers - num} wards", pace.levels.ward),
+    )
+    for who, traffic in peers:
+        sent, received = traffic.sent_nbytes, traffic.received_nbytes
+        a_day = cost.gigabytes_per_day(sent + received, pace.round.total_s)
+        yield from _row(
+            "", f"{who}: {figures.nbytes(sent)} sent, {figures.nbytes(received)} received, {a_day:.3g} GB a day"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.3g} s" if seconds < 100 else figures.duration(seconds)
+
+
+def _parts(round: RoundTime) -> str:
+    stages = (
+        ("training", round.train_s),
+        ("waiting for slower machines", round.uneven_s),
+        ("wards and their sponsors", round.wards_s),
+        ("payloads up", round.contribute_s),
+        ("results", round.result_s),
+        ("messages", round.messages_s),
+        ("processors", round.serve_s),
+        ("evaluation", round.evaluate_s),
+    )
+    return ", ".join(f"{_seconds(took_s)} {name}" for name, took_s in stages if took_s >= 0.0005)
+
+
+def _held(hold: Hold) -> str:
+    places = f"{figures.nbytes(hold.on_device)} on the device, " if hold.on_device else ""
+    room = {
+        None: "",
+        True: "; it fits",
+        False: "; IT DOES NOT FIT: choose a smaller model, or machines with more memory",
+    }[hold.has_room]
+    return f"{places}{figures.nbytes(hold.on_host)} of the machine's own, {hold.micro_batch} samples at a time{room}"
+
+
+def _energy(plan: Forecast) -> str:
+    if not plan.bill.kwh:
+        return "not known: give --watts, or --device by name"
+    watts = ", ".join(f"{each.watts:.0f} W" for each in plan.question.machines)
+    there = f"{_amount(plan.cluster_bill.kwh)} kWh in the data centre"
+    return f"{_amount(plan.bill.kwh)} kWh, at {watts} a machine while it trains; {there}"
+
+
+def _money(plan: Forecast) -> str:
+    bill, cluster = plan.bill, plan.question.cluster
+    own = "not known without --watts" if not bill.money else f"{_amount(bill.money)} ({_paid(plan, bill)})"
+    return (
+        f"{own}; {_amount(plan.cluster_bill.money)} in the data centre ({cluster.count} {cluster.name} at "
+        f"{cluster.price_per_hour:.2f} an hour)"
+    )
+
+
+def _paid(plan: Forecast, bill: Bill) -> str:
+    paid = [] if bill.rent == bill.money else [f"{plan.question.price_per_kwh:.2f} a kWh"]
+    return " and ".join([*paid, "rent"] if bill.rent else paid)
+
+
+def _against(plan: Forecast) -> Iterator[str]:
+    cluster, multiplier = plan.question.cluster, plan.multiplier
+    yield from _row(
+        "data centre",
+        f"{cluster.count} {cluster.name}, bf16 ring DDP: {_seconds(plan.cluster_s)} for as many tokens",
+    )
+    yield from _row("multiplier", f"{multiplier.of_time:.3g}x the time to the same loss = {_product(multiplier.time)}")
+    yield from _row("", f"{multiplier.of_distance:.3g}x of it because machines are apart, were they the same machines")
+    if multiplier.energy:
+        yield from _row("", f"{multiplier.of_energy:.3g}x the energy = {_product(multiplier.energy)}")
+    if multiplier.money:
+        yield from _row("", f"{multiplier.money:.3g}x the money")
+
+
+def _product(parts: Sequence[Part]) -> str:
+    told = [part for part in parts if abs(part.factor - 1) >= 0.0005]
+    return " x ".join(f"{part.factor:.3g} {part.name}" for part in told) or "1"
+
+
+def _methods(table: Sequence[Row], chosen: Row) -> Iterator[str]:
+    header = f"{'tokens/s':>10}{'training':>10}{'GB/day':>10}{'time':>14}{'loss':>8}{'same loss':>14}"
+    yield f"  {'method':<22}{header}"
+    for row in table:
+        pace = row.pace
+        loss = "?" if pace.penalty is None else f"{pace.penalty.share:+.1%}"
+        same = "?" if pace.same_loss_s is None else figures.duration(pace.same_loss_s)
+        mark = "*" if row is chosen else "-" if row.is_asked else " "
+        yield (
+            f"{mark} {row.name:<22}{pace.tokens_per_s:>10,.0f}{pace.round.utilisation:>10.0%}"
+            f"{pace.gigabytes_per_day:>10.3g}{figures.duration(pace.total_s):>14}{loss:>8}{same:>14}"
+            + (f"  {row.objection}" if row.objection else "")
+        )
+    yield ""
+    yield from _row("method", _why(chosen))
+
+
+def _why(chosen: Row) -> str:
+    if chosen.objection:
+        return f"{chosen.name}, the run's own: of no row is known that it is better ({chosen.objection})"
+    own = "the run's own" if chosen.is_asked else "not the run's own"
+    return (
+        f"{chosen.name} (*), {own}: the shortest time to the loss that training in one place reaches with as many "
+        "tokens"
+    )
+
+
+def _warnings(plan: Forecast) -> Iterator[str]:
+    question, pace = plan.question, plan.pace
+    if question.num_peers > question.num_electors * MAX_GROUP:
+        yield (
+            f"{question.num_electors} electors take at most {question.num_electors * (MAX_GROUP - 1)} wards: the "
+            "others find no sponsor, and the figures, which count them, do not hold"
+        )
+    for name in pace.round.late:
+        yield f"rounds do not wait for {name}: what they train is counted some rounds later"
+    if pace.penalty is not None and question.choices.send != "gradient" and question.num_peers > 1:
+        if pace.num_rounds < FEW_ROUNDS:
+            yield (
+                f"{pace.num_rounds} rounds are few, and cost more than is reckoned: four small peers ended 8 % above "
+                "one peer's loss after 100, 13 % after 20 (benchmarks/reports/shakespeare.md)"
+            )
+        if pace.penalty.notes:
+            yield f"what rare outer steps cost in loss is stretched: it was {' and '.join(pace.penalty.notes)}"
+
+
+def _sources(plan: Forecast) -> Iterator[str]:
+    found, cluster = known(), plan.question.cluster
+    if plan.question.num_parameters < SMALL:
+        yield (
+            f"so small a model uses far less of {cluster.name} than is reckoned ({found.defaults.gpu_efficiency:.0%}): "
+            "what is told of the data centre is the least it can take"
+        )
+    yield f"loss: {found.replicas.source}; {found.steps.source}"
+    usual = found.defaults
+    if plan.question.price_per_kwh == usual.price_per_kwh and plan.bill.kwh:
+        yield f"{usual.price_per_kwh:.2f} a kWh: {usual.price_per_kwh_source}"
+    for device in found.device:
+        if device.name == cluster.name and device.price_per_hour == cluster.price_per_hour:
+            yield f"{cluster.price_per_hour:.2f} an hour of {cluster.name}: {device.price_source}"
+
+
+def _amount(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def as_json(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> str:
+    """Return everything of a plan as one JSON object: seconds, bytes, kilowatt hours, and money as prices are given."""
+    multiplier, pace = plan.multiplier, plan.pace
+    tree: dict[str, Any] = {
+        "name": asked.name,
+        "num_parameters": plan.question.num_parameters,
+        "num_peers": plan.question.num_peers,
+        "method": name_of(plan.question.choices),
+        "round": {"total_s": pace.round.total_s, "utilisation": pace.round.utilisation, **_fields(pace.round)},
+        "round_tokens": pace.tokens,
+        "num_rounds": pace.num_rounds,
+        "tokens_per_s": pace.tokens_per_s,
+        "total_s": pace.total_s,
+        "sent_nbytes": pace.traffic.sent_nbytes,
+        "received_nbytes": pace.traffic.received_nbytes,
+        "gigabytes_per_day": pace.gigabytes_per_day,
+        "num_electors": plan.question.num_electors,
+        "levels": None if pace.levels is None else {who: _fields(each) for who, each in _fields(pace.levels).items()},
+        "memory": [_fields(hold) for hold in plan.memory],
+        "bill": _fields(plan.bill),
+        "cluster": {"total_s": plan.cluster_s, "bill": _fields(plan.cluster_bill), **_fields(plan.question.cluster)},
+        "multiplier": {
+            "time": multiplier.of_time,
+            "distance": multiplier.of_distance,
+            "energy": multiplier.of_energy if multiplier.energy else None,
+            "money": multiplier.money,
+            "time_parts": [_fields(part) for part in multiplier.time],
+            "energy_parts": [_fields(part) for part in multiplier.energy],
+        },
+        "methods": [
+            {
+                "name": row.name,
+                "is_asked": row.is_asked,
+                "is_chosen": row is chosen,
+                "objection": row.objection,
+                "tokens_per_s": row.pace.tokens_per_s,
+                "utilisation": row.pace.round.utilisation,
+                "round_s": row.pace.round.total_s,
+                "gigabytes_per_day": row.pace.gigabytes_per_day,
+                "total_s": row.pace.total_s,
+                "loss_share": None if row.pace.penalty is None else row.pace.penalty.share,
+                "same_loss_s": row.pace.same_loss_s,
+            }
+            for row in table
+        ],
+        "notes": [*_warnings(plan), *asked.notes, *_sources(plan)],
+    }
+    return msgspec.json.format(msgspec.json.encode(tree)).decode()
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}

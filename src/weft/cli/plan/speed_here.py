@@ -1,0 +1,163 @@
+"""How fast this machine trains a run's model: whole inner steps of the model itself, timed.
+
+The median of many short runs is what the machine keeps up. Where several peers share it, each has its share of the
+cores as threads. Cores share caches and often units, so as many processes as have room make the same steps meanwhile;
+what one of them does is shared out among the peers.
+
+It does not know the run's data: the tokens are zeros, which take as long as any.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.synchronize import Semaphore
+
+import torch
+
+from weft.cost import training as cost
+from weft.cli.plan.pace import usual_s
+from weft.cli.terminal import WorkLine
+from weft.clock import SystemClock
+from weft.errors import TooLarge
+from weft.model import ModelConfig, Transformer, flatten
+from weft.model.config import num_parameters
+from weft.train import optimizer as inner
+from weft.train.backward import Backward
+from weft.run.config import TrainConfig
+from weft.train.device import Device, choose, decoder, device_free_nbytes
+from weft.run.host import host_free_nbytes
+from weft.run.machine import PeerConfig
+from weft.progress import Meter
+
+_SPARE = 0.9
+_START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for
+
+Timed = Callable[[Callable[[], None]], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """What was measured.
+
+    Args:
+        tokens_per_s: of each peer, with all of them at work.
+        crowding: peers per core; 1 where a peer has the machine for itself.
+        memory_nbytes: that is free.
+    """
+
+    name: str
+    tokens_per_s: float
+    crowding: float
+    is_gpu: bool
+    is_half: bool
+    memory_nbytes: float
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_of(num_sharing: int) -> int:
+    """Return how many threads each of so many peers on this machine has."""
+    return max(1, num_cores() // num_sharing)
+
+
+def measure(
+    model: ModelConfig, train: TrainConfig, num_sharing: int, timed: Timed | None = None, *, on: str = "auto"
+) -> Here:
+    """Return the pace of a device of this machine; takes about three seconds, longer where a step does: it is told.
+
+    Args:
+        num_sharing: peers on this machine.
+        timed: makes a step often enough and returns its seconds; None: those of the median of many.
+        on: the device, as `PeerConfig.device` names it; auto: the best one.
+
+    Raises:
+        TooLarge: the model and one sample do not fit; says the figures.
+    """
+    cores = num_cores()
+    threads = threads_of(num_sharing)
+    device = choose(PeerConfig(device=on, threads=threads))
+    free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
+    needed = 4 * cost.vector_nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
+    if needed > _SPARE * free:
+        raise TooLarge(
+            f"--device here: {num_parameters(model):,} parameters and one sample need {needed / 1e9:.1f} GB on "
+            f"{device.name}, where {free / 1e9:.1f} GB are free, so nothing can be timed. Name a device of the "
+            "kind that will train, or give --tokens-per-s."
+        )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        at_once = cores / threads if device.is_cpu else 1.0
+        with (
+            Meter("timing this machine", "steps", WorkLine(), SystemClock()) as meter,
+            _others(min(num_sharing, int(at_once)) - 1, model, train, threads),
+        ):
+            step_s = (timed or usual_s)(_counted(_step(model, train, device), meter))
+    finally:
+        torch.set_num_threads(before)
+    alone = train.batch_size * train.seq_len / step_s
+    return Here(
+        name=f"cpu, threads: {threads}" if device.is_cpu else device.name,
+        tokens_per_s=alone * min(1.0, at_once / num_sharing),
+        crowding=max(1.0, num_sharing / cores),
+        is_gpu=not device.is_cpu,
+        is_half=device.precision != "fp32",
+        memory_nbytes=free / num_sharing,
+    )
+
+
+def _step(model: ModelConfig, train: TrainConfig, device: Device) -> Callable[[], None]:
+    """Return one inner step of the model, on tokens that are all zero."""
+    flat = flatten(Transformer(model), device.torch)
+    optimizer = inner.build(train.optimizer, flat)
+    backward = Backward(flat, device, train.batch_size, is_compiled=False, emit=lambda _event: None)
+    tokens = torch.zeros((train.batch_size, train.seq_len), dtype=torch.int64)
+
+    def step() -> None:
+        backward.fill((tokens, tokens))
+        optimizer.step(1e-6)
+        float(flat.vector[0])  # waits for a GPU
+
+    return step
+
+
+def _counted(step: Callable[[], None], meter: Meter) -> Callable[[], None]:
+    def counted() -> None:
+        meter.add(0)  # before the first, too: of a large model it takes long
+        step()
+        meter.add()
+
+    return counted
+
+
+@contextmanager
+def _others(num: int, model: ModelConfig, train: TrainConfig, threads: int) -> Iterator[None]:
+    """Let so many processes make the same steps on the CPU meanwhile."""
+    context = multiprocessing.get_context("spawn")
+    at_work = context.Semaphore(0)
+    args = (model, train, threads, at_work, os.getpid())
+    others = [context.Process(target=_work, args=args, daemon=True) for _ in range(num)]
+    try:
+        for other in others:
+            other.start()
+        for _ in others:
+            at_work.acquire(timeout=_START_S)
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _work(model: ModelConfig, train: TrainConfig, threads: int, at_work: Semaphore, parent: int) -> None:
+    torch.set_num_threads(threads)
+    step = _step(model, train, choose(PeerConfig(device="cpu", threads=threads)))
+    step()
+    at_work.release()
+    while os.getppid() == parent:
+        step()

@@ -1,0 +1,93 @@
+"""How signals end a peer in the foreground.
+
+    SIGINT or SIGTERM    the peer says goodbye, saves, and the command exits 0
+    the same again       the process ends at once
+    too slow             after `_PATIENCE_S` the process ends by itself, and says so
+
+It does not know what a peer does when it is told to stop.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Protocol
+
+import typer
+
+from weft.cli.screen.screen import Screen
+
+_PATIENCE_S = 22.0  # to say goodbye and save: the promise is 25 s, and a process takes a moment to end
+_EARLY_PATIENCE_S = 3.0  # before it takes part there is nobody to say goodbye to
+NOTHING_TO_SAVE = "stopped before it took part: there is nothing to save"
+
+
+class Stoppable(Protocol):
+    def stop(self, reason: str) -> None: ...
+
+
+class Stopper:
+    """Turns the first signal into a goodbye and the second into an end."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.peer: Stoppable | None = None
+        self._screen = screen
+        self._num_signals = 0
+        self._is_asking = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._before: dict[int, Any] = {}
+        self._timer: threading.Timer | None = None
+
+    def install(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._task = loop, asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Not the loop's own handlers: these run even while the loop is busy, and on every platform.
+            self._before[number] = signal.signal(number, self._on_signal)
+
+    def remove(self) -> None:
+        """Put back what signals did before, once the peer has ended."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def ask(self, question: str) -> bool:
+        """Ask the person at the terminal, from any thread. A signal meanwhile is a no, for which nothing waits."""
+        self._is_asking = True
+        try:
+            return typer.confirm(question, default=True, err=True)
+        finally:
+            self._is_asking = False
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._num_signals += 1
+        name = signal.Signals(number).name
+        if self._is_asking:
+            self._end(0, "not joined")
+        if self._num_signals > 1:
+            self._end(128 + number, f"{name} again: ended at once, without saving")
+        if self.peer is None:  # a thread may be packing data or reading weights; both are written whole or not at all
+            self._timer = threading.Timer(_EARLY_PATIENCE_S, self._end, (0, NOTHING_TO_SAVE))
+        else:
+            why = f"not done {_PATIENCE_S:.0f} s after {name}: ended"
+            self._timer = threading.Timer(_PATIENCE_S, self._end, (1, why))
+        self._timer.daemon = True
+        self._timer.start()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended already
+                self._loop.call_soon_threadsafe(self._stop, name)
+
+    def _stop(self, name: str) -> None:
+        if self.peer is not None:
+            self.peer.stop(f"asked to by {name}")
+        elif self._task is not None:
+            self._task.cancel()
+
+    def _end(self, code: int, message: str) -> None:
+        self._screen.close()
+        print(f"weft: {message}", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(code)

@@ -1,0 +1,339 @@
+"""`weft act`: what stewards and members decide about a run, handed in at any member.
+
+Without --ticket it goes to a member on this machine. An act is signed here with --key, a vote with the identity that
+takes part from here; neither key leaves this machine.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from weft.cli import settings
+from weft.cli.loop import run_loop
+from weft.cli.place import home_of
+from weft.cli.spread import spread
+from weft.ids import PeerId, short
+
+if TYPE_CHECKING:
+    from weft.keys import Identity
+    from weft.net.node import Node
+    from weft.net.ticket import Ticket
+    from weft.peer.messages import CharterAnswer
+    from weft.sync.records.acts import AnyDeed
+    from weft.wire import Signed
+
+T = TypeVar("T")
+
+_Peer = Annotated[str, typer.Argument(help="Public key, or the first digits of a member's.", show_default=False)]
+_Reason = Annotated[str, typer.Option(help="Why: everybody can read it.")]
+_VoterKey = Annotated[Path | None, typer.Option(help="Key file of a member. Default: the one that trains here.")]
+_WaitS = Annotated[float, typer.Option(help="Seconds to wait for the decision.", min=0)]
+_WAIT_S = 120.0  # a round of a slow run takes minutes; the act is decided without whoever handed it in
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which run, and the way there."""
+
+    ticket: Annotated[
+        str | None,
+        typer.Option(help='Ticket of the run; "-" reads it from standard input. Default: that of a member here.'),
+    ] = None
+    run: Annotated[str | None, typer.Option(help="First digits of the run, where members of several are here.")] = None
+    transports: settings.Transports = None
+
+
+@dataclass(frozen=True)
+class Act:
+    """Who acts, and why."""
+
+    key: Annotated[Path, typer.Option(help="Key file of a steward.", show_default=False)]
+    reason: _Reason = ""
+    wait_s: _WaitS = _WAIT_S
+
+
+def make_app() -> typer.Typer:
+    app = typer.Typer(
+        help="Act on a run: show, remove, ban, pardon, amend, succeed, vote-out (docs/stewards.md).",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    for verb in (show, remove, ban, pardon, amend, succeed):
+        app.command(verb.__name__)(verb)
+    app.command("vote-out")(vote_out)
+    return app
+
+
+@spread
+def show(context: typer.Context, where: Where) -> None:
+    """Print what holds of a run now: stewards, members, banned keys, settings as amended, a successor."""
+    from weft.clock import SystemClock
+    from weft.keys import Identity
+    from weft.launch.visit import ask_charter
+
+    found = _ticket(context, where)
+    answer = _visit(found, Identity.generate(), where.transports, lambda node: ask_charter(node, SystemClock()))
+    typer.echo(describe(answer))
+
+
+@spread
+def remove(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
+    """Remove a member. It may come back as a newcomer."""
+    from weft.sync.records.acts import Remove
+
+    reason = _checked(act.reason)
+    _act(context, act, where, lambda answer: Remove(peer=_key_of(peer, answer.members), reason=reason))
+
+
+@spread
+def ban(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
+    """Remove a key and refuse it from now on."""
+    from weft.sync.records.acts import Ban
+
+    reason = _checked(act.reason)
+    _act(context, act, where, lambda answer: Ban(peer=_key_of(peer, answer.members), reason=reason))
+
+
+@spread
+def pardon(context: typer.Context, peer: _Peer, *, act: Act, where: Where) -> None:
+    """Refuse a banned key no more."""
+    from weft.sync.records.acts import Pardon
+
+    reason = _checked(act.reason)
+    _act(context, act, where, lambda answer: Pardon(peer=_key_of(peer, answer.charter.banned), reason=reason))
+
+
+@spread
+def amend(
+    context: typer.Context,
+    changes: Annotated[
+        list[str], typer.Option("--set", metavar="FIELD=VALUE", help="As in a run file: --set method.every=50.")
+    ],
+    *,
+    act: Act,
+    where: Where,
+) -> None:
+    """Go on with other settings from the next round on: rates, inner steps per round, codecs, lengths, totals."""
+    from weft.run.amend import amendment
+
+    parsed, reason = settings.changes_of(changes), _checked(act.reason)
+    _act(context, act, where, lambda answer: amendment(answer.charter.settings, parsed, reason))
+
+
+@spread
+def succeed(
+    context: typer.Context,
+    successor: Annotated[str, typer.Argument(help="Ticket of the run that goes on, or its name.", show_default=False)],
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="End this run with its next outer step; else when it is complete.")
+    ] = False,
+    without_ticket: Annotated[
+        bool, typer.Option("--without-ticket", help="Tell members the run's name only: they ask for a ticket.")
+    ] = False,
+    *,
+    act: Act,
+    where: Where,
+) -> None:
+    """Say which run goes on where this one ends."""
+    from weft.errors import ConfigError
+    from weft.net.ticket import read
+    from weft.sync.records.acts import MAX_TICKET_CHARS, Succeed
+
+    is_name = _is_key(successor)
+    name = successor if is_name else read(successor).run
+    told = "" if is_name or without_ticket else successor.strip()
+    if len(told) > MAX_TICKET_CHARS:
+        raise ConfigError(f"a ticket of {len(told)} characters does not fit into an act. Add --without-ticket.")
+    deed = Succeed(run=name, is_at_once=at_once, reason=_checked(act.reason), ticket=told)  # type: ignore[arg-type]
+    _act(context, act, where, lambda _: deed)
+
+
+@spread
+def vote_out(
+    context: typer.Context,
+    peer: _Peer,
+    key: _VoterKey = None,
+    connect_with: Annotated[
+        Path | None, typer.Option(help="Key file to connect with, where a run admits by key: one that trains nowhere.")
+    ] = None,
+    reason: _Reason = "",
+    wait_s: _WaitS = 5.0,
+    *,
+    where: Where,
+) -> None:
+    """Vote, as a member, for the removal of another; more than half of the members must."""
+    from weft.errors import Refused
+    from weft.keys import Identity, load_identity
+    from weft.launch.visit import ballot_of
+
+    found = _ticket(context, where)
+    voter = load_identity(key) if key is not None else _member_here(context, found)
+
+    def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
+        return ballot_of(voter, node, answer.charter, _key_of(peer, answer.members), _checked(reason))
+
+    try:
+        visitor = Identity.generate() if connect_with is None else load_identity(connect_with)
+        _hand_in(found, visitor, letter, wait_s, where.transports)
+    except Refused as error:
+        if found.secret is not None or connect_with is not None:
+            raise
+        raise Refused(
+            f"{error}. Where a run admits by key, a vote needs a key to come with: add --connect-with and the file of "
+            "one that is listed, or a steward's, and that no process trains with."
+        ) from error
+
+
+# --- handing in ---
+
+
+def _act(context: typer.Context, act: Act, where: Where, deed: "Callable[[CharterAnswer], AnyDeed]") -> None:
+    from weft.errors import ActVoid
+    from weft.keys import load_identity
+    from weft.launch.visit import act_of
+
+    ticket, steward = _ticket(context, where), load_identity(act.key)
+
+    def letter(node: "Node", answer: "CharterAnswer") -> "Signed":
+        stewards = answer.charter.stewards
+        if not stewards:
+            raise ActVoid(
+                f"run {short(ticket.run)} has no stewards, so nobody can act on it alone. A majority of its members "
+                "can remove a key: weft act vote-out"
+            )
+        if steward.peer not in stewards:
+            listed = ", ".join(short(each) for each in stewards)
+            raise ActVoid(
+                f"{act.key} holds {short(steward.peer)}, which is no steward of this run. Stewards: {listed}."
+            )
+        return act_of(steward, node, answer.charter, deed(answer))
+
+    _hand_in(ticket, steward, letter, act.wait_s, where.transports)
+
+
+def _hand_in(
+    ticket: "Ticket",
+    identity: "Identity",
+    letter: "Callable[[Node, CharterAnswer], Signed]",
+    wait_s: float,
+    transports: str | None,
+) -> None:
+    from weft.clock import SystemClock
+    from weft.errors import ActVoid
+    from weft.peer.round.pending_acts import kind_of, subject_of
+    from weft.launch.visit import ask_charter, hand_in
+    from weft.peer.messages import HandInAnswer
+
+    async def errand(node: "Node") -> "tuple[Signed, HandInAnswer]":
+        signed = letter(node, await ask_charter(node, SystemClock()))
+        return signed, await hand_in(node, signed, SystemClock(), wait_s)
+
+    signed, answer = _visit(ticket, identity, transports, errand)
+    what = f"{kind_of(signed)} {subject_of(signed)[:16]}".strip()
+    match answer.outcome:
+        case "decided":
+            typer.echo(f"decided: {what}")
+        case "waits":
+            typer.echo(
+                f"waits: {what}. Members keep it and decide it with one of the next rounds (a vote: once more than "
+                "half of them have cast it); nothing more is to be done. weft act show says what holds by then."
+            )
+        case "refused":
+            raise ActVoid(f"{what} has no effect: {answer.reason}.")
+
+
+def _visit(
+    ticket: "Ticket", identity: "Identity", transports: str | None, errand: "Callable[[Node], Awaitable[T]]"
+) -> T:
+    from weft.launch.visit import visit
+
+    chosen = settings.machine_settings(None, {"transports": settings.check_transports(transports)})
+
+    async def main() -> T:
+        async with visit(ticket, identity, chosen) as node:
+            return await errand(node)
+
+    return run_loop(main())
+
+
+# --- what was given ---
+
+
+def _ticket(context: typer.Context, where: Where) -> "Ticket":
+    import sys
+
+    from weft.cli.run.ticket import kept_ticket, read_kept
+    from weft.net.ticket import MAX_CHARS, read
+
+    if where.ticket is None:
+        return read(read_kept(kept_ticket(where.run, home_of(context))))
+    return read(sys.stdin.readline(MAX_CHARS + 1) if where.ticket == "-" else where.ticket)
+
+
+def _member_here(context: typer.Context, ticket: "Ticket") -> "Identity":
+    """Return the identity that takes part in the run from this home."""
+    from weft.errors import ConfigError, KeyFileError
+    from weft.keys import load_identity
+
+    home = home_of(context)
+    for path in sorted((home / "keys").glob("*.pem")):
+        try:
+            identity = load_identity(path)
+        except KeyFileError:
+            continue
+        if (home / "runs" / ticket.run / identity.peer).is_dir():
+            return identity
+    raise ConfigError(f"no identity in {home} takes part in run {short(ticket.run)}. Name the member's with --key.")
+
+
+def _key_of(given: str, known: tuple[PeerId, ...]) -> PeerId:
+    """Return the key that `given` is, or that of those known which begins with it.
+
+    Raises:
+        ConfigError: none does, or several do.
+    """
+    from weft.errors import ConfigError
+
+    if _is_key(given):
+        return PeerId(given)
+    found = [peer for peer in known if given and peer.startswith(given)]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(short(peer) for peer in known[:8]) or "none"
+    how = "several keys begin" if found else "no key begins"
+    raise ConfigError(f"{how} with {given[:64]!r}; there are: {listed}. Give more digits, or all 64.")
+
+
+def _is_key(given: str) -> bool:
+    return len(given) == 64 and all(letter in "0123456789abcdef" for letter in given)
+
+
+def _checked(reason: str) -> str:
+    from weft.errors import ConfigError
+    from weft.net.messages import MAX_REASON_CHARS
+    from weft.wire import printable
+
+    if len(reason) > MAX_REASON_CHARS or printable(reason) != reason:
+        raise ConfigError(f"--reason should be one printable line of at most {MAX_REASON_CHARS} characters.")
+    return reason
+
+
+def describe(answer: "CharterAnswer") -> str:
+    """Return what holds of a run, line by line."""
+    from weft.config import dump
+    from weft.run.amend import as_run_file
+
+    charter = answer.charter
+    lines = [f"round     {answer.round}, {len(answer.members)} members"]
+    lines += [f"member    {peer}" for peer in answer.members]
+    acted = zip(charter.stewards, charter.serials, strict=True)
+    lines += [f"steward   {peer}  {count} acts" for peer, count in acted] or ["steward   none: nobody can act alone"]
+    lines += [f"banned    {peer}" for peer in charter.banned]
+    lines += [f"voted out {each.peer}  {each.times} times" for each in charter.expelled]
+    if charter.successor is not None:
+        when = "ended with it" if charter.successor.is_at_once else "once this one is complete"
+        lines.append(f"successor {charter.successor.run}  {when}")
+    return "\n".join([*lines, "", dump(as_run_file(charter.settings)).rstrip()])

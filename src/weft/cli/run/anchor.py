@@ -1,0 +1,78 @@
+"""`weft anchor`: keep addresses and the newest state of a run, so that it outlives all who train. Needs no torch."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import weft
+from weft.cli import settings
+from weft.cli.loop import run_loop
+from weft.cli.place import home_of
+from weft.cli.spread import spread
+from weft.cli.options import until as read_until
+from weft.clock import SystemClock
+
+if TYPE_CHECKING:
+    from weft.anchor.anchor import Anchor
+    from weft.launch.session import Options
+    from weft.run.outline import Outline
+
+
+@spread
+def anchor(
+    context: typer.Context,
+    ticket: Annotated[str, typer.Argument(help='The ticket; "-" reads it from standard input.', show_default=False)],
+    *,
+    here: settings.Here,
+    stay: settings.Keep,
+) -> None:
+    """Keep a run's newest state and its members' addresses for whoever comes; trains nothing and votes for nothing."""
+    from weft.net.ticket import MAX_CHARS, read
+
+    text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
+    read(text)
+    stays = read_until(stay.until, SystemClock().wall(), contributes=False)
+    chosen = settings.machine_settings(here.machine, here.fields())
+    from weft.launch.session import Options
+    from weft.store.home import Home
+
+    options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, until=stays.wall)
+    _run(text, options, stay)
+
+
+def _run(text: str, options: "Options", stay: settings.Keep) -> None:
+    from weft.cli.parent import stop_with_parent
+    from weft.cli.screen.screen import make_screen
+    from weft.cli.process import NOTHING_TO_SAVE, Stopper
+    from weft.cli.screen.view import Facts
+    from weft.launch.anchor import anchor as keep
+
+    screen = make_screen(is_quiet=stay.quiet)
+    stopper = Stopper(screen)
+    if stay.parent:
+        stop_with_parent(stay.parent)
+    options = replace(options, sinks=(*options.sinks, screen))
+
+    def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:
+        stopper.peer = anchor
+        screen.start(
+            Facts(run=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
+        )
+        typer.echo(f"anchor of {outline.name}; others join with what `weft ticket` prints here", err=True)
+
+    async def main() -> str:
+        stopper.install(asyncio.get_running_loop())
+        return await keep(text, options, software=f"weft {weft.__version__}", on_started=on_started)
+
+    try:
+        reason = run_loop(main())
+    except asyncio.CancelledError:
+        typer.echo(NOTHING_TO_SAVE, err=True)
+        return
+    finally:
+        stopper.remove()
+        screen.close()
+    typer.echo(f"anchor ended: {reason}; what it kept is in {options.home.root}")

@@ -1,0 +1,93 @@
+"""`weft gather`: the whole model of a run with stages, whose peers hold a section each."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli import settings
+from weft.cli.place import command_for, home_of
+from weft.cli.spread import spread
+from weft.cli.terminal import WorkLine
+from weft.dashboard import figures
+
+if TYPE_CHECKING:
+    from weft.events import Entry, Event
+    from weft.stages.gather.gather import Gathered
+
+
+@spread
+def gather(
+    context: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(
+            help='Ticket ("-" reads it); or digits of a run, or "last": of sections that lie here.', show_default=False
+        ),
+    ],
+    into: Annotated[
+        Path | None, typer.Option(help="Folder for the checkpoint. Default: the run's, in the home.")
+    ] = None,
+    *,
+    here: settings.Here,
+) -> None:
+    """Put the sections of a run with stages together: fetch them from its members, or take those that lie here."""
+    from weft.cli.loop import run_loop
+    from weft.cli.run.summary import beside, try_next
+    from weft.ids import RunId, short
+    from weft.net.ticket import MAX_CHARS, read
+    from weft.launch.session import Options
+    from weft.store.home import Home
+
+    home = Home(home_of(context))
+    told = _Told()
+    text = sys.stdin.readline(MAX_CHARS + 1) if run == "-" else run
+    if text.lstrip().startswith("weft"):
+        name = read(text).run  # a bad ticket is refused before anything heavy is loaded
+        chosen = settings.machine_settings(here.machine, here.fields())
+        from weft.stages.gather.visit import visit
+
+        options = Options(home=home, key=here.key, settings=chosen, sinks=(told,), aside=told.take)
+        found = run_loop(visit(text, options, into))
+    else:
+        from weft.cli.home import find_sections
+        from weft.stages.gather.visit import from_here
+
+        name = RunId(find_sections(text, home.root).name)
+        found = run_loop(from_here(name, home, into, told.take))
+    told.close()
+    typer.echo(_told_of(found))
+    typer.echo(beside("checkpoint", found.checkpoint))
+    typer.echo(try_next(command_for(home.root), short(name) if into is None else str(into)))
+
+
+def _told_of(found: "Gathered") -> str:
+    stages = f"{len(found.rounds)} sections"
+    rounds = (
+        f"round {found.round}" if len(set(found.rounds)) == 1 else f"rounds {min(found.rounds)} to {max(found.rounds)}"
+    )
+    fetched = f"{figures.nbytes(found.fetched_nbytes)} fetched" if found.fetched_nbytes else "all of them here"
+    return f"{stages} put together, of {rounds}; {fetched}"
+
+
+class _Told:
+    """Shows what a person should know of what happens, on standard error."""
+
+    def __init__(self) -> None:
+        self._line = WorkLine()
+
+    def write(self, entry: "Entry") -> None:
+        self.take(entry.event)
+
+    def take(self, event: "Event") -> None:
+        from weft.events import Notice
+
+        if isinstance(event, Notice):
+            self._line.close()
+            typer.echo(event.text, err=True)
+        else:
+            self._line(event)
+
+    def close(self) -> None:
+        self._line.close()

@@ -1,0 +1,200 @@
+"""`weft join`: contribute to a run that somebody holds a ticket for."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli import settings
+from weft.cli.place import home_of
+from weft.cli.run.torchrun import served
+from weft.cli.spread import spread
+from weft.cli.options import until as read_until
+from weft.clock import SystemClock
+from weft.dashboard import figures
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from weft.cli.run.running import Ask, OnStarted
+    from weft.clock import Clock
+    from weft.events import Emit, Entry
+    from weft.run.caps import CapsConfig
+    from weft.launch.session import Options
+    from weft.launch.peer import Takes
+    from weft.peer.peer import Outcome
+    from weft.peer.context import Trainers
+    from weft.launch.terms import Allowance, Terms
+
+
+@spread
+def join(
+    context: typer.Context,
+    ticket: Annotated[str, typer.Argument(help='The ticket; "-" reads it from standard input.', show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Own text files, folders or globs, for a private run; again for more.")
+    ] = None,
+    blocking: Annotated[
+        bool, typer.Option("--blocking", help="Should this line be slower than the run, ask members to wait.")
+    ] = False,
+    *,
+    here: settings.Here,
+    hardware: settings.Hardware,
+    stay: settings.Stay,
+    report: settings.Report = None,
+    log: settings.Log = None,
+) -> None:
+    """Show what a run will cost this machine, ask, and take part."""
+    from weft.errors import ConfigError
+    from weft.net.ticket import MAX_CHARS, read
+
+    chosen = settings.machine_settings(
+        here.machine, here.fields() | hardware.fields() | {"is_blocking": blocking or None}
+    )
+    if served(chosen):
+        return
+    text = sys.stdin.readline(MAX_CHARS + 1) if ticket == "-" else ticket
+    read(text)  # a bad ticket is refused before anything heavy is loaded
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask whether to join. Add --yes, or join from a terminal.")
+    stays = read_until(stay.until, SystemClock().wall())
+    from weft.cli.run.running import Manner, run
+    from weft.data import CorpusConfig, TextSource
+    from weft.launch.session import Options
+    from weft.store.home import Home
+    from weft.launch.peer import join as join_run
+    from weft.stages.launch import take_part
+
+    own = (CorpusConfig(source=TextSource(paths=tuple(data))), Path.cwd()) if data else None
+
+    def start(
+        options: "Options", on_started: "OnStarted", ask: "Ask", trainers: "Trainers"
+    ) -> "Awaitable[Outcome | None]":
+        def agree(terms: "Terms") -> bool:
+            watch.terms = terms
+            typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=True)
+            return yes or ask("join?")
+
+        def on_joined(peer: "Takes", fresh: str) -> None:
+            watch.emit = peer.place.emit
+            on_started(peer, fresh)
+
+        return join_run(
+            text, options, agree=agree, on_started=on_joined, own_data=own, trainers=trainers, stages=take_part
+        )
+
+    watch = TrafficWatch(SystemClock())
+    options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))
+    run(
+        start,
+        options,
+        Manner(
+            is_quiet=stay.quiet,
+            prints_ticket=False,
+            until=stays,
+            report=report,
+            parent=stay.parent,
+            logs=tuple(log or ()),
+        ),
+    )
+
+
+def describe(terms: "Terms") -> str:
+    """Return what joining means, line by line."""
+    run = terms.run
+    issuer = next((contact.name for contact in terms.contacts if contact.peer == terms.issuer), "")
+    where = "your own files, which stay here" if run.is_private else "the run's, fetched from members"
+    memory = figures.nbytes(terms.process_nbytes + terms.memory_nbytes)
+    return "\n".join(
+        (
+            f"run       {run.name}  {terms.genesis[:16]}",
+            f"issued by {issuer}  {terms.issuer[:16]}",
+            f"model     {figures.amount(terms.num_parameters)} parameters",
+            f"data      {where}",
+            *_stewards(len(run.stewards)),
+            f"to fetch  {figures.nbytes(terms.fetch_nbytes)}",
+            f"disk      {figures.nbytes(terms.disk_nbytes)}",
+            f"memory    about {memory}: {figures.nbytes(terms.process_nbytes)} for this program as it stands, "
+            f"{figures.nbytes(terms.memory_nbytes)} to train",
+            f"network   {figures.nbytes(terms.round_nbytes)} a round among {_peers(terms)} with this one, "
+            f"{'' if terms.tokens_per_s else 'up to '}about {figures.nbytes(terms.day_nbytes)} a day",
+            f"          (in rounds of {_seconds(terms.round_s)}: {run.method.every} inner steps at {_pace(terms)}; "
+            f"{_teams(terms)}far more would be told)",
+        )
+    )
+
+
+def capped(caps: "CapsConfig") -> list[str]:
+    """Return the line of what this machine's owner allows at most; none where nothing is capped."""
+    said = [
+        "" if caps.upload_bps is None else f"{figures.rate(caps.upload_bps)} up",
+        "" if caps.download_bps is None else f"{figures.rate(caps.download_bps)} down",
+        "" if caps.day_nbytes is None else f"{figures.nbytes(caps.day_nbytes)} a day",
+        "" if caps.memory_nbytes is None else f"{figures.nbytes(caps.memory_nbytes)} of memory",
+        "" if caps.vram_nbytes is None else f"{figures.nbytes(caps.vram_nbytes)} of GPU memory",
+        "" if caps.cores is None else f"{caps.cores} cores",
+        f"from {' and '.join(caps.hours)}" if caps.hours else "",
+    ]
+    found = ", ".join(filter(None, said))
+    return [f"at most   {found}"] if found else []
+
+
+def _stewards(num: int) -> list[str]:
+    return [f"stewards  {num}, who may remove and ban peers and amend the run (docs/stewards.md)"] if num else []
+
+
+def _teams(terms: "Terms") -> str:
+    from weft.run.staged import StagedConfig
+
+    split = terms.run.pipeline.split if isinstance(terms.run, StagedConfig) else None
+    return "" if split is None else f"what a team of {split.members} passes in each layer comes on top; "
+
+
+def _peers(terms: "Terms") -> str:
+    from weft.run.staged import StagedConfig
+
+    stages = f" in {terms.run.stages} stages" if isinstance(terms.run, StagedConfig) else ""
+    return f"{terms.num_peers} peers{stages}"
+
+
+def _pace(terms: "Terms") -> str:
+    if terms.tokens_per_s:
+        return f"{figures.amount(terms.tokens_per_s)} tokens/s, as the fastest member says"
+    return f"{terms.flops_per_s / 1e9:.3g} GFLOP/s, the best measured here"
+
+
+def _seconds(seconds: float) -> str:
+    """Return a duration as people say it, however long: 0.64 s, 97 s, 12 min, 3.2 h."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+class TrafficWatch:
+    """A sink that says in an event when far more is moved than the terms that were agreed to."""
+
+    def __init__(self, clock: "Clock") -> None:
+        self.terms: Terms | None = None  # shown, and agreed to if anything follows
+        self.emit: Emit | None = None  # of the peer, once there is one
+        self._clock = clock
+        self._allowance: Allowance | None = None
+
+    def write(self, entry: "Entry") -> None:
+        from weft.events import Notice, RoundCommitted
+        from weft.launch.terms import Allowance
+
+        if self.terms is None or self.emit is None:
+            return
+        if self._allowance is None:
+            self._allowance = Allowance(self.terms, self._clock)
+        if isinstance(entry.event, RoundCommitted):
+            shown = figures.nbytes(self.terms.day_nbytes)
+            found = self._allowance.count(entry.event.sent_nbytes + entry.event.received_nbytes)
+            if found is not None:
+                text = f"this machine moves about {figures.nbytes(found)} a day for the run; the terms said {shown}"
+                self.emit(Notice(text=f"{text}. Ctrl-C leaves it."))
+
+    def close(self) -> None:
+        pass

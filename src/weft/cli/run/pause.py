@@ -1,0 +1,94 @@
+"""`weft pause` and `weft resume`: ask peers that run on this machine to free its device, and to train again."""
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.home import called
+from weft.cli.place import home_of
+
+if TYPE_CHECKING:
+    from weft.launch.control import Word
+    from weft.store.home import PeerFolder
+
+ANSWER_S = 15.0  # a step under way has to end, and a large model to leave the device
+LOOK_S = 0.1
+
+Run = Annotated[
+    str | None,
+    typer.Argument(help="First digits of the run, or its name. Not needed where one runs.", show_default=False),
+]
+All = Annotated[bool, typer.Option("--all", help="All runs that are trained here.")]
+
+
+def pause(context: typer.Context, run: Run = None, every: All = False) -> None:
+    """Free the device within 5 s; the peer stays a member that votes and follows, and nobody waits for it."""
+    _ask(home_of(context), run, "pause", every)
+
+
+def resume(context: typer.Context, run: Run = None, every: All = False) -> None:
+    """Train again after `weft pause`."""
+    _ask(home_of(context), run, "resume", every)
+
+
+def _ask(home: Path, run: str | None, word: "Word", every: bool) -> None:
+    from weft.errors import DeadlineExceeded
+    from weft.launch.control import Wish, put_wish, read_answer, take_wish
+    from weft.rng import fresh_secret
+
+    folders = running_peers(home, run, every)
+    number = fresh_secret(8).hex()
+    for folder in folders:
+        put_wish(folder, Wish(word=word, number=number))
+    waiting, patience = dict.fromkeys(folders), threading.Event()
+    for _ in range(round(ANSWER_S / LOOK_S)):
+        for folder in list(waiting):
+            if (text := read_answer(folder, number)) is not None:
+                del waiting[folder]
+                typer.echo(f"{called(folder.root.parent)}: {text}")
+        if not waiting:
+            return
+        patience.wait(LOOK_S)
+    for folder in waiting:
+        take_wish(folder)
+    names = ", ".join(called(folder.root.parent) for folder in waiting)
+    raise DeadlineExceeded(
+        f"no answer within {ANSWER_S:.0f} s of what trains {names}: busy with a long step, or it hangs. What was asked "
+        "may still be done. Ctrl-C in its window stops it."
+    )
+
+
+def running_peers(home: Path, run: str | None, every: bool) -> "list[PeerFolder]":
+    """Return the folders of the peers that run in this home, of the run that is meant.
+
+    Raises:
+        ConfigError: none runs, none is called so, or several runs are trained here and none is named.
+    """
+    from weft.cli.run.ticket import is_kept
+    from weft.errors import ConfigError
+    from weft.store.home import PeerFolder
+
+    tickets = sorted((home / "runs").glob("*/*/ticket"))
+    runs: dict[Path, list[PeerFolder]] = {}
+    for ticket in tickets:
+        if is_kept(ticket, home):
+            runs.setdefault(ticket.parents[1], []).append(PeerFolder(ticket.parent))
+    if not runs:
+        raise ConfigError(f"no peer runs in {home}. Where one runs in another: weft --home FOLDER pause, or resume.")
+    names = {path: called(path) for path in runs}
+    chosen = [path for path in runs if run is None or _is_meant(run, path.name, names[path])]
+    if not chosen:
+        raise ConfigError(
+            f"no run that is trained here is called {(run or '')[:64]!r}. These are: {', '.join(names.values())}."
+        )
+    if len(chosen) > 1 and not every:
+        listed = ", ".join(names[path] for path in chosen)
+        raise ConfigError(f"{len(chosen)} runs are meant: {listed}. Name one by its first digits, or say --all.")
+    return [folder for path in chosen for folder in runs[path]]
+
+
+def _is_meant(given: str, run: str, shown: str) -> bool:
+    """Return whether a person means a run by its first digits, or by its name, which is shown in brackets."""
+    return run.startswith(given) or shown.partition(" (")[2].removesuffix(")").lower().startswith(given.lower())

@@ -1,0 +1,158 @@
+"""One peer in the foreground: shows it, stops it when asked, says how it ended. What train and join have in common.
+
+It imports torch: verbs import it when they run.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from weft.cli.loop import run_loop
+from weft.cli.parent import stop_with_parent
+from weft.cli.place import command_for
+from weft.cli.screen.screen import make_screen
+from weft.cli.run.torchrun import trainers
+from weft.cli.process import NOTHING_TO_SAVE, Stopper
+from weft.cli.run.summary import summary
+from weft.cli.options import Contributed, Until
+from weft.cli.screen.view import Facts
+from weft.dashboard.scalars import make_sink
+from weft.dashboard.stages import layers_of
+from weft.data import write_atomically
+from weft.errors import ConfigError
+from weft.run.config import Genesis
+from weft.launch.session import Options
+from weft.launch.peer import Takes
+from weft.peer.peer import Outcome
+from weft.peer.context import Trainers
+from weft.run.staged import StagedConfig
+
+_LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
+
+TO_SCREEN = "json:-"  # lines for a program where the picture would be
+
+OnStarted = Callable[[Takes, str], None]
+Ask = Callable[[str], bool]
+Start = Callable[[Options, OnStarted, Ask, Trainers], Awaitable[Outcome | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How a peer is run, as opposed to what it does."""
+
+    is_quiet: bool
+    prints_ticket: bool
+    report: Path | None = None
+    parent: int = 0  # a process to stop with; 0: none
+    wait_for: int = 1  # peers with which the run begins
+    until: Until = field(default_factory=Until)  # when it leaves by itself
+    logs: tuple[str, ...] = ()  # where curves are drawn, too
+
+
+def run(start: Start, options: Options, manner: Manner) -> None:
+    """Run one peer to its end and print how it ended.
+
+    Raises:
+        WeftError: as `weft.launch.peer`.
+    """
+    if manner.report is not None:
+        _check_report(manner.report)
+    boards = tuple(map(make_sink, manner.logs))
+    is_for_program = TO_SCREEN in manner.logs  # which reads standard error
+    screen = make_screen(is_quiet=manner.is_quiet or is_for_program)
+    stopper = Stopper(screen)
+    if manner.parent:
+        stop_with_parent(manner.parent)
+    contributed = Contributed(manner.until)
+    options = replace(
+        options, sinks=(*options.sinks, screen, contributed, *boards), until=manner.until.wall, aside=screen.aside
+    )
+
+    def on_started(peer: Takes, ticket: str) -> None:
+        stopper.peer = peer
+        contributed.stop, contributed.emit = peer.stop, peer.place.emit
+        if manner.prints_ticket:
+            print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
+            if not is_for_program:
+                print(f"others join with: weft join TICKET\n{_LASTING}", file=sys.stderr, flush=True)  # noqa: T201
+        screen.start(facts_of(peer.run, manner.wait_for))
+
+    async def main(who: Trainers) -> Outcome | None:
+        stopper.install(asyncio.get_running_loop())
+        return await start(options, on_started, stopper.ask, who)
+
+    try:
+        with trainers(options.settings) as who:
+            outcome = run_loop(main(who))
+    except asyncio.CancelledError:
+        if not is_for_program:
+            print(NOTHING_TO_SAVE, file=sys.stderr)  # noqa: T201
+        return
+    finally:
+        stopper.remove()
+        screen.close()
+    if outcome is not None:
+        print(summary(outcome, screen.view, command_for(options.home.root)), flush=True)  # noqa: T201
+        if manner.report is not None:
+            write_atomically(manner.report, [msgspec.json.encode(report_of(outcome))])
+
+
+def facts_of(run: Genesis, wait_for: int) -> Facts:
+    """Return what the view needs to know of a run."""
+    settings = run.settings
+    cut = run if isinstance(run, StagedConfig) else None
+    return Facts(
+        run=run.name,
+        total_tokens=settings.tokens,
+        tokens_per_step=settings.tokens_per_step,
+        wait_for=wait_for,
+        num_parameters=None if cut is None else cut.num_parameters,
+        layers=() if cut is None else layers_of(cut.cuts),
+    )
+
+
+def _check_report(report: Path) -> None:
+    """Refuse a report below folders of which more than the last is missing: the path is mistyped."""
+    folder = report.absolute().parent
+    if not folder.exists() and not folder.parent.is_dir():
+        raise ConfigError(f"--report {report}: there is no folder {folder.parent}. Make it, or name another place.")
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """How a peer ended, for programs: what `--report` writes."""
+
+    reason: str
+    run: str
+    peer: str
+    round: int
+    committed_tokens: int
+    replica: str
+    loss: float | None
+    nats_per_byte: float | None
+    sample: str | None
+    sent_nbytes: int
+    received_nbytes: int
+    checkpoint: str
+    successor: str | None = None
+
+
+def report_of(outcome: Outcome) -> Report:
+    return Report(
+        reason=outcome.reason,
+        run=outcome.run.run,
+        peer=outcome.peer,
+        round=outcome.round,
+        committed_tokens=outcome.committed_tokens,
+        replica=outcome.replica,
+        loss=outcome.loss,
+        nats_per_byte=outcome.nats_per_byte,
+        sample=outcome.sample,
+        sent_nbytes=outcome.sent_nbytes,
+        received_nbytes=outcome.received_nbytes,
+        checkpoint=str(outcome.checkpoint),
+        successor=None if outcome.successor is None else outcome.successor.run,
+    )

@@ -1,0 +1,91 @@
+"""`weft ticket`: the fresh ticket that a member on this machine keeps while it runs.
+
+A member that was killed leaves its ticket behind, which leads nowhere: a ticket is printed only while a process holds
+the identity it belongs to. An identity outside the home (--key) cannot be looked at, and is taken to be alive.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.home import called
+from weft.cli.place import command_for, home_of
+from weft.ids import short
+
+
+def ticket(
+    context: typer.Context,
+    run: Annotated[str | None, typer.Argument(help="First digits of the run; default: the last one here.")] = None,
+) -> None:
+    """Print a ticket that lets another machine join. It is a secret: show it to whom you invite."""
+    from weft.cli.home import find_tickets
+
+    home = home_of(context)
+    file = kept_ticket(run, home)
+    typer.echo(read_kept(file))
+    if len({each.parents[1] for each in find_tickets(run, home)}) > 1:
+        typer.echo(f"this is the ticket of run {called(file.parents[1])}", err=True)
+
+
+def kept_ticket(run: str | None, home: Path) -> Path:
+    """Return the file of the newest ticket that a member on this machine keeps, of `run` where that is given.
+
+    Raises:
+        TicketError: there is none.
+    """
+    from weft.cli.home import find_tickets
+    from weft.errors import TicketError
+
+    files = find_tickets(run, home)
+    file = next((each for each in files if is_kept(each, home)), None)
+    if file is None and files:
+        raise TicketError(_left_behind(files[0].parents[1], command_for(home)))
+    if file is None:
+        which = "" if run is None else f" of a run that begins with {run[:64]}"
+        raise TicketError(
+            f"no member{which} keeps a ticket in {home}. Start one with weft train, or ask the machine of another "
+            f"member; another home is named with --home."
+        )
+    return file
+
+
+def read_kept(file: Path) -> str:
+    """Return the ticket in a file of this home.
+
+    Raises:
+        TicketError: it cannot be read.
+    """
+    from weft.errors import TicketError
+
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TicketError(f"cannot read the ticket in {file}: {error}. Start the member again.") from error
+
+
+def is_kept(ticket: Path, home: Path) -> bool:
+    """Return whether the member that wrote a ticket runs, as far as this home can tell."""
+    from weft.errors import KeyLocked, WeftError
+    from weft.keys import open_identity, read_peer
+
+    for key in sorted((home / "keys").glob("*.pem")):
+        try:
+            if read_peer(key) != ticket.parent.name:
+                continue
+            open_identity(key).close()
+        except KeyLocked:
+            return True
+        except WeftError:  # not a key that this command can say anything about
+            continue
+        return False
+    return True
+
+
+def _left_behind(run: Path, command: str) -> str:
+    digits = short(run.name)
+    return (
+        f"no member keeps a ticket of run {called(run)}: the one that did has ended without a goodbye. Start it "
+        f"again, with `weft train` and its run file or `weft join` and a ticket of another member; then ask again with "
+        f"`{command} ticket {digits}`."
+    )

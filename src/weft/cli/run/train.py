@@ -1,0 +1,82 @@
+"""`weft train`: make the run a file describes, or go on with it, and print a ticket for others."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli import settings
+from weft.cli.place import home_of
+from weft.cli.run.torchrun import served
+from weft.cli.spread import spread
+from weft.cli.options import until as read_until
+from weft.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from weft.cli.run.running import Ask, OnStarted
+    from weft.launch.session import Options
+    from weft.peer.peer import Outcome
+    from weft.peer.context import Trainers
+
+EXAMPLE = """A run file may be as short as this, saved as first.toml:
+
+\b
+  name = "first"
+  [train]
+  tokens = 1_000_000
+  [train.schedule]
+  type = "constant"
+
+It trains a small model on Python's own library. More to start from: the folder recipes/ of weft's sources, and the
+demo.toml that `weft demo` leaves in its folder."""
+
+
+@spread
+def train(
+    context: typer.Context,
+    run_file: Annotated[Path, typer.Argument(help="TOML file that describes the run: see below.", show_default=False)],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change the file: --set train.tokens=1e6.")
+    ] = None,
+    wait_for: Annotated[int, typer.Option(help="Begin once so many peers are here, this one included.", min=1)] = 1,
+    *,
+    here: settings.Here,
+    hardware: settings.Hardware,
+    stay: settings.Stay,
+    report: settings.Report = None,
+    log: settings.Log = None,
+) -> None:
+    """Start a run and print its ticket on standard output; progress goes to standard error."""
+    chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
+    if served(chosen):
+        return
+    described = settings.run_file(run_file, changes or ())
+    stays = read_until(stay.until, SystemClock().wall())
+    from weft.cli.run.running import Manner, run
+    from weft.launch.session import Options
+    from weft.store.home import Home
+    from weft.launch.peer import found
+    from weft.stages.launch import take_part
+
+    def start(options: "Options", on_started: "OnStarted", _ask: "Ask", trainers: "Trainers") -> "Awaitable[Outcome]":
+        base = run_file.absolute().parent
+        return found(
+            described, base, options, wait_for=wait_for, on_started=on_started, trainers=trainers, stages=take_part
+        )
+
+    options = Options(home=Home(home_of(context)), key=here.key, settings=chosen)
+    run(
+        start,
+        options,
+        Manner(
+            is_quiet=stay.quiet,
+            prints_ticket=True,
+            until=stays,
+            report=report,
+            parent=stay.parent,
+            wait_for=wait_for,
+            logs=tuple(log or ()),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""screen: see the tree in README.md."""

@@ -1,0 +1,144 @@
+"""Where the view is shown: redrawn in place on a terminal, plain lines elsewhere, or not at all.
+
+All of it goes to standard error: standard output is for what was asked for (a ticket, a text, a summary).
+A screen is a sink. Events come from the event loop and from the thread that trains, so a lock guards the fold.
+"""
+
+import sys
+import threading
+from dataclasses import replace
+from typing import Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from weft.cli.screen.draw import draw, progress
+from weft.cli.screen.view import Facts, View, news_of, update
+from weft.cli.terminal import WorkLine
+from weft.events import Entry, Evaluated, Event, RoundCommitted
+
+_REDRAWS_PER_S = 4
+
+
+class Screen(Protocol):
+    """A sink that may also be told of the run, and shown."""
+
+    view: View
+
+    def write(self, entry: Entry) -> None: ...
+
+    def start(self, facts: Facts) -> None: ...
+
+    def aside(self, event: Event) -> None:
+        """Take how far work has come before there is a view of the run."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_screen(*, is_quiet: bool) -> Screen:
+    """Return the screen for standard error as it is."""
+    if is_quiet:
+        return QuietScreen()
+    return LiveScreen() if Console(stderr=True).is_terminal else PlainScreen()
+
+
+class QuietScreen:
+    """Folds, and shows nothing."""
+
+    def __init__(self) -> None:
+        self.view = View()
+        self._lock = threading.Lock()
+
+    def write(self, entry: Entry) -> None:
+        with self._lock:
+            self.view = update(self.view, entry)
+
+    def start(self, facts: Facts) -> None:
+        """Take what is known of the run."""
+        with self._lock:
+            self.view = replace(self.view, facts=facts)
+
+    def aside(self, event: Event) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainScreen(QuietScreen):
+    """A line for every commit, evaluation and notable event, each written at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._work = WorkLine()
+
+    def aside(self, event: Event) -> None:
+        self._work(event)
+
+    def start(self, facts: Facts) -> None:
+        super().start(facts)
+        if self.view.num_awaited:
+            print(progress(self.view), file=sys.stderr, flush=True)  # noqa: T201
+
+    def write(self, entry: Entry) -> None:
+        with self._lock:
+            before, self.view = self.view, update(self.view, entry)
+            line = plain_line(before, self.view, entry)
+            self.aside(entry.event)
+        if line is not None:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201  # this is the terminal
+
+
+class LiveScreen(QuietScreen):
+    """Redraws the view in place, a few times a second, in a thread of rich's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: Live | None = None
+        self._work = WorkLine()
+
+    def write(self, entry: Entry) -> None:
+        super().write(entry)
+        self.aside(entry.event)
+
+    def aside(self, event: Event) -> None:
+        with self._lock:
+            if self._live is None:
+                self._work(event)
+
+    def start(self, facts: Facts) -> None:
+        super().start(facts)
+        if self._live is None:
+            self._work.close()
+            self._live = Live(
+                get_renderable=self._draw,
+                console=Console(stderr=True),
+                refresh_per_second=_REDRAWS_PER_S,
+                redirect_stdout=False,
+                redirect_stderr=True,
+            )
+            self._live.start()
+
+    def close(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _draw(self) -> RenderableType:
+        size = self._live.console.size if self._live is not None else Console(stderr=True).size
+        return draw(self.view, size.width, size.height)
+
+
+def plain_line(before: View, after: View, entry: Entry) -> str | None:
+    """Return what to print of an entry that turned `before` into `after`, or None.
+
+    A commit that several peers report is printed once, and so is what they say in the same words.
+    """
+    match entry.event:
+        case RoundCommitted() if after.committed_tokens > before.committed_tokens:
+            return progress(after)
+        case Evaluated(loss=loss, nats_per_byte=nats_per_byte) if after.evaluations != before.evaluations:
+            return f"held-out loss {loss:.4f} nats per token, {nats_per_byte:.4f} nats per byte"
+    news = news_of(before, entry)
+    return None if news is None else news.text

@@ -1,0 +1,1 @@
+"""watch: see the tree in README.md."""

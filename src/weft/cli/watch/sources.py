@@ -1,0 +1,144 @@
+"""Where events of a run come from: its members, over the network, or logs on this machine.
+
+a ticket, or "-" for one on standard input    what its members tell (`peer.observer`)
+nothing                                       the same, of the run that a member here takes part in
+a log file, a peer's folder, a run's folder   what peers of this machine have logged
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.dashboard.logs import find_logs, in_order, is_there, older
+
+if TYPE_CHECKING:
+    from weft.cli.screen.view import Facts
+    from weft.events import Entry
+    from weft.net.node import Node
+    from weft.net.ticket import Ticket
+    from weft.observe.observer import Observer
+    from weft.run.staged import StagedConfig
+    from weft.sync.records.charter import Settings
+
+LOOK_S = 0.5  # how often logs are looked at that may grow
+TOGETHER = 1000  # entries that are taken in one go
+
+Given = Annotated[
+    str | None,
+    typer.Argument(
+        help='Ticket ("-" reads it), log file, or folder of a run. Default: the run of a member here.',
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Logs:
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Members:
+    ticket: "Ticket"
+
+
+def find(given: str | None, home: Path) -> Logs | Members:
+    """Return what is meant.
+
+    Raises:
+        ConfigError, TicketError: nothing; says what there is to give.
+    """
+    from weft.cli.run.ticket import kept_ticket, read_kept
+    from weft.net.ticket import MAX_CHARS, read
+
+    if given is None:
+        return Members(read(read_kept(kept_ticket(None, home))))
+    if given == "-":
+        return Members(read(sys.stdin.readline(MAX_CHARS + 1)))
+    if given.lstrip().startswith("weft") and not is_there(Path(given)):
+        return Members(read(given))
+    return Logs(find_logs(Path(given)))
+
+
+async def follow_logs(
+    paths: Sequence[Path], on_entry: "Callable[[Entry], None]", is_finished: Callable[[], bool] | None = None
+) -> None:
+    """Give all that is in logs, and what they grow by, until this is cancelled.
+
+    Args:
+        is_finished: asked once, when all that is there is read; True: nothing more will come, so return.
+
+    Raises:
+        ConfigError: a line is no event, or a file cannot be read.
+    """
+    from weft.log_file import LogTail, read_jsonl
+
+    tails = [LogTail(path) for path in paths]
+    earlier = [part for path in paths for part in older(path)]
+    reads: Sequence[Callable[[], list[Entry]]]
+    reads = [*(partial(read_jsonl, part) for part in earlier), *(tail.read for tail in tails)]
+    while True:
+        for number, entry in enumerate(in_order([*earlier, *paths], reads)):
+            on_entry(entry)
+            if number % TOGETHER == 0:
+                await asyncio.sleep(0)  # others have their turn before a long log is read
+        if is_finished is not None and is_finished():
+            return
+        is_finished, earlier, reads = None, [], [tail.read for tail in tails]
+        await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def observe(
+    ticket: "Ticket", transports: str | None, on_entry: "Callable[[Entry], None]"
+) -> "AsyncIterator[tuple[Observer, Facts, Settings]]":
+    """Link to members of a run; yield who hears them, what a view shows of it, and what holds of it now."""
+    from weft.cli.run.running import facts_of
+    from weft.cli.settings import check_transports, machine_settings
+    from weft.cli.screen.view import Facts
+    from weft.clock import SystemClock
+    from weft.keys import Identity
+    from weft.launch.visit import ask_charter, visit
+    from weft.observe.observer import Observer
+
+    chosen = machine_settings(None, {"transports": check_transports(transports)})
+    async with visit(ticket, Identity.generate(), chosen) as node:
+        name, cut = await _known_of(node)
+        if cut is not None:  # nobody amends it, and its stages have charters of their own
+            stages = [cut.of_stage(stage).run for stage in range(cut.stages)]
+            yield Observer(node, ticket.run, SystemClock(), on_entry, stages), facts_of(cut, 1), cut.settings
+            return
+        settings = (await ask_charter(node, SystemClock())).charter.settings
+        facts = Facts(run=name, total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step)
+        yield Observer(node, ticket.run, SystemClock(), on_entry), facts, settings
+
+
+async def _known_of(node: "Node") -> "tuple[str, StagedConfig | None]":
+    """Return what its maker calls the run of a node, and what its peers share where it has stages.
+
+    The name is the first digits of the run's digest where nobody tells.
+    """
+    from weft.errors import WeftError
+    from weft.ids import Digest, short
+    from weft.net.holders import small_from
+    from weft.run.outline import read_outline
+    from weft.run.genesis import read_run
+    from weft.run.staged import StagedConfig
+    from weft.wire import MAX_RECORD_NBYTES
+
+    name = short(node.run)
+    with suppress(WeftError):
+        data = await small_from(node, sorted(node.peers), Digest(node.run), MAX_RECORD_NBYTES)
+        outline = read_outline(data, node.run)
+        name = outline.name
+        if outline.initials:
+            run = read_run(data, sys.maxsize)  # whoever looks holds none of it
+            return name, run if isinstance(run, StagedConfig) else None
+    return name, None

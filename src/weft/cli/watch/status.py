@@ -1,0 +1,132 @@
+"""`weft status`: how a run stands, in the terminal, once or as it goes on; it disturbs nobody."""
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli import settings
+from weft.cli.place import home_of
+from weft.cli.watch.sources import Given
+
+if TYPE_CHECKING:
+    from weft.cli.screen.screen import Screen
+    from weft.cli.watch.sources import Members
+    from weft.cli.screen.view import View
+    from weft.events import Entry
+
+
+def status(
+    context: typer.Context,
+    run: Given = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing it until it is stopped.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: one object; with --follow each event, a line.")
+    ] = False,
+    transports: settings.Transports = None,
+) -> None:
+    """Say how a run stands: its members, its loss, its bytes, what went wrong. Whoever asks trains nothing."""
+    from weft.cli.loop import run_loop
+    from weft.cli.screen.screen import QuietScreen, make_screen
+    from weft.cli.watch.sources import Logs, find, follow_logs
+    from weft.dashboard.logs import logged
+
+    source = find(run, home_of(context))
+    screen: Screen = make_screen(is_quiet=False) if follow and not as_json else QuietScreen()
+
+    def take(entry: "Entry") -> None:
+        if follow and as_json:
+            _print_line(entry)
+        else:
+            screen.write(entry)
+
+    async def members(source: "Members") -> None:
+        from weft.cli.watch.sources import observe
+
+        async with observe(source.ticket, transports, take) as (observer, facts, _):
+            screen.start(facts)
+            await (observer.watch() if follow else observer.once())
+
+    try:
+        match source, follow:
+            case Logs(paths=paths), True:
+                run_loop(follow_logs(paths, take))
+            case Logs(paths=paths), False:
+                for entry in logged(paths):
+                    take(entry)
+            case _:
+                run_loop(members(source))  # type: ignore[arg-type]  # what is no log
+    except (asyncio.CancelledError, KeyboardInterrupt, BrokenPipeError):
+        return  # whoever follows has seen enough
+    finally:
+        screen.close()
+    if not follow:
+        _show(screen.view, as_json)
+
+
+def _print_line(entry: "Entry") -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _show(view: "View", as_json: bool) -> None:
+    import json
+
+    from rich.console import Console
+
+    from weft.cli.screen.draw import draw
+
+    if as_json:
+        typer.echo(json.dumps(as_tree(view), ensure_ascii=False))
+        return
+    console = Console()
+    console.print(draw(view, console.size.width))
+
+
+def as_tree(view: "View") -> dict[str, Any]:
+    """Return a view for programs: numbers are as in the events, times in seconds since 1970."""
+    facts, stages = view.facts, view.cut
+    tree: dict[str, Any] = {
+        "run": None if facts is None else facts.run,
+        "round": view.round,
+        "committed_tokens": view.committed_tokens,
+        "total_tokens": None if facts is None else facts.total_tokens,
+        "time_left_s": view.time_left_s,
+        "loss": view.losses[-1][1] if view.losses else None,
+        "nats_per_byte": view.evaluations[-1][1] if view.evaluations else None,
+        "sent_nbytes": view.sent_nbytes,
+        "received_nbytes": view.received_nbytes,
+        "at": view.now,
+        "peers": [
+            {
+                "peer": peer,
+                "name": line.name,
+                "state": line.state,
+                "work": line.work or None,
+                "round": line.round,
+                "loss": line.loss,
+                "tokens_per_s": line.tokens_per_s,
+                "link": line.link,
+                "speaks_for_itself": line.is_heard,
+                **({"stages": [stage + 1 for stage in stages.of(peer)]} if stages.num else {}),
+            }
+            for peer, line in sorted(view.lines.items())
+        ],
+        "news": [{"at": told.at, "by": told.by, "text": told.text} for told in view.notables],
+    }
+    if stages.num:
+        tree["stages"] = [
+            {
+                "stage": number,
+                "layers": stage.layers or None,
+                "num_parameters": stage.num_parameters,
+                "peers": list(stage.members),
+                "samples_per_s": stage.rate,
+                "waiting": stage.waiting,
+            }
+            for number, stage in enumerate(stages.now, 1)
+        ]
+    return tree

@@ -1,0 +1,132 @@
+"""`weft watch`: a page that shows a run as it goes on, or replays one from its logs. It disturbs nobody."""
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli import settings
+from weft.cli.place import home_of
+from weft.cli.watch.sources import Given
+
+if TYPE_CHECKING:
+    import socket
+
+    from weft.cli.watch.sources import Logs, Members
+    from weft.dashboard.page.feed import Feed
+    from weft.events import Entry
+    from weft.ids import PeerId
+
+LOCAL = {"127.0.0.1", "::1", "localhost"}
+PORT = 8650
+
+
+def watch(
+    context: typer.Context,
+    run: Given = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="For strangers: no addresses, nothing to control, no token.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 lets the system choose.", min=0, max=65535)] = PORT,
+    transports: settings.Transports = None,
+) -> None:
+    """Show a run on a page of this machine: losses, peers, rounds, bytes, what is wrong. Ctrl-C ends it."""
+    from weft.cli.loop import run_loop
+    from weft.cli.watch.sources import find
+    from weft.rng import fresh_secret
+
+    source = find(run, home_of(context))
+    token = None if public or host in LOCAL else fresh_secret(16).hex()
+    listener = _listen(host, port)
+    try:
+        run_loop(_serve(source, listener, token, is_public=public, transports=transports))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        pass
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int) -> "socket.socket":
+    """Return a socket that listens; of a port that is taken say so, and what to do."""
+    import socket
+
+    from weft.errors import ConfigError
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there: {error.strerror or error}. Choose another port, or "
+            "--port 0 for any that is free."
+        ) from error
+
+
+async def _serve(
+    source: "Logs | Members", listener: "socket.socket", token: str | None, *, is_public: bool, transports: str | None
+) -> None:
+    import uvicorn
+
+    from weft.cli.watch.sources import Logs
+    from weft.dashboard.page.app import make_app
+    from weft.dashboard.page.feed import Feed
+
+    feed = Feed(is_public=is_public)
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(feed, token), log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    )
+    feeding = asyncio.ensure_future(
+        _follow(source, feed) if isinstance(source, Logs) else _observe(source, feed, transports)
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    print(_address(listener, token), flush=True)  # noqa: T201  # what was asked for
+    try:
+        await asyncio.wait((feeding, serving), return_when=asyncio.FIRST_COMPLETED)
+        if feeding.done():
+            feeding.result()  # a log that cannot be read, a run that cannot be reached
+        await serving
+    finally:
+        feeding.cancel()
+        server.should_exit = True
+        await asyncio.gather(feeding, serving, return_exceptions=True)
+
+
+def _address(listener: "socket.socket", token: str | None) -> str:
+    host, port = listener.getsockname()[:2]
+    name = {"0.0.0.0": "THIS-MACHINE", "::": "THIS-MACHINE"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}/" + ("" if token is None else f"?token={token}")
+
+
+async def _follow(source: "Logs", feed: "Feed") -> None:
+    """Show logs: those of peers that have all stopped as finished, others as they grow."""
+    from weft.cli.watch.sources import follow_logs
+    from weft.dashboard.run import about_of, shared_by
+    from weft.events import LinkDown, PeerStopped, StageLeft
+
+    shared = shared_by(source.paths[0])
+    if shared is not None:
+        feed.history.run = about_of(shared)
+    is_stopped: dict[PeerId, bool] = {}
+
+    def take(entry: "Entry") -> None:
+        feed.take(entry)
+        if not isinstance(entry.event, (StageLeft, LinkDown)):  # what comes after a peer's last word
+            is_stopped[entry.peer] = isinstance(entry.event, PeerStopped)
+
+    await follow_logs(source.paths, take, lambda: bool(is_stopped) and all(is_stopped.values()))
+    feed.finish()
+
+
+async def _observe(source: "Members", feed: "Feed", transports: str | None) -> None:
+    from dataclasses import replace
+
+    from weft.cli.watch.sources import observe
+    from weft.dashboard.run import about
+
+    async with observe(source.ticket, transports, feed.take) as (observer, facts, settings):
+        known = about(facts.run, source.ticket.run, settings)
+        feed.history.run = replace(known, num_parameters=facts.num_parameters, layers=facts.layers)
+        print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
+        await observer.watch()

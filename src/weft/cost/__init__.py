@@ -1,0 +1,1 @@
+"""cost: see the tree in README.md."""

@@ -1,0 +1,1 @@
+"""page: see the tree in README.md."""

@@ -1,0 +1,1 @@
+"""launch: see the tree in README.md."""

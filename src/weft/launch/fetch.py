@@ -1,0 +1,101 @@
+"""What a newcomer fetches before it takes part: the run's config, its data, tokenizer and first weights.
+
+Everything is a blob named by a digest that the ticket or the config gives, so any member may deliver it and none can
+alter it. Shards come from all members at once, and each is on disk once it has come: a shard is a few megabytes, so
+whole ones are what an interruption leaves, and what is fetched again of one is little.
+
+Failure:
+- a member that vanishes or lies: the others deliver, those too that were met or named since the first let this peer in.
+- this process ends: the next one fetches what is missing.
+
+It does not know when to join, how a round works, nor the state (`arrival` does).
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from weft.clock import Clock
+from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
+from weft.errors import GenesisMismatch, PeerError
+from weft.events import Emit
+from weft.ids import Digest, PeerId
+from weft.net.node import Node
+from weft.run.config import Genesis, RunConfig
+from weft.net.holders import everybody, small_from
+from weft.store.home import Home
+from weft.run.outline import data_ready
+from weft.net.multi_source import pull
+from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
+from weft.net.shares import Blob
+from weft.progress import Meter
+from weft.sync.merge.known import require
+from weft.wire import Buffer
+
+
+async def fetch_run(node: Node, peers: Sequence[PeerId], home: Home, max_parameters: int) -> Genesis:
+    """Return the run's config from a member, once its digest is the run's name.
+
+    Raises:
+        PeerError: nobody delivered it.
+        ConfigError: it is malformed, of another format, or computes with what this process does not know.
+        TooLarge: its model has more than `max_parameters`.
+    """
+    data = home.blobs.read(Digest(node.run), MAX_RUN_NBYTES)
+    if data is None:
+        data = await small_from(node, everybody(node, peers), Digest(node.run), MAX_RUN_NBYTES)
+    run = read_run(data, max_parameters)
+    if run.run != node.run:
+        raise GenesisMismatch(f"the config is of run {run.run}, the ticket of run {node.run}. Ask for a fresh ticket.")
+    require(run.method)
+    home.blobs.put(data)
+    return run
+
+
+async def fetch_files(
+    node: Node, peers: Sequence[PeerId], run: RunConfig, home: Home, clock: Clock, emit: Emit
+) -> Tokenizer:
+    """Fetch what is missing of the run's shards and tokenizer; return the tokenizer.
+
+    Raises:
+        PeerError: nobody delivered one of them.
+        TokenizerMismatch: the tokenizer is not the model's.
+        DiskFull: no room.
+    """
+    blob = home.blobs.read(run.data.tokenizer, MAX_TOKENIZER_NBYTES)
+    if blob is None:
+        blob = await small_from(node, everybody(node, peers), run.data.tokenizer, MAX_TOKENIZER_NBYTES)
+        home.blobs.put(blob)
+    tokenizer = from_bytes(blob)
+    check_vocabulary(tokenizer, run.model.vocab_size)
+    emit(data_ready(run.data, await _fetch_shards(node, peers, run.data, home, clock, emit)))
+    return tokenizer
+
+
+async def _fetch_shards(
+    node: Node, peers: Sequence[PeerId], index: DataIndex, home: Home, clock: Clock, emit: Emit
+) -> int:
+    """Fetch missing shards, again and again as long as some come; return how many bytes there were to fetch."""
+
+    async def keep(shard: Blob, data: Buffer) -> None:
+        await asyncio.to_thread(home.shards.add, index, shard.digest, data)
+        meter.add(len(data))
+
+    missing = home.shards.missing(index)
+    nbytes = sum(info.nbytes for info in missing)
+    with Meter("fetching the data", "B", emit, clock, nbytes) as meter:
+        while missing:
+            before = len(missing)
+            blobs = [Blob(digest=info.digest, nbytes=info.nbytes) for info in missing]
+            try:
+                await pull(node, blobs, everybody(node, peers), keep, clock)
+            except PeerError:
+                if len(home.shards.missing(index)) == before:
+                    raise
+            missing = home.shards.missing(index)
+    return nbytes
+
+
+async def fetch_initial(node: Node, peers: Sequence[PeerId], run: Genesis, home: Home) -> None:
+    """Fetch the initial vector into the home where it does not follow from the seed and is not there."""
+    if not run.is_seeded and home.blobs.open(run.initial) is None:
+        home.blobs.put(await node.fetch_any(everybody(node, peers), run.initial, 4 * run.num_parameters))

@@ -1,0 +1,120 @@
+"""What a person does to a run from outside: asks what holds of it, and hands in an act or a ballot.
+
+    answer = await ask_charter(node, clock)
+    answer = await hand_in(node, seal(identity, act), clock, patience_s)
+
+`node` is linked to members of the run (`visit` makes one) and trains nothing. Any member will do: it tells all others.
+
+Failure:
+- the member that was asked ends or vanishes (it may be the one to be removed): the next one is asked.
+- nothing is decided in time: the last answer says that it waits, and members go on without whoever asked.
+
+It does not know where the act comes from, nor how the links came about.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from weft.clock import Clock
+from weft.errors import NetError, PeerError, Refused, Unreachable
+from weft.ids import PeerId
+from weft.keys import Identity
+from weft.net.node import Node
+from weft.net.ticket import Ticket
+from weft.launch.session import Options, connect, footing
+from weft.store.home import Home
+from weft.run.machine import PeerConfig
+from weft.peer.messages import CharterAnswer, CharterRequest, HandIn, HandInAnswer
+from weft.sync.records.acts import Act, AnyDeed, Ballot, Reason
+from weft.sync.records.charter import Charter
+from weft.wire import Signed, seal
+
+CALL_S = 10.0
+ASK_AGAIN_S = 1.0
+BEGINS_S = 10.0  # a member that has just started takes no part in a round yet
+
+_NOBODY = (
+    "no member that was reached takes part in a round: the run has not begun, or they are only joining it. Try again "
+    "in a moment"
+)
+
+
+@asynccontextmanager
+async def visit(ticket: Ticket, identity: Identity, settings: PeerConfig) -> AsyncIterator[Node]:
+    """Link a node to members on the ticket, as somebody who comes only for an errand and keeps nothing.
+
+    Args:
+        identity: connects where no secret admits, because the run may admit by key; else a key made for the moment
+            does, since a peer may be training with this one.
+
+    Raises:
+        Unreachable, Refused, TicketMismatch: nobody on it answered, or let this peer in, or trains the run.
+    """
+    who = identity if ticket.secret is None else Identity.generate()
+    with TemporaryDirectory(prefix="weft-errand-", ignore_cleanup_errors=True) as folder:
+        options = Options(home=Home(Path(folder)), key=None, settings=settings)
+        with footing(options, ticket.run, who) as ground:
+            async with ground.node(ticket.admission()) as node:
+                contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
+                for contact in contacts:
+                    node.remember(contact.peer, contact.addresses, contact.name)
+                await connect(node, ticket, [contact.peer for contact in contacts])
+                yield node
+
+
+async def ask_charter(node: Node, clock: Clock) -> CharterAnswer:
+    """Return what holds of the run, as a linked member has it; wait a little where all are only beginning.
+
+    Raises:
+        Unreachable: no linked peer answers.
+    """
+    began, request = clock.now(), CharterRequest(run=node.run)
+    while True:
+        for peer in sorted(node.peers):
+            with suppress(PeerError, NetError, Refused):
+                return await node.call(peer, request, CharterAnswer, deadline_s=CALL_S)
+        if clock.now() - began >= BEGINS_S:
+            raise Unreachable(_NOBODY)
+        await asyncio.sleep(ASK_AGAIN_S)
+
+
+async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float) -> HandInAnswer:
+    """Hand in a signed act or ballot; return what became of it within `patience_s`.
+
+    Raises:
+        Unreachable: no linked peer answers.
+    """
+    began, waits = clock.now(), None
+    while True:
+        answer = await _ask(node, letter)
+        if answer is not None and answer.outcome != "waits":
+            return answer
+        waits = answer or waits
+        if waits is None or clock.now() - began >= patience_s:
+            break
+        await asyncio.sleep(ASK_AGAIN_S)
+    if waits is None:
+        raise Unreachable(_NOBODY)
+    return waits
+
+
+async def _ask(node: Node, letter: Signed) -> HandInAnswer | None:
+    for peer in sorted(node.peers):
+        with suppress(PeerError, NetError, Refused):
+            return await node.call(peer, HandIn(letter=letter), HandInAnswer, deadline_s=CALL_S)
+    return None
+
+
+def act_of(steward: Identity, node: Node, charter: Charter, deed: AnyDeed) -> Signed:
+    """Return the next act of a steward, signed."""
+    serial = charter.serial_of(steward.peer) + 1
+    return seal(steward, Act(run=node.run, serial=serial, deed=deed))
+
+
+def ballot_of(member: Identity, node: Node, charter: Charter, peer: PeerId, reason: Reason) -> Signed:
+    """Return a member's ballot for the removal of `peer`, signed."""
+    serial = charter.times_expelled(peer) + 1
+    return seal(member, Ballot(run=node.run, peer=peer, serial=serial, reason=reason))

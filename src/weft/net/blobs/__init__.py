@@ -1,0 +1,1 @@
+"""blobs: see the tree in README.md."""

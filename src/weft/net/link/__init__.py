@@ -1,0 +1,1 @@
+"""link: see the tree in README.md."""

@@ -1,0 +1,333 @@
+"""Finding the way to a peer: its addresses in order, the handshake, and again after a loss.
+
+Two peers may dial each other at once. Whoever has said hello and hears the other's hello holds it back if its own
+key is the lower (`Door` asks `settled`): the connection dialled by the lower key wins, and the other is turned away
+as a duplicate before anything was sent on it. So no call is ever lost to a race.
+
+Kept links (`keep`) are redialled when they go down: at once, then after doubling pauses with jitter, of at most 30 s in
+the first ten minutes and 5 min later, until they are released or their peer has not been met for `EXPIRE_S`.
+
+Where no address leads to a peer, those to which direct links stand are asked who of them reaches it, and it is dialled
+through one (`via`). Such a link is replaced by a direct one as soon as an address works: that is tried now and then.
+
+Failure:
+- an address black-holes: the next one gets its turn a second later (`race`); `LinkUp.tried` says which failed and why.
+- another run, version or no admission: definite, so no other address is tried.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError
+from weft.ids import PeerId, short
+from weft.net.link.address_book import AddressBook
+from weft.net.transport.frame import FRAME_S, FrameReader
+from weft.net.link.handshake import Passport, greet, handshake_reader
+from weft.net.link.links import VIA, Link, Links
+from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, PROTOCOL, Admitted, Contact, Hello, Reaches, WhoReaches
+from weft.net.link.race import Race
+from weft.tasks import Tasks
+from weft.net.transport.base import Lane, Stream, Transport
+from weft.net.link.trial import failed
+from weft.net.link.unreached import one
+from weft.rng import stream as random_stream
+from weft.wire import decode, digest, encode
+
+DIAL_S = 8.0  # for one address: a hole punched through two home routers takes up to 5 s
+ARRIVAL_S = 5.0  # after a duplicate was turned away the other connection is about to stand
+REDIAL_BASE_S = 0.5
+REDIAL_MAX_S = 30.0  # in the first `REDIAL_SOON_S`; later it goes up to `REDIAL_LATE_S`
+REDIAL_SOON_S = 600.0
+REDIAL_LATE_S = 300.0  # who was cut off for hours is back five minutes after its network
+EXPIRE_S = 7 * 86400.0  # without a link: nobody comes back at addresses of a week ago
+DIRECT_AGAIN_S = 60.0  # after a link through another peer came up, its addresses are tried again; then ever less often
+DIRECT_AGAIN_MAX_S = 600.0
+ASK_RELAYS_S = 2.0  # for those that may reach a peer to say so
+MAX_RELAYS_TRIED = 2
+
+Tried = tuple[str, DialError]  # an address, and what came of it
+
+
+class Dialler:
+    """Connects on demand; one dial per peer at a time, shared by all who wait for it."""
+
+    def __init__(self, passport: Passport, transports: Sequence[Transport], links: Links, book: AddressBook) -> None:
+        self.addresses: tuple[str, ...] = ()  # this peer's own, once it listens
+        self._passport = passport
+        self._transports = {transport.name: transport for transport in transports}
+        self._links = links
+        self._book = book
+        self._dials: dict[PeerId, asyncio.Task[Link]] = {}
+        self._greeting: dict[PeerId, asyncio.Event] = {}
+        self._kept: dict[PeerId, None] = {}
+        self._keepers: dict[PeerId, asyncio.Task[None]] = {}
+        self._num_dials = 0
+        self._tasks = Tasks()
+        links.on_link(self._on_link)
+
+    def add(self, transport: Transport) -> None:
+        """Dial over `transport`, too."""
+        self._transports[transport.name] = transport
+
+    async def connect(self, peer: PeerId) -> Link:
+        """Return the link to `peer`, dialling if there is none.
+
+        Raises:
+            Unreachable: no address led there; the message says what each did.
+            Refused, GenesisMismatch, WireError, PeerError: see `handshake.greet`.
+        """
+        if (link := self._links.get(peer)) is not None:
+            return link
+        if self._links.is_barred(peer):
+            raise PeerError(f"{short(peer)} broke the protocol again and again; it is not dialled for a minute")
+        return await asyncio.shield(self._dials.get(peer) or self._begin(peer))
+
+    def _begin(self, peer: PeerId, worse: Link | None = None) -> "asyncio.Task[Link]":
+        dial = self._dials[peer] = asyncio.ensure_future(self._dial(peer, worse))
+        dial.add_done_callback(lambda done: self._forget(peer, done))
+        return dial
+
+    async def reach(self, peer: PeerId) -> Link:
+        """Return the link to `peer` as `connect` does, for a call, a note or a blob.
+
+        Raises:
+            PeerError: as for `connect`, and where `peer` trains another run by now, which is no concern of this one.
+            Unreachable, Refused: see `connect`.
+        """
+        try:
+            return await self.connect(peer)
+        except GenesisMismatch as error:
+            raise PeerError(str(error)) from error
+
+    async def dial_bulk(self, link: Link) -> Stream:
+        """Open a bulk stream the way `link` was dialled, or else at any address of its peer.
+
+        Raises:
+            Unreachable: no address led there.
+        """
+        routes = (link.address,) if link.is_dialler else self._book.routes(link.peer)
+        tried: list[Tried] = []
+        for address in routes:
+            try:
+                return await self._open(link.peer, address, "bulk")
+            except DialError as error:
+                tried.append((address, error))
+        raise self._unreachable(link.peer, tried)
+
+    def keep(self, peer: PeerId) -> None:
+        """Keep a link to `peer` up from now on."""
+        if peer not in self._kept and peer != self._passport.peer:
+            self._kept[peer] = None
+            self._redial(peer)
+
+    @property
+    def kept(self) -> tuple[PeerId, ...]:
+        return tuple(self._kept)
+
+    def release(self, peer: PeerId) -> None:
+        """Redial `peer` no more."""
+        self._kept.pop(peer, None)
+        if (keeper := self._keepers.pop(peer, None)) is not None:
+            keeper.cancel()
+
+    async def settled(self, peer: PeerId) -> None:
+        """Wait while this peer's own hello to `peer` is unanswered, if that one is to win."""
+        greeting = self._greeting.get(peer)
+        if greeting is not None and self._passport.peer < peer:
+            await greeting.wait()
+
+    async def aclose(self) -> None:
+        self._kept.clear()
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+        await self._tasks.aclose()
+
+    async def _dial(self, peer: PeerId, worse: Link | None = None) -> Link:
+        """Return a link to `peer` other than `worse`, which stands until then and is as good as any through others."""
+        tried: list[Tried] = []
+        link = await self._dial_any(peer, self._book.routes(peer), tried, worse)
+        if link is None and worse is None:
+            link = await self._dial_any(peer, await self._relayed(peer), tried)
+        if link is None:
+            raise self._unreachable(peer, tried)
+        return link
+
+    def _unreachable(self, peer: PeerId, tried: Sequence[Tried]) -> Unreachable:
+        contact = self._book.contact(peer)
+        trials = [failed(contact, address, str(error)) for address, error in tried]
+        return Unreachable(one(contact.name, peer, trials), tuple(tried))
+
+    async def _dial_any(
+        self, peer: PeerId, addresses: Sequence[str], tried: list[Tried], worse: Link | None = None
+    ) -> Link | None:
+        """Return the first link that `addresses` lead to, or that `peer` dials meanwhile; `tried` gets what failed."""
+        arrival = None if worse is not None else asyncio.ensure_future(self._links.arrival(peer))
+        try:
+            async with Race(addresses, lambda address: self._open(peer, address, "control"), arrival) as race:
+                while (outcome := await race.next()) is not None:
+                    address, opened = outcome
+                    try:
+                        if isinstance(opened, DialError):
+                            raise opened
+                        failures = tuple(_failure(*each) for each in [*tried, *race.unanswered()])
+                        return await self._greet(opened, address, failures, worse)
+                    except DialError as error:
+                        tried.append((address, error))
+        finally:
+            if arrival is not None:
+                arrival.cancel()
+        return self._other(peer, worse)
+
+    def _other(self, peer: PeerId, worse: Link | None) -> Link | None:
+        link = self._links.get(peer)
+        return None if link is worse else link
+
+    async def _relayed(self, peer: PeerId) -> tuple[str, ...]:
+        """Return the addresses through those that say they reach `peer`, in an order that spreads pairs over them."""
+        if VIA not in self._transports:
+            return ()
+        direct = [link for link in self._links.direct() if link.peer != peer]
+        answers = await asyncio.gather(*(self._reaches(link, peer) for link in direct))
+        pair = " ".join(sorted((self._passport.peer, peer)))
+        relays = [link.peer for link, reaches in zip(direct, answers, strict=True) if reaches]
+        relays.sort(key=lambda relay: digest(f"{pair} {relay}".encode()))
+        return tuple(f"{VIA}://{relay}" for relay in relays[:MAX_RELAYS_TRIED])
+
+    async def _reaches(self, link: Link, peer: PeerId) -> bool:
+        try:
+            question = encode(WhoReaches(peer=peer))
+            answer = await link.session.call(WhoReaches.__name__, question, deadline_s=ASK_RELAYS_S)
+            reaches: Reaches = decode(answer, Reaches)
+        except PeerError:
+            return False
+        return reaches.is_reached
+
+    async def _greet(self, stream: Stream, address: str, tried: tuple[str, ...], worse: Link | None) -> Link:
+        peer = stream.peer
+        if (link := self._other(peer, worse)) is not None:
+            await stream.close()
+            return link
+        hello = self._hello(peer, worse)
+        settled = self._greeting[peer] = asyncio.Event()
+        reader = handshake_reader(stream)
+        try:
+            welcome = await greet(stream, reader, hello, self._passport)
+            if welcome is not None:
+                return self._install(stream, reader, address, hello, welcome, tried)
+        except BaseException:
+            self._links.give_up(peer, hello.link)
+            await stream.close()
+            raise
+        finally:
+            del self._greeting[peer]
+            settled.set()
+        return await self._await_arrival(peer, stream)
+
+    def _install(
+        self, stream: Stream, reader: FrameReader, address: str, hello: Hello, welcome: Admitted, tried: tuple[str, ...]
+    ) -> Link:
+        reader.finish_s = FRAME_S
+        peer, session = stream.peer, self._links.session(stream, reader)
+        link = Link(
+            session=session,
+            transport=self._transport(address),
+            address=address,
+            link_id=hello.link,
+            instance=welcome.instance,
+            tried=tried,
+        )
+        self._book.keep(peer, () if link.is_relayed else (address,), welcome.name)
+        self._book.announce(Contact(peer=peer, name=welcome.name, addresses=welcome.addresses))
+        self._links.install(link)
+        self._book.hear(welcome.contacts)
+        return link
+
+    async def _await_arrival(self, peer: PeerId, duplicate: Stream) -> Link:
+        await duplicate.close()
+        try:
+            async with asyncio.timeout(ARRIVAL_S):
+                return await self._links.arrival(peer)
+        except TimeoutError:
+            raise DialError(f"{short(peer)} says that a link stands, but none came within {ARRIVAL_S:g} s") from None
+
+    async def _open(self, peer: PeerId, address: str, lane: Lane) -> Stream:
+        limit = asyncio.timeout(DIAL_S)
+        try:
+            async with limit:
+                return await self._transport(address).dial(peer, address, lane)
+        except PeerError as error:
+            raise DialError(str(error)) from None
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DialError(f"no answer within {DIAL_S:g} s") from None
+
+    def _transport(self, address: str) -> Transport:
+        return self._transports[address.partition("://")[0]]
+
+    def _hello(self, peer: PeerId, worse: Link | None) -> Hello:
+        """Return what this peer says first. The link that this one is to replace counts as ended."""
+        self._num_dials += 1
+        ended = (*self._links.ended(peer), *(() if worse is None else (worse.link_id,)))
+        return Hello(
+            version=PROTOCOL,
+            run=self._passport.run,
+            name=self._passport.name,
+            proof=self._passport.proof_for(peer),
+            addresses=self.addresses[:MAX_ADDRESSES],
+            link=self._passport.instance[:4] + self._num_dials.to_bytes(4, "big"),
+            instance=self._passport.instance,
+            ended=ended[-MAX_ENDED_LINKS:],
+        )
+
+    def _forget(self, peer: PeerId, dial: "asyncio.Task[Link]") -> None:
+        del self._dials[peer]
+        if not dial.cancelled():
+            dial.exception()  # whoever waited has it; nobody may have
+
+    def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        link = self._links.get(peer)
+        if is_up and link is not None and link.is_relayed:
+            self._tasks.spawn(self._improve(link))
+        if not is_up and peer in self._kept:
+            self._redial(peer)
+
+    async def _improve(self, relayed: Link) -> None:
+        """Try the addresses of a peer now and then while it is reached through another."""
+        peer = relayed.peer
+        jitter = random_stream(0, "direct again", self._passport.peer, peer, self._num_dials)
+        pause_s = DIRECT_AGAIN_S
+        while True:
+            await asyncio.sleep(pause_s * (0.5 + 0.5 * float(jitter.random())))
+            pause_s = min(2 * pause_s, DIRECT_AGAIN_MAX_S)
+            if self._links.get(peer) is not relayed:
+                return
+            if peer not in self._dials:
+                with suppress(WeftError):  # the way there is stays
+                    await self._begin(peer, worse=relayed)
+
+    def _redial(self, peer: PeerId) -> None:
+        if peer not in self._keepers:
+            keeper = self._tasks.spawn(self._keep_up(peer))
+            self._keepers[peer] = keeper
+            keeper.add_done_callback(lambda _: self._keepers.pop(peer, None))
+
+    async def _keep_up(self, peer: PeerId) -> None:
+        jitter = random_stream(0, "redial", self._passport.peer, peer, self._num_dials)
+        loop = asyncio.get_running_loop()
+        pause_s, began = REDIAL_BASE_S, loop.time()
+        while peer in self._kept and self._links.get(peer) is None:
+            try:
+                await self.connect(peer)
+            except WeftError:  # every reason may pass: a restarted member has another run, version or rule
+                if loop.time() - began >= EXPIRE_S:
+                    self._kept.pop(peer, None)
+                await asyncio.sleep(pause_s * (0.5 + 0.5 * float(jitter.random())))
+                pause_s = min(2 * pause_s, REDIAL_MAX_S if loop.time() - began < REDIAL_SOON_S else REDIAL_LATE_S)
+
+
+def _failure(address: str, error: DialError) -> str:
+    return str(error) if str(error).startswith(address) else f"{address}: {error}"

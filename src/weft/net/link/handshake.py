@@ -1,0 +1,176 @@
+"""The first two frames of a control connection: both sides show their run and their admission.
+
+The transport has verified both keys before. What can be wrong is told apart, because each needs another remedy:
+another version (`WireError`: update), another run (`GenesisMismatch`: ask for a ticket of the right one), no
+admission (`Refused`: ask a member). A refusal is a frame of its own, so the joiner's user reads the reason.
+
+It does not know which of several connections to one peer survives; `links` decides.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WireError
+from weft.ids import PeerId, RunId, short
+from weft.net.admission import Admission, objection, prove
+from weft.net.transport.frame import FrameReader, write_frame
+from weft.net.messages import MAX_HANDSHAKE_NBYTES, MAX_TOLD_CONTACTS, PROTOCOL, Admitted, Greeting, Hello, Rejected
+from weft.net.transport.base import Stream
+from weft.rng import fresh_secret
+from weft.wire import Signer, decode, encode, printable
+
+HANDSHAKE_S = 5.0  # for the other's frame, once the transport stands: two round trips on the worst path are 2 s
+_BANNED = "this key is banned from the run: by act of its stewards, or because it signed what no honest peer signs"
+MAX_BANNED_BY = MAX_TOLD_CONTACTS  # twice as many as can vote, which are all that matter: keys are free to make
+LINGER_S = 2.0  # how long a refused peer may take to read why
+
+
+@dataclass(kw_only=True)
+class Passport:
+    """What this peer shows when it connects, and what it asks of others.
+
+    `admission` may be replaced while the node runs: a newcomer learns the run's rule from its RunConfig. So may
+    `banned`: the run's charter says who is.
+    """
+
+    identity: Signer
+    run: RunId
+    name: str
+    admission: Admission
+    instance: bytes = field(default_factory=lambda: fresh_secret(8))  # this process; another one has another
+    predecessor: RunId | None = None  # the run that this one goes on with
+    banned: frozenset[PeerId] = frozenset()
+    banned_by: set[PeerId] = field(default_factory=set)  # who says that this peer is
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer
+
+    def proof_for(self, verifier: PeerId) -> bytes:
+        return prove(self.admission, self.run, self.peer, verifier)
+
+    def objection_to(self, prover: PeerId, proof: bytes) -> str | None:
+        return objection(self.admission, self.run, prover, self.peer, proof)
+
+
+def handshake_reader(stream: Stream) -> FrameReader:
+    """Return a reader with the bounds that hold before admission."""
+    return FrameReader(stream, max_nbytes=MAX_HANDSHAKE_NBYTES, finish_s=HANDSHAKE_S)
+
+
+class _AnyVersion(msgspec.Struct):
+    version: int
+
+
+async def greet(stream: Stream, reader: FrameReader, hello: Hello, passport: Passport) -> Admitted | None:
+    """Say hello as the dialler; return the welcome, or None when another link to this peer stands already.
+
+    Raises:
+        Refused: the other side does not admit this peer.
+        GenesisMismatch: it is in another run.
+        WireError: it speaks another version, or no weft at all.
+        PeerError: it could not prove its own admission.
+        DialError: it is busy, fell silent or went away.
+    """
+    who = short(stream.peer)
+    limit = asyncio.timeout(HANDSHAKE_S)
+    try:
+        async with limit:
+            await write_frame(stream, encode(hello))
+            data = await reader.read()
+    except WireError:
+        raise
+    except (PeerError, TimeoutError) as error:
+        why = f"no answer within {HANDSHAKE_S:g} s" if limit.expired() else str(error)
+        raise DialError(f"{who} did not finish the handshake: {why}") from None
+    if data is None:
+        raise DialError(f"{who} closed the connection during the handshake")
+    greeting: Admitted | Rejected = decode(data, Greeting)
+    if isinstance(greeting, Rejected):
+        if greeting.code == "banned" and len(passport.banned_by) < MAX_BANNED_BY:
+            passport.banned_by.add(stream.peer)
+        _raise_rejected(who, greeting)
+        return None
+    passport.banned_by.discard(stream.peer)
+    why_not = passport.objection_to(stream.peer, greeting.proof)
+    if stream.peer in passport.banned:
+        why_not = _BANNED
+    if why_not is not None:
+        raise PeerError(f"{who} answers for run {short(passport.run)} but could not prove its own admission: {why_not}")
+    return greeting
+
+
+def _raise_rejected(who: str, rejected: Rejected) -> None:
+    reason = printable(rejected.reason)
+    match rejected.code:
+        case "duplicate":
+            return
+        case "version":
+            raise WireError(f"{who} speaks another version of weft: {reason}")
+        case "run":
+            raise GenesisMismatch(f"{who} trains another run: {reason}")
+        case "admission" | "banned":
+            raise Refused(f"{who} refuses this peer: {reason}")
+        case _:
+            raise DialError(f"{who} turned the connection away: {reason}")
+
+
+async def hear(reader: FrameReader) -> Hello | Rejected | None:
+    """Return the dialler's hello, the refusal it deserves, or None when it went away without a word.
+
+    Raises:
+        WireError: not a hello, or none in time.
+    """
+    limit = asyncio.timeout(HANDSHAKE_S)
+    try:
+        async with limit:
+            data = await reader.read()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise WireError(f"no hello within {HANDSHAKE_S:g} s") from None
+    if data is None:
+        return None
+    # A later version may have other fields, so its number is read first.
+    with suppress(msgspec.DecodeError, ValueError, RecursionError):
+        version = msgspec.msgpack.decode(data, type=_AnyVersion).version
+        if version != PROTOCOL:
+            return Rejected(
+                code="version",
+                reason=f"protocol {version} meets protocol {PROTOCOL} here; update the older one: pip install -U weft",
+            )
+    hello: Hello = decode(data, Hello)
+    return hello
+
+
+def judge(passport: Passport, prover: PeerId, hello: Hello) -> Rejected | None:
+    """Return why `prover` is turned away, or None."""
+    if hello.run == passport.predecessor:
+        reason = (
+            f"run {short(hello.run)} has ended and goes on here as run {short(passport.run)}; ask a member for a "
+            "ticket of that one: weft ticket"
+        )
+        return Rejected(code="run", reason=reason)
+    if hello.run != passport.run:
+        reason = (
+            f"run {short(passport.run)} is here, not {short(hello.run)}; ask a member for a fresh ticket: weft ticket"
+        )
+        return Rejected(code="run", reason=reason)
+    if prover in passport.banned:
+        return Rejected(code="banned", reason=_BANNED)
+    why_not = passport.objection_to(prover, hello.proof)
+    return None if why_not is None else Rejected(code="admission", reason=why_not)
+
+
+async def turn_away(stream: Stream, rejected: Rejected) -> None:
+    """Tell the dialler why, wait a moment for it to read that, and close."""
+    with suppress(PeerError, TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            await write_frame(stream, encode(rejected))
+            scrap = memoryview(bytearray(256))
+            while await stream.recv_into(scrap):
+                pass
+    await stream.close()

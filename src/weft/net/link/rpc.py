@@ -1,0 +1,272 @@
+"""Calls and notes over one admitted control stream, both ways at once.
+
+Each side numbers its calls; answers come in any order. A call carries its deadline: the callee's handler is
+cancelled when it passes, and when the caller gives up (`Cancel`). Notes are handled one at a time in the order
+they were sent. The read loop waits for nothing but bytes, so one slow handler delays no other answer; nor does a peer
+whose bytes never cease delay other peers.
+
+What a remote can make this peer hold is bounded: `MAX_IN_FLIGHT` calls, `MAX_QUEUED_NOTES` notes of together
+`MAX_QUEUED_NOTES_NBYTES`, one frame of `MAX_FRAME_NBYTES`. Who exceeds a bound breaks the protocol, and `run` raises
+`WireError`.
+
+It does not know admission, dialling or what the records mean.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from weft.errors import CallFailed, DeadlineExceeded, PeerError, WireError
+from weft.events import Emit, Notice
+from weft.ids import short
+from weft.net.transport.frame import MAX_FRAME_NBYTES, FrameReader
+from weft.net.messages import (
+    MAX_BODY_NBYTES,
+    MAX_DEADLINE_S,
+    Call,
+    Cancel,
+    Failed,
+    Note,
+    Reply,
+    RpcFrame,
+)
+from weft.net.link.traffic import Meter
+from weft.net.link.outbox import Outbox
+from weft.net.link.handlers import Services, public_reason
+from weft.net.transport.base import Stream
+from weft.wire import decode, encode, printable
+
+MAX_IN_FLIGHT = 64  # calls one peer may have open at another: twice the members of a swarm
+MAX_QUEUED_NOTES = 1024  # about a minute of what 16 busy peers send
+MAX_QUEUED_NOTES_NBYTES = 16 << 20  # sixteen of the largest; nearly all are below 1 KiB
+# What has come already is read without waiting. After so much of it all others get a turn, the notes' handlers too.
+TURN_FRAMES = 32  # of the smallest, about a millisecond
+TURN_NBYTES = 1 << 20  # one of the largest
+TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though more of it is read
+
+
+class Session:
+    """One stream's calls. `run` it; the other methods work while it runs."""
+
+    def __init__(self, stream: Stream, reader: FrameReader, services: Services, meter: Meter, emit: Emit) -> None:
+        reader.max_nbytes, reader.on_bytes = MAX_FRAME_NBYTES, meter.received
+        self.peer, self.source = stream.peer, stream.source
+        self._stream = stream
+        self._reader = reader
+        self._services = services
+        self._emit = emit
+        self._outbox = Outbox(stream, meter)
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}  # our calls
+        self._next_number = 0
+        self._serving: dict[int, asyncio.Task[None]] = {}  # their calls
+        self._last_number = -1
+        self._notes: asyncio.Queue[tuple[int, Callable[[], Awaitable[None]]]] = asyncio.Queue()
+        self._notes_nbytes = 0  # including the one being handled
+        self._stopping = asyncio.Event()
+        self._ended: str | None = None
+
+    async def run(self) -> None:
+        """Carry calls until the stream ends or `stop`, then fail every call under way.
+
+        Raises:
+            WireError: the peer broke the protocol.
+            PeerError: the stream ended or the peer is gone.
+        """
+        parts = (self._read(), self._outbox.run(), self._handle_notes(), self._stop_asked())
+        workers = [asyncio.ensure_future(part) for part in parts]
+        reason = "this side closed it"
+        try:
+            await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+            for worker in workers:
+                if worker.done():
+                    worker.result()
+        except PeerError as error:
+            reason = str(error)
+            raise
+        finally:
+            self._end(reason)
+            await self._stream.close()
+            leftover = [*workers, *self._serving.values()]
+            for task in leftover:
+                task.cancel()
+            await asyncio.gather(*leftover, return_exceptions=True)
+
+    async def call(self, method: str, body: bytes, *, deadline_s: float) -> bytes:
+        """Send a request and return the answer's bytes.
+
+        Failure:
+        - no answer in time: DeadlineExceeded, and the handler there is cancelled.
+        - the handler failed, or nobody serves `method`: CallFailed.
+        - the stream ended: PeerError; whether the handler ran is unknown.
+        """
+        _check_body(method, body)
+        limit = asyncio.timeout(deadline_s)
+        try:
+            async with limit, self._slots:
+                await self._outbox.room()
+                self._check_open(method)
+                number, future = self._next_number, asyncio.get_running_loop().create_future()
+                self._next_number += 1
+                left_s = deadline_s if (when := limit.when()) is None else when - asyncio.get_running_loop().time()
+                left_s = min(max(left_s, 1e-3), MAX_DEADLINE_S)
+                self._outbox.add(encode(Call(number=number, method=method, deadline_s=left_s, body=body)))
+                self._waiting[number] = future
+                try:
+                    answer: bytes = await future
+                    return answer
+                finally:
+                    if self._waiting.pop(number, None) is not None and self._ended is None:
+                        self._outbox.add(encode(Cancel(number=number)))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(f"{short(self.peer)} did not answer {method} within {deadline_s:g} s") from None
+
+    async def note(self, method: str, body: bytes) -> None:
+        """Queue a one-way message; waits while the queue is full.
+
+        Raises:
+            PeerError: the stream has ended.
+        """
+        _check_body(method, body)
+        await self._outbox.room()
+        self._check_open(method)
+        self._outbox.add(encode(Note(method=method, body=body)))
+
+    def post(self, method: str, body: bytes) -> bool:
+        """Queue a one-way message if there is room; return whether there was."""
+        _check_body(method, body)
+        if self._ended is not None or not self._outbox.has_room:
+            return False
+        self._outbox.add(encode(Note(method=method, body=body)))
+        return True
+
+    def stop(self) -> None:
+        """Let `run` end; no call is sent any more."""
+        self._ended = self._ended or "this side closed it"
+        self._stopping.set()
+
+    def open_with(self, payload: bytes) -> None:
+        """Queue a frame that precedes all calls: the end of the handshake."""
+        self._outbox.add(payload)
+
+    async def flush(self) -> None:
+        """Wait until the transport has taken all that was queued."""
+        await self._outbox.flush()
+
+    async def _stop_asked(self) -> None:
+        await self._stopping.wait()
+
+    async def _read(self) -> None:
+        while True:
+            num_bytes = 0
+            for _ in range(TURN_FRAMES):
+                data = await self._reader.read()
+                if data is None:
+                    raise PeerError(f"{short(self.peer)} closed the connection")
+                self._dispatch(decode(data, RpcFrame))
+                num_bytes += len(data)
+                if num_bytes >= TURN_NBYTES:
+                    break
+            await asyncio.sleep(0)
+
+    def _dispatch(self, frame: RpcFrame) -> None:
+        match frame:
+            case Call():
+                self._begin(frame)
+            case Reply(number=number, body=body):
+                if (future := self._answered(number)) is not None:
+                    future.set_result(body)
+            case Failed(number=number, code=code, reason=reason):
+                if (future := self._answered(number)) is not None:
+                    kind = DeadlineExceeded if code == "deadline" else CallFailed
+                    future.set_exception(kind(f"{short(self.peer)} answered: {printable(reason)}"))
+            case Cancel(number=number):
+                if (task := self._serving.pop(number, None)) is not None:
+                    task.cancel()
+            case Note(method=method, body=body):
+                work = self._services.heed(self.peer, method, body)
+                if work is not None:
+                    self._queue_note(len(body), work)
+
+    def _queue_note(self, num_bytes: int, work: Callable[[], Awaitable[None]]) -> None:
+        if self._notes.qsize() >= MAX_QUEUED_NOTES:
+            raise WireError(f"more than {MAX_QUEUED_NOTES} notes wait here; sent faster than handled")
+        if self._notes_nbytes + num_bytes > MAX_QUEUED_NOTES_NBYTES:
+            raise WireError(f"notes of more than {MAX_QUEUED_NOTES_NBYTES} bytes wait here; sent faster than handled")
+        self._notes_nbytes += num_bytes
+        self._notes.put_nowait((num_bytes, work))
+
+    def _answered(self, number: int) -> "asyncio.Future[bytes] | None":
+        """Return who waits for this answer; None when nobody does any more."""
+        if number >= self._next_number:
+            raise WireError(f"answer to call {number}, which was never made")
+        future = self._waiting.pop(number, None)
+        return None if future is None or future.done() else future
+
+    def _begin(self, call: Call) -> None:
+        if call.number <= self._last_number:
+            raise WireError(f"call {call.number} after call {self._last_number}: numbers must count up")
+        if len(self._serving) >= MAX_IN_FLIGHT:
+            raise WireError(f"more than {MAX_IN_FLIGHT} calls in flight")
+        if not 0 < call.deadline_s <= MAX_DEADLINE_S:
+            raise WireError(
+                f"a call's deadline must be above 0 and at most {MAX_DEADLINE_S:g} s, not {call.deadline_s}"
+            )
+        self._last_number = call.number
+        work = self._services.answer(self.peer, call.method, call.body)
+        self._serving[call.number] = asyncio.ensure_future(self._serve(call, work))
+
+    async def _serve(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:
+        answer = await self._compute(call, work)
+        await self._outbox.room()
+        # Nobody waits for the answer to a call that was cancelled and is no longer ours.
+        if self._serving.pop(call.number, None) is not None:
+            self._outbox.add(encode(answer))
+
+    async def _compute(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> Reply | Failed:
+        if work is None:
+            return Failed(number=call.number, code="unknown", reason=f"nobody here serves {call.method}")
+        limit = asyncio.timeout(call.deadline_s)
+        try:
+            async with limit:
+                body = encode(await work())
+            if len(body) > MAX_BODY_NBYTES:
+                raise CallFailed(f"the answer to {call.method} has {len(body)} bytes, above {MAX_BODY_NBYTES}")
+        except Exception as error:  # a handler's failure is the caller's answer and ends nothing else
+            if isinstance(error, TimeoutError) and limit.expired():
+                return Failed(number=call.number, code="deadline", reason=f"{call.method} took too long here")
+            if not isinstance(error, PeerError):
+                self._emit(Notice(text=f"handler of {call.method} failed: {type(error).__name__}: {error}"))
+            return Failed(number=call.number, code="error", reason=public_reason(error))
+        return Reply(number=call.number, body=body)
+
+    async def _handle_notes(self) -> None:
+        while True:
+            for _ in range(TURN_NOTES):
+                num_bytes, work = await self._notes.get()
+                try:
+                    await work()
+                except Exception as error:  # as for calls: one note's failure ends nothing else
+                    self._emit(Notice(text=f"handler of a note failed: {type(error).__name__}: {error}"))
+                self._notes_nbytes -= num_bytes
+            await asyncio.sleep(0)
+
+    def _check_open(self, method: str) -> None:
+        if self._ended is not None:
+            raise PeerError(f"link to {short(self.peer)} is down, {method} was not sent: {self._ended}")
+
+    def _end(self, reason: str) -> None:
+        self._ended = reason
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(PeerError(f"link to {short(self.peer)} went down during a call: {reason}"))
+        self._waiting.clear()
+        self._outbox.close()
+
+
+def _check_body(method: str, body: bytes) -> None:
+    if len(body) > MAX_BODY_NBYTES:
+        raise ValueError(f"{method} of {len(body)} bytes exceeds the bound of {MAX_BODY_NBYTES}; send it as a blob")

@@ -1,0 +1,1 @@
+"""membership: see the tree in README.md."""

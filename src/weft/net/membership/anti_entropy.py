@@ -1,0 +1,94 @@
+"""What two views of a large swarm differ in, found with few bytes: pure functions.
+
+    one side                      the other
+      sums of its buckets ─────────►
+      ◄─────────── what it lacks altogether; lists of the buckets that differ
+      what is newer here, and its own lists of those ─────────►
+      ◄─────────── what is newer there
+
+What a bucket and its sum are, net/view.py says, which keeps them as the roll changes.
+
+It does not know who said what, nor when to compare.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
+from weft.net.membership.members import Accused, Lives, Proof, Roll, proofs
+from weft.net.membership.anti_entropy_index import added, bucket
+
+MAX_GIVEN = 256  # claims in answer to one comparison: a newcomer asks again a second later, and somebody else
+
+
+def sums(roll: Roll) -> bytes:
+    """Return the sums of this view's buckets."""
+    totals = [each.sum for each in roll.view]
+    if roll.own is not None:
+        place = bucket(roll.me)
+        totals[place] = added(totals[place], roll.me, roll.own.incarnation)
+    return b"".join(total.to_bytes(8, "big") for total in totals)
+
+
+def differing(roll: Roll, theirs: bytes) -> tuple[list[int], list[int]]:
+    """Return the buckets that the other side has nothing in, and the others that differ."""
+    mine = sums(roll)
+    empty: list[int] = []
+    others: list[int] = []
+    for index in range(NUM_BUCKETS):
+        here, there = mine[8 * index : 8 * index + 8], theirs[8 * index : 8 * index + 8]
+        if here != there:
+            (others if any(there) else empty).append(index)
+    return empty, others
+
+
+def listing(roll: Roll, buckets: Iterable[int]) -> tuple[tuple[int, ...], tuple[Listed, ...]]:
+    """Return as many of `buckets` as fit into one message, and who is present in them."""
+    chosen: list[int] = []
+    listed: list[Listed] = []
+    for index in buckets:
+        here = [Listed(peer=life.peer, incarnation=life.incarnation) for life, _ in _present(roll, index)]
+        if len(listed) + len(here) > MAX_LISTED:
+            break
+        chosen.append(index)
+        listed += here
+    return tuple(chosen), tuple(listed)
+
+
+def everything(roll: Roll, buckets: Iterable[int]) -> list[Proof]:
+    """Return what to tell somebody who knows nobody in `buckets`."""
+    return [proof for index in buckets for each in _present(roll, index) for proof in _proofs(*each)][:MAX_GIVEN]
+
+
+def newer(roll: Roll, buckets: Iterable[int], listed: Iterable[Listed]) -> list[Proof]:
+    """Return what is newer here than what somebody lists: later presences, and why those it lists are not present."""
+    theirs = {each.peer: each.incarnation for each in listed}
+    found: list[Proof] = []
+    for index in buckets:
+        for life, against in _present(roll, index):
+            if theirs.get(life.peer, -1) < life.incarnation:
+                found += _proofs(life, against)
+    for peer, incarnation in theirs.items():
+        if peer in roll.buried and roll.entries[peer].life.incarnation >= incarnation:
+            found += proofs(roll.entries[peer])
+    return found[:MAX_GIVEN]
+
+
+def is_behind(roll: Roll, listed: Iterable[Listed]) -> bool:
+    """Return whether somebody lists what is newer than what is known here."""
+    for each in listed:
+        entry = roll.entries.get(each.peer)
+        if each.peer != roll.me and (entry is None or entry.life.incarnation < each.incarnation):
+            return True
+    return False
+
+
+def _present(roll: Roll, index: int) -> Iterator[tuple[Lives, tuple[Accused, ...]]]:
+    """Yield who of a bucket is alive or suspected, this peer included, and what is said against each."""
+    if roll.own is not None and bucket(roll.me) == index:
+        yield roll.own, ()
+    for peer in roll.view[index].peers:
+        yield roll.entries[peer].life, roll.entries[peer].against
+
+
+def _proofs(life: Lives, against: tuple[Accused, ...]) -> list[Proof]:
+    return [life.proof, *(accused.proof for accused in against)]

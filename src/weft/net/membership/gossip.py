@@ -1,0 +1,339 @@
+"""SWIM on a node: claims in and out, pings, comparisons, and the links that are kept; decisions from `swim.step`.
+
+    gossip = Gossip(node, clock, reader, status, on_change, on_failure)
+    gossip.start()                       # from now on this peer says that it lives
+    gossip.watch(is_active, ...)         # keep few links, or all
+
+With each ping and each answer goes this peer's heartbeat, so that linked peers know how far it is.
+
+Failure:
+- a claim does not hold, or a note is out of bounds: the link it came over is dropped.
+- a link is full: what did not fit is lost on it, and found by comparing views.
+
+It does not know which regime is right; net/heartbeat.py chooses, and says who is alive where all links are kept.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from weft.clock import Clock
+from weft.errors import WeftError, WireError
+from weft.ids import PeerId
+from weft.net.membership.claims import ClaimReader, accuse, contact_of, live, secret
+from weft.net.membership.full_mesh import Heard, LinkLost, Redial, RedialFailed, Stalled, Tick
+from weft.net.messages import (
+    MAX_NEWS,
+    Answering,
+    Contact,
+    Heartbeat,
+    LinkUse,
+    News,
+    Probing,
+    Reached,
+    ReachPlease,
+    ViewList,
+    ViewSums,
+)
+from weft.net.node import Node
+from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
+from weft.net.membership.members import Departed, Roll
+from weft.net.membership.swim import awaited, next_due, step
+from weft.net.membership.swim_state import Answer, AskHelp, Change, Compare, Help, HelpAsked, Helped, Input, Keep, Linked, Output, Ping, Pinged, Revive, SignAccusation, SignLife, Silent, State, Tell, Tie, Tied, Told, Watch
+from weft.tasks import Tasks
+from weft.wire import Signed
+
+GREET_S = 1.0  # who says how it uses a link so long after it came up has begun to listen just now
+COMPARED_S = 0.5  # between two comparisons that one peer asks for
+LEAST_WAIT_S = 0.001  # so that rounding never makes a loop that does not wait
+
+
+class Gossip:
+    """What this peer and others claim of each other.
+
+    Args:
+        status: returns this peer's heartbeat.
+        on_change: told every output about members, and own stalls.
+        on_failure: told what could not be done.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        reader: ClaimReader,
+        status: Callable[[], Heartbeat],
+        on_change: Callable[[Change | Stalled], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._node = node
+        self._clock = clock
+        self._reader = reader
+        self._status = status
+        self._on_change = on_change
+        self._on_failure = on_failure
+        identity = node.passport.identity
+        roll = Roll(me=node.peer, instance=node.passport.instance)
+        self._state = State(roll=roll, secret=secret(identity, "overlay"))
+        self._pinned: frozenset[PeerId] = frozenset()
+        self._used: dict[PeerId, tuple[LinkUse, float]] = {}  # what was said last on the link that stands, and when
+        self._compared_at: dict[PeerId, float] = {}
+        self._num_revived = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_open = False
+        self._tasks = Tasks(on_failure)
+        node.on_note(News, self._on_news)
+        node.on_note(Probing, self._on_probing)
+        node.on_note(Answering, self._on_answering)
+        node.on_note(LinkUse, self._on_link_use)
+        node.on_note(ReachPlease, self._on_reach_please)
+        node.on_note(Reached, self._on_reached)
+        node.on_note(ViewSums, self._on_sums)
+        node.on_note(ViewList, self._on_list)
+        node.consult(self.contact)
+
+    # --- for whoever drives it ---
+
+    def start(self) -> None:
+        """Say from now on that this peer lives."""
+        self._is_open = True
+        self._act(SignLife(self._state.roll.incarnation))
+        for peer in self._node.peers:
+            self.linked(peer)
+        self._tick()
+
+    def stop(self) -> None:
+        """Say nothing more."""
+        self._is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def aclose(self) -> None:
+        self.stop()
+        await self._tasks.aclose()
+
+    @property
+    def roll(self) -> Roll:
+        return self._state.roll
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether few links are kept."""
+        return self._state.is_active
+
+    def is_told_bounded(self) -> bool:
+        """Return whether somebody linked keeps few links."""
+        return any(tie is not None and not tie.watches_all for tie in self._state.links.values())
+
+    def watching_all(self) -> list[PeerId]:
+        """Return who of the linked wants a heartbeat every two seconds."""
+        return [peer for peer, tie in self._state.links.items() if tie is not None and tie.watches_all]
+
+    def contact(self, peer: PeerId) -> Contact | None:
+        """Return where a known peer may be reached, as it says itself."""
+        entry = self._state.roll.entries.get(peer)
+        return None if entry is None else contact_of(peer, entry.life.proof)
+
+    def wanted(self) -> frozenset[PeerId]:
+        """Return to whom links are kept where they are few."""
+        return self._pinned | frozenset(self._state.kept)
+
+    def is_wanted(self, peer: PeerId) -> bool:
+        """Return whether this side or the other keeps the link to `peer`."""
+        tie = self._state.links.get(peer)
+        return peer in self._pinned or peer in self._state.kept or (tie is not None and tie.is_kept)
+
+    def pin(self, peers: frozenset[PeerId]) -> None:
+        """Keep links to `peers`, too, in the place of those pinned before."""
+        before, self._pinned = self._pinned, peers
+        if self.is_active and peers != before:
+            self._keep(self.wanted(), before - self.wanted())
+
+    def watch(self, is_active: bool, present: frozenset[PeerId], gone: frozenset[PeerId]) -> None:
+        """Keep few links from now on, or all; `present` and `gone` is what was known so far."""
+        self._feed(Watch(is_active, present, gone))
+        self._say_uses()
+
+    def linked(self, peer: PeerId) -> None:
+        """Take up that a link came up."""
+        self._used.pop(peer, None)
+        self._feed(Linked(peer))
+        self._greet(peer)
+
+    def _greet(self, peer: PeerId) -> None:
+        self._say_use(peer)
+        if self._is_open and (own := self._state.roll.own) is not None:
+            self._node.post(peer, News(claims=(own.proof,)))
+
+    def lost(self, peer: PeerId, reason: str) -> None:
+        """Take up that a link went down."""
+        self._used.pop(peer, None)
+        self._compared_at.pop(peer, None)
+        self._feed(LinkLost(peer, reason))
+
+    def departed(self, peer: PeerId, instance: bytes, signed: Signed) -> None:
+        """Take up a goodbye that its peer said here."""
+        self._feed(Told(peer, (Departed(peer, instance, signed),)))
+
+    def silent(self, peer: PeerId) -> None:
+        """Take up that `peer` was not heard for too long, where all links are kept."""
+        self._feed(Silent(peer))
+
+    # --- what others say ---
+
+    async def _on_news(self, peer: PeerId, note: News) -> None:
+        self._take(peer, note.claims, is_compared=note.is_compared)
+
+    async def _on_probing(self, peer: PeerId, note: Probing) -> None:
+        self._take(peer, note.claims)
+        self._feed(Pinged(peer))
+
+    async def _on_answering(self, peer: PeerId, note: Answering) -> None:
+        self._take(peer, note.claims)
+
+    async def _on_link_use(self, peer: PeerId, note: LinkUse) -> None:
+        _, said_at = self._used.get(peer, (note, 0.0))
+        if self._state.links.get(peer) is None and self._clock.now() - said_at >= GREET_S:
+            self._used.pop(peer, None)  # it did not listen before
+            self._greet(peer)
+        self._feed(Tied(peer, Tie(note.watches_all, note.is_kept)))
+
+    async def _on_reach_please(self, peer: PeerId, note: ReachPlease) -> None:
+        self._feed(HelpAsked(peer, note.peer))
+
+    async def _on_reached(self, peer: PeerId, note: Reached) -> None:
+        self._feed(Helped(peer, note.peer))
+
+    async def _on_sums(self, peer: PeerId, note: ViewSums) -> None:
+        now = self._clock.now()
+        if now - self._compared_at.get(peer, -COMPARED_S) < COMPARED_S:
+            return
+        self._compared_at[peer] = now
+        empty, others = differing(self.roll, note.sums)
+        turn = int(now * 1000)  # another bucket first each time: an answer is bounded
+        empty = empty[turn % len(empty) :] + empty[: turn % len(empty)] if empty else []
+        self._give(peer, everything(self.roll, empty))
+        if others:
+            buckets, listed = listing(self.roll, others)
+            self._node.post(peer, ViewList(buckets=buckets, listed=listed, is_answer=False))
+
+    async def _on_list(self, peer: PeerId, note: ViewList) -> None:
+        self._give(peer, newer(self.roll, note.buckets, note.listed))
+        if not note.is_answer and is_behind(self.roll, note.listed):
+            buckets, listed = listing(self.roll, note.buckets)
+            self._node.post(peer, ViewList(buckets=buckets, listed=listed, is_answer=True))
+
+    def _give(self, peer: PeerId, proofs: Sequence[Signed]) -> None:
+        for start in range(0, len(proofs), MAX_NEWS):
+            self._node.post(peer, News(claims=tuple(proofs[start : start + MAX_NEWS]), is_compared=True))
+
+    def _take(self, peer: PeerId, signed: Sequence[Signed], is_compared: bool = False) -> None:
+        claims = []
+        try:
+            for each in signed:
+                entry = self.roll.entries.get(each.signer)
+                if entry is None or entry.life.proof.signature != each.signature:  # else it is known: most are
+                    claims.append(self._reader.read(each))
+        except WireError as error:
+            self._node.drop(peer, f"it passed on a claim that does not hold: {error}")
+            return
+        for claim in claims:
+            if (at := self._node.last_heard(claim.peer)) is not None and claim.peer in self.roll.suspected:
+                self._feed(Heard(claim.peer, at))
+        if claims:
+            self._feed(Told(peer, tuple(claims), is_compared))
+
+    # --- what is done ---
+
+    def _tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for peer in awaited(self._state):
+            if (at := self._node.last_heard(peer)) is not None:
+                self._feed(Heard(peer, at), is_scheduled=False)
+        self._feed(Tick())
+
+    def _feed(self, event: Input, is_scheduled: bool = True) -> None:
+        if not self._is_open and not isinstance(event, Linked | LinkLost | Tied | Told):
+            return
+        self._state, outputs = step(self._state, event, self._clock.now())
+        for output in outputs:
+            try:
+                self._act(output)
+            except Exception as error:  # one that cannot be done is told, and the others are done
+                self._on_failure(error)
+        if is_scheduled and self._is_open:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        now = self._clock.now()
+        due = max(next_due(self._state, now), now + LEAST_WAIT_S)
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._tick)
+
+    def _act(self, output: Output) -> None:
+        node = self._node
+        match output:
+            case Ping(peer=peer, news=news):
+                node.post(peer, self._status())
+                node.post(peer, Probing(claims=news))
+            case Answer(peer=peer, news=news):
+                node.post(peer, self._status())
+                node.post(peer, Answering(claims=news))
+            case Tell(peer=peer, news=news):
+                node.post(peer, News(claims=news))
+            case AskHelp(peer=peer, target=target):
+                node.post(peer, ReachPlease(peer=target))
+            case Help(peer=peer, target=target):
+                node.post(peer, Reached(peer=target))
+            case Compare(peer=peer):
+                node.post(peer, ViewSums(sums=sums(self.roll)))
+            case SignLife(incarnation=incarnation):
+                passport = node.passport
+                own = live(passport.identity, node.run, passport.instance, incarnation, node.contact(node.peer))
+                self._feed(Told(None, (own,)))
+            case SignAccusation(life=life):
+                self._feed(Told(None, (accuse(node.passport.identity, node.run, life),)))
+            case Redial(peer=peer):
+                self._tasks.spawn(self._redial(peer))
+            case Revive(peer=peer):
+                if chosen := peer or self._forgotten():
+                    self._tasks.spawn(self._redial(chosen))
+            case Keep(peers=peers):
+                now_wanted = frozenset(peers) | self._pinned
+                self._keep(now_wanted, frozenset(node.kept) - now_wanted)
+            case _:
+                self._on_change(output)
+
+    def _keep(self, wanted: frozenset[PeerId], unwanted: frozenset[PeerId]) -> None:
+        for peer in sorted(unwanted):
+            self._node.release(peer)
+        for peer in sorted(wanted):
+            self._node.keep(peer)
+        self._say_uses()
+
+    def _forgotten(self) -> PeerId | None:
+        """Return somebody in the address book who is not on the roll, another one each time."""
+        others = [peer for peer in self._node.known_addresses() if peer not in self.roll.entries]
+        self._num_revived += 1
+        return others[self._num_revived % len(others)] if others else None
+
+    def _say_uses(self) -> None:
+        for peer in self._node.peers:
+            self._say_use(peer)
+
+    def _say_use(self, peer: PeerId) -> None:
+        is_kept = not self.is_active or peer in self._pinned or peer in self._state.kept
+        use = LinkUse(watches_all=not self.is_active, is_kept=is_kept)
+        said, _ = self._used.get(peer, (None, 0.0))
+        if self._is_open and said != use and self._node.post(peer, use):
+            self._used[peer] = (use, self._clock.now())
+
+    async def _redial(self, peer: PeerId) -> None:
+        try:
+            await self._node.connect(peer)
+        except WeftError as error:
+            self._feed(RedialFailed(peer, str(error)))

@@ -1,0 +1,308 @@
+"""Who is known and on what evidence: presences, accusations and goodbyes of a large swarm, as pure functions.
+
+    roll, effects = believe(roll, claim, sender, now)
+
+    (unknown) ──Lives──► ALIVE ──Accused, at its incarnation──► SUSPECTED ──timeout──► GONE
+                           ▲                                        │                    │
+                           └──── Lives, at a higher incarnation ────┴────────────────────┘
+                           └──── Lives, of another instance ◄── LEFT ◄── Departed, from anywhere
+
+A peer alone can say that it lives, under its signature, and raises its incarnation each time it has to; what names a
+lower one is old. An accusation says that its author could not reach a peer. It holds against the incarnation that it
+names and no other, so the accused refutes it by a higher one; who does not in time is gone. The more accuse, the
+shorter the time (Dadgar, Phillips, Currey, "Lifeguard", 2018, section IV-B): one accuser may be the one who is cut off.
+A goodbye is final for the process that said it. A process that starts again learns from others how far its predecessor
+had counted, by what that had signed, and goes on above it. So the incarnation of a peer never falls, and nobody but the
+peer raises it.
+
+Presences expire when they are not renewed: time is measured by the receiver since it first saw that incarnation.
+
+Signatures have been checked before a claim comes here. It does not know links, messages or whom to probe.
+"""
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from weft.ids import PeerId, short
+from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
+from weft.net.membership.anti_entropy_index import EMPTY, View, moved
+
+MAX_KNOWN = 2048  # peers; one too many waits until somebody is gone
+MAX_DEPARTED = 4096  # goodbyes remembered, so that older news of the same processes is not believed
+MAX_INCARNATION = 1 << 53
+NUM_ACCUSERS = 3  # remembered and passed on; more prove nothing new
+MOST_SUSPICION_S = 12.0  # with one accuser
+LEAST_SUSPICION_S = 6.0  # with three: an accusation and its refutation each pass some five links
+LATE_S = 1.0  # what comes so soon after an accusation may have been under way before it
+RENEW_S = 6 * 3600.0  # each renewal passes every link: with 1,000 peers that is some 100 B/s of each
+EXPIRES_S = 24 * 3600.0
+
+
+class _Frozen(msgspec.Struct, frozen=True):
+    pass
+
+
+Proof = Any  # the signed record behind a claim, for others; nothing here looks into it
+
+
+class Lives(_Frozen, frozen=True):
+    peer: PeerId
+    instance: bytes
+    incarnation: int
+    proof: Proof
+
+
+class Accused(_Frozen, frozen=True):
+    peer: PeerId
+    instance: bytes
+    incarnation: int
+    accuser: PeerId
+    proof: Proof
+
+
+class Departed(_Frozen, frozen=True):
+    peer: PeerId
+    instance: bytes
+    proof: Proof
+
+
+Claim = Lives | Accused | Departed
+
+
+class Entry(_Frozen, frozen=True, kw_only=True):
+    """What is believed of one peer."""
+
+    status: Annotated[str, Meta(pattern="alive|suspected|gone|left")]
+    since: float  # when it got that status
+    life: Lives
+    told_at: float  # when that incarnation was first seen
+    against: tuple[Accused, ...] = ()  # of that incarnation
+    goodbye: Departed | None = None
+
+
+class Roll(_Frozen, frozen=True, kw_only=True):
+    """Nothing in it is ever changed in place."""
+
+    me: PeerId
+    instance: bytes
+    incarnation: int = 0  # of this process
+    own: Lives | None = None  # what it last signed
+    entries: dict[PeerId, Entry] = {}
+    suspected: dict[PeerId, None] = {}  # those of that status: few, and looked at often
+    buried: dict[PeerId, None] = {}  # gone or left
+    departed: dict[PeerId, bytes] = {}  # instances that said goodbye
+    view: View = EMPTY  # the others that are present
+
+    @property
+    def num_present(self) -> int:
+        """Return how many are alive or suspected, this peer included."""
+        return 1 + len(self.entries) - len(self.buried)
+
+
+# --- effects ---
+
+
+class Spread(_Frozen, frozen=True):
+    """Pass a claim on: it was news here."""
+
+    claim: Claim
+    is_urgent: bool = True  # that somebody is there, or still is, is not: whoever missed it learns by comparing
+
+
+class Renew(_Frozen, frozen=True):
+    """Sign that this peer lives, at `incarnation`, and spread it."""
+
+    incarnation: int
+    is_refutation: bool = False
+
+
+class Correct(_Frozen, frozen=True):
+    """Show `peer` what it is known by here: its own claim is older."""
+
+    peer: PeerId
+    claim: Claim
+
+
+Effect = Spread | Renew | Correct | New | Suspected | Recovered | Gone | Left | Forgotten | Full
+
+
+def believe(roll: Roll, claim: Claim, sender: PeerId | None, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+    """Take up a claim whose signature holds; return what is believed then and what is to be done.
+
+    Args:
+        sender: who passed it on; None: this process itself.
+    """
+    if claim.peer == roll.me:
+        return _of_myself(roll, claim)
+    match claim:
+        case Lives():
+            return _lives(roll, claim, sender, now)
+        case Accused():
+            return _accused(roll, claim, now)
+        case Departed():
+            return _departed(roll, claim, now)
+
+
+def recover(roll: Roll, peer: PeerId, at: float, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+    """Take up that a byte of `peer` came at `at`: whoever hears a suspect does not suspect it, unless told again."""
+    entry = roll.entries.get(peer)
+    if entry is None or entry.status != "suspected" or at < entry.since + LATE_S:
+        return roll, ()
+    alive = msgspec.structs.replace(entry, status="alive", since=now, against=())
+    return put(roll, peer, alive), (Recovered(peer),)
+
+
+def bury(roll: Roll, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+    """Give up those who have not refuted in time."""
+    effects: list[Effect] = []
+    for peer in list(roll.suspected):
+        entry = roll.entries[peer]
+        if now - entry.since >= suspicion_s(len(entry.against)):
+            roll = put(roll, peer, msgspec.structs.replace(entry, status="gone", since=now))
+            effects.append(Gone(peer, now - entry.since))
+    return roll, tuple(effects)
+
+
+def sweep(roll: Roll, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+    """Forget those long gone, and presences that nobody renews."""
+    effects: list[Effect] = []
+    for peer in roll.buried:
+        if now - roll.entries[peer].since >= FORGET_S:
+            roll = _without(roll, peer)
+            effects.append(Forgotten(peer))
+    for peer in [peer for peer, entry in roll.entries.items() if now - entry.told_at >= EXPIRES_S]:
+        is_present = peer not in roll.buried
+        roll = _without(roll, peer)
+        effects += [*((Gone(peer, EXPIRES_S),) if is_present else ()), Forgotten(peer)]
+    return roll, tuple(effects)
+
+
+def forgive(roll: Roll, stall_s: float, now: float) -> Roll:
+    """Return the roll as if the time that this process stood still had not been."""
+    for peer in roll.suspected:
+        entry = roll.entries[peer]
+        roll = put(roll, peer, msgspec.structs.replace(entry, since=min(now, entry.since + stall_s)))
+    return roll
+
+
+def suspicion_s(num_accusers: int) -> float:
+    """Return how long an accused peer has time to refute."""
+    # max(Min, Max - (Max - Min) * log(C + 1) / log(K + 1)), C further accusers of at most K
+    further = max(num_accusers, 1) - 1
+    share = math.log(further + 1) / math.log(NUM_ACCUSERS)
+    return max(LEAST_SUSPICION_S, MOST_SUSPICION_S - (MOST_SUSPICION_S - LEAST_SUSPICION_S) * share)
+
+
+def proofs(entry: Entry) -> tuple[Proof, ...]:
+    """Return what shows others what is believed of a peer."""
+    if entry.goodbye is not None:
+        return (entry.life.proof, entry.goodbye.proof)
+    return (entry.life.proof, *(accused.proof for accused in entry.against))
+
+
+def put(roll: Roll, peer: PeerId, entry: Entry) -> Roll:
+    """Return the roll with another belief about `peer`."""
+    suspected, buried = roll.suspected, roll.buried
+    if (entry.status == "suspected") != (peer in suspected):
+        suspected = _flip(suspected, peer)
+    if (entry.status in ("gone", "left")) != (peer in buried):
+        buried = _flip(buried, peer)
+    view = moved(roll.view, peer, _presence(roll.entries.get(peer)), _presence(entry))
+    entries = {**roll.entries, peer: entry}
+    return msgspec.structs.replace(roll, entries=entries, suspected=suspected, buried=buried, view=view)
+
+
+# --- claims ---
+
+
+def _of_myself(roll: Roll, claim: Claim) -> tuple[Roll, tuple[Effect, ...]]:
+    """Raise this peer's incarnation above what is said of it, or of the process that had its key before."""
+    if isinstance(claim, Departed):  # of an earlier process, which is not this one's business
+        return roll, ()
+    is_known = isinstance(claim, Lives) and claim.instance == roll.instance
+    is_old = claim.incarnation < roll.incarnation or (isinstance(claim, Accused) and claim.instance != roll.instance)
+    if is_known or is_old or claim.incarnation >= MAX_INCARNATION:
+        return roll, ()
+    if isinstance(claim, Accused) and claim.incarnation > roll.incarnation:
+        return roll, ()  # nobody can have seen that
+    raised = msgspec.structs.replace(roll, incarnation=claim.incarnation + 1)
+    return raised, (Renew(raised.incarnation, is_refutation=isinstance(claim, Accused)),)
+
+
+def _lives(roll: Roll, claim: Lives, sender: PeerId | None, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+    peer, known = claim.peer, roll.entries.get(claim.peer)
+    if roll.departed.get(peer) == claim.instance:
+        return roll, ()
+    if known is not None and claim.incarnation <= known.life.incarnation:
+        is_outdated = sender == peer and claim.instance != known.life.instance
+        return roll, (Correct(peer, known.life),) if is_outdated else ()
+    effects: list[Effect] = []
+    if known is None and len(roll.entries) >= MAX_KNOWN:
+        if not roll.buried:
+            return roll, (Full(peer),)
+        longest = min(roll.buried, key=lambda buried: (roll.entries[buried].since, buried))
+        roll = _without(roll, longest)
+        effects.append(Forgotten(longest))
+    if known is None or known.status == "left":
+        effects.append(New(peer))
+    elif known.status != "alive":
+        effects.append(Recovered(peer))
+    is_as_before = known is not None and known.status == "alive"
+    since = known.since if known is not None and is_as_before else now
+    entry = Entry(status="alive", since=since, life=claim, told_at=now)
+    return put(roll, peer, entry), (*effects, Spread(claim, is_urgent=known is not None and not is_as_before))
+
+
+def _accused(roll: Roll, claim: Accused, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+    peer, known, is_mine = claim.peer, roll.entries.get(claim.peer), claim.accuser == roll.me
+    if known is None or known.status not in ("alive", "suspected"):
+        return roll, ()
+    if (claim.instance, claim.incarnation) != (known.life.instance, known.life.incarnation):
+        return roll, ()
+    if claim.accuser in (each.accuser for each in known.against) or len(known.against) >= NUM_ACCUSERS:
+        return roll, ()
+    against = (*known.against, claim)
+    if known.status == "suspected":
+        return put(roll, peer, msgspec.structs.replace(known, against=against)), (Spread(claim),)
+    suspected = msgspec.structs.replace(known, status="suspected", since=now, against=against)
+    reason = "it answers neither here nor others" if is_mine else f"{short(claim.accuser)} cannot reach it"
+    return put(roll, peer, suspected), (Suspected(peer, 0.0, reason), Spread(claim))
+
+
+def _departed(roll: Roll, claim: Departed, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+    peer, known = claim.peer, roll.entries.get(claim.peer)
+    has_left = known is not None and known.status == "left" and known.life.instance == claim.instance
+    if has_left or roll.departed.get(peer) == claim.instance:
+        return roll, ()
+    departed = {other: instance for other, instance in roll.departed.items() if other != peer}
+    while len(departed) >= MAX_DEPARTED:
+        del departed[next(iter(departed))]
+    roll = msgspec.structs.replace(roll, departed={**departed, peer: claim.instance})
+    if known is None or known.life.instance != claim.instance:
+        return roll, ()
+    left = Entry(status="left", since=now, life=known.life, told_at=known.told_at, goodbye=claim)
+    return put(roll, peer, left), (Left(peer), Spread(claim))
+
+
+def _without(roll: Roll, peer: PeerId) -> Roll:
+    return msgspec.structs.replace(
+        roll,
+        entries={other: entry for other, entry in roll.entries.items() if other != peer},
+        suspected={other: None for other in roll.suspected if other != peer},
+        buried={other: None for other in roll.buried if other != peer},
+        view=moved(roll.view, peer, _presence(roll.entries[peer]), None),
+    )
+
+
+def _presence(entry: Entry | None) -> int | None:
+    """Return at which incarnation a peer is present; None: it is not."""
+    return entry.life.incarnation if entry is not None and entry.status in ("alive", "suspected") else None
+
+
+def _flip(index: dict[PeerId, None], peer: PeerId) -> dict[PeerId, None]:
+    if peer in index:
+        return {other: None for other in index if other != peer}
+    return {**index, peer: None}

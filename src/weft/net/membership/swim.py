@@ -1,0 +1,419 @@
+"""Who is alive, among hundreds of members with few links each: SWIM's decisions, without effects.
+
+    step(state, input, now) -> (state, outputs)
+
+    every second      ping one of the peers to which a link is kept, each once in a shuffled lap
+    1.5 s no byte     ask three others to reach it
+    2 s no byte       accuse it: suspected here, and the accusation goes round
+    6 to 12 s         and no refutation: gone, here; everybody decides that by its own clock, on what it was told
+    a link is reset   redialled at once; where that fails, others are asked at once
+
+Any byte is an answer: whoever is heard is not pinged again. A claim goes round as a rumour, with each ping, each
+answer, and by itself where nothing else is said. Views are compared with one partner every quarter of a minute, so what
+was lost on a broken link arrives all the same. Who finds itself accused refutes (net/roll.py).
+
+A peer that stands still, or misses answers, is less sure of itself: `strain` makes it wait longer and ping less (local
+health, Dadgar, Phillips, Currey, "Lifeguard", 2018, section IV-A). After an own stall nobody is judged for a while.
+
+Where all links are kept (`is_active` false) nobody is pinged and net/membership.py says who is alive; claims are
+believed, refuted, and passed on to those who keep few links.
+
+After Das, Gupta, Motivala, "SWIM: Scalable Weakly-consistent Infection-style Process Group Membership Protocol", 2002.
+There, whom to ping is drawn among all members; here among those linked, since a ping over a new connection costs more
+than all the rest: the overlay (net/overlay.py) keeps them few and different for everybody.
+
+It does not know signatures, sockets, or what a member does.
+"""
+
+from collections.abc import Iterable
+from typing import Any, assert_never
+
+import msgspec
+from blake3 import blake3
+
+from weft.ids import PeerId
+from weft.net.membership import members as rolls
+from weft.net.membership import broadcasts as rumours
+from weft.net.membership.full_mesh import LISTEN_S, TICK_S, Gone, Heard, Left, LinkLost, New, Recovered, Redial, RedialFailed, Stalled, Tick, own_stall
+from weft.net.messages import MAX_NEWS
+from weft.net.membership.overlay import kept
+from weft.net.membership.members import Accused, Claim, Correct, Departed, Effect, Lives, Proof, Renew, Roll, Spread
+from weft.net.membership.swim_state import Answer, AskHelp, Compare, Errand, Help, HelpAsked, Helped, Input, Keep, Linked, Output, Outputs, Ping, Pinged, Probe, Revive, SignAccusation, SignLife, Silent, State, Tell, Tied, Told, Watch
+
+PERIOD_S = 1.0  # between two pings
+PING_S = 1.5  # for an answer: twice 0.3 s of jitter, and a packet lost either way
+HELP_S = 2.0  # for others to reach it
+NUM_HELPERS = 3
+MAX_STRAIN = 8  # as in the paper
+SPREAD_S = 0.2  # between two rumours to one partner with nothing else to say: they travel together
+COMPARE_S = 15.0
+HUNGRY_S = 1.0  # between two comparisons while each brings many news: a newcomer learns hundreds of names
+REVIVE_S = 30.0  # between two dials of somebody gone: a network that was cut in two grows together again
+REVIVE_ALONE_S = 5.0  # where nobody is left
+RELINK_S = 1.0  # between two choices of links
+SWEEP_S = 10.0
+MAX_ERRANDS = 64
+
+
+def step(state: State, event: Input, now: float) -> tuple[State, Outputs]:
+    """Return the state after `event` at `now` (seconds, never going back) and what is to be done."""
+    match event:
+        case Tick():
+            return _tick(state, now)
+        case Heard(peer=peer, at=at):
+            return _hear(state, peer, at, now)
+        case Told(sender=sender, claims=claims, is_compared=is_compared):
+            return _told(state, sender, claims, is_compared, now)
+        case Pinged(peer=peer):
+            state, news = _news(state, peer)
+            return state, (Answer(peer, news),)
+        case Linked(peer=peer):
+            return _linked(state, peer)
+        case Tied(peer=peer, tie=tie):
+            return _set(state, links={**state.links, peer: tie}) if peer in state.links else state, ()
+        case LinkLost(peer=peer):
+            return _link_lost(state, peer, now)
+        case RedialFailed(peer=peer):
+            return _redial_failed(state, peer, now)
+        case HelpAsked(peer=peer, target=target):
+            return _help_asked(state, peer, target, now)
+        case Helped(target=target):
+            return _hear(state, target, now, now)
+        case Silent(peer=peer):
+            return _accuse(state, peer, now)
+        case Watch():
+            return _watch(state, event, now)
+        case _:
+            assert_never(event)
+
+
+def awaited(state: State) -> tuple[PeerId, ...]:
+    """Return of whom the next tick wants to know when they were heard."""
+    return (*state.probes, *(peer for peer in state.errands if peer not in state.probes), *state.roll.suspected)
+
+
+def next_due(state: State, now: float) -> float:
+    """Return when the next tick has something to do, at most `TICK_S` from the last."""
+    due = [(now if state.ticked_at is None else state.ticked_at) + TICK_S]
+    if state.is_active:
+        due.append(state.probe_at)
+        scale = 1 + state.strain
+        for probe in state.probes.values():
+            end = probe.sent_at + PING_S * scale if probe.asked_at is None else probe.asked_at + HELP_S * scale
+            due.append(max(end, state.judges_from))
+    if any(rumours.pending(state.log, peer) for peer in partners(state)):
+        due.append(state.spread_at)
+    return max(now, min(due))
+
+
+def partners(state: State) -> list[PeerId]:
+    """Return with whom rumours are shared: one of both keeps the link, and one of both keeps few."""
+    found = []
+    for peer, tie in state.links.items():
+        if tie is None or (tie.watches_all and not state.is_active):
+            continue
+        if tie.is_kept or not state.is_active or peer in state.kept:
+            found.append(peer)
+    return found
+
+
+# --- time ---
+
+
+def _tick(state: State, now: float) -> tuple[State, Outputs]:
+    outputs: list[Output] = []
+    stall_s = own_stall(state.ticked_at, now)
+    if stall_s:
+        outputs.append(Stalled(stall_s))
+        state = _set(
+            state,
+            roll=rolls.forgive(state.roll, stall_s, now),
+            probes={},
+            judges_from=now + min(stall_s, LISTEN_S),
+            strain=min(MAX_STRAIN, state.strain + 1),
+        )
+    state = _set(state, ticked_at=now)
+    parts = [_age, *((_judge, _probe, _relink, _compare, _revive) if state.is_active else ()), _spread]
+    for part in parts:
+        state, done = part(state, now)
+        outputs.extend(done)
+    return state, tuple(outputs)
+
+
+def _age(state: State, now: float) -> tuple[State, Outputs]:
+    """Bury whose time is up, forget the old, renew what this peer says of itself."""
+    outputs: Outputs = ()
+    if state.roll.suspected and now >= state.judges_from:
+        state, outputs = _carry_out(state, *rolls.bury(state.roll, now), None, now)
+    if now >= state.sweep_at:
+        state, more = _carry_out(state, *rolls.sweep(state.roll, now), None, now)
+        errands = {target: errand for target, errand in state.errands.items() if now - errand.since < 4 * HELP_S}
+        state = _set(state, log=rumours.prune(state.log, now), errands=errands, sweep_at=now + SWEEP_S)
+        outputs += more
+    if now >= state.renew_at:
+        raised = msgspec.structs.replace(state.roll, incarnation=state.roll.incarnation + 1)
+        state = _set(state, roll=raised, renew_at=now + rolls.RENEW_S)
+        outputs += (SignLife(raised.incarnation),)
+    return state, outputs
+
+
+def _judge(state: State, now: float) -> tuple[State, Outputs]:
+    """Ask others where a ping was not answered, and accuse where they did not help."""
+    outputs: Outputs = ()
+    if now < state.judges_from:
+        return state, ()
+    scale = 1 + state.strain
+    for peer, probe in state.probes.items():
+        if peer not in state.roll.entries or peer in state.roll.buried:
+            state = _set(state, probes=_less(state.probes, peer))
+        elif probe.asked_at is None and now - probe.sent_at >= PING_S * scale:
+            state, asked = _ask(state, peer, now)
+            outputs += asked
+        elif probe.asked_at is not None and now - probe.asked_at >= HELP_S * scale:
+            strain = min(MAX_STRAIN, state.strain + 1)
+            state = _set(state, probes=_less(state.probes, peer), strain=strain)
+            state, accused = _accuse(state, peer, now)
+            outputs += accused
+    return state, outputs
+
+
+def _probe(state: State, now: float) -> tuple[State, Outputs]:
+    if now < state.probe_at:
+        return state, ()
+    state = _set(state, probe_at=now + PERIOD_S * (1 + state.strain))
+    if not state.lap:
+        key = blake3(state.num_laps.to_bytes(8, "big"), key=state.secret).digest()
+        lap = tuple(sorted(state.kept, key=lambda peer: blake3(peer.encode(), key=key).digest(8)))
+        state = _set(state, lap=lap, num_laps=state.num_laps + 1)
+    while state.lap:
+        peer = state.lap[0]
+        state = _set(state, lap=state.lap[1:])
+        if peer in state.kept and peer not in state.probes and peer not in state.roll.buried:
+            return _ping(state, peer, now)
+    return state, ()
+
+
+def _relink(state: State, now: float) -> tuple[State, Outputs]:
+    if not (state.is_unlinked or state.come) or now < state.relink_at:
+        return state, ()
+    roll = state.roll
+    others = roll.entries if state.is_unlinked else dict.fromkeys((*state.kept, *state.come))  # `kept` says why
+    present = [peer for peer in others if peer in roll.entries and peer not in roll.buried]
+    chosen = kept(roll.me, present, state.secret)
+    state = _set(state, is_unlinked=False, come=(), relink_at=now + RELINK_S)
+    if chosen == state.kept:
+        return state, ()
+    probes = {peer: probe for peer, probe in state.probes.items() if peer in chosen}
+    return _set(state, kept=chosen, probes=probes), (Keep(chosen),)
+
+
+def _compare(state: State, now: float) -> tuple[State, Outputs]:
+    is_hungry = state.num_news >= MAX_NEWS
+    if now < state.compare_at and not (is_hungry and now >= state.compare_at - COMPARE_S + HUNGRY_S):
+        return state, ()
+    linked = [peer for peer in state.kept if state.links.get(peer) is not None]
+    if not linked:
+        return state, ()
+    return _set(state, compare_at=now + COMPARE_S, num_news=0), (Compare(linked[_draw(state, now) % len(linked)]),)
+
+
+def _revive(state: State, now: float) -> tuple[State, Outputs]:
+    """Dial somebody who is gone: its machine may have slept, or a network have been cut."""
+    is_alone = not state.kept
+    if now < state.revive_at and not (is_alone and now >= state.revive_at - REVIVE_S + REVIVE_ALONE_S):
+        return state, ()
+    gone = sorted(peer for peer in state.roll.buried if state.roll.entries[peer].status == "gone")
+    chosen = gone[_draw(state, now) % len(gone)] if gone else None
+    return _set(state, revive_at=now + REVIVE_S), (Revive(chosen),)
+
+
+def _spread(state: State, now: float) -> tuple[State, Outputs]:
+    if now < state.spread_at:
+        return state, ()
+    outputs: Outputs = ()
+    circle = partners(state)
+    turn = _draw(state, now) % max(1, len(circle))  # what is told to few is told to others each time
+    for peer in circle[turn:] + circle[:turn]:
+        if rumours.pending(state.log, peer):
+            state, news = _news(state, peer)
+            outputs += (Tell(peer, news),) if news else ()
+    return (_set(state, spread_at=now + SPREAD_S) if outputs else state), outputs
+
+
+# --- what happens ---
+
+
+def _hear(state: State, peer: PeerId, at: float, now: float) -> tuple[State, Outputs]:
+    outputs: Outputs = ()
+    probe, errand = state.probes.get(peer), state.errands.get(peer)
+    if probe is not None and at >= probe.sent_at:
+        state = _set(state, probes=_less(state.probes, peer), strain=max(0, state.strain - 1))
+    if errand is not None and at >= errand.since:
+        state = _set(state, errands=_less(state.errands, peer))
+        outputs += tuple(Help(asker, peer) for asker in errand.askers)
+    if peer in state.roll.suspected:
+        state, recovered = _carry_out(state, *rolls.recover(state.roll, peer, at, now), None, now)
+        outputs += recovered
+    return state, outputs
+
+
+def _told(
+    state: State, sender: PeerId | None, claims: Iterable[Claim], is_compared: bool, now: float
+) -> tuple[State, Outputs]:
+    outputs: Outputs = ()
+    num_news = 0
+    effects: tuple[Effect, ...]
+    for claim in claims:
+        if sender is None and isinstance(claim, Lives) and claim.peer == state.roll.me:  # it has just been signed
+            roll, effects = msgspec.structs.replace(state.roll, own=claim), (Spread(claim),)
+            aside = frozenset(state.links).difference(partners(state))  # who accused it may be among them
+            outputs += tuple(Tell(peer, (claim.proof,)) for peer in state.links if peer in aside)
+        else:
+            roll, effects = rolls.believe(state.roll, claim, sender, now)
+        if is_compared and sender is not None and isinstance(claim, Lives) and claim.peer in state.roll.buried:
+            outputs += _contest(state, sender, claim)
+        if is_compared and claim.peer not in state.roll.entries:
+            effects = tuple(effect for effect in effects if not isinstance(effect, Spread))  # old news elsewhere
+            num_news += 1
+        state, done = _carry_out(state, roll, effects, sender, now)
+        outputs += done
+        is_suspect = isinstance(claim, Accused) and claim.peer in state.roll.suspected
+        if is_suspect and state.is_active and claim.peer in state.kept and claim.peer not in state.probes:
+            state, done = _ping(state, claim.peer, now)  # to hear it, or to accuse it as well
+            outputs += done
+    return _set(state, num_news=state.num_news + num_news), outputs
+
+
+def _contest(state: State, sender: PeerId, claim: Lives) -> Outputs:
+    """Show who believes a peer alive why it is gone here: if it lives, it hears of that and refutes."""
+    entry = state.roll.entries[claim.peer]
+    return (Tell(sender, rolls.proofs(entry)),) if claim.incarnation <= entry.life.incarnation else ()
+
+
+def _linked(state: State, peer: PeerId) -> tuple[State, Outputs]:
+    links = {**state.links, peer: None}
+    state = _set(state, links=links, log=rumours.meet(state.log, peer))
+    entry = state.roll.entries.get(peer)
+    is_accused = entry is not None and entry.against and entry.status in ("suspected", "gone")
+    return state, (Tell(peer, rolls.proofs(entry)),) if entry is not None and is_accused else ()
+
+
+def _link_lost(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+    state = _set(state, links=_less(state.links, peer), log=rumours.leave(state.log, peer))
+    entry = state.roll.entries.get(peer)
+    is_watched = state.is_active and peer in state.kept and entry is not None and entry.status in ("alive", "suspected")
+    if not is_watched:
+        return state, ()
+    probes = {**state.probes, peer: state.probes.get(peer, Probe(now))}
+    return _set(state, probes=probes), (Redial(peer),)
+
+
+def _redial_failed(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+    probe = state.probes.get(peer)
+    if probe is None or probe.asked_at is not None or now < state.judges_from:
+        return state, ()
+    return _ask(state, peer, now)
+
+
+def _help_asked(state: State, asker: PeerId, target: PeerId, now: float) -> tuple[State, Outputs]:
+    errand = state.errands.get(target, Errand(now, ()))
+    if target not in state.roll.entries or (target not in state.errands and len(state.errands) >= MAX_ERRANDS):
+        return state, ()
+    askers = tuple(dict.fromkeys((*errand.askers, asker)))[-NUM_HELPERS * 4 :]
+    state = _set(state, errands={**state.errands, target: Errand(errand.since, askers)})
+    if target in state.links:
+        state, news = _news(state, target)
+        return state, (Ping(target, news),)
+    return state, (Redial(target),)
+
+
+def _watch(state: State, event: Watch, now: float) -> tuple[State, Outputs]:
+    roll = state.roll
+    for peer, entry in roll.entries.items():
+        if peer in event.present and entry.status in ("suspected", "gone"):
+            roll = rolls.put(roll, peer, msgspec.structs.replace(entry, status="alive", since=now, against=()))
+        elif peer in event.gone and entry.status in ("alive", "suspected"):
+            roll = rolls.put(roll, peer, msgspec.structs.replace(entry, status="gone", since=now))
+    fresh = _set(state, roll=roll, is_active=event.is_active, kept=(), probes={}, lap=(), is_unlinked=True, come=())
+    return _set(fresh, relink_at=now, probe_at=now + PERIOD_S, compare_at=now + HUNGRY_S), ()
+
+
+# --- small things ---
+
+
+def _ping(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+    state = _set(state, probes={**state.probes, peer: Probe(now)})
+    if peer not in state.links:
+        return state, (Redial(peer),)
+    state, news = _news(state, peer)
+    return state, (Ping(peer, news),)
+
+
+def _ask(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+    """Ask some partners, others each time, to reach `peer`."""
+    state = _set(state, probes={**state.probes, peer: Probe(state.probes[peer].sent_at, now)})
+    key = blake3(str(now).encode(), key=state.secret).digest()
+    others = [other for other in partners(state) if other != peer]
+    chosen = sorted(others, key=lambda other: blake3(other.encode(), key=key).digest(8))[:NUM_HELPERS]
+    return state, tuple(AskHelp(helper, peer) for helper in chosen)
+
+
+def _accuse(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
+    entry = state.roll.entries.get(peer)
+    if entry is None or entry.status not in ("alive", "suspected") or now < state.judges_from:
+        return state, ()
+    if any(accused.accuser == state.roll.me for accused in entry.against):
+        return state, ()
+    return state, (SignAccusation(entry.life),)
+
+
+def _carry_out(
+    state: State, roll: Roll, effects: tuple[Effect, ...], sender: PeerId | None, now: float
+) -> tuple[State, Outputs]:
+    outputs: Outputs = ()
+    log, num_news, strain = state.log, state.num_news, state.strain
+    is_unlinked, come = state.is_unlinked, state.come
+    for effect in effects:
+        match effect:
+            case Spread(claim=claim, is_urgent=is_urgent):
+                log = rumours.add(log, _about(claim), claim.proof, sender, now, is_urgent=is_urgent)
+                num_news += 1
+            case Renew(incarnation=incarnation, is_refutation=is_refutation):
+                strain = min(MAX_STRAIN, strain + is_refutation)
+                outputs += (SignLife(incarnation),)
+            case Correct(peer=peer, claim=claim):
+                outputs += (Tell(peer, (claim.proof,)),)
+            case _:
+                is_unlinked = is_unlinked or (isinstance(effect, Gone | Left) and effect.peer in state.kept)
+                if isinstance(effect, New | Recovered) and not is_unlinked:
+                    come += (effect.peer,)
+                outputs += (effect,)
+    state = _set(state, roll=roll, log=log, num_news=num_news, strain=strain, is_unlinked=is_unlinked, come=come)
+    return state, outputs
+
+
+def _about(claim: Claim) -> rumours.Key:
+    match claim:
+        case Lives(peer=peer):
+            return ("life", peer)
+        case Accused(peer=peer, accuser=accuser):
+            return ("accusation", peer, accuser)
+        case Departed(peer=peer):
+            return ("goodbye", peer)
+
+
+def _news(state: State, partner: PeerId) -> tuple[State, tuple[Proof, ...]]:
+    log, news = rumours.take(state.log, partner, MAX_NEWS, state.roll.num_present)
+    return _set(state, log=log), news
+
+
+def _draw(state: State, now: float) -> int:
+    """Return a number that nobody else can foresee, the same in each replay."""
+    return int.from_bytes(blake3(str(now).encode(), key=state.secret).digest(8), "big")
+
+
+def _less(table: dict[PeerId, Any], peer: PeerId) -> dict[PeerId, Any]:
+    return {other: value for other, value in table.items() if other != peer}
+
+
+_set = msgspec.structs.replace

@@ -1,0 +1,1 @@
+"""transport: see the tree in README.md."""

@@ -1,0 +1,148 @@
+"""Frames: how records follow one another on a stream.
+
+    4 bytes   number of payload bytes, big-endian
+    1 byte    version of this layout
+    payload   one record's canonical bytes (`wire.encode`)
+
+The bound on a frame is checked before a byte of its payload is read or stored. After any error the position
+in the stream is lost, so close it.
+
+It does not know what a payload means.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+from weft.errors import WireError
+from weft.net.transport.base import Stream
+from weft.wire import Buffer
+
+FRAME_VERSION = 1
+# Control frames hold records, and a record that grows with the run (a plan of 32 contributors with 32 parts, a page of
+# membership) stays below 1 MiB. Anything larger is a blob and travels as raw bytes. 4 KiB for the record around it.
+MAX_FRAME_NBYTES = (1 << 20) + 4096
+FRAME_S = 30.0  # from a frame's first byte to its last, sent or received: 1 MiB at 300 kbit/s takes 28 s
+
+_HEADER = struct.Struct(">IB")
+# One receive may bring many small frames; larger pieces go straight to the caller's buffer.
+_READ_NBYTES = 64 << 10
+
+
+async def write_frame(stream: Stream, payload: Buffer) -> None:
+    """Send `payload` as one frame, in one `send`. Senders that share a stream take turns around this call.
+
+    Raises:
+        WireError: the payload exceeds `MAX_FRAME_NBYTES`; nothing was sent.
+        PeerError: the other side is gone.
+    """
+    await stream.send(encode_frame(payload))
+
+
+def encode_frame(payload: Buffer) -> bytes:
+    """Return the bytes of the frame that holds `payload`.
+
+    Raises:
+        WireError: the payload exceeds `MAX_FRAME_NBYTES`.
+    """
+    num_bytes = memoryview(payload).nbytes
+    if num_bytes > MAX_FRAME_NBYTES:
+        raise WireError(f"frame of {num_bytes} bytes exceeds the bound of {MAX_FRAME_NBYTES}; send it as a blob")
+    return b"".join((_HEADER.pack(num_bytes, FRAME_VERSION), payload))
+
+
+class FrameReader:
+    """Reads frames from `stream`, and raw bytes between them, through a small buffer.
+
+    A bulk stream is read the same way: `read` the header record, then `recv_into` for the body that follows.
+    One call at a time; a cancelled call leaves the stream unusable. Silence between frames is nobody's fault; once a
+    frame has begun it must end within `finish_s` seconds. Both bounds may be changed between frames.
+
+    Args:
+        max_nbytes: bound on the next frame's payload.
+        finish_s: seconds between a frame's first byte and its last; None: unbounded.
+        on_bytes: told how many bytes have come, whenever some do; may be set between frames, as the bounds.
+        read_ahead_nbytes: size of the buffer; with 0 nothing behind a frame is taken from the stream.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        max_nbytes: int = MAX_FRAME_NBYTES,
+        finish_s: float | None = None,
+        on_bytes: Callable[[int], None] | None = None,
+        read_ahead_nbytes: int = _READ_NBYTES,
+    ) -> None:
+        self._stream = stream
+        self.max_nbytes = max_nbytes
+        self.finish_s = finish_s
+        self.on_bytes = on_bytes
+        self._buffer = memoryview(bytearray(read_ahead_nbytes))
+        self._start = 0
+        self._stop = 0
+
+    async def read(self) -> bytes | None:
+        """Return the next frame's payload, or None where the stream ends between frames.
+
+        Raises:
+            WireError: the frame is too long, of another version, not finished in time, or the stream ends inside it.
+            PeerError: the other side is gone.
+        """
+        header = memoryview(bytearray(_HEADER.size))
+        num_bytes = await self.recv_into(header)
+        if num_bytes == 0:
+            return None
+        limit = asyncio.timeout(self.finish_s)
+        try:
+            async with limit:
+                return await self._finish(header, num_bytes)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise WireError(f"a frame was begun and not finished within {self.finish_s:g} s") from None
+
+    async def _finish(self, header: memoryview, num_bytes: int) -> bytes:
+        num_bytes += await self._fill(header[num_bytes:])
+        if num_bytes < _HEADER.size:
+            raise WireError(f"stream ended after {num_bytes} of the {_HEADER.size} bytes of a frame header")
+        length, version = _HEADER.unpack(header)
+        if version != FRAME_VERSION:
+            raise WireError(
+                f"frame of version {version}; this software reads version {FRAME_VERSION}. Update the older one"
+            )
+        if length > self.max_nbytes:
+            raise WireError(f"frame of {length} bytes exceeds the bound of {self.max_nbytes}; dropped unread")
+        payload = bytearray(length)
+        num_bytes = await self._fill(memoryview(payload))
+        if num_bytes < length:
+            raise WireError(f"stream ended after {num_bytes} of the {length} bytes of a frame")
+        return bytes(payload)
+
+    async def recv_into(self, buffer: memoryview) -> int:
+        """Receive 1 to len(buffer) of the raw bytes that come next; return how many, or 0 at the orderly end."""
+        if not len(buffer):
+            return 0
+        if self._start == self._stop:
+            if len(buffer) >= len(self._buffer):
+                return await self._receive(buffer)
+            self._start, self._stop = 0, await self._receive(self._buffer)
+        num_bytes = min(len(buffer), self._stop - self._start)
+        buffer[:num_bytes] = self._buffer[self._start : self._start + num_bytes]
+        self._start += num_bytes
+        return num_bytes
+
+    async def _receive(self, buffer: memoryview) -> int:
+        num_bytes = await self._stream.recv_into(buffer)
+        if num_bytes and self.on_bytes is not None:
+            self.on_bytes(num_bytes)
+        return num_bytes
+
+    async def _fill(self, buffer: memoryview) -> int:
+        filled = 0
+        while filled < len(buffer):
+            num_bytes = await self.recv_into(buffer[filled:])
+            if num_bytes == 0:
+                break
+            filled += num_bytes
+        return filled

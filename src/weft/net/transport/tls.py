@@ -1,0 +1,239 @@
+"""Peers over TCP and TLS 1.3: one listening port, both lanes.
+
+A connection is one stream. It says in the clear which lane it is, then both sides prove their keys
+(`tls_handshake`) inside TLS; until then it is half open, has a deadline, and counts against bounds (`gate`).
+Frames of the control lane are handled in the event loop, bulk bytes in a few threads (`tls_stream`).
+
+Failure:
+- a host that vanishes: unanswered bytes or keep-alive probes break the connection after about 25 s; deadlines of
+  the caller are shorter.
+- who does not finish the handshake in time, or breaks it, is dropped, and `on_drop` says why.
+
+It does not know who may take part in a run: any key that proves itself gets a stream.
+"""
+
+import asyncio
+import socket
+import ssl
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import Annotated
+
+import msgspec
+
+from weft.config import Config
+from weft.errors import DialError, NetError, PeerError
+from weft.ids import Digest, PeerId
+from weft.keys import Identity
+from weft.net.transport import tcp
+from weft.net.transport.address import join_address, reachable_hosts, split_address
+from weft.net.transport.gate import Gate, Handshakes
+from weft.net.transport.proxy import Proxy
+from weft.tasks import Tasks
+from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
+from weft.net.transport.tls_handshake import PREAMBLE_NBYTES, PROTOCOL_VERSION, NotWeft, admit, introduce, preamble, read_preamble
+from weft.net.transport.tls_stream import InLoop, InThreads, TlsStream
+from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
+from weft.wire import digest
+
+SCHEME = "tls"
+_RETRY_ACCEPT_S = 0.5  # when the process has no file descriptor left
+_CLOSE_TIMEOUT_S = 0.5  # how long `aclose` lets streams say farewell
+
+
+class TlsConfig(Config, frozen=True, kw_only=True):
+    """How this peer listens for TLS, and dials."""
+
+    host: Annotated[
+        str,
+        msgspec.Meta(description='address to listen on; "" is every address of this machine, "0.0.0.0" those of IPv4'),
+    ] = ""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535, description="port to listen on; 0 lets the system choose")] = 0
+    advertise: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(
+            description="further host:port at which others reach this peer, such as a router's forwarded port"
+        ),
+    ] = ()
+    proxy: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^(http://(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5})?\Z",
+            description='HTTP proxy for all that is dialled, "http://host:port"; "": none',
+        ),
+    ] = ""
+    proxy_user: Annotated[str, msgspec.Meta(pattern=r"^[^:\x00-\x1f]*\Z", description="whom the proxy asks for")] = ""
+    proxy_password: Annotated[
+        str, msgspec.Meta(pattern=r"^[^\x00-\x1f]*\Z", description="its password, in clear to the proxy")
+    ] = ""
+    handshake_timeout_s: Annotated[
+        float, msgspec.Meta(gt=0, le=60, description="seconds a connection has to prove its key")
+    ] = 10.0
+    max_half_open: Annotated[
+        int, msgspec.Meta(ge=1, le=4096, description="connections that have proven no key yet, over all")
+    ] = 64
+    max_half_open_per_ip: Annotated[
+        int, msgspec.Meta(ge=1, le=4096, description="the same from one address; loopback is exempt")
+    ] = 16
+    bulk_threads: Annotated[
+        int, msgspec.Meta(ge=1, le=64, description="threads that encrypt and copy bulk bytes, for all streams together")
+    ] = 4
+
+
+class TlsTransport:
+    """The `tls` transport of one peer.
+
+    Args:
+        identity: the key that others know this peer by.
+        on_drop: told (address, reason) of every incoming connection that proved no key.
+    """
+
+    name = SCHEME
+
+    def __init__(self, identity: Identity, config: TlsConfig, *, on_drop: OnDrop = ignore_drop) -> None:
+        self._identity = identity
+        self._config = config
+        self._on_drop = on_drop
+        proxy = Proxy(config.proxy, config.proxy_user, config.proxy_password)
+        self._connect = proxy.connect if config.proxy else tcp.connect
+        self._tasks = Tasks()  # listening, and serving what came in
+        self._farewells = Tasks()
+        gate: Gate[asyncio.Task[None]] = Gate(config.max_half_open, config.max_half_open_per_ip)
+        self._handshakes = Handshakes(self._tasks, gate, config.handshake_timeout_s, on_drop)
+        self._streams: dict[TlsStream, None] = {}
+        self._client_context = client_context()
+        self._in_loop = InLoop()
+        self._threads = InThreads(config.bulk_threads)
+        self._listener: socket.socket | None = None
+        self._is_closed = False
+
+    async def start(self, accept: Accept) -> tuple[str, ...]:
+        _check_loop()
+        certificate = make_certificate(self._identity)
+        context = server_context(self._identity, certificate)
+        self._listener = listener = tcp.listen(self._config.host, self._config.port)
+        host, port = listener.getsockname()[:2]
+        door = _Door(context, digest(certificate), accept)
+        self._tasks.spawn(self._listen(listener, door))
+        hosts = [join_address(SCHEME, each, port) for each in reachable_hosts(host)]
+        return (*(f"{SCHEME}://{each}" for each in self._config.advertise), *hosts)
+
+    async def dial(self, peer: PeerId, address: str, lane: Lane) -> TlsStream:
+        _check_loop()
+        if self._is_closed:
+            raise DialError(f"cannot dial {address}: this transport is closed")
+        try:
+            async with asyncio.timeout(self._config.handshake_timeout_s):
+                connection = await self._connect(*split_address(SCHEME, address))
+                stream = await self._introduce(connection, peer, lane)
+        except TimeoutError:
+            raise DialError(f"{address} did not answer within {self._config.handshake_timeout_s:g} s") from None
+        except ssl.SSLError as error:
+            raise DialError(
+                f"{address} is no weft peer, or one that does not speak version {PROTOCOL_VERSION} of the transport as "
+                f"this software does: {error}"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise DialError(f"{address}: {error}") from None
+        self._open(stream, lane)
+        if self._is_closed:
+            await stream.close()
+            raise DialError(f"{address}: this transport was closed meanwhile")
+        return stream
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        await self._tasks.aclose()
+        if self._listener is not None:
+            self._listener.close()
+        for stream in list(self._streams):
+            await stream.close()
+        await self._farewells.aclose(grace_s=_CLOSE_TIMEOUT_S)
+        self._threads.close()
+
+    async def _introduce(self, connection: socket.socket, peer: PeerId, lane: Lane) -> TlsStream:
+        """Do the client's half of the handshake on a fresh TCP connection."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(connection, preamble(lane))
+            stream = self._wrap(connection, self._client_context, is_server=False)
+        except BaseException:
+            connection.close()
+            raise
+        await introduce(stream, peer, self._identity, lane)
+        return stream
+
+    async def _listen(self, listener: socket.socket, door: "_Door") -> None:
+        while True:
+            try:
+                connection, ip, port = await tcp.accept(listener)
+            except OSError as error:
+                self._on_drop("", f"cannot take a connection: {error}")
+                await asyncio.sleep(_RETRY_ACCEPT_S)
+            else:
+                self._handshakes.begin(
+                    join_address(SCHEME, ip, port),
+                    ip,
+                    partial(self._verified, connection, ip, door),
+                    door.accept,
+                    connection.close,  # does nothing once TLS has taken the socket over
+                )
+
+    async def _verified(self, connection: socket.socket, ip: str, door: "_Door") -> tuple[TlsStream, Lane]:
+        """Do the server's half of the handshake on a fresh TCP connection."""
+        try:
+            lane = await self._read_preamble(connection)
+            stream = self._wrap(connection, door.context, is_server=True)
+            stream.source = ip
+            await admit(stream, door.certificate, lane)
+        except ssl.SSLError as error:
+            raise PeerError(f"its TLS handshake failed: {error}") from None
+        except (OSError, ValueError) as error:
+            if isinstance(error, PeerError):
+                raise
+            raise PeerError(f"its connection broke in the handshake: {error}") from None
+        self._open(stream, lane)
+        return stream, lane
+
+    async def _read_preamble(self, connection: socket.socket) -> Lane:
+        loop = asyncio.get_running_loop()
+        first = b""
+        while len(first) < PREAMBLE_NBYTES:
+            more = await loop.sock_recv(connection, PREAMBLE_NBYTES - len(first))
+            if not more:
+                raise PeerError(f"it hung up after {len(first)} bytes")
+            first += more
+        try:
+            return read_preamble(first)
+        except NotWeft:
+            with suppress(OSError):
+                connection.send(preamble("control"))  # no TLS, so it learns at once that this leads nowhere
+            raise
+
+    def _wrap(self, connection: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> TlsStream:
+        tls = context.wrap_socket(
+            connection, server_side=is_server, do_handshake_on_connect=False, suppress_ragged_eofs=False
+        )
+        # Half-open streams stay in the loop, where their deadline can end them at any moment.
+        return TlsStream(tls, self._in_loop, self._farewells, self._forget)
+
+    def _open(self, stream: TlsStream, lane: Lane) -> None:
+        self._streams[stream] = None
+        if lane == "bulk":
+            stream.set_runner(self._threads)
+
+    def _forget(self, stream: TlsStream) -> None:
+        self._streams.pop(stream, None)
+
+
+class _Door(msgspec.Struct, frozen=True):
+    """What the listening side shows and where it leads."""
+
+    context: ssl.SSLContext
+    certificate: Digest
+    accept: Accept
+
+
+def _check_loop() -> None:
+    if sys.platform == "win32" and not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+        raise NetError("the tls transport needs an event loop that watches sockets: run on asyncio.SelectorEventLoop")

@@ -1,0 +1,1 @@
+"""observe: see the tree in README.md."""

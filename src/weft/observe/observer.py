@@ -1,0 +1,266 @@
+"""An observer: hears what peers tell of a run, and takes no part in it.
+
+    observer                               a few peers, eight at most
+      BulletinRequest ───────────────────►   every two seconds
+      ◄───────────────────── BulletinAnswer  what happened since, signed
+      BulletinRequest(of = another) ─────►   of those that they are linked to, eight of each a time, in turn
+      ◄───────────────────── BulletinAnswer  what that one signed (`relaying`)
+
+It sends no heartbeat, so it is no member: nobody waits for it, no vote is its own. What a peer tells of itself it has
+signed; what it tells of others is its word. Each entry names the peer that said it. What was decided it also checks for
+itself (`proving`), and says whose word differs. Of a run with stages it checks what each stage decided, at those who
+compute it, as peers tell.
+
+Failure:
+- a peer does not answer: the others are asked, and it is asked again.
+- a peer tells what it has not signed, or what is no bulletin: it is not heard for a while, and a notice says so.
+- one hands on what another signed in an earlier process of its: that is left out.
+- a line is of a later version, no event, or one that cannot be: it is left out, and counted.
+
+It does not know what events mean, nor who shows them.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from weft.clock import Clock
+from weft.errors import ConfigError, NetError, PeerError, Refused, WireError
+from weft.events import (
+    VERSION,
+    Entry,
+    Event,
+    LinkDown,
+    MemberGone,
+    MemberLeft,
+    MemberProgress,
+    Notice,
+    RoundCommitted,
+    RoundProven,
+    StagesSeen,
+)
+from weft.ids import PeerId, RunId, short
+from weft.keys import verify
+from weft.log_file import read_lines
+from weft.net.channel import Channel
+from weft.net.node import Node
+from weft.tasks import Tasks
+from weft.observe.telemetry import MAX_LINES, WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest
+from weft.observe.plausible import is_plausible
+from weft.observe.light_client import Proving
+from weft.observe.redact import public
+from weft.run.staged import channel_of
+from weft.wire import Signed, unseal
+
+MAX_HEARD = 8  # peers
+MAX_RELAYED = 8  # others that each of them is asked of, in two seconds
+FIRST_S = 2 * WINDOW_S  # until who has just begun has something to tell
+CALL_S = 10.0
+DEAF_S = 60.0  # to who told what it had not signed
+MAX_KNOWN = 4096  # peers, whatever they tell of
+MAX_LINKED = 256  # others to which one peer says that it is linked
+MAX_ANSWERS = 64  # of one peer at once: all that it keeps comes in half of these
+ONCE_S = 30.0  # for all that is told at once, however slow some are
+MOST_AHEAD_S = 3600.0  # of this clock: what is said to happen later happens now
+
+
+@dataclass
+class _Heard:
+    """How far one peer was heard."""
+
+    began_ms: int = 0
+    number: int = -1
+    not_before: float = 0.0  # on this clock
+    asked_at: float = -math.inf
+    linked: dict[PeerId, None] = field(default_factory=dict)  # to whom it is, by its word
+
+
+class Observer:
+    """Of one run.
+
+    Args:
+        on_entry: is given what peers tell, of each in order.
+        stages: the runs of its stages; none where it has no stages.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        run: RunId,
+        clock: Clock,
+        on_entry: Callable[[Entry], None],
+        stages: Sequence[RunId] = (),
+    ) -> None:
+        self._node = node
+        self._run = run
+        self._clock = clock
+        self._on_entry = on_entry
+        self._heard: dict[PeerId, _Heard] = {}
+        self._sides = [Channel(node, channel_of(stage), each, 0) for stage, each in enumerate(stages)]
+        self._provings: dict[int | msgspec.UnsetType, Proving] = {
+            stage: Proving(side, clock, partial(self._say_of, stage)) for stage, side in enumerate(self._sides)
+        } or {msgspec.UNSET: Proving(node, clock, self._say)}
+
+    @property
+    def heard(self) -> tuple[PeerId, ...]:
+        """Return who has told anything, ascending."""
+        return tuple(sorted(peer for peer, heard in self._heard.items() if heard.number >= 0))
+
+    async def once(self) -> None:
+        """Hear all that the peers keep which the node is linked to; wait a little for those that have just begun."""
+        until = self._clock.now() + FIRST_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ONCE_S):
+                while True:
+                    chosen = self._chosen()
+                    await asyncio.gather(*map(self._ask_around, chosen))
+                    if set(chosen) <= set(self.heard) or self._clock.now() >= until:
+                        return
+                    await asyncio.sleep(WINDOW_S / 4)
+
+    async def watch(self) -> None:
+        """Hear the peers that the node is linked to until this is cancelled."""
+        asking: dict[PeerId, asyncio.Task[None]] = {}
+        async with aclosing(Tasks(self._failed)) as tasks:
+            for proving in self._provings.values():
+                tasks.spawn(proving.watch())
+            while True:
+                asking = {peer: task for peer, task in asking.items() if not task.done()}
+                for peer in self._chosen():
+                    if peer not in asking:
+                        asking[peer] = tasks.spawn(self._ask_around(peer))
+                await asyncio.sleep(WINDOW_S)
+
+    def _chosen(self) -> Sequence[PeerId]:
+        """Return whom to ask: those that were heard before first, so that they tell all."""
+        now = self._clock.now()
+        linked = [peer for peer in self._node.peers if self._of(peer).not_before <= now]
+        return sorted(linked, key=lambda peer: (self._of(peer).number < 0, peer))[:MAX_HEARD]
+
+    def _of(self, peer: PeerId) -> _Heard:
+        if peer not in self._heard and len(self._heard) >= MAX_KNOWN:
+            others = self._heard.keys() - set(self._node.peers)
+            del self._heard[min(others, key=lambda other: (self._heard[other].asked_at, other))]
+        return self._heard.setdefault(peer, _Heard())
+
+    async def _ask_around(self, peer: PeerId) -> None:
+        """Hear a peer, and through it some of those that nothing else leads to: who was not asked for longest first."""
+        is_heard = await self._ask(peer, peer)
+        others = {other: self._of(other).asked_at for other in self._of(peer).linked.keys() - set(self._chosen())}
+        for other in sorted(others, key=lambda other: (others[other], other))[:MAX_RELAYED]:
+            if not is_heard:
+                return
+            if self._of(other).asked_at <= self._clock.now() - WINDOW_S:  # else another peer has just been asked
+                is_heard = await self._ask(peer, other)
+
+    async def _ask(self, peer: PeerId, of: PeerId) -> bool:
+        """Hear from `peer` what `of`, itself or another, has signed; return whether it may be asked for more."""
+        heard = self._of(of)
+        heard.asked_at = self._clock.now()
+        whom = None if of == peer else of
+        try:
+            for _ in range(MAX_ANSWERS):
+                before = heard.began_ms, heard.number
+                request = BulletinRequest(run=self._run, of=whom, began_ms=heard.began_ms, after=heard.number)
+                answer = await self._node.call(peer, request, BulletinAnswer, deadline_s=CALL_S)
+                for signed in answer.bulletins:
+                    self._hear(peer, of, heard, signed)
+                if not answer.has_more or (heard.began_ms, heard.number) == before:
+                    break
+        except WireError as error:
+            self._of(peer).not_before = self._clock.now() + DEAF_S
+            whose = "it" if of == peer else short(of)
+            self._tell(f"{short(peer)} told what {whose} has not signed, and is not heard for a minute: {error}")
+            return False
+        except (PeerError, NetError, Refused):
+            pass  # it is asked again
+        return True
+
+    def _hear(self, teller: PeerId, peer: PeerId, heard: _Heard, signed: Signed) -> None:
+        bulletin = unseal(signed, Bulletin, verify)
+        if signed.signer != peer or bulletin.run != self._run:
+            raise WireError(f"a bulletin of {short(signed.signer)} in run {short(bulletin.run)}")
+        if teller != peer and bulletin.began_ms < heard.began_ms:
+            return
+        is_same = bulletin.began_ms == heard.began_ms
+        if is_same and bulletin.number <= heard.number:
+            return
+        num_missed = bulletin.number - heard.number - 1 if is_same else 0
+        heard.began_ms, heard.number = bulletin.began_ms, bulletin.number
+        entries = list(entries_of(bulletin, peer, self._clock.wall()))
+        for entry in entries:
+            note_links(heard.linked, entry.event)
+            if isinstance(told := entry.event, RoundCommitted) and told.stage in self._provings:
+                self._provings[told.stage].claimed(peer, told.branch, told.round, told.manifest)
+            if isinstance(told, StagesSeen):
+                self._meet(told)
+            if getattr(entry.event, "remote", None) != self._node.peer:  # it is no news that this one looks
+                self._on_entry(entry)
+        if num_lost := bulletin.num_dropped + len(bulletin.lines) - len(entries):
+            self._tell(
+                f"{num_lost} events of {short(peer)} are not shown: it had no room for them, or weft is older here"
+            )
+        if num_missed:
+            self._tell(f"{num_missed * WINDOW_S:g} s of {short(peer)} are not shown: it keeps them no more")
+
+    def _meet(self, seen: StagesSeen) -> None:
+        """Take up who can be asked what each stage decided."""
+        for side, members in zip(self._sides, seen.members, strict=False):
+            for peer in set(side.peers) - set(members):
+                side.parted(peer, "it computes another stage")
+            for peer in members:
+                side.met(peer, 0)
+
+    def _failed(self, error: Exception) -> None:
+        self._tell(f"a mistake of weft's own, part of this view stands still: {error!r}")
+
+    def _tell(self, text: str) -> None:
+        self._say(Notice(text=text))
+
+    def _say_of(self, stage: int, event: Event) -> None:
+        self._say(msgspec.structs.replace(event, stage=stage))
+
+    def _say(self, event: Event) -> None:
+        self._on_entry(Entry(v=VERSION, at=self._clock.wall(), peer=self._node.peer, event=event))
+
+
+def note_links(linked: dict[PeerId, None], event: Event) -> None:
+    """Keep up to whom a peer is linked, by what it tells."""
+    match event:
+        case MemberProgress(member=member, link=link) if link:
+            if len(linked) < MAX_LINKED:
+                linked[member] = None
+        case StagesSeen(members=stages):  # all of a run with stages are linked to each other
+            for member in [member for stage in stages for member in stage][: MAX_LINKED - len(linked)]:
+                linked[member] = None
+        case (
+            MemberProgress(member=other) | LinkDown(remote=other) | MemberGone(member=other) | MemberLeft(member=other)
+        ):
+            linked.pop(other, None)
+
+
+def entries_of(bulletin: Bulletin, signer: PeerId, now: float) -> Iterator[Entry]:
+    """Yield what a bulletin tells, as far as it is known here.
+
+    Words are held to what may be told at all, whatever its signer did, and times to this clock.
+
+    Args:
+        now: wall seconds.
+    """
+    for line in bulletin.lines[:MAX_LINES]:
+        try:
+            told = msgspec.json.decode(line)
+            whole = msgspec.json.encode({"v": VERSION, "at": told["at"], "peer": signer, "event": told["event"]})
+            found = list(read_lines([whole + b"\n"], short(signer)))
+        except (msgspec.DecodeError, ConfigError, KeyError, TypeError, RecursionError, UnicodeDecodeError):
+            continue
+        for entry in found:
+            event = None if isinstance(entry.event, RoundProven) else public(entry.event)  # only who looks can check
+            at = entry.at if math.isfinite(entry.at) else now
+            if event is not None and is_plausible(event):
+                yield Entry(v=VERSION, at=min(max(at, 0.0), now + MOST_AHEAD_S), peer=signer, event=event)

@@ -1,0 +1,185 @@
+"""What a peer tells whoever watches: its events, condensed, in signed pieces of two seconds.
+
+    events ──► window of two seconds ──public──► Bulletin ──► those of the last minutes, for who asks
+
+Inner steps of a window are one: the mean loss of all their tokens. Of each member that it hears of a window has the
+newest word. What has no room waits: of members for the next piece, of all else it is counted and dropped.
+
+Pieces are written and signed once somebody asks for them; while nobody does, this is a list that forgets its oldest.
+
+It does not know who watches. What a bulletin says of others is its signer's word.
+"""
+
+from collections import deque
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from weft.clock import Clock
+from weft.events import Entry, Event, MemberProgress, StepDone
+from weft.ids import PeerId, RunId
+from weft.observe.redact import public
+from weft.wire import Record, Signed, Signer, seal
+
+WINDOW_S = 2.0
+MAX_NBYTES = 16 << 10  # of the lines of one bulletin
+MAX_LINES = 256
+MAX_KEPT = 512  # bulletins: a quarter of an hour of a peer that always has something to say
+MAX_TOLD = 16  # bulletins in one answer
+
+Line = Annotated[bytes, Meta(max_length=MAX_NBYTES)]  # JSON: when, in wall seconds, and the event
+
+
+class Bulletin(Record, frozen=True, kw_only=True, tag="Bulletin"):
+    run: RunId
+    began_ms: Annotated[int, Meta(ge=0)]  # when its process began, by its own clock: another process counts anew
+    number: Annotated[int, Meta(ge=0)]
+    lines: Annotated[tuple[Line, ...], Meta(max_length=MAX_LINES)]
+    num_dropped: Annotated[int, Meta(ge=0)]  # events that had no room
+
+
+class BulletinRequest(Record, frozen=True, kw_only=True, tag="BulletinRequest"):
+    """A call, of anybody that is admitted: what happened after this bulletin of yours?"""
+
+    run: RunId
+    of: PeerId | None = None  # of this peer, which you are linked to; None: of yourself
+    began_ms: Annotated[int, Meta(ge=0)] = 0  # of the process that it knows; of another one it is told all that is kept
+    after: Annotated[int, Meta(ge=-1)] = -1
+
+
+class BulletinAnswer(Record, frozen=True, kw_only=True, tag="BulletinAnswer"):
+    """In order. Ask again at once where there are more."""
+
+    bulletins: Annotated[tuple[Signed, ...], Meta(max_length=MAX_TOLD)]
+    has_more: bool
+
+
+class Happened(msgspec.Struct, frozen=True, kw_only=True):
+    """One line."""
+
+    at: float
+    event: Event
+
+
+class Bulletins:
+    """A sink of events."""
+
+    def __init__(self, signer: Signer, run: RunId, clock: Clock) -> None:
+        self._signer = signer
+        self._run = run
+        self._clock = clock
+        self._began_ms = int(1000 * clock.wall())
+        self._window = _Window()
+        self._closed: deque[_Window | Signed] = deque(maxlen=MAX_KEPT)
+        self._num_closed = 0
+        self._members: dict[PeerId, Happened] = {}  # the newest word of each that was not told; who waits longest first
+
+    def write(self, entry: Entry) -> None:
+        self._turn(entry.at)
+        happened = Happened(at=entry.at, event=entry.event)
+        if isinstance(entry.event, MemberProgress):
+            self._members[entry.event.member] = happened
+            self._window.begin(entry.at)
+        else:
+            self._window.add(happened)
+
+    def close(self) -> None:
+        pass
+
+    def told(self, request: BulletinRequest) -> BulletinAnswer:
+        """Return what happened after a bulletin, as far as it is kept."""
+        self._turn(self._clock.wall())
+        first = self._num_closed - len(self._closed)
+        start = max(first, request.after + 1) if request.began_ms == self._began_ms else first
+        stop = min(start + MAX_TOLD, self._num_closed)
+        return BulletinAnswer(
+            bulletins=tuple(self._signed(number, number - first) for number in range(start, stop)),
+            has_more=stop < self._num_closed,
+        )
+
+    def _turn(self, now: float) -> None:
+        """Close the window, if its time is over and there is something to tell."""
+        began = self._window.began
+        if began is not None and not began <= now < began + WINDOW_S:  # also where the clock was set back
+            self._closed.append(self._window)
+            self._num_closed += 1
+            self._window = _Window()
+
+    def _signed(self, number: int, place: int) -> Signed:
+        window = self._closed[place]
+        if isinstance(window, Signed):
+            return window
+        room, num_dropped = _Room(), window.num_dropped
+        for happened in window.told():
+            num_dropped += not room.put(happened)
+        for member, happened in list(self._members.items()):
+            if not room.put(happened):
+                break
+            del self._members[member]
+        bulletin = Bulletin(
+            run=self._run,
+            began_ms=self._began_ms,
+            number=number,
+            lines=tuple(room.lines),
+            num_dropped=num_dropped,
+        )
+        self._closed[place] = signed = seal(self._signer, bulletin)
+        return signed
+
+
+class _Window:
+    """The events of two seconds."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        self.num_dropped = 0
+        self._events: list[Happened] = []
+        self._steps: Happened | None = None  # all of them, as one
+
+    def begin(self, at: float) -> None:
+        self.began = at if self.began is None else self.began
+
+    def add(self, happened: Happened) -> None:
+        self.begin(happened.at)
+        if isinstance(happened.event, StepDone):
+            self._steps = happened if self._steps is None else both(self._steps, happened)
+        elif len(self._events) < MAX_LINES:
+            self._events.append(happened)
+        else:
+            self.num_dropped += 1
+
+    def told(self) -> list[Happened]:
+        """Return what happened, what must have room first."""
+        return ([] if self._steps is None else [self._steps]) + self._events
+
+
+class _Room:
+    """The lines of a bulletin, while it is written."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self._nbytes = 0
+
+    def put(self, happened: Happened) -> bool:
+        """Write what others may know of an event; return whether it had room."""
+        event = public(happened.event)
+        if event is None:
+            return True
+        line = msgspec.json.encode(Happened(at=happened.at, event=event))
+        if len(self.lines) == MAX_LINES or self._nbytes + len(line) > MAX_NBYTES:
+            return False
+        self.lines.append(line)
+        self._nbytes += len(line)
+        return True
+
+
+def both(first: Happened, second: Happened) -> Happened:
+    """Return two inner steps, or what stands for several, as one: the mean loss of all their tokens."""
+    a, b = first.event, second.event
+    assert isinstance(a, StepDone)
+    assert isinstance(b, StepDone)
+    num_tokens = a.num_tokens + b.num_tokens
+    loss = (a.loss * a.num_tokens + b.loss * b.num_tokens) / num_tokens if num_tokens else b.loss
+    whole = msgspec.structs.replace(b, loss=loss, num_tokens=num_tokens, duration_s=a.duration_s + b.duration_s)
+    return Happened(at=second.at, event=whole)

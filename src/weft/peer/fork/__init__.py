@@ -1,0 +1,1 @@
+"""fork: see the tree in README.md."""

@@ -1,0 +1,1 @@
+"""group: see the tree in README.md."""

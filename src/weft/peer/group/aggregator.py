@@ -1,0 +1,395 @@
+"""This peer as an elector that contributes for wards: collects what they offer, and brings the mean of all.
+
+    Offer       fetched at once, added to the mean as it arrives, whole or not at all
+    own work    added when it is done; then the living are waited for, as long as measured rounds say: until more than
+                half have brought theirs, and a grace from then on
+    the mean    announced as this peer's contribution, with the record of whom it counts
+    commit      told to the wards, once its results can be had from here (`handing`)
+
+Who is sponsored is soft: a list in memory, that wards ask to be put on, and that an offer puts its ward on, too. Wards
+are held to what was leased to them, as electors are.
+
+Failure:
+- a ward does not deliver, or delivers no payload: the mean is made without it, and it keeps its carry.
+- most do not, as they have another sponsor by now: they are not waited for without end.
+- this peer dies: its wards ask another elector. What it announced may be counted: all who heard it have the record.
+- it is paused: it lets its wards go.
+
+It does not know who asks whom, nor what a round decides.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from weft.clock import Clock
+from weft.errors import DeadlineExceeded, PayloadError, PeerError, WireError
+from weft.events import PayloadRejected
+from weft.ids import Digest, PeerId, Tokens, short
+from weft.keys import verify
+from weft.tasks import Tasks
+from weft.peer.group.broadcast import Handing
+from weft.peer.messages import (
+    Evaluation,
+    Hurry,
+    OfferNote,
+    Release,
+    SponsorAnswer,
+    SponsorPlease,
+    WardPass,
+)
+from weft.peer.context import Place
+from weft.peer.group.records import Records
+from weft.peer.round.driver import Rounds
+from weft.sync.round.deadline import NUM_REMEMBERED, deadline_s
+from weft.sync.merge.group_mean import GroupMean
+from weft.sync.round.groups import Offer, claims_in, is_grace_due, may_close, record_of, slices, tokens_of
+from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
+from weft.sync.merge.reduce import EncodedPart
+from weft.sync.round.leases import shares
+from weft.sync.round.weights import weight
+from weft.wire import Buffer, unseal
+
+PARALLEL = 4  # payloads on their way at a time: each is whole in memory
+MAX_SILENT = 3  # rounds in which a ward brings nothing: it has another sponsor, or none
+SLOW = 4  # times slower than the median: such a ward hands nothing on
+NEW_QUOTAS = 4  # of a ward whose leases this peer has not seen: what it may carry
+
+
+class Collection:
+    """What a sponsor has of one round."""
+
+    def __init__(self, base: Base, expected: frozenset[PeerId]) -> None:
+        self.base = base
+        self.expected = expected  # who was leased something for it
+        self.offers: dict[PeerId, Offer] = {}
+        self.brought: set[PeerId] = set()  # whose payload is in the mean, or can never be
+        self.passing: set[PeerId] = set()
+        self.mean: GroupMean | None = None
+        self.stakes: list[Stake] = []  # as added to it
+        self.num_claimed = 0  # tokens of wards that are added, or about to be
+        self.num_own = 0  # tokens of this peer's own lease
+        self.payloads: list[Digest] = []
+        self.own_at: float | None = None  # since when this peer's own payload is in the mean, or can never be
+        self.has_grace = False  # who is missing has only a grace left
+        self.is_grace_over = False
+        self.is_closed = False
+        self.half_at: float | None = None  # since when more than half have brought theirs
+        self.last_at = 0.0
+
+
+class Sponsor:
+    """
+    Args:
+        speed: returns the tokens per second of this peer's own training.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        rounds: Rounds,
+        records: Records,
+        handing: Handing,
+        speed: Callable[[], float],
+        tasks: Tasks,
+    ) -> None:
+        self.wards: dict[PeerId, float] = {}  # and how fast each trains
+        self._node = place.node
+        self._clock: Clock = place.clock
+        self._compute = place.compute
+        self._emit = place.emit
+        self._rounds = rounds
+        self._records = records
+        self._handing = handing
+        self._speed = speed
+        self._tasks = tasks
+        self._allowed: dict[PeerId, int] = {}  # tokens that a ward may claim
+        # For how many rounds wards have brought nothing of what was leased to them.
+        self._silent: dict[PeerId, int] = {}
+        self._halves_s: list[float] = []  # from this peer's own work until more than half had brought theirs
+        self._graces_s: list[float] = []  # from then until the last one
+        self._early: dict[PeerId, OfferNote] = {}  # of the round after this one
+        self._gate = asyncio.Semaphore(PARALLEL)
+        self._timers: list[asyncio.TimerHandle] = []
+        self._now = Collection(rounds.chain.base, frozenset())
+        place.node.serve(SponsorPlease, self._consider)
+        place.node.on_note(OfferNote, self._on_offer)
+        place.node.on_note(WardPass, self._on_pass)
+
+    # --- what the peer does ---
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        return self._rounds.ranges
+
+    @property
+    def is_hurried(self) -> bool:
+        return self._rounds.is_hurried
+
+    def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...] | None:
+        """Bring this peer's payload to the present round, with those of its wards, if it has any."""
+        self._look()
+        if not self.wards and not self._now.stakes:
+            return self._rounds.announce(tokens, parts)
+        self._tasks.spawn(self._add_own(self._now, tokens, parts))
+        return tuple(part.digest for part in parts)
+
+    def pass_on(self) -> None:
+        """Bring nothing to the present round: this peer is paused, and its wards find another sponsor."""
+        self.release()
+        self._rounds.pass_on()
+
+    def release(self) -> None:
+        for ward in self.wards:
+            self._node.post(ward, Release(branch=self._rounds.chain.base.branch))
+        for ward in list(self.wards):
+            self._forget(ward)
+
+    def pass_evaluation_on(self, evaluation: Evaluation) -> None:
+        for ward in self.wards:
+            self._node.post(ward, evaluation)
+
+    # --- wards come ---
+
+    async def _consider(self, peer: PeerId, please: SponsorPlease) -> SponsorAnswer:
+        base = self._rounds.chain.base
+        if not self._rounds.is_member or please.branch != base.branch:
+            return SponsorAnswer(is_taken=False, reason="no elector of this branch")
+        if self._rounds.chain.charter.settings.method.graph is not None:
+            return SponsorAnswer(is_taken=False, reason="members exchange with neighbours, and have no groups")
+        if not self._take(peer):
+            return SponsorAnswer(is_taken=False, reason="there is no room")
+        self._look()
+        self._now.expected -= {peer}  # it obeyed nobody until now: what was leased to it is not under way
+        self._check(self._now)
+        return SponsorAnswer(is_taken=True)
+
+    def _take(self, peer: PeerId) -> bool:
+        base = self._rounds.chain.base
+        is_other = peer in base.electorate or peer in base.charter.banned or not self._rounds.is_member
+        if is_other or (peer not in self.wards and len(self.wards) >= MAX_GROUP - 1):
+            return False
+        self.wards.setdefault(peer, 0.0)
+        settings = base.charter.settings
+        self._allowed.setdefault(peer, NEW_QUOTAS * settings.quota_tokens)
+        return True
+
+    async def _on_offer(self, peer: PeerId, note: OfferNote) -> None:
+        offer = unseal(note.signed, Offer, verify)
+        if note.signed.signer != peer:
+            raise WireError(f"{short(peer)} passed on an offer of {short(note.signed.signer)}")
+        self._look()
+        base = self._now.base
+        if (offer.run, offer.branch, offer.sponsor) != (base.run, base.branch, self._node.peer):
+            return
+        if offer.round == base.round + 1 and len(self._early) < MAX_GROUP:
+            self._early[peer] = note
+        if offer.round == base.round and peer not in self._now.offers and self._take(peer):
+            self._now.offers[peer] = offer
+            self.wards[peer] = offer.tokens_per_s
+            self._silent.pop(peer, None)
+            self._now.last_at = self._clock.now()
+            self._tasks.spawn(self._bring(self._now, peer, offer))
+
+    async def _on_pass(self, peer: PeerId, note: WardPass) -> None:
+        self._look()
+        if (note.branch, note.round) == (self._now.base.branch, self._now.base.round):
+            self._now.passing.add(peer)
+            self._check(self._now)
+
+    # --- one round ---
+
+    def _look(self) -> None:
+        """Begin anew where the round is another one."""
+        base = self._rounds.chain.base
+        if self._now.base is base:
+            return
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        claim = claims_in(self._rounds.chain.head).get(self._node.peer)
+        record = None if claim is None else self._records.known(claim.record)
+        leased = () if record is None else (stake.peer for stake in record.stakes if stake.samples)
+        self._now = Collection(base, frozenset(leased) | {self._node.peer})
+        own = self._records.leased(self._rounds.chain.head, base.charter)
+        self._now.num_own = len(own) * base.charter.settings.seq_len
+        early, self._early = self._early, {}
+        for peer, note in early.items():
+            self._tasks.spawn(self._on_offer(peer, note))
+
+    async def _bring(self, now: Collection, peer: PeerId, offer: Offer) -> None:
+        tokens = min(offer.tokens, self._allowed.get(peer, 0))
+        try:
+            async with self._gate:
+                if now is not self._now or now.is_closed:
+                    return
+                payload = await self._rounds.parts.whole(peer, offer.payload)
+                if now is self._now and not now.is_closed and self._may_claim(now, tokens):
+                    now.num_claimed += tokens
+                    await self._compute.serve(lambda: self._add(now, peer, tokens, offer.payload, payload))
+        except (PayloadError, DeadlineExceeded) as error:
+            self._emit(PayloadRejected(round=now.base.round, member=peer, reason=str(error)))
+        except PeerError:
+            now.offers.pop(peer, None)  # said again, it is fetched again
+            return
+        self._note_brought(now, peer)
+
+    def _may_claim(self, now: Collection, tokens: int) -> bool:
+        """Return whether others will believe so many tokens of wards more: else the ward brings them to the next round.
+
+        Who comes from a sponsor that was just left brings what nobody knows to be missing until a round is decided.
+        """
+        return 0 < tokens <= self._rounds.hearing.allowance() - now.num_claimed - now.num_own
+
+    async def _add_own(self, now: Collection, tokens: Tokens, parts: Sequence[EncodedPart]) -> None:
+        me, payload = self._node.peer, tuple(part.encoded for part in parts)
+        try:
+            await self._compute.serve(lambda: self._add(now, me, tokens, Digest(""), payload))
+        except PayloadError as error:  # another codec since it was encoded: it waits for the next round
+            self._emit(PayloadRejected(round=now.base.round, member=me, reason=str(error)))
+        now.own_at = self._clock.now()
+        self._call_later(deadline_s(self._halves_s), self._begin_grace, now)
+        self._note_brought(now, me)
+
+    def _note_brought(self, now: Collection, peer: PeerId) -> None:
+        now.brought.add(peer)
+        now.last_at = self._clock.now()
+        self._check(now)
+
+    def _add(self, now: Collection, peer: PeerId, tokens: int, name: Digest, payload: Sequence[Buffer]) -> None:
+        """On the thread that merges: one after the other."""
+        if now.is_closed:
+            return
+        if now.mean is None:
+            now.mean = self._rounds.parts.group_mean(now.base)
+        now.mean.add(weight(now.base.charter, tokens), payload)
+        now.stakes.append(Stake(peer=peer, tokens=Tokens(tokens), samples=0))
+        now.payloads.append(name)
+
+    def _check(self, now: Collection) -> None:
+        """Bring the mean, if it is time to."""
+        if now is not self._now or now.is_closed:
+            return
+        expected = now.expected & {self._node.peer, *self.wards}
+        if now.half_at is None and is_grace_due(expected, now.brought):
+            now.half_at = self._clock.now()
+            self._begin_grace(now)
+        statuses = self._rounds.standing.statuses
+        away = {peer for peer in expected if statuses.get(peer) in ("gone", "suspected")} | now.passing
+        under_way = now.offers.keys() - now.brought  # not long any more
+        if now.own_at is not None and may_close(expected | under_way, now.brought, away, now.is_grace_over):
+            self._tasks.spawn(self._close(now))
+
+    def notice(self, peer: PeerId, is_away: bool) -> None:
+        """Take up what membership says of a peer."""
+        if is_away and self._rounds.standing.statuses.get(peer) == "gone":
+            self._forget(peer)
+        self._check(self._now)
+
+    def _begin_grace(self, now: Collection) -> None:
+        if now.has_grace or now is not self._now:
+            return
+        now.has_grace = True
+        grace_s = deadline_s(self._graces_s)
+        self._call_later(grace_s / 2, self._hurry, now)
+        self._call_later(grace_s, self._end_grace, now)
+
+    def _call_later(self, delay_s: float, act: Callable[[Collection], None], now: Collection) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, act, now))
+
+    def _hurry(self, now: Collection) -> None:
+        for ward in sorted(now.expected & self.wards.keys() - now.offers.keys()):
+            self._node.post(ward, Hurry(branch=now.base.branch, round=now.base.round))
+
+    def _end_grace(self, now: Collection) -> None:
+        now.is_grace_over = True
+        self._check(now)
+
+    async def _close(self, now: Collection) -> None:
+        if now.is_closed:
+            return
+
+        def finish() -> tuple[EncodedPart, ...]:
+            now.is_closed = True
+            # As others count them, by the claim: the sponsor, and whoever brought something through it.
+            num_merged = 1 + sum(stake.tokens > 0 for stake in now.stakes if stake.peer != self._node.peer)
+            return () if now.mean is None else now.mean.result(self._rounds.parts.group_codec(now.base, num_merged))
+
+        parts, tokens = await self._compute.serve(finish), sum(stake.tokens for stake in now.stakes)
+        if tokens and now is self._now and now.base is self._rounds.chain.base and self._rounds.is_member:
+            record = self._record(now)
+            self._records.keep(record)
+            self._rounds.announce(Tokens(tokens), parts, group=record)
+        now.mean = None
+
+    def _record(self, now: Collection) -> GroupRecord:
+        """Return whom the mean counts, and what each peer of the group is to be leased next."""
+        me, base = self._node.peer, now.base
+        wards = {peer: speed for peer, speed in self.wards.items() if peer not in now.passing | self._silent.keys()}
+        speeds = {**self._rounds.speeds, **{peer: speed for peer, speed in wards.items() if speed > 0}}
+        if (own := self._speed()) > 0:
+            speeds[me] = own
+        wanted = shares(base.charter, {*base.electorate, *wards}, speeds)
+        samples = {peer: wanted[peer] for peer in (me, *sorted(wards))}
+        stakes = [Stake(peer=each.peer, tokens=each.tokens, samples=samples.pop(each.peer, 0)) for each in now.stakes]
+        stakes += [Stake(peer=peer, tokens=Tokens(0), samples=num) for peer, num in samples.items()]
+        return record_of(base, me, stakes[:MAX_GROUP], now.payloads)
+
+    # --- a round is decided ---
+
+    def decided(self, certificate: Certificate) -> None:
+        """Take up a decision, and tell the wards of it. Who of them is an elector from now on is no ward any more."""
+        manifest, me = certificate.manifest, self._node.peer
+        now = self._now
+        if now.half_at is not None:
+            self._graces_s = [*self._graces_s, max(0.0, now.last_at - now.half_at)][-NUM_REMEMBERED:]
+            if now.own_at is not None:
+                self._halves_s = [*self._halves_s, max(0.0, now.half_at - now.own_at)][-NUM_REMEMBERED:]
+        self._note_silence(now)
+        claim = claims_in(manifest).get(me)
+        record = None if claim is None else self._records.known(claim.record)
+        if self.wards:
+            self._tasks.spawn(self._handing.tell(certificate, self._in_order()))
+        if record is not None:
+            self._allow(manifest, record)
+        for peer in self.wards.keys() & manifest.members:
+            self._forget(peer)
+        if me not in manifest.members:
+            self.release()
+
+    def _note_silence(self, now: Collection) -> None:
+        """Give no work to wards that brought nothing of theirs, until they do; they may have another sponsor."""
+        for peer in sorted(now.expected & self.wards.keys()):
+            if peer in now.offers or peer in now.passing:
+                self._silent.pop(peer, None)
+            else:
+                self._silent.setdefault(peer, 0)
+        for peer in list(self._silent):
+            self._silent[peer] += 1
+            if self._silent[peer] >= MAX_SILENT:
+                self._forget(peer)
+
+    def _forget(self, peer: PeerId) -> None:
+        for known in (self.wards, self._allowed, self._silent):
+            known.pop(peer, None)
+
+    def _allow(self, manifest: Manifest, record: GroupRecord) -> None:
+        charter = self._rounds.chain.charter
+        num = sum(lease.num_windows for lease in manifest.leases if lease.peer == self._node.peer)
+        cut = slices(num, record, charter)
+        for ward in self.wards:
+            if tokens_of(record, ward):
+                self._allowed[ward] = 0
+            self._allowed[ward] = self._allowed.get(ward, 0) + len(cut.get(ward, ())) * charter.settings.seq_len
+
+    def _in_order(self) -> tuple[PeerId, ...]:
+        """Return the wards, those last that nobody should have to wait for: the silent, the suspected and the slow."""
+        rates, statuses = self._rounds.parts.rates.known(), self._rounds.standing.statuses
+        measured = [rates[peer] for peer in self.wards if peer in rates]
+        least = median(measured) / SLOW if measured else 0.0
+
+        def is_last(peer: PeerId) -> bool:
+            is_away = peer in self._silent or statuses.get(peer) in ("gone", "suspected")
+            return is_away or rates.get(peer, least) < least
+
+        return tuple(sorted(self.wards, key=is_last))

@@ -1,0 +1,115 @@
+"""What was decided, on its way through a group: no peer sends it more than twice.
+
+    sponsor ── HandOn ──► every ward             the certificate's digest, and from whom to fetch it
+    ward ── fetch ──► source, or the sponsor     the certificate, the group's record, then the results
+
+The sources make a tree under the sponsor. All wards ask at once, and who is asked for what it is itself about to get
+lets the asker wait (`Node.expect`), so parts of results run down the tree one behind the other.
+
+Failure:
+- a source dies, or does not get it either: the sponsor delivers.
+- the sponsor dies when it has told: what is below who has it gets it from there; others find the decision like anybody
+  who is behind (`Entrance.catch_up`).
+- a source delivers something else: it has another digest, and was never fetched.
+
+It does not know who is in a group, nor what a decision does.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from weft.errors import NetError, PeerError, Refused, WireError
+from weft.ids import Digest, PeerId
+from weft.net.blobs.blobs import StillComing
+from weft.tasks import Tasks
+from weft.peer.messages import Decision, HandOn
+from weft.peer.context import Place
+from weft.peer.group.records import MAX_NBYTES, Records
+from weft.peer.round.driver import Rounds
+from weft.sync.round.groups import claims_in, sources
+from weft.sync.records.messages import Certificate
+from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest, encode
+
+NUM_KEPT = 2  # rounds whose certificates are served
+SOURCE_S = 8.0  # for a source to deliver what is small: it may wait for its own, some links further up
+
+
+class Handing:
+    """Of one peer, as a sponsor and as a ward.
+
+    Args:
+        sponsor: returns whose ward this peer is.
+    """
+
+    def __init__(
+        self, place: Place, rounds: Rounds, records: Records, sponsor: Callable[[], PeerId | None], tasks: Tasks
+    ) -> None:
+        self._node = place.node
+        self._rounds = rounds
+        self._records = records
+        self._sponsor = sponsor
+        self._tasks = tasks
+        self._kept: dict[Digest, bytes] = {}
+        self._taking: Digest | None = None
+        place.node.on_note(HandOn, self._on_hand_on)
+        place.node.serve_blobs(self._lookup)
+
+    async def tell(self, certificate: Certificate, wards: Sequence[PeerId]) -> None:
+        """Sponsor: tell wards of a decision, once its results can be had from here.
+
+        Args:
+            wards: those first that should hand it on.
+        """
+        with suppress(PeerError):
+            await self._rounds.parts.results(certificate.manifest)
+        name = self._keep(encode(certificate))
+        for ward, source in sources(self._node.peer, wards).items():
+            self._node.post(ward, HandOn(round=certificate.manifest.round, certificate=name, source=source))
+
+    async def _on_hand_on(self, peer: PeerId, note: HandOn) -> None:
+        is_new = note.round == self._rounds.chain.base.round and note.certificate != self._taking
+        if peer == self._sponsor() and is_new:
+            self._taking = note.certificate
+            self._tasks.spawn(self._take(peer, note))
+
+    async def _take(self, sponsor: PeerId, note: HandOn) -> None:
+        """Ward: fetch what was decided, and go on from it."""
+        with self._node.expect(note.certificate):
+            source, data = await self._from((note.source, sponsor), note.certificate, MAX_RECORD_NBYTES)
+            if data is not None:
+                self._keep(data)
+        if data is None:
+            return  # others tell that they are further, and the chain is fetched
+        try:
+            certificate = decode(data, Certificate)
+        except WireError:
+            return
+        claim = claims_in(certificate.manifest).get(sponsor)
+        if claim is not None and self._records.known(claim.record) is None:
+            with self._node.expect(claim.record):
+                _, record = await self._from((source, sponsor), claim.record, MAX_NBYTES)
+                if record is not None:
+                    self._records.read(record)
+        self._rounds.parts.source = source
+        self._rounds.on_decision(Decision(certificate=certificate))
+
+    async def _from(self, holders: Sequence[PeerId], wanted: Digest, most: int) -> tuple[PeerId, bytes | None]:
+        """Return who delivered a blob, and the blob."""
+        for holder in dict.fromkeys(holders):
+            with suppress(PeerError, NetError, Refused, TimeoutError):
+                async with asyncio.timeout(SOURCE_S):
+                    while True:
+                        with suppress(StillComing):
+                            return holder, await self._node.fetch_small(holder, wanted, most)
+        return holders[-1], None
+
+    def _keep(self, certificate: bytes) -> Digest:
+        name = digest(certificate)
+        self._kept[name] = certificate
+        while len(self._kept) > NUM_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return name
+
+    def _lookup(self, _peer: PeerId, wanted: Digest) -> Buffer | None:
+        return self._kept.get(wanted)

@@ -1,0 +1,219 @@
+"""This peer while the electorate has no room for it: it contributes through an elector, its sponsor.
+
+    SponsorPlease ──► electors, in an order of its own, until one takes it
+    Offer ──► sponsor           once a round, of what it has trained; the sponsor fetches the payload
+    ◄── HandOn                  what was decided, and from whom to fetch it (`handing`)
+
+It follows what is decided like anybody outside the electorate, and has no vote. In a round it offers to one sponsor and
+to no other, so nothing is counted twice; what was not counted it offers in the next, to whoever sponsors it then.
+
+Failure:
+- the sponsor is gone, has left the electorate, is paused, or has not counted this peer for some rounds: the next one is
+  asked, and the carry stays.
+- all electors are full or away: they are asked again, with growing pauses.
+- decisions are not heard: others tell that they are further, and the chain is fetched (`Entrance.catch_up`).
+
+It does not know training.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from weft.errors import NetError, PeerError, Refused
+from weft.events import Notice, Sponsored
+from weft.ids import BranchId, Digest, PeerId, Round, Tokens, short
+from weft.peer.messages import Hurry, Joining, OfferNote, Release, SponsorAnswer, SponsorPlease, WardPass
+from weft.peer.context import Place
+from weft.peer.group.records import Records
+from weft.peer.round.driver import Rounds
+from weft.rng import order_key
+from weft.sync.round.groups import Offer, claims_in, order_of
+from weft.sync.records.messages import Manifest
+from weft.sync.merge.reduce import EncodedPart, named
+from weft.wire import digest_of, seal
+
+LOOK_S = 0.5
+CALL_S = 5.0
+REPEAT_S = 4.0  # until an offer is said again
+MAX_MISSED = 3  # rounds in which the sponsor neither counted nor leased to this peer
+LONGEST_PAUSE_S = 8.0
+PATIENCE_S = 10.0  # with an electorate that has room and does not count this peer in
+
+
+class Ward:
+    """
+    Args:
+        speed: returns the tokens per second of this peer's training.
+    """
+
+    def __init__(self, place: Place, rounds: Rounds, records: Records, speed: Callable[[], float]) -> None:
+        self.sponsor: PeerId | None = None
+        self._node = place.node
+        self._identity = place.identity
+        self._emit = place.emit
+        self._clock = place.clock
+        self._rounds = rounds
+        self._records = records
+        self._speed = speed
+        self._offered: tuple[BranchId, Round] | None = None  # where this peer last made an offer
+        self._said: tuple[OfferNote, float] | None = None
+        self._num_missed = 0
+        self._left: PeerId | None = None  # the sponsor before
+        self._pause_s = LOOK_S
+        self._asked_in: Manifest | None = None
+        self._outside_since = place.clock.now()
+        self.is_near: Callable[[], bool] = lambda: True  # whether this peer can follow, and so be of use
+        self._hurried: tuple[BranchId, Round] | None = None
+        place.node.on_note(Release, self._on_release)
+        place.node.on_note(Hurry, self._on_hurry)
+
+    async def watch(self) -> None:
+        """Keep a sponsor as long as one is needed. Run until cancelled."""
+        while True:
+            await asyncio.sleep(self._pause_s if self.sponsor is None else LOOK_S)
+            if self._node.peer in self._rounds.chain.base.electorate:
+                self.sponsor, self._pause_s, self._outside_since = None, LOOK_S, self._clock.now()
+                self._rounds.parts.source = None
+                continue
+            if self.sponsor is not None and (reason := self._why_leave(self.sponsor)):
+                self._leave(reason)
+            if self.sponsor is None:
+                await self._look()
+            else:
+                self._repeat()
+                await self._ask_for_room()
+
+    # --- what the peer does ---
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        return self._rounds.ranges
+
+    @property
+    def is_hurried(self) -> bool:
+        base = self._rounds.chain.base
+        if self._rounds.chain.charter.has_even_leases:
+            return False
+        return not self._rounds.decided.empty() or self._hurried == (base.branch, base.round)
+
+    def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...] | None:
+        """Offer this peer's payload to its sponsor; None: there is none, or another one has an offer of this round."""
+        base = self._rounds.chain.base
+        if self.sponsor is None or self._offered == (base.branch, base.round):
+            return None
+        payload = named(b"".join(part.encoded for part in parts))
+        self._rounds.parts.offer([payload])
+        offer = Offer(
+            run=base.run,
+            branch=base.branch,
+            round=base.round,
+            sponsor=self.sponsor,
+            tokens=tokens,
+            payload=payload.digest,
+            tokens_per_s=self._speed(),
+        )
+        self._offered = (base.branch, base.round)
+        self._said = OfferNote(signed=seal(self._identity, offer)), self._clock.now()
+        self._node.post(self.sponsor, self._said[0])
+        return (payload.digest,)
+
+    def pass_on(self) -> None:
+        """Bring nothing to the present round: this peer is paused."""
+        base = self._rounds.chain.base
+        if self.sponsor is not None:
+            self._node.post(self.sponsor, WardPass(branch=base.branch, round=base.round))
+
+    def settle(self, manifest: Manifest, is_counted: bool) -> None:
+        """Take up whether a round counted this peer, and whether the next has work for it."""
+        self._said = None
+        is_served = is_counted or len(self._records.leased(manifest, self._rounds.chain.charter)) > 0
+        self._num_missed = 0 if is_served else self._num_missed + 1
+
+    def give_up(self) -> None:
+        """Obey nobody any more: this peer has to find its way first."""
+        self.sponsor = None
+
+    # --- the sponsor ---
+
+    def _why_leave(self, sponsor: PeerId) -> str:
+        if sponsor not in self._rounds.chain.base.electorate:
+            return "it is no elector any more"
+        if self._rounds.standing.statuses.get(sponsor) == "gone":
+            return "it is gone"
+        if self._num_missed >= MAX_MISSED:
+            return f"it neither counted nor leased anything in {self._num_missed} rounds"
+        return ""
+
+    def _leave(self, reason: str) -> None:
+        assert self.sponsor is not None
+        self._emit(Notice(text=f"{short(self.sponsor)} sponsors this peer no more: {reason}"))
+        self._left, self.sponsor, self._pause_s = self.sponsor, None, LOOK_S
+        self._rounds.parts.source = None
+        self._rounds.decided.put_nowait(None)  # no decision comes from there any more: who waits for one looks around
+
+    async def _look(self) -> None:
+        """Ask electors in this peer's order until one takes it."""
+        if not self.is_near():
+            self._outside_since = self._clock.now()
+            return
+        base, charter = self._rounds.chain.base, self._rounds.chain.charter
+        if charter.settings.method.graph is not None:
+            return  # nobody takes wards: it waits for a place among the members
+        has_room = len(base.electorate) < charter.electors
+        if has_room and self._clock.now() - self._outside_since < PATIENCE_S:
+            return
+        statuses = self._rounds.standing.statuses
+        order = order_of(base.run, self._node.peer, base.electorate)
+        for elector in sorted(order, key=lambda each: each == self._left):  # who was left last is asked last
+            if statuses.get(elector) in ("gone", "suspected"):
+                continue
+            try:
+                please = SponsorPlease(branch=base.branch, round=base.round)
+                answer = await self._node.call(elector, please, SponsorAnswer, deadline_s=CALL_S)
+            except (PeerError, NetError, Refused):
+                continue
+            if self._rounds.is_member:
+                return
+            if answer.is_taken:
+                self.sponsor, self._num_missed, self._pause_s = elector, 0, LOOK_S
+                self._emit(Sponsored(round=base.round, sponsor=elector))
+                return
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def _repeat(self) -> None:
+        """Say an offer again while its round lasts: letters get lost with links."""
+        now, base = self._clock.now(), self._rounds.chain.base
+        if self._said is None or self.sponsor is None or now - self._said[1] < REPEAT_S:
+            return
+        if self._offered == (base.branch, base.round):
+            self._said = self._said[0], now
+            self._node.post(self.sponsor, self._said[0])
+
+    async def _ask_for_room(self) -> None:
+        """Ask the electorate for a place in it that is free, where this peer is one of the first in its group to."""
+        chain = self._rounds.chain
+        head, room = chain.head, chain.charter.electors - len(chain.base.electorate)
+        if room <= 0 or self._asked_in == head:
+            return
+        self._asked_in = head
+        claim = claims_in(head).get(self.sponsor or head.leader)
+        record = None if claim is None else self._records.known(claim.record)
+        wards = [stake.peer for stake in record.stakes if stake.samples] if record is not None else []
+        wards.sort(key=lambda peer: order_key(head.run, head.round, peer))
+        if self._node.peer not in [peer for peer in wards if peer != self.sponsor][:room]:
+            return
+        joining = Joining(branch=head.branch, manifest=digest_of(head))
+        for elector in head.members:
+            with suppress(PeerError, NetError, Refused):
+                await self._node.note(elector, joining)
+
+    # --- what the sponsor says ---
+
+    async def _on_release(self, peer: PeerId, _note: Release) -> None:
+        if peer == self.sponsor:
+            self._leave("it takes no wards now")
+
+    async def _on_hurry(self, peer: PeerId, note: Hurry) -> None:
+        if peer == self.sponsor:
+            self._hurried = (note.branch, note.round)

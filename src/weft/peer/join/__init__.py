@@ -1,0 +1,1 @@
+"""join: see the tree in README.md."""

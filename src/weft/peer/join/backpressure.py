@@ -1,0 +1,196 @@
+"""A peer's eye on its own line: how far it is behind, whether it can catch up at all, and a plea to wait for it.
+
+    watch     every second: what came, and what the run has added
+    tell      a newcomer, once, both figures and what to do about it, where its line is slower than the run; and once
+              more when it is in and falls behind again
+    plead     where its person wants that (`PeerConfig.is_blocking`): members are asked, every 2 s, to announce nothing
+
+Asked are the members that the manifest names whose state this peer fetches or holds. As soon as half of them decline,
+the others are let go: alone they should not wait. They are asked again after a minute, since one who has just waited
+for another newcomer rests.
+
+Failure:
+- this process ends while members wait: they notice (`blocking`).
+- nobody waits: this peer goes on as slowly as it did; an event says who declined, and why.
+
+It does not know how a state is fetched, nor when members announce.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from statistics import median_low
+
+from weft.errors import NetError, PeerError, Refused
+from weft.events import JoinTooSlow, Notice
+from weft.ids import PeerId
+from weft.peer.join.state_fetch import Arrival, Beats
+from weft.peer.join.hold_rule import DAY_S
+from weft.peer.messages import BlockAnswer, BlockPlease
+from weft.peer.join.pace import Lag, Pace
+from weft.peer.context import Place
+from weft.peer.state.replica import Replica
+from weft.peer.round.driver import Rounds
+from weft.sync.records.messages import Manifest
+
+LOOK_S = 1.0
+ASK_S = 2.0  # between two requests: several are lost before members take this peer for silent
+AGAIN_S = 60.0
+CALL_S = 5.0
+NOTHING = -1  # before the first round
+NEAR_S = 5.0  # heartbeats come every 2 s, and the results of a round take a moment
+
+
+class Plea:
+    """Of one peer.
+
+    Args:
+        beats: returns what linked peers told last.
+        rounds: returns the rounds that this peer takes part in, or asks to, once it holds a state.
+    """
+
+    def __init__(
+        self, place: Place, replica: Replica, arrival: Arrival, beats: Beats, rounds: Callable[[], Rounds | None]
+    ) -> None:
+        self._node = place.node
+        self._clock = place.clock
+        self._emit = place.emit
+        self._is_blocking = place.settings.is_blocking
+        self._replica = replica
+        self._arrival = arrival
+        self._beats = beats
+        self._rounds = rounds
+        self._pace = Pace(replica.result_nbytes)
+        self._lag = Lag()
+        self._is_in = False  # it has been in sync: a newcomer no more
+        self._is_told = False
+        self._asks_at = float("inf")  # when members are asked next
+        self._waiting: set[PeerId] = set()  # who waits for this peer
+        self._last_refusal = ""
+
+    @property
+    def is_near(self) -> bool:
+        """Whether this peer lacks at most what was committed just now: who lacks more is of no use as a member."""
+        return self._lag.lasts_s(self._reached(), self._clock.now()) < NEAR_S
+
+    async def watch(self) -> None:
+        """Watch the line. Run until cancelled."""
+        while True:
+            self._lag.note(self._reached(), self._latest(), self._clock.now())
+            if not self._is_in and self._is_in_sync():
+                await asyncio.sleep(LOOK_S)  # so that its request to be counted in is there first
+                await self._let_go()
+                self._enter()
+            self._look()
+            if not self._is_in and self._clock.now() >= self._asks_at:
+                await self._plead()
+            await asyncio.sleep(LOOK_S)
+
+    def _enter(self) -> None:
+        """Be a newcomer no more; who was told that its line is too slow is watched on, and told once more."""
+        self._is_in = True
+        self._is_told = not self._is_told
+        self._pace = Pace(self._replica.result_nbytes)
+
+    def _look(self) -> None:
+        if self._is_in and self._is_told:
+            return
+        _, received = self._node.moved
+        is_fetching = self._is_behind() if self._is_in else self._is_fetching()
+        self._pace.look(self._clock.now(), self._latest(), received, is_fetching=is_fetching)
+        figures = None if self._is_told else self._pace.too_slow()
+        if figures is not None:
+            self._is_told = True
+            needs_s = self._needs_s()
+            self._emit(
+                JoinTooSlow(
+                    received_bps=figures.received_bps,
+                    added_bps=figures.added_bps,
+                    needs_s=needs_s,
+                    is_blocking=self._is_blocking and not self._is_in,
+                    is_in=self._is_in,
+                )
+            )
+            if self._is_blocking and not self._is_in:
+                self._asks_at = self._clock.now()
+
+    def _needs_s(self) -> int:
+        return max(1, round(min(self._pace.needs_s(self._left_nbytes()), DAY_S)))
+
+    async def _plead(self) -> None:
+        members = self._members()
+        answers = await self._ask(members, self._needs_s())
+        self._waiting |= {peer for peer, refusal in answers.items() if not refusal}
+        refusals = {peer: refusal for peer, refusal in answers.items() if refusal}
+        if 2 * len(refusals) < len(members):
+            self._asks_at = self._clock.now() + ASK_S
+            return
+        await self._let_go()
+        self._asks_at = self._clock.now() + AGAIN_S
+        said = f"{len(refusals)} of {len(members)} members do not wait for this machine: "
+        said += "; ".join(sorted(set(refusals.values())))
+        if said != self._last_refusal:
+            self._last_refusal = said
+            self._emit(Notice(text=said))
+
+    async def _let_go(self) -> None:
+        waiting, self._waiting = sorted(self._waiting), set()
+        await self._ask(waiting, 0)
+
+    async def _ask(self, members: Sequence[PeerId], needs_s: int) -> dict[PeerId, str]:
+        """Return why each of `members` does not wait for this peer; nothing: it does."""
+        please = BlockPlease(needs_s=needs_s)
+        asked: list[Awaitable[str]] = [self._ask_one(peer, please) for peer in members]
+        return dict(zip(members, await asyncio.gather(*asked), strict=True))
+
+    async def _ask_one(self, peer: PeerId, please: BlockPlease) -> str:
+        try:
+            answer = await self._node.call(peer, please, BlockAnswer, deadline_s=CALL_S)
+        except (PeerError, NetError, Refused) as error:
+            return str(error)
+        return "" if answer.is_given else answer.reason or "it declines"
+
+    # --- how far this peer has come ---
+
+    def _latest(self) -> int:
+        """Return the round that most linked members have reached, on this peer's branch: one may claim anything."""
+        head = self._head()
+        told = [(peer, beat) for peer, beat in self._beats().items() if beat.manifest is not None]
+        if head is not None:
+            told = [(peer, beat) for peer, beat in told if peer in head.members and beat.branch == head.branch]
+        return median_low(beat.round for _, beat in told) if told else NOTHING
+
+    def _head(self) -> Manifest | None:
+        """Return the manifest whose state is coming, or else of what is here."""
+        partial = self._arrival.under_way
+        return self._replica.head if partial is None else partial.head
+
+    def _reached(self) -> int:
+        """Return the round whose state is here."""
+        return NOTHING if self._replica.head is None else self._replica.head.round
+
+    def _is_in_sync(self) -> bool:
+        rounds, head = self._rounds(), self._replica.head
+        return rounds is not None and head is not None and head == rounds.chain.head and self.is_near
+
+    def _is_fetching(self) -> bool:
+        rounds = self._rounds()
+        return self._arrival.under_way is not None or (rounds is not None and rounds.chain.head != self._replica.head)
+
+    def _is_behind(self) -> bool:
+        """Return whether who was in lacks bytes, and for long: before that its line need not have been busy."""
+        rounds = self._rounds()
+        if rounds is None or self.is_near:
+            return False
+        return self._arrival.under_way is not None or not rounds.parts.has_results(rounds.chain.head)
+
+    def _left_nbytes(self) -> int:
+        partial, head = self._arrival.under_way, self._head()
+        if head is None:
+            return sum(4 * vector.numel() for vector in self._replica.vectors().values())
+        num_rounds = max(self._latest() - head.round, 0)
+        return (0 if partial is None else partial.missing_nbytes) + num_rounds * self._replica.result_nbytes
+
+    def _members(self) -> list[PeerId]:
+        head = self._head()
+        members = self._node.peers if head is None else head.members
+        return [peer for peer in members if peer != self._node.peer]

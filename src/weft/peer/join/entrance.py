@@ -1,0 +1,412 @@
+"""How a peer comes into a run, and back into it.
+
+    the maker      gather: waits for newcomers, then tells all of them the run's first manifest
+    a newcomer     enter: fetches the state of a member that is far ahead, or hears the first manifest
+                   be_counted_in: follows the chain from outside and asks to be a member, until a manifest says so
+    a straggler    catch_up: finds what was decided without it in another's chain; who is too far behind enters anew,
+                   and keeps its carry where it is sure that nobody counted it
+    once more      resume: back from its checkpoint, enters the run that goes on; where nobody has a state, alone
+
+Failure:
+- nobody has the state, or who has it vanishes: the next one is asked, again and again, until the peer is told to stop.
+- nobody else is left: the run goes on here, as a branch of its own where others may have gone further.
+
+It does not know rounds' decisions, nor how to end.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Literal
+
+from weft.errors import NetError, PeerError, Refused, WeftError
+from weft.events import Notice
+from weft.ids import BranchId, Digest, PeerId, short
+from weft.net.membership.membership import Membership
+from weft.run.amend import first_charter
+from weft.peer.join.state_fetch import Arrival, Heads
+from weft.peer.join.ranking import Asking
+from weft.peer.fork.split import patience_s
+from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, open_branch
+from weft.run.config import Genesis
+from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
+from weft.peer.state.legacies import Legacies
+from weft.peer.fork.watch import Lookout
+from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
+from weft.peer.context import Place
+from weft.peer.join.backpressure import Plea
+from weft.peer.state.replica import Replica
+from weft.peer.round.driver import Rounds
+from weft.sync.records.messages import Certificate, Manifest, next_base
+from weft.sync.round.rules import Durable
+from weft.wire import digest_of
+
+MEET_S, NUM_LOOKS = 1.0, 10
+JOINING_S = 1.0  # between two requests to be counted in
+JOINING_EXPIRES_S = 5.0  # who has not asked for so long is not counted in
+CALL_S = 10.0
+PATIENCE_S = 30.0  # with peers that tell of a later state and do not deliver it
+Found = Literal["nobody", "reached", "failed"]  # nobody has a state, has a later one, delivers it
+OWN_AFTER_S: dict[Found, float] = {"nobody": JOINING_EXPIRES_S, "reached": 0.0, "failed": PATIENCE_S}
+AHEAD_NBYTES = RESULTS_NBYTES // 2  # of results, that are fetched before the first of them is applied
+SETTLE_S = 10.0  # at most, for the round in which this peer has announced, before it goes over to another branch
+
+
+class Entrance:
+    """The ways in of one peer.
+
+    Args:
+        rounds: returns the rounds it takes part in, once it does.
+    """
+
+    def __init__(
+        self,
+        run: Genesis,
+        place: Place,
+        membership: Membership,
+        replica: Replica,
+        carry: Carry,
+        rounds: Callable[[], Rounds | None],
+    ) -> None:
+        self._run = run
+        self._place = place
+        self._node = place.node
+        self._membership = membership
+        self._replica = replica
+        self._carry = carry
+        self._rounds = rounds
+        self.counts: Callable[[Manifest], Awaitable[bool]] = lambda _manifest: asyncio.sleep(0, True)
+        self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
+        self._asked = asyncio.Event()
+        self._order = Asking(place.node, membership, place.clock)
+        self.lookout = Lookout(place.node, place.clock, membership, replica, rounds)
+        self._arrival = Arrival(place, replica, self.lookout.beats)
+        self.plea = Plea(place, replica, self._arrival, self.lookout.beats, rounds)
+        self.legacies = Legacies(place, replica, self._certificate)
+        self._settling_since: float | None = None
+        self._last_failure = ""  # why a state has not come
+        self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
+        self._node.on_note(Joining, self._on_joining)
+        self._node.on_note(RunBegin, self._on_opening)
+
+    def askers(self) -> list[PeerId]:
+        """Return who holds a state and has asked to be counted in just now."""
+        return [peer for peer in self._recent() if self._asking[peer][0] != GENESIS]
+
+    def _recent(self) -> list[PeerId]:
+        now = self._place.clock.now()
+        return sorted(peer for peer, (_, at) in self._asking.items() if now - at < JOINING_EXPIRES_S)
+
+    # --- the maker ---
+
+    async def gather(self, wait_for: int) -> Manifest:
+        """Wait until enough peers hold the initial state, and return the run's first manifest, for `begin` to tell.
+
+        Where a peer comes that kept a state of this run, which its maker has lost, return the head of that instead.
+        """
+        while len(self._beginners()) + 1 < wait_for:
+            self._asked.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(JOINING_S):
+                    await self._asked.wait()
+            if any(self.lookout.has_state(peer) for peer in self._node.peers):
+                return await self.enter()
+        electors = [self._node.peer, *self._beginners()][: self._run.electors]
+        opening = self._first(electors, self._node.peer)
+        self._replica.head = opening
+        return opening
+
+    def begin(self, opening: Manifest) -> None:
+        """Tell everybody named that the run has begun."""
+        for member in opening.members:
+            self._node.post(member, RunBegin(opening=opening))
+
+    async def resume(self, head: Manifest, promised: Durable | None) -> Manifest:
+        """Return where to go on from, back from a checkpoint: what others have reached, or `head`.
+
+        Where nobody answers, it waits for the other members as long as a minority of the run waits.
+
+        Who has said its last word in the round after `head` is no member of it any more. If the others have gone on
+        from elsewhere, such a peer follows them even where `head` counts more: on its own it would split the run.
+        """
+        known = [peer for peer in self._node.known_addresses() if peer != self._node.peer]
+        with suppress(WeftError):
+            await self._node.connect_any(known)
+        heads = await self._states(self._patience_s(head))
+        if not heads:
+            return head if self._has_company(head) else await self._alone(head, promised)
+        base = next_base(head, self._replica.charter)
+        has_left = promised is not None and promised.has_left and promised.base == base
+        if has_left and not await self.lookout.later(heads) and all(found != head for _, found in heads):
+            with suppress(PeerError, NetError, Refused):
+                return await self._take_over(heads)
+        return await self.enter()
+
+    def _has_company(self, head: Manifest) -> bool:
+        """Return whether other members have come back with a state and, like this peer, find nobody that takes part.
+
+        All had ended, then. Together they go on from what they hold; who is behind follows the others.
+        """
+        beats = [self._membership.heartbeat_of(peer) for peer in head.members if self._node.is_linked(peer)]
+        return any(beat is not None and beat.manifest is not None and beat.branch == head.branch for beat in beats)
+
+    def _patience_s(self, head: Manifest) -> float:
+        """Return how long to wait for anybody; a strict run waits with its head, as any member that is left alone."""
+        if head.members == (self._node.peer,) or self._run.is_strict:
+            return 0.0
+        wait_s = patience_s(self._run, head.members)
+        if not self._node.peers:
+            text = f"nobody answers: waiting {wait_s:.0f} s for the other members, then going on alone as a branch. "
+            text += "Who lost the way here finds it with a fresh ticket of this peer (weft ticket)"
+            self._place.emit(Notice(text=text))
+        return wait_s
+
+    async def _states(self, wait_s: float) -> Heads:
+        """Return what linked peers hold; where all are starting just now, wait for them a little.
+
+        Args:
+            wait_s: for anybody to be linked.
+        """
+        began = self._place.clock.now()
+        while True:
+            heads = await self._heads()
+            waited_s = self._place.clock.now() - began
+            if heads or (waited_s > JOINING_EXPIRES_S if self._node.peers else waited_s >= wait_s):
+                return heads
+            await asyncio.sleep(JOINING_S)
+
+    async def _alone(self, head: Manifest, promised: Durable | None) -> Manifest:
+        me, base = self._node.peer, next_base(head, self._replica.charter)
+        has_gone_on = promised is not None and (
+            promised.base.round > base.round or (promised.base == base and promised.accepted is not None)
+        )
+        if head.members == (me,) and not has_gone_on:
+            return head
+        if self._run.is_strict and head.members != (me,):
+            return head  # nothing is decided until enough have come back
+        opening = open_branch(base, [me], me, branch_name(base, [me], me))
+        why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
+        self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
+        await self.legacies.keep_fork()
+        # What an earlier process had offered, the others may have counted: counted here, it would come back to them.
+        is_doubtful = self._carry.is_restored and not self._carry.sends_gradient
+        await self._settle(lambda: self._replica.apply(opening, ()), is_counted=is_doubtful, why=FORGOTTEN)
+        return opening
+
+    async def _settle(self, apply: Callable[[], None], *, is_counted: bool, why: str) -> None:
+        """Go on from other parameters with what is carried, and tell what of it is dropped."""
+        num_carried = self._carry.tokens
+        await self._place.compute.serve(lambda: self._carry.settle(apply, is_counted))
+        if num_dropped := num_carried - self._carry.tokens:
+            self._place.emit(dropped(num_dropped, why))
+
+    def _beginners(self) -> list[PeerId]:
+        return [peer for peer in self._recent() if self._asking[peer][0] == GENESIS]
+
+    def _first(self, members: list[PeerId], founder: PeerId) -> Manifest:
+        base = genesis(self._run.run, founder, first_charter(self._run))
+        return open_branch(base, members, founder, base.branch)
+
+    # --- a newcomer ---
+
+    async def enter(self) -> Manifest:
+        """Return the head to go on from.
+
+        That is the run's first manifest, that of a state fetched from a member, or this peer's own, where nobody has a
+        later one or nobody delivers it.
+        """
+        began = self._place.clock.now()
+        is_told = False
+        while True:
+            found = await self._from_others()
+            waited_s = self._place.clock.now() - began
+            own = self._replica.head
+            if isinstance(found, Manifest):
+                return found
+            if own is not None and waited_s >= OWN_AFTER_S[found]:
+                await self._arrival.forget()
+                return own
+            if waited_s >= PATIENCE_S and not is_told:
+                is_told = True
+                text = f"no linked peer has delivered a state of this run yet; asking on{self._last_failure}"
+                self._place.emit(Notice(text=text))
+            if found == "nobody":
+                self._ask(BranchId(self._run.run), GENESIS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(JOINING_S):
+                    opening = await self._opening.get()
+                    if self._replica.head is None and self._node.peer in opening.members:
+                        self._replica.head = opening
+                        await self._arrival.forget()
+                        return opening
+
+    async def _meet(self) -> None:
+        """Wait a moment for links: those to all others come up right after the first."""
+        known = set(self._node.known_addresses()) - {self._node.peer}
+        for _ in range(NUM_LOOKS):
+            if known <= set(self._node.peers):
+                return
+            await asyncio.sleep(MEET_S / NUM_LOOKS)
+
+    async def _from_others(self) -> Manifest | Found:
+        """Take over the furthest state that peers deliver, or tell why there is none."""
+        if self._replica.head is None and await self._heads():
+            await self._meet()  # more donors
+        heads = await self._heads()
+        later = await self.lookout.later(heads)
+        if not later:
+            return "reached" if heads else "nobody"
+        try:
+            return await self._take_over(later)
+        except (PeerError, NetError, Refused) as error:
+            self._last_failure = f": {error}"
+            return "failed"
+
+    async def be_counted_in(self, rounds: Rounds) -> None:
+        """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it.
+
+        Who is far behind does not ask: a leader that replays what was decided before would keep the others waiting.
+        """
+        head = rounds.chain.head
+        if len(head.members) < rounds.chain.charter.electors and self.plea.is_near:
+            self._ask(head.branch, digest_of(head))
+        await asyncio.sleep(JOINING_S / 2)
+        if not await self.catch_up(rounds):
+            rounds.restart(await self.enter(), self._replica.charter)
+        elif rounds.chain.head == head and not rounds.is_member:
+            rounds.begin()  # it had given a round up that nobody is further than any more
+
+    async def _heads(self) -> Heads:
+        """Return which linked peers have a state, and whose it is: the furthest first, who just failed last."""
+        asked = self._order.furthest_first()
+        request = StateRequest(run=self._run.run)
+        answers = await asyncio.gather(
+            *(self._node.call(peer, request, StateOffer, deadline_s=CALL_S) for peer in asked), return_exceptions=True
+        )
+        heads: list[tuple[PeerId, Manifest]] = []
+        for peer, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, StateOffer):
+                if answer.head is not None:
+                    heads.append((peer, answer.head))
+            elif isinstance(answer, PeerError | NetError | Refused):
+                self._order.note_failure(peer)
+            else:
+                raise answer
+
+        def order(each: tuple[PeerId, Manifest]) -> tuple[bool, int, int, BranchId, PeerId]:
+            peer, head = each
+            return self._order.has_failed(peer), -head.committed_tokens, -head.round, head.branch, peer
+
+        return sorted(heads, key=order)
+
+    async def _take_over(self, heads: Heads) -> Manifest:
+        before = self._replica.head
+        try:
+            head, charter, vectors = await self._arrival.fetch(heads)
+        except (PeerError, NetError, Refused):
+            self._order.note_failure(*self._arrival.failed)
+            raise
+        if before is not None and before.branch != head.branch:
+            left = f"branch {short(before.branch)}, round {before.round}"
+            self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
+        # Members may offer an older state, pinned for another. Rounds that count this peer come by again then, and what
+        # it has trained since cannot be told from what they count.
+        is_back = before is not None and before.branch == head.branch and before.round > head.round
+        is_lost = self._carry.tokens > 0 and (is_back or await self._may_be_counted(head))
+        await self.legacies.depart(head, charter)
+        load = lambda: self._replica.load(head, charter, vectors)  # noqa: E731
+        await self._settle(load, is_counted=is_lost, why=FORGOTTEN if is_lost else OUTDATED)
+        return head
+
+    async def _may_be_counted(self, until: Manifest) -> bool:
+        """Return whether the carry may be in a manifest up to `until` that this peer has not seen."""
+        head = self._replica.head
+        if head is None or (self._carry.offered is None and not self._carry.is_restored):
+            return False
+        # What this process offered can only be in the next round; what one before it saved, in any.
+        last = until.round if self._carry.is_restored else head.round + 1
+        chain, know_of_none = Chain(head, self._replica.charter), set[PeerId]()
+        for peer in self._order.furthest_first():
+            with suppress(PeerError, NetError, Refused):
+                while chain.head.round < last:
+                    request = ChainRequest(branch=head.branch, after=chain.head.round)
+                    answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
+                    before = chain.head
+                    for certificate in answer.certificates or ():
+                        if chain.proven(certificate):
+                            chain.append(certificate)
+                            if await self.counts(certificate.manifest):
+                                return True
+                    if chain.head == before:
+                        if answer.certificates == () and self.lookout.has_left(peer, head.branch):
+                            know_of_none.add(peer)
+                        break
+        # A round that was decided somebody decided: where all have left its branch and remember it, it was not.
+        is_undecided = know_of_none >= set(head.members) - {self._node.peer} and not self._carry.is_restored
+        return chain.head.round < last and not is_undecided
+
+    # --- a straggler ---
+
+    async def catch_up(self, rounds: Rounds) -> bool:
+        """Follow what was decided without this peer; return False where others are too far ahead to replay it."""
+        head = rounds.chain.head
+        is_too_far = False
+        ahead = self.lookout.ahead(head)
+        for peer in self._order.furthest_first():
+            if peer not in ahead:
+                continue
+            request = ChainRequest(branch=head.branch, after=head.round)
+            try:
+                answer = await self._node.call(peer, request, ChainAnswer, deadline_s=CALL_S)
+            except (PeerError, NetError, Refused):
+                self._order.note_failure(peer)
+                continue
+            if rounds.chain.head != head:
+                return True  # heard meanwhile
+            # No more than is kept until the outer steps are made: what had to give way would be fetched again.
+            most = max(1, AHEAD_NBYTES // max(self._replica.result_nbytes, 1))
+            if sum(rounds.follow(certificate) for certificate in (answer.certificates or ())[:most]):
+                return True
+            is_too_far = is_too_far or await self.lookout.is_too_far(peer, head, answer)
+        return not is_too_far
+
+    def should_settle(self, head: Manifest) -> bool:
+        """Return whether to let the present round end before going over to another branch; asked again and again.
+
+        Who goes over in the middle of an exchange cannot tell whether its work is counted where it comes from. Where
+        another of its branch has left already, the round may never end.
+        """
+        now, others = self._place.clock.now(), set(head.members) - {self._node.peer}
+        is_wanted = self._carry.offered is not None and self.lookout.is_on_lesser_branch(head)
+        if not is_wanted or any(self.lookout.has_left(peer, head.branch) for peer in others):
+            self._settling_since = None
+            return False
+        if self._settling_since is None:
+            self._settling_since = now
+        return now - self._settling_since <= SETTLE_S
+
+    # --- what others say ---
+
+    async def _on_joining(self, peer: PeerId, joining: Joining) -> None:
+        self._asking = {each: self._asking[each] for each in self._recent()}
+        self._asking[peer] = (joining.manifest, self._place.clock.now())
+        self._asked.set()
+        rounds = self._rounds()
+        is_state = joining.manifest != GENESIS  # what it asked for before the run began counts no more
+        if rounds is not None and is_state and joining.branch == rounds.chain.head.branch:
+            rounds.notice(peer, "joining")
+
+    async def _on_opening(self, peer: PeerId, begin: RunBegin) -> None:
+        is_wanted = self._replica.head is None and self._node.peer in begin.opening.members and self._opening.empty()
+        if is_wanted and begin.opening == self._first(list(begin.opening.members), peer):
+            self._opening.put_nowait(begin.opening)
+
+    # --- small things ---
+
+    def _certificate(self, manifest: Manifest) -> Certificate | None:
+        rounds = self._rounds()
+        return None if rounds is None else rounds.chain.certificate(manifest)
+
+    def _ask(self, branch: BranchId, manifest: Digest) -> None:
+        for peer in sorted(self._node.peers):
+            self._node.post(peer, Joining(branch=branch, manifest=manifest))

@@ -1,0 +1,1 @@
+"""loop: see the tree in README.md."""

@@ -1,0 +1,162 @@
+"""Held-out loss and samples of the outer parameters, made by one member for all.
+
+The leader of a round evaluates after its outer step and tells the others; replicas are equal, so one figure holds for
+all. It does not know training.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from torch import Tensor
+
+from weft.events import Evaluated, Event, Sampled
+from weft.ids import PeerId, Round, Tokens
+from weft.run.config import Genesis, RunConfig
+from weft.train.learner import Learner, Measure
+from weft.peer.messages import Evaluation
+from weft.peer.context import Place
+from weft.peer.state.replica import Replica
+from weft.peer.unmeasured import Unmeasured
+from weft.progress import Meter
+from weft.sync.records.messages import Manifest
+
+SAMPLE_TOKENS = 300
+WAIT_S = 10.0  # for the last leader's evaluation, before another makes it
+
+
+class _Stopped(Exception):
+    """This peer is to end."""
+
+
+class Evaluator(Unmeasured):
+    """Evaluates and samples for one peer, and keeps the newest figures it made or heard.
+
+    Args:
+        is_stopping: says, from any thread, that this peer is to end or to pause: what goes on breaks off.
+    """
+
+    def __init__(
+        self, run: RunConfig, place: Place, trainer: Measure, replica: Replica, is_stopping: Callable[[], bool]
+    ) -> None:
+        super().__init__()
+        assert place.data is not None
+        self._run = run
+        self._place = place
+        self._data = place.data
+        self._trainer = trainer
+        self._replica = replica
+        self._is_stopping = is_stopping
+        # As long as they were at first, whatever was amended since: figures of all rounds can be compared.
+        self._heldout = self._data.batches(run, "heldout")
+        self._evaluated_at: Round | None = None
+        self._news = asyncio.Event()
+        place.node.on_note(Evaluation, self._on_evaluation)
+
+    async def maybe(self, manifest: Manifest) -> None:
+        """Evaluate and sample where the run asks for it after this round; break off when this peer is to end.
+
+        Where members exchange with neighbours, whenever they have made the mean.
+        """
+        train, is_at_means = self._run.train, self._run.method.graph is not None
+        if manifest.is_gossip:
+            return  # nobody holds the mean
+        with suppress(_Stopped):
+            if train.evaluate_every and (is_at_means or manifest.round % train.evaluate_every == 0):
+                await self._evaluate(manifest)
+            if train.sample_every and (is_at_means or manifest.round % train.sample_every == 0):
+                await self._sample(manifest.round)
+
+    async def finish(self) -> None:
+        """Make sure that the final state is evaluated, and sample it."""
+        head = self._replica.head
+        if head is None:
+            return
+        if head.leader != self._place.node.peer:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_S):
+                    while self._evaluated_at != head.round:
+                        self._news.clear()
+                        await self._news.wait()
+        with suppress(_Stopped):
+            if self._evaluated_at != head.round:
+                await self._evaluate(head)
+            await self._sample(head.round)
+
+    def _between(self) -> None:
+        if self._is_stopping():
+            raise _Stopped
+
+    async def _evaluate(self, head: Manifest) -> None:
+        self._between()
+        outer, train = self._replica.outer, self._run.train
+        windows = min(train.evaluate_windows, self._heldout.num_windows)
+
+        def between() -> None:
+            meter.add(train.batch_size)
+            self._between()
+
+        loop = asyncio.get_running_loop()
+
+        def emit(event: Event) -> None:  # from the thread that computes
+            loop.call_soon_threadsafe(self._place.emit, event)
+
+        with Meter("evaluating", "windows", emit, self._place.clock, windows) as meter:
+            loss, num_tokens = await self._measured(outer, windows, between)
+        evaluation = Evaluation(
+            round=head.round,
+            loss=loss,
+            nats_per_byte=self._data.index.nats_per_byte(loss),
+            num_tokens=num_tokens,
+            committed_tokens=head.committed_tokens,
+        )
+        self._take(evaluation)
+        for peer in self._place.node.peers:
+            self._place.node.post(peer, evaluation)
+
+    async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:
+        return await self._place.compute.train(
+            lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
+            windows * self._run.train.seq_len // 3,  # forward only: backward is twice as much
+        )
+
+    async def _sample(self, round: Round) -> None:
+        self._between()
+        outer, tokenizer = self._replica.outer, self._data.tokenizer
+        prompt, seed = self._run.train.sample_prompt, self._run.seed
+        self.text = await self._place.compute.train(
+            lambda: self._trainer.sample(outer, tokenizer, prompt, SAMPLE_TOKENS, seed, self._between)
+        )
+        self._place.emit(Sampled(round=round, prompt=prompt, text=self.text))
+
+    async def _on_evaluation(self, _peer: PeerId, evaluation: Evaluation) -> None:
+        head = self._replica.head
+        if head is not None and evaluation.round <= head.round + 1:
+            self._take(evaluation)
+            self.on_heard(evaluation)
+
+    def _take(self, evaluation: Evaluation) -> None:
+        self._evaluated_at = evaluation.round
+        self._news.set()
+        self.loss, self.nats_per_byte = evaluation.loss, evaluation.nats_per_byte
+        self._place.emit(
+            Evaluated(
+                round=evaluation.round,
+                loss=evaluation.loss,
+                nats_per_byte=evaluation.nats_per_byte,
+                num_tokens=evaluation.num_tokens,
+                committed_tokens=Tokens(evaluation.committed_tokens),
+            )
+        )
+
+
+def make_evaluator(
+    run: Genesis, place: Place, trainer: Learner, replica: Replica, is_stopping: Callable[[], bool]
+) -> Unmeasured:
+    """Return what measures the outer parameters of `run`."""
+    if not isinstance(run, RunConfig):
+        return Unmeasured()
+    if place.companion is not None:
+        return place.companion.evaluator(replica, is_stopping)
+    assert isinstance(trainer, Measure)
+    return Evaluator(run, place, trainer, replica, is_stopping)

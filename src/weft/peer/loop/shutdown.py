@@ -1,0 +1,94 @@
+"""A peer's last words: in its round, and to everybody that is linked; and when they may be said.
+
+    complete, or asked to leave     the word in the round first, then goodbye
+    something broke here            what of both can still be said: nobody need wait until this peer is suspected
+
+The word in the round is on disk before it is sent, so it is left out where the disk does not take it.
+
+Failure:
+- the last words fail in their turn: a notice says so, and the error that ends this peer stays the one that is told.
+
+It does not know why a peer leaves.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from weft.events import Emit, Notice
+from weft.ids import PeerId
+from weft.net.membership.membership import Membership
+from weft.net.node import Node
+from weft.peer.state.replica import Replica
+from weft.peer.round.driver import Rounds
+from weft.sync.records.messages import Manifest
+
+LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last outer step: it may need the results
+LOOK_S = 0.2
+
+
+class Parting:
+    """Of one peer.
+
+    Args:
+        rounds: returns the rounds that it takes part in, if it does.
+    """
+
+    def __init__(
+        self, node: Node, membership: Membership, replica: Replica, rounds: Callable[[], Rounds | None], emit: Emit
+    ) -> None:
+        self._node = node
+        self._membership = membership
+        self._replica = replica
+        self._rounds = rounds
+        self._emit = emit
+
+    async def say(self, reason: str) -> None:
+        """Say the last word in the round, and goodbye."""
+        self._leave()
+        await self._membership.say_goodbye(reason)
+
+    async def say_if_possible(self, error: Exception) -> None:
+        """Say of both what can still be said after `error`, which may be of any kind: a fault of weft's own, too."""
+        try:
+            self._leave()
+        except Exception as another:  # what broke may be what this needs
+            self._tell("say its last word in the round", another)
+            if (rounds := self._rounds()) is not None:
+                rounds.close()  # nothing that others say now is answered by what is broken
+        try:
+            await self._membership.say_goodbye(type(error).__name__)
+        except Exception as another:
+            self._tell("say goodbye", another)
+
+    async def linger(self) -> None:
+        """Stay for a moment while a member has not told that it made the last outer step: it may need the results."""
+        head = self._replica.head
+        assert head is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while True:
+                    if not any(self._is_behind(peer, head) for peer in self._here(head)):
+                        return
+                    await asyncio.sleep(LOOK_S)
+
+    def _leave(self) -> None:
+        rounds = self._rounds()
+        if rounds is not None and len(rounds.chain.head.members) > 1:
+            rounds.leave()
+
+    def _here(self, head: Manifest) -> set[PeerId]:
+        """Return who has not left, as far as this peer knows: of a member that has yet to speak, the link."""
+        silent = set(head.members) - set(self._membership.members())
+        return {*self._membership.alive(), *filter(self._node.is_linked, silent)}
+
+    def _is_behind(self, peer: PeerId, head: Manifest) -> bool:
+        beat = self._membership.heartbeat_of(peer)
+        if beat is None:
+            return peer in head.members and self._node.is_linked(peer)
+        if beat.manifest is None:  # it has not spoken since the run began
+            return peer in head.members
+        return beat.branch == head.branch and beat.round < head.round
+
+    def _tell(self, what: str, error: Exception) -> None:
+        self._emit(Notice(text=f"this peer ends, and cannot {what}: {type(error).__name__}: {error}"))

@@ -1,0 +1,1 @@
+"""round: see the tree in README.md."""

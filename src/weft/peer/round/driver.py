@@ -1,0 +1,423 @@
+"""Runs the round machine of `sync.round` on a node: signs, sends, writes, fetches, merges, times.
+
+    rounds = Rounds(...)
+    rounds.begin()                          # the round after the chain's head
+    rounds.announce(tokens, parts)          # this peer's encoded payload
+    decided = await rounds.decided.get()    # each commit, in order, whoever contributed
+
+Decisions are the machine's; this file carries them out in the order given. What must survive a crash is on disk before
+anything that depends on it is sent. What is merged and fetched is `parts`' part.
+
+Failure:
+- a contributor that cannot deliver, or delivers what is no payload: the owner says so and the leader plans without it.
+- an owner that vanishes before its result is out, or whose result is no payload: the leader gives the part to another.
+- a leader that vanishes: the next attempt's leader takes over when the progress timer runs out, or at once when
+  membership says so.
+- this peer crashes: in the same round it is bound by what its disk says it promised.
+- the disk fails: `on_failure` is told, and nothing that depends on the write is sent.
+
+It does not know what a payload means to training, nor when a run ends.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import assert_never
+
+import msgspec
+
+from weft.errors import DataError, DiskFull, PeerError
+from weft.ids import Attempt, Digest, PeerId, Tokens
+from weft.tasks import Tasks
+from weft.peer.round.outcome import Decided, Fate, Status, attempt_started, left_out
+from weft.peer.round.pending_acts import Acts
+from weft.peer.round.awaiting import Awaiting
+from weft.peer.chain import Chain
+from weft.peer.claims import legacy_tokens
+from weft.peer.round.gather import Gathering
+from weft.peer.round.inbox import Hearing
+from weft.peer.state.legacies import KeptLegacy
+from weft.peer.round.lies import Lies
+from weft.peer.round.measured import Memory
+from weft.peer.round.merge import Merging
+from weft.peer.messages import Decision, Letter
+from weft.peer.round.payloads import Parts, Wanted
+from weft.peer.context import Place
+from weft.store.votes import Promises
+from weft.peer.round.reach import Reach
+from weft.peer.round.quorum import Standing
+from weft.peer.round.timers import Timers
+from weft.peer.round.validity import Weighing
+from weft.sync.round import round as machine
+from weft.sync.records.charter import Charter
+from weft.sync.governance.legacy import charter_after
+from weft.sync.round.machine import Broadcast, Commit, Fetch, Input, Leave, Measured, Merge, Moved, Noticed, Output, Paused, Persist, Rerouted, Send, SetTimer, State, TimedOut, Timer, Trained
+from weft.sync.records.messages import AnyRoundMessage, Base, Certificate, Collect, Committed, GroupRecord, Manifest, Promise, Ready, counted_of
+from weft.sync.round.neighbours import takes_from
+from weft.sync.merge.reduce import EncodedPart
+from weft.sync.round.rules import Durable, leader
+from weft.sync.merge.fragments import Scope
+
+MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
+
+
+class Rounds:
+    """The present round of one branch, as one of its members.
+
+    Args:
+        chain: its head is what the first round follows on.
+        scope: tells which numbers a round synchronises.
+        on_failure: told of an error that this peer cannot go on with.
+    """
+
+    def __init__(self, place: Place, chain: Chain, scope: Scope, on_failure: Callable[[Exception], None]) -> None:
+        self.chain = chain
+        self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
+        self.parts = Parts(place, chain, scope)
+        self._node = place.node
+        self._emit = place.emit
+        self._on_failure = on_failure
+        self._promises = Promises(place.folder.durable)
+        self._state: State | None = None  # None: takes no part in the round
+        self._is_closed = False
+        self.on_decided: Callable[[Certificate], None] = lambda _certificate: None
+        self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
+        self.timers = Timers(place.clock, self._expire)
+        self._memory = Memory(place.folder.measured, place.clock.now, is_on=place.settings.checkpoint_every_s > 0)
+        self._tasks = Tasks(on_failure)
+        self._prefetching = asyncio.Lock()
+        awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
+        self.acts = Acts(place.node, chain, place.emit, awaiting, lies, self._move)
+        self._reach = reach = Reach(self._feed, lambda: self._state)
+        self._gathering = Gathering(place, chain, self.parts, self._tasks, self.timers, reach)
+        self.merging = Merging(place, chain, self.parts, self._gathering, scope)
+        self._weighing = Weighing(chain, self.merging, self.standing, self._tasks, place.emit, reach)
+        self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self.timers, self.acts.accuse)
+        self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
+
+    # --- what the peer does ---
+
+    @property
+    def is_member(self) -> bool:
+        return self._state is not None
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """Return how a payload is cut for the present round."""
+        return self.parts.cut(self.chain.base)
+
+    def recall(self) -> Durable | None:
+        """Read what this peer promised before it was started, which binds it, what waited then, and how long rounds
+        took; return the first.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        self.acts.recall()
+        self.timers.recall(self._memory.read())
+        return self._promises.read()
+
+    def begin(self) -> None:
+        """Enter the round after the chain's head, where this peer is in its electorate and may vote."""
+        self.timers.begin()
+        base = self.chain.base
+        self._state = None
+        self._node.exchange(False)
+        read_early = self.hearing.begin()
+        if self._node.peer not in base.electorate or self._is_closed or not self.standing.has_vote:
+            return
+        outputs: tuple[Output, ...] = ()
+        last = self._promises.last
+        if last is not None and last.base == base:
+            self._state, outputs = machine.resume(self._node.peer, last)
+            if last.accepted is not None:
+                self._weighing.recover(last.accepted.manifest)
+        else:
+            self._state = machine.begin(self._node.peer, base)
+        self._move()
+        self.measure(self.speeds)
+        self._carry_out(outputs)
+        if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
+            self._expire("progress", self._member.attempt)
+        for known in self.standing.known():
+            self._feed(known)
+        read_early()
+
+    def announce(
+        self,
+        tokens: Tokens,
+        parts: Sequence[EncodedPart],
+        kept: KeptLegacy | None = None,
+        group: GroupRecord | None = None,
+    ) -> tuple[Digest, ...]:
+        """Offer a payload to the present round; return its parts' digests.
+
+        Args:
+            kept: the legacy that it is, where it is not this peer's own work.
+            group: whose mean it is, where it is not this peer's alone.
+        """
+        digests = self.parts.offer(parts)
+        self.timers.note_announced()
+        legacy, proof = (None, None) if kept is None else (kept.legacy, kept.proof)
+        ready, base = Ready(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof), self.chain.base
+        if legacy is not None:  # where this peer leads, it takes itself at its word no more than others do
+            tokens = legacy_tokens(base, ready)
+            legacy = msgspec.structs.replace(legacy, tokens=tokens)
+        trained = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
+        self._gathering.announce(ready, self._say, lambda: self._take_mine(trained, base))
+        return digests
+
+    def _say(self, ready: Ready) -> None:
+        self._send(self.chain.base.electorate, ready)
+        if self._state is not None and (asked := machine.unanswered(self._state)) is not None:
+            self._send(self.chain.base.electorate, asked)
+
+    def _take_mine(self, trained: Trained, base: Base) -> None:
+        if self.chain.base == base:
+            self._feed(trained)
+
+    def pass_on(self) -> None:
+        """Bring nothing to the present round: this peer is paused."""
+        self._feed(Paused())
+
+    def notice(self, peer: PeerId, status: Status) -> None:
+        """Take up what membership says of a peer, for this round and the next."""
+        electorate = self.chain.base.electorate
+        if status == "joining" and (peer in electorate or peer in self.chain.charter.banned):
+            return
+        self.standing.statuses[peer] = status
+        self.parts.notice(peer, status)
+        self._feed(Noticed(peer=peer, status=status))
+
+    def reroute(self, relayed: frozenset[PeerId]) -> None:
+        """Take up who is reached through others: what they would merge for all passes a relay twice."""
+        self.standing.relayed = relayed
+        self._feed(Rerouted(relayed=relayed))
+
+    def measure(self, speeds: dict[PeerId, float]) -> None:
+        """Take up how fast members train (positive, finite, in one unit): what they are leased next depends on it."""
+        self.speeds = speeds
+        self._feed(Measured(speeds=speeds, uplinks=self.parts.rates.known(), seen=self.timers.seen))
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether this peer should make no further inner step before it announces what it has.
+
+        The round is decided without it, or a quorum is ready and half of the time is over that is left for the others.
+        Where all are leased the same, they wait for each other's whole leases.
+        """
+        charter = self.chain.charter
+        if charter.settings.method.wait == "ready":  # what was decided is taken up between two calls
+            return not self.decided.empty()
+        if charter.has_even_leases:
+            return False
+        return not self.decided.empty() or self.timers.is_grace_half_over
+
+    def keep_up(self) -> None:
+        """Wait for nobody that has no vote, and give up attempts that nobody leads any more: the others' timers ran out
+        before this peer's.
+
+        Some, each time that it is called: how far others are is their word, and each one led is written to disk.
+        """
+        if self._state is not None:
+            for peer in sorted(self.standing.voteless - self._state.suspected):
+                self._feed(Noticed(peer=peer, status="suspected"))
+        for _ in range(MAX_GIVEN_UP):
+            if (state := self._state) is None or not self.standing.is_attempt_over(state):
+                return
+            self._expire("progress", self._member.attempt)
+            if self._state is not None and self._state.attempt == state.attempt:
+                return  # it is decided, or this peer has left
+
+    def leave(self) -> None:
+        """Say the final word of this round's member."""
+        self._feed(Leave())
+
+    def follow(self, certificate: Certificate) -> bool:
+        """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
+        self.hearing.witness.read(certificate)
+        if certificate.manifest.round != self.chain.base.round or not self.chain.proven(certificate):
+            return False
+        if self.standing.are_results_lost and not self.parts.has_results(certificate.manifest):
+            return False
+        self._decide(certificate)
+        return True
+
+    def restart(self, head: Manifest, charter: Charter, without: Manifest | None = None) -> None:
+        """Go on from a head whose state this peer has taken over; what is decided and not yet applied is in it.
+
+        Args:
+            charter: what holds after `head`.
+            without: a decision whose results nobody delivers: until they are found, its round has no outcome.
+        """
+        while not self.decided.empty():
+            self.decided.get_nowait()
+        self._restart(head, charter)
+        if without is not None and without.previous == self.chain.base.previous:
+            self.standing.lose_results(self.chain.base)
+            self._weighing.recover(without)
+        self.begin()
+
+    def branch_off(self, opening: Manifest) -> None:
+        """Go on in a branch that begins after the head."""
+        self._restart(opening, charter_after(self.chain.base, opening))
+        self.decided.put_nowait(Decided(opening, {}))
+        self.begin()
+
+    def _restart(self, head: Manifest, charter: Charter) -> None:
+        self.standing.go_to(head.branch)
+        self.chain.restart(head, charter)
+        self.hearing.restart(head, charter)
+        self.acts.follow(head)
+
+    def give_up(self) -> None:
+        """Take no part in a round that the others have long left behind."""
+        self.timers.stop()
+        self._state = None
+        self.decided.put_nowait(None)
+
+    def close(self) -> None:
+        """Decide nothing more; what is known can still be asked for."""
+        self._is_closed = True
+        self.timers.stop()
+        self._state = None
+
+    async def aclose(self) -> None:
+        self.close()
+        await self._tasks.aclose()
+        self._promises.close()
+
+    # --- what others say ---
+
+    def on_decision(self, decision: Decision) -> None:
+        """Take over a decision, if it follows on the head and its proof holds."""
+        if decision.certificate.manifest.branch == self.chain.base.branch:
+            self.follow(decision.certificate)
+
+    # --- what the machine wants done ---
+
+    @property
+    def _member(self) -> State:
+        if self._state is None:
+            raise RuntimeError("who takes no part in a round decides nothing")
+        return self._state
+
+    def _feed(self, event: Input) -> None:
+        if (before := self._state) is None:
+            return
+        self._state, outputs = machine.step(before, event)
+        self._node.exchange(self._state.plan is not None and len(before.base.electorate) > 1)
+        if self._state.attempt != before.attempt:
+            self._emit(attempt_started(self._state, event))
+        plan = self._state.plan
+        self._carry_out(outputs)
+        if plan != before.plan and self._state is not None and self._state.plan == plan:
+            self.timers.note_planned(leads=self._leads())
+            self.hearing.plan_came(self._state)
+        self._gathering.check()
+
+    def _carry_out(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            match output:
+                case Persist(durable=durable):
+                    if not self._keep(durable):
+                        return  # nothing that depends on it may leave
+                case Send(to=to, message=message):
+                    self._send((to,), message)
+                case Broadcast(message=message):
+                    if not (isinstance(message, Ready) and self._gathering.has_said):
+                        self._send(self.chain.base.electorate, message)
+                case Merge(plan=plan, part=part):
+                    self._tasks.spawn(self._merge(self.chain.base, plan, part))
+                case Fetch(plan=plan, part=part, result=result):
+                    self._tasks.spawn(self._fetch(self.chain.base, plan, part, result))
+                case SetTimer(timer=timer, attempt=attempt):
+                    self.timers.set(timer, attempt)
+                case Commit(attempt=attempt, manifest=manifest):
+                    committed = Committed(attempt=attempt, manifest=manifest)
+                    self._decide(self.hearing.proofs.certify(self._member, committed))
+                    return  # the round is over; nothing stands behind a commit
+                case _:
+                    assert_never(output)
+
+    def _send(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
+        letter: Letter | Decision
+        if isinstance(message, Committed):
+            letter = Decision(certificate=self.hearing.proofs.certify(self._member, message))
+            to = (*to, *message.manifest.joined)  # who was counted in follows from outside
+        else:
+            letter = Letter(signed=self.hearing.proofs.seal(message))
+        for peer in to:
+            if peer != self._node.peer:
+                self._node.post(peer, letter)
+            if isinstance(message, Promise):
+                self.hearing.witness.show(peer, message.attempt)
+
+    def _keep(self, durable: Durable) -> bool:
+        try:
+            self._promises.write(durable)
+        except (DiskFull, DataError) as error:
+            self.close()
+            self._on_failure(error)
+            return False
+        return True
+
+    def _decide(self, certificate: Certificate) -> None:
+        """A round is over: the next begins at once, whatever this peer is computing."""
+        manifest = certificate.manifest
+        fate: Fate = "late"
+        # Also a legacy was what this peer offered: its own work was not, and is late.
+        if counted_of(manifest, self._node.peer) is None and self.timers.was_in_time:
+            fate = "travelling" if self.parts.is_asked_for else "lost"
+        base = self.chain.base
+        absent = left_out(base, manifest, self._state, self.standing.statuses)
+        counted = (each.peer for each in manifest.contributions)
+        self.timers.note_decided(counted, is_whole=set(absent) <= set(base.resting))
+        self._memory.keep(self.timers.measured)
+        taken = self.merging.taken(base, manifest) if manifest.is_gossip else {}
+        if manifest.tuned is not None or manifest.acts:
+            self.timers.forget()
+        self.merging.settle(manifest)
+        self._tasks.spawn(self.parts.note(certificate))
+        self.chain.append(certificate)
+        self.hearing.follow(manifest, self.chain.charter)
+        self.acts.follow(manifest)
+        for peer in (*manifest.joined, *manifest.left):
+            self.standing.statuses.pop(peer, None)
+        weights = takes_from(base, self._node.peer) if taken else {}
+        self.decided.put_nowait(Decided(manifest, absent, fate, taken, weights))
+        self.on_decided(certificate)
+        self._tasks.spawn(self._prefetch(manifest))
+        self.begin()
+
+    def _move(self) -> None:
+        """Let the machine know which acts wait."""
+        acts = self.acts.warrants()
+        if self._state is not None and self._state.acts != acts:
+            self._feed(Moved(acts=acts))
+        for liar in self.acts.liars:  # nobody waits for what it would lead
+            self._feed(Noticed(peer=liar, status="suspected"))
+
+    def _leads(self) -> bool:
+        return self._state is not None and leader(self._state.base, self._state.attempt) == self._node.peer
+
+    async def _merge(self, base: Base, plan: Collect, part: int) -> None:
+        if self.chain.base == base:  # else it was decided before this began
+            self._feed(await self.merging.merge(plan, part, self.parts.results_in(base)[part], base.round))
+
+    async def _fetch(self, base: Base, plan: Collect, part: int, result: Digest) -> None:
+        here = self.parts.results_in(base)[part]
+        wanted = Wanted(part, result, len(here), base.round)
+        if (learnt := await self.merging.find(base, plan, wanted, here)) is None:
+            learnt = await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan)
+        if learnt is not None and self.chain.base == base:  # who lies in one round is judged in that
+            self._feed(learnt)
+
+    async def _prefetch(self, manifest: Manifest) -> None:
+        # One round after the other: on a slow line all at once would each take longer than anybody waits for a blob.
+        async with self._prefetching:
+            with suppress(PeerError):  # who makes the outer step asks again, and has other ways
+                await self.parts.results(manifest)
+
+    def _expire(self, timer: Timer, attempt: Attempt) -> None:
+        self._feed(TimedOut(timer=timer, attempt=attempt))

@@ -1,0 +1,328 @@
+"""What this peer makes of what all bring to a round: its part of the mean, or what its neighbours brought.
+
+    round                       this peer collects              and makes
+    reduce                      its part of every payload       that part of the mean, for all
+    reduce, merged by all       every payload                   its part for all, and the others' for itself
+    gossip                      its neighbours' payloads        nothing that others need
+
+Where all merge for themselves results do not travel among them: each owner names what it found, and every member that
+has the payloads finds the same bytes, or neither holds nor votes for what was named.
+
+Failure:
+- a contributor that cannot deliver, delivers what is no payload, or delivers too slowly: `MergeFailed` names it, and
+  what it trained stays in its carry.
+- an owner names another result than was found here, or one of what is no payload: it is not held, and counts as
+  suspected in this round.
+- a payload is not here when its mean is named: the result is fetched, and believed.
+
+It does not know how bytes travel, nor the round's decisions.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.codec.codec import Codec
+from weft.errors import PayloadError
+from weft.events import PayloadRejected
+from weft.ids import Digest, PeerId, Round
+from weft.peer.chain import Chain
+from weft.peer.round.gather import Gathering
+from weft.peer.round.payloads import Parts, Wanted
+from weft.peer.context import Place
+from weft.sync.records.charter import Charter
+from weft.sync.method.choices import Choices
+from weft.sync.merge.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
+from weft.sync.round.groups import counted, payload_of
+from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
+from weft.sync.records.messages import Base, Collect, Contribution, Manifest
+from weft.sync.round.neighbours import NOTHING, has_result, is_gossip, taken, takes_from
+from weft.sync.merge.reduce import EncodedPart, Merger, decode_parts
+from weft.sync.merge.replies import Replies
+from weft.sync.merge.fragments import Scope
+from weft.sync.round.weights import awaited_weight, weight_of
+from weft.wire import Buffer
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """What contributors a merge lacks."""
+
+    missing: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A part to be merged, by what holds when that begins: its round may be decided meanwhile.
+
+    Args:
+        here: the elements of the part.
+        awaited: what the late weigh.
+        is_mine: who brings no payload is told of by its owner, not by all who find the same.
+    """
+
+    plan: Collect
+    here: range
+    round: Round
+    charter: Charter
+    choices: Choices
+    awaited: int
+    is_mine: bool
+
+
+OnAdded = Callable[[Round, Contribution, float, bool], None]  # the round, what, how long, is it a whole payload
+
+
+class Merging:
+    """Of one peer.
+
+    Args:
+        scope: tells which numbers a round synchronises.
+    """
+
+    def __init__(self, place: Place, chain: Chain, parts: Parts, gathering: Gathering, scope: Scope) -> None:
+        self._node = place.node
+        self._compute = place.compute
+        self._emit = place.emit
+        self._chain = chain
+        self.parts = parts
+        self._gathering = gathering
+        self._replies = Replies(scope)
+        self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
+        self.on_added: OnAdded = lambda _round, _contribution, _length, _is_whole: None
+
+    async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
+        """Merge this peer's part of a plan, and serve the result.
+
+        In a gossip round it takes what its neighbours brought, whole, and there is nothing to serve.
+
+        Args:
+            here: the elements of the part.
+        """
+        base = self._chain.base
+        if base.round == round and is_gossip(base):
+            found = await self._take(plan, part, base)
+        else:
+            work, fetch = self._work(plan, here, round, is_mine=True), self.parts.contribution
+            brought = await asyncio.gather(*(fetch(each, part, len(here), round) for each in plan.contributions))
+            found = await self._merged(work, brought)
+        if isinstance(found, _Failed):
+            return MergeFailed(plan=plan, part=part, missing=found.missing)
+        await self.parts.keep(round, found.digest, found.encoded)
+        return MergeDone(plan=plan, part=part, result=found.digest)
+
+    async def find(self, base: Base, plan: Collect, wanted: Wanted, here: range) -> ResultHeld | Noticed | None:
+        """Find the result of another's part, where all merge for themselves.
+
+        Args:
+            base: of the round that it is a result of.
+
+        Returns:
+            None: they do not, not all that was brought is here, or the round is decided; the result may be had, then.
+        """
+        if not self._chain.choices_in(wanted.round).is_merged_by_all:
+            return None
+        try:
+            is_held = await self._is_found(base, plan, wanted, here)
+        except PayloadError as error:
+            owner = plan.owners[wanted.part]
+            self._emit(PayloadRejected(round=wanted.round, member=owner, reason=str(error)))
+            return Noticed(peer=owner, status="suspected")
+        return ResultHeld(plan=plan, part=wanted.part) if is_held else None
+
+    async def check(self, manifest: Manifest) -> None:
+        """Find the results that a proposed manifest names, where all merge for themselves and it can be done.
+
+        Raises:
+            PayloadError: one of them is another.
+        """
+        base = self._chain.base
+        if (manifest.branch, manifest.round) != (base.branch, base.round) or not self._chain.choices_in(
+            base.round
+        ).is_merged_by_all:
+            return
+        if (plan := plan_behind(manifest, self._gathering.announced)) is None:
+            return
+        for part, (named, here) in enumerate(zip(manifest.parts, self.parts.cut(base), strict=True)):
+            await self._is_found(base, plan, Wanted(part, named.result, len(here), base.round), here)
+
+    def settle(self, manifest: Manifest) -> None:
+        """Keep what was left of the results that a round has counted."""
+        self._replies.settle(manifest.round, [part.result for part in manifest.parts])
+
+    def taken(self, base: Base, manifest: Manifest) -> dict[PeerId, Buffer | None]:
+        """Return what a manifest counts of this peer's neighbours in a gossip round; None: it is not here.
+
+        Who is not counted may have fetched it all the same, once it was announced.
+
+        Args:
+            base: of the round that the manifest decides.
+        """
+        neighbours, found = takes_from(base, self._node.peer), dict[PeerId, Buffer | None]()
+        for each in manifest.contributions:
+            if each.peer in neighbours:
+                data = self._taken.get((manifest.round, each.payload))
+                parts = self._gathering.announced.get(each.peer, ())
+                if data is None and payload_of(parts) == each.payload:
+                    data = self.parts.gathered(parts)
+                found[each.peer] = data
+        return found
+
+    async def _is_found(self, base: Base, plan: Collect, wanted: Wanted, here: range) -> bool:
+        """Return whether a result is held once all that is here was merged.
+
+        False: not all that was brought is here, or the round after `base` is decided: another mean is made of it now.
+
+        Raises:
+            PayloadError: what is here has another mean, or none.
+        """
+        if self._chain.base != base:
+            return False
+        work = self._work(plan, here, wanted.round, is_mine=False)
+        digests = [each.parts[wanted.part] for each in plan.contributions]
+        brought = [await self.parts.here(each) if wanted.num else b"" for each in digests]
+        async with self.parts.alone(wanted.result):  # who makes the outer step waits, and fetches nothing
+            nbytes = reply_codec_in(work.choices, work.round).nbytes(wanted.num)
+            if await self.parts.kept(work.round, wanted.result, nbytes) is not None:
+                return True
+            if any(data is None for data in brought) or self._chain.base != base:
+                return False
+            found = await self._merged(work, brought)
+            if isinstance(found, _Failed):
+                raise PayloadError(f"its merged part {wanted.part}: what it was made of is no payload")
+            if found.digest != wanted.result:
+                raise PayloadError(f"its merged part {wanted.part} is not the mean of what it names")
+            await self.parts.keep(work.round, found.digest, found.encoded)
+            return True
+
+    def _work(self, plan: Collect, here: range, round: Round, *, is_mine: bool) -> _Work:
+        charter, base = self._chain.charter_in(round), self._chain.base
+        awaited = awaited_weight(charter, plan.awaited, self._chain.head.leases, base.uncounted)
+        return _Work(plan, here, round, charter, self._chain.choices_in(round), awaited, is_mine)
+
+    async def _merged(self, work: _Work, brought: Sequence[Buffer | None]) -> EncodedPart | _Failed:
+        """Merge what was brought to a part in ascending peer order, legacies last."""
+        contributions, here, round = work.plan.contributions, work.here, work.round
+        if not any(each.tokens for each in contributions):  # no mean; no honest leader plans this
+            return _Failed(tuple(each.peer for each in contributions))
+        has_legacies = any(each.legacy is not None for each in contributions)
+        coding = coding_in(work.choices, round)
+        merger = Merger(len(here), coding, work.awaited, self.parts.pool.empty, has_legacies)
+        missing = []
+        inorder = sorted(zip(contributions, brought, strict=True), key=lambda each: each[0].legacy is not None)
+        for each, data in inorder:  # legacies last: they are measured against the others
+            if data is None or not await self._add(work, merger, each, data):
+                missing.append(each.peer)
+        if missing:
+            return _Failed(tuple(missing))
+
+        def reply() -> EncodedPart:
+            found = self._replies.encode(merger.merged(), here, round, work.choices)
+            return EncodedPart(encoded=self.parts.pool.moved(found.encoded), digest=found.digest)
+
+        return await self._compute.serve(reply)
+
+    async def _add(self, work: _Work, merger: Merger, contribution: Contribution, data: Buffer) -> bool:
+        try:
+            weight, legacy = weight_of(work.charter, contribution), contribution.legacy
+            codec = payload_codec_in(work.choices, work.round, contribution)
+            if legacy is None:
+                length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
+                if work.is_mine:
+                    self.on_added(work.round, contribution, length, False)
+            else:
+                await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
+        except PayloadError as error:
+            if work.is_mine:
+                self._emit(PayloadRejected(round=work.round, member=contribution.peer, reason=str(error)))
+            return False
+        return True
+
+    async def _take(self, plan: Collect, part: int, base: Base) -> EncodedPart | _Failed:
+        me, round = self._node.peer, base.round
+        wanted = taken(base, plan, me) if base.electorate[part] == me else ()
+        alone = _alone(base, self._chain.head)
+        self._taken = {key: data for key, data in self._taken.items() if key[0] == round}
+        fetched = await asyncio.gather(*(self._whole(each, part, base, alone) for each in wanted))
+        if missing := [each.peer for each, data in zip(wanted, fetched, strict=True) if data is None]:
+            return _Failed(tuple(missing))
+        if wanted and alone:
+            await self._measure_own(plan, base, alone)
+        return EncodedPart(encoded=b"", digest=NOTHING)
+
+    async def _whole(self, contribution: Contribution, part: int, base: Base, alone: float) -> Buffer | None:
+        """Return a neighbour's payload, from it or whoever has it, once it decodes; None: it cannot be had."""
+        num = self.parts.nums(base, contribution.peer)[part]
+        data = await self.parts.contribution(contribution, part, num, base.round)
+        if data is None:
+            data = await self.parts.from_others(contribution, contribution.parts[part], num, base)
+        if data is None:
+            return None
+        try:
+            await self._measure(contribution, data, num, base, alone)
+        except PayloadError as error:
+            self._emit(PayloadRejected(round=base.round, member=contribution.peer, reason=str(error)))
+            return None
+        self._taken[base.round, counted(contribution).payload] = data
+        return data
+
+    async def _measure_own(self, plan: Collect, base: Base, alone: float) -> None:
+        """Tell how long what this peer brings to its neighbours is: theirs are compared with it."""
+        nums = self.parts.nums(base, self._node.peer)
+        for each in plan.contributions:
+            if each.peer == self._node.peer and any(nums):
+                part = nums.index(max(nums))
+                if (data := await self.parts.here(each.parts[part])) is not None:
+                    await self._measure(each, data, nums[part], base, alone)
+
+    async def _measure(self, contribution: Contribution, data: Buffer, num: int, base: Base, alone: float) -> None:
+        """Decode a payload for neighbours, and tell how long the share `alone` of it is, if that is any.
+
+        Raises:
+            PayloadError: it is none.
+        """
+        codec = codec_in(base.charter.settings.method, base.round)
+
+        def measured() -> float:
+            decoded = decode_parts(codec, [data], [range(num)], self.parts.pool.empty(num))
+            return float(torch.linalg.vector_norm(decoded[: int(num * alone)]))
+
+        length = await self._compute.serve(measured)
+        if alone:
+            self.on_added(base.round, contribution, length, True)
+
+
+def plan_behind(manifest: Manifest, announced: Mapping[PeerId, Sequence[Digest]]) -> Collect | None:
+    """Return the plan that a manifest came of; None: of who is counted, another payload was announced, or none."""
+    contributions = tuple(
+        Contribution(
+            peer=each.peer, tokens=each.tokens, group=each.group, legacy=each.legacy, parts=tuple(announced[each.peer])
+        )
+        for each in manifest.contributions
+        if each.peer in announced and payload_of(announced[each.peer]) == each.payload
+    )
+    if len(contributions) < len(manifest.contributions):
+        return None
+    owners = tuple(part.owner for part in manifest.parts)
+    return Collect(
+        attempt=manifest.attempt, revision=0, contributions=contributions, owners=owners, awaited=manifest.awaited
+    )
+
+
+def _alone(base: Base, head: Manifest) -> float:
+    """Return of which share of what members send to neighbours, from its beginning, nothing but inner steps is told.
+
+    Of weights, and of how they differ from those before, it is all where everybody has begun from the same in this
+    round, and nothing once they are mixed with others'.
+    """
+    if base.charter.settings.method.send == "delta+weights":
+        return 0.5
+    return 1.0 if head.round == 0 or has_result(head) else 0.0
+
+
+def _add(merger: Merger, weight: int, data: Buffer, codec: Codec) -> float:
+    """Add a contribution to a part; return how long it is there, to a few digits."""
+    merger.add(weight, data, codec)
+    return float(torch.linalg.vector_norm(merger.decoded))

@@ -1,0 +1,415 @@
+"""The bytes of rounds: this peer's payload, what it fetches of others', and the results it keeps.
+
+    member's payload, part i --fetch--> owner of part i: merge --result--> everybody fetches, checks, keeps
+
+Payload parts and results are blobs under their digests. A result is kept and counts as held once it is known to decode,
+so no quorum commits what its members could not apply.
+
+Failure:
+- an owner whose result is no payload: it is not held, and counts as suspected in this round, so another gets the part.
+- a holder that delivers a result too slowly, or is gone: the next one is asked.
+
+It does not know what is merged, nor the round's decisions.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from weft.codec.codec import Codec
+from weft.errors import DeadlineExceeded, NetError, PayloadError, PeerError, Refused
+from weft.events import Notice, PayloadRejected
+from weft.ids import Digest, PeerId, Round, short
+from weft.net.blobs.blobs import StillComing
+from weft.net.blobs.first import first_of
+from weft.peer.round.outcome import Status
+from weft.peer.chain import Chain
+from weft.peer.context import Place
+from weft.store.pool import Pool
+from weft.peer.round.rates import Rates
+from weft.sync.merge.coding import codec_in, group_codec_in, payload_codec_in, reply_codec_in
+from weft.sync.merge.gossip import num_sent as num_gossiped
+from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
+from weft.sync.round.machine import Noticed, ResultHeld
+from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
+from weft.sync.round.neighbours import dealt, is_gossip, receives
+from weft.sync.merge.reduce import EncodedPart, cut, decode_parts
+from weft.sync.merge.fragments import Scope
+from weft.sync.merge.sharded import SpreadVector
+from weft.sync.round.part_sizes import parts_of
+from weft.wire import Buffer
+
+# Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
+POOL_VECTORS = 3
+FETCH_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # after a result could not be had; then the next attempt tries
+
+# How long a blob may take, whole: its holder's uplink carries the vector's other parts at the same time. A byte now and
+# then keeps a stream alive for ever; who has less than 1 Mbit/s makes all others wait longer than its work is worth.
+FETCH_FLOOR_S = 10.0  # a first connection and a slow answer
+MIN_UPLINK_BPS = 1e6
+PATIENCE = 10  # times as long for a payload that travels while rounds go on
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A result: of which part of a plan, its bytes' digest, its elements, the round."""
+
+    part: int
+    result: Digest
+    num: int
+    round: Round
+
+
+class Parts:
+    """Payload and results of one peer; results go into `chain`.
+
+    Args:
+        scope: tells which numbers a round synchronises.
+    """
+
+    def __init__(self, place: Place, chain: Chain, scope: Scope) -> None:
+        self._node = place.node
+        self._clock = place.clock
+        self._compute = place.compute
+        self._emit = place.emit
+        self._chain = chain
+        self._journal = place.journal
+        self._scope = scope
+        self.rates = Rates()
+        self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
+        self._payload: dict[Digest, Buffer] = {}
+        self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
+        self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
+        self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
+        self._coming: dict[Digest, asyncio.Event] = {}  # those that are being fetched so
+        is_spread = isinstance(place.initial, SpreadVector)
+        self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, place.folder.scratch if is_spread else None)
+        self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
+        self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
+        self._gone: set[PeerId] = set()
+        self._limits: dict[PeerId, set[asyncio.Timeout]] = {}  # of what is being fetched, by who holds it
+        self._node.serve_blobs(self._lookup)
+        self._node.serve_blobs(lambda _peer, wanted: chain.result(wanted), is_patient=True)
+
+    def cut(self, base: Base) -> tuple[range, ...]:
+        """Return how a payload is cut that is brought to a round: where the parts lie, or whole, for neighbours."""
+        if is_gossip(base):
+            return (range(num_gossiped(base.charter.settings.method, self._scope.num)),)
+        return cut(self._scope.num_sent(base.round), base.uplinks)
+
+    def results_in(self, base: Base) -> tuple[range, ...]:
+        """Return where the parts lie that are merged in a round, and given to all."""
+        return (range(0),) * base.num_parts if is_gossip(base) else self.cut(base)
+
+    def nums(self, base: Base, peer: PeerId) -> tuple[int, ...]:
+        """Return how many numbers each part has of what `peer` brings to a round."""
+        ranges = self.cut(base)
+        if is_gossip(base):
+            return tuple(len(ranges[0]) if is_taken else 0 for is_taken in receives(base, peer))
+        return tuple(map(len, ranges))
+
+    def wanted(self, base: Base, peer: PeerId) -> tuple[dict[int, int], ...]:
+        """Return which parts of what `peer` brings to a round each elector merges, and how many numbers these have.
+
+        An empty part is none.
+        """
+        nums = {part: num for part, num in enumerate(self.nums(base, peer)) if num}
+        if base.charter.settings.method.is_merged_by_all:
+            return (nums,) * base.num_parts
+        return tuple({part: nums[part]} if part in nums else {} for part in range(base.num_parts))
+
+    def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
+        """Serve a payload, in the place of the one before; return its parts' digests."""
+        self._payload, self.is_asked_for = {part.digest: part.encoded for part in parts}, False
+        self.asked_by = set()
+        base, me = self._chain.base, self._node.peer
+        if is_gossip(base) and me in base.electorate:
+            return dealt(base, me, parts[0].digest)
+        return tuple(part.digest for part in parts)
+
+    def notice(self, peer: PeerId, status: Status) -> None:
+        """Take up what membership says: nothing is fetched from who is gone."""
+        if status != "gone":
+            self._gone.discard(peer)
+            return
+        self._gone.add(peer)
+        for limit in self._limits.get(peer, ()):
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    def is_here(self, wanted: Digest) -> bool:
+        """Return whether a payload's part is here, to be merged."""
+        return wanted in self._payload or wanted in self._gathered
+
+    def hold(self, wanted: Digest) -> bool:
+        """Return whether a part of another's payload is here. If so, it stays until `forget`.
+
+        It may be what this peer offers itself: peers that have nothing to say say the same. What this peer offers next
+        would take its place.
+        """
+        if wanted in self._payload and wanted not in self._gathered:
+            mine = memoryview(self._payload[wanted]).cast("B")
+            self._gathered[wanted] = kept = self.pool.block(mine.nbytes)
+            kept[:] = mine  # whoever computed it may use its memory again once another is offered
+        return wanted in self._gathered
+
+    async def gather(self, brought: Brought, wanted: Digest, num: int) -> None:
+        """Fetch a part of `num` elements of a payload that is announced. Nobody waits for it.
+
+        Raises:
+            PeerError: it cannot be had, or only too slowly.
+        """
+        base = self._chain.base
+        codec = self._codec_of(brought, base.round)
+        nbytes, limit_s = codec.nbytes(num), PATIENCE * self._limit_s(codec)
+        has_come = self._coming[wanted] = asyncio.Event()
+        try:
+            try:
+                data = await self._fetch(brought.peer, wanted, nbytes, limit_s)
+            except PeerError as error:
+                others = self._others(base, brought.peer) if base.charter.settings.method.is_merged_by_all else []
+                try:
+                    data = await self._from_any(others, wanted, nbytes, limit_s)
+                except PeerError:
+                    raise error from None
+            self._gathered[wanted] = data
+        finally:
+            self._coming.pop(wanted, None)
+            has_come.set()
+
+    async def here(self, wanted: Digest) -> Buffer | None:
+        """Return a part of a payload that is here, or that `gather` is fetching just now; None: it has not come."""
+        if (has_come := self._coming.get(wanted)) is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(has_come.wait(), self._limit_s(self._codec(self._chain.base.round)))
+        return self._payload.get(wanted, self._gathered.get(wanted))
+
+    async def whole(self, peer: PeerId, wanted: Digest) -> tuple[Buffer, ...]:
+        """Return the encoded parts of a payload that a ward offers to the present round.
+
+        Raises:
+            PeerError: it cannot be had, or only too slowly.
+            PayloadError: it is of another length.
+        """
+        base = self._chain.base
+        codec, parts = self._codec(base.round), self.cut(base)
+        data = await self._fetch(peer, wanted, payload_nbytes(codec, parts), self._limit_s(codec))
+        return split(codec, data, parts)
+
+    def group_mean(self, base: Base) -> GroupMean:
+        """Return an empty mean of payloads of a round."""
+        return GroupMean(self._codec(base.round), self.cut(base), self._chain.choices_in(base.round).merge)
+
+    def group_codec(self, base: Base, num_merged: int) -> Codec:
+        """Return how the mean of `num_merged` payloads of a round is encoded."""
+        return group_codec_in(self._chain.choices_in(base.round), base.round, num_merged)
+
+    def gathered(self, parts: Iterable[Digest]) -> Buffer | None:
+        """Return the first of these parts that `gather` fetched; None: none is here."""
+        return next((self._gathered[part] for part in parts if part in self._gathered), None)
+
+    async def contribution(self, brought: Contribution, part: int, num: int, round: Round) -> Buffer | None:
+        """Return a part of `num` elements of what somebody brings; None: it cannot be had."""
+        wanted, peer = brought.parts[part], brought.peer
+        if not num:
+            return b""
+        if self.is_here(wanted):
+            return self._payload[wanted] if wanted in self._payload else self._gathered[wanted]
+        # Planned in again, by another leader or in another revision, it has what is left of its time, and no more.
+        self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[0] == round}
+        asked = (round, peer, wanted)
+        waited_s = self._clock.now() - self._asked_at.setdefault(asked, self._clock.now())
+        try:
+            codec = self._codec_of(brought, round)
+            data = await self._fetch(peer, wanted, codec.nbytes(num), self._limit_s(codec) - waited_s)
+        except DeadlineExceeded as error:
+            self._emit(PayloadRejected(round=round, member=peer, reason=str(error)))
+            return None
+        except PeerError:
+            data = None
+        self._asked_at.pop(asked, None)
+        return data
+
+    async def from_others(self, brought: Contribution, wanted: Digest, num: int, base: Base) -> Buffer | None:
+        """Return a payload from members that may have it beside who brings it; None: it cannot be had."""
+        codec = self._codec_of(brought, base.round)
+        with suppress(PeerError):
+            others = self._others(base, brought.peer)
+            return await self._from_any(others, wanted, codec.nbytes(num), self._limit_s(codec))
+        return None
+
+    def _others(self, base: Base, bringer: PeerId) -> list[PeerId]:
+        return [each for each in base.electorate if each != bringer and self._node.is_linked(each)]
+
+    def alone(self, result: Digest) -> asyncio.Lock:
+        """Return what keeps a result from being fetched while it is fetched or found already."""
+        return self._fetching.setdefault(result, asyncio.Lock())
+
+    def forget(self, wanted: Digest) -> None:
+        """Drop what `gather` fetched."""
+        self._gathered.pop(wanted, None)
+
+    async def fetch(
+        self, plan: Collect, wanted: "Wanted", is_wanted: Callable[[], bool] = lambda: True
+    ) -> ResultHeld | Noticed | None:
+        """Fetch a result, from its owner or whoever contributes; None where it cannot be had.
+
+        Where it is no part of a vector, its owner is to own nothing more in this round: it would in every attempt.
+        """
+        part, owner = wanted.part, plan.owners[wanted.part]
+        holders = [owner, *(each.peer for each in plan.contributions)]
+        for wait_s in FETCH_AGAIN_S:  # whoever had it may be gone, and another have it in a moment
+            try:
+                await self._result(wanted.round, wanted.result, wanted.num, holders)
+                return ResultHeld(plan=plan, part=part)
+            except PayloadError as error:
+                reason = f"its merged part {part}: {error}"
+                self._emit(PayloadRejected(round=wanted.round, member=owner, reason=reason))
+                return Noticed(peer=owner, status="suspected")
+            except PeerError:
+                await asyncio.sleep(wait_s)
+            if not is_wanted():
+                break
+        return None
+
+    def has_results(self, manifest: Manifest) -> bool:
+        """Return whether all results that a manifest names are here: what is here can be applied."""
+        parts = parts_of(manifest, self._scope)
+        codec = self._reply_codec(manifest.round)
+        return all(
+            self._known(part.result, codec.nbytes(len(here))) for here, part in zip(parts, manifest.parts, strict=True)
+        )
+
+    async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
+        """Return the results that a manifest names, fetched from whoever holds them, once they are known to decode.
+
+        Each part comes from `source`, its owner, or else from another holder, and all at once.
+
+        Raises:
+            PeerError: nobody that can be reached has one of them.
+            PayloadError: one of them is no part of a vector.
+        """
+        parts = parts_of(manifest, self._scope)
+        others = [*manifest.members, *(each.peer for each in manifest.contributions), *sorted(self._node.peers)]
+        return tuple(
+            await asyncio.gather(
+                *(
+                    self._result(manifest.round, part.result, len(here), [part.owner, *others[at:], *others[:at]])
+                    for at, (here, part) in enumerate(zip(parts, manifest.parts, strict=True))
+                )
+            )
+        )
+
+    def _codec(self, round: Round) -> Codec:
+        return codec_in(self._chain.choices_in(round), round)
+
+    def _codec_of(self, brought: Brought, round: Round) -> Codec:
+        return payload_codec_in(self._chain.choices_in(round), round, brought)
+
+    def _reply_codec(self, round: Round) -> Codec:
+        return reply_codec_in(self._chain.choices_in(round), round)
+
+    def check(self, codec: Codec, result: Buffer, num: int) -> None:
+        decode_parts(codec, [result], [range(num)], self.pool.empty(num))
+
+    def _known(self, wanted: Digest, nbytes: int) -> Buffer | None:
+        if not nbytes:  # of a part without elements
+            return b""
+        known = self._chain.result(wanted)
+        is_whole = known is not None and memoryview(known).nbytes == nbytes
+        return known if is_whole else None
+
+    async def _from_any(self, holders: Sequence[PeerId], wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
+        return await first_of(holders, lambda peer: self._fetch(peer, wanted, nbytes, limit_s), f"blob {short(wanted)}")
+
+    async def _result(self, round: Round, wanted: Digest, num: int, holders: Sequence[PeerId]) -> Buffer:
+        codec = self._reply_codec(round)
+        nbytes = codec.nbytes(num)
+        known = self._known(wanted, nbytes)
+        if known is not None:
+            return known
+        # Where a quorum commits before this member holds the result, its round and its outer step both want it.
+        async with self.alone(wanted):
+            if (kept := await self.kept(round, wanted, nbytes)) is not None:
+                return kept
+            # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
+            first = () if self.source is None else (self.source,)
+            others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
+            with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
+                limit_s = self._limit_s(codec)
+                data = await self._from_any(others, wanted, nbytes, limit_s)
+                await self._compute.serve(lambda: self.check(codec, data, num))
+                await self.keep(round, wanted, data)
+            return data
+
+    async def kept(self, round: Round, wanted: Digest, nbytes: int) -> Buffer | None:
+        """Return a result that is here, or on disk, of a process before this one; None: it is not."""
+        if (known := self._known(wanted, nbytes)) is not None:
+            return known
+        kept = await self._compute.serve(lambda: self._journal.result(round, wanted))
+        if kept is None or len(kept) != nbytes:
+            return None
+        self._chain.keep(round, wanted, kept)
+        return kept
+
+    async def keep(self, round: Round, result: Digest, data: Buffer) -> None:
+        """Keep a result, on disk before anybody counts on it that this peer holds it."""
+        await self._compute.serve(lambda: self._journal.keep(round, result, data))
+        if (failure := self._journal.take_failure()) is not None:
+            self._emit(Notice(text=failure))
+        self._chain.keep(round, result, data)
+
+    async def note(self, certificate: Certificate) -> None:
+        """Keep what was decided."""
+        await self._compute.serve(lambda: self._journal.decide(certificate))
+
+    async def _fetch(self, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Buffer:
+        if holder in self._gone:
+            raise PeerError(f"{short(holder)} is gone")
+        began, data = self._clock.now(), self.pool.block(nbytes)
+        try:
+            async with self._limited(holder, limit_s):
+                while await self._is_coming(holder, wanted, data):
+                    pass  # it let this peer wait already
+            self.rates.note(holder, nbytes, self._clock.now() - began)
+            return data
+        except PeerError:
+            raise
+        except (NetError, Refused) as error:
+            raise PeerError(f"{short(holder)} did not deliver blob {short(wanted)}: {error}") from error
+        except TimeoutError:
+            if holder in self._gone:
+                raise PeerError(f"{short(holder)} is gone") from None
+            raise DeadlineExceeded(f"{short(holder)} did not deliver blob {short(wanted)} in time") from None
+
+    @asynccontextmanager
+    async def _limited(self, holder: PeerId, limit_s: float) -> AsyncIterator[None]:
+        limits = self._limits.setdefault(holder, set())
+        async with asyncio.timeout(limit_s) as limit:
+            limits.add(limit)
+            try:
+                yield
+            finally:
+                limits.discard(limit)
+
+    async def _is_coming(self, holder: PeerId, wanted: Digest, into: Buffer) -> bool:
+        """Fetch a blob, unless the holder says that it has yet to come there."""
+        try:
+            await self._node.fetch(holder, wanted, into)
+        except StillComing:
+            return True
+        return False
+
+    def _limit_s(self, codec: Codec) -> float:
+        most = max(self._scope.most_sent, num_gossiped(self._chain.charter.settings.method, self._scope.num))
+        return FETCH_FLOOR_S + 8 * codec.nbytes(most) / MIN_UPLINK_BPS
+
+    def _lookup(self, peer: PeerId, wanted: Digest) -> Buffer | None:
+        mine = self._payload.get(wanted)  # may be empty, where a part is
+        self.is_asked_for |= mine is not None
+        if mine is not None or self._chain.result(wanted, since=self._chain.base.round) is not None:
+            self.asked_by.add(peer)
+        if mine is None and (mine := self._gathered.get(wanted)) is None:  # a neighbour's: others may want it, too
+            return self._chain.result(wanted, since=Round(self._chain.head.round))
+        return mine

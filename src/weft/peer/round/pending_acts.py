@@ -1,0 +1,376 @@
+"""Acts on their way into a manifest: taken from whoever hands them in, told to all, kept until they are decided.
+
+    a person  -- HandIn -->  any member  -- ActNote -->  all members  -- next manifest -->  holds for all
+    two notes of one member that contradict each other  -- ContradictionNote -->  likewise, and nobody has to ask
+
+A member keeps what takes effect where the run stands. Acts of one steward wait in the order of their serials; ballots
+for the removal of a key wait until more than half of the electorate has cast one. What waits is told again now and
+then, for those that were away, and is on disk before whoever handed it in is told so: it outlives the end of all
+members. What proves a lie may be large, and is told once to each; it is on disk, too, until its teller is struck out.
+
+Failure:
+- an act that has no effect, or not any more: it is dropped, and an event says why.
+- a leader that keeps an act back: the next one has it, too.
+- somebody proves lies of keys that are no member's: nothing is kept or passed on of them, and what is known of who is a
+  member no more is dropped. So at most one lie of each member waits, until a manifest strikes it out.
+- a disk that is full: the act or proof waits in memory, and an event says that it would not outlive this process.
+
+It does not know how a manifest comes about, nor what an act means to training.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import msgspec
+
+from weft.errors import DataError, DiskFull, WireError
+from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven, Notice
+from weft.ids import Digest, PeerId, short
+from weft.net.messages import MAX_REASON_CHARS
+from weft.net.node import Node
+from weft.peer.round.awaiting import Awaiting
+from weft.peer.chain import Chain
+from weft.peer.round.lies import Lies
+from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
+from weft.sync.records.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
+from weft.sync.governance.enact import Void, accused, in_effect, note_in, objection, read_act, read_ballot, read_contradiction
+from weft.sync.records.messages import Manifest
+from weft.wire import Signed, decode, digest_of, printable
+
+MAX_AHEAD = 8  # acts of one steward that may wait
+MAX_BALLOTS = 8  # of one member that may wait
+MAX_REMEMBERED = 256  # letters that were decided: ballots are many
+TELL_AGAIN_S = 5.0
+TELL_NBYTES = 1 << 20  # of what proves lies, to one peer in that time: a part of what may wait on its link
+
+
+# What takes a key's place among the members: told to a peer, it ends it.
+STRIKE_OUT = "strike out"
+REMOVALS = ("remove", "ban", "vote out", STRIKE_OUT)
+
+
+class Acts:
+    """What waits in one peer, for the round after the chain's head.
+
+    Args:
+        awaiting: where letters that wait are kept.
+        lies: where what proves lies is kept.
+        on_change: told when what the next manifest should hold has changed.
+    """
+
+    def __init__(
+        self, node: Node, chain: Chain, emit: Emit, awaiting: Awaiting, lies: Lies, on_change: Callable[[], None]
+    ) -> None:
+        self._awaiting = awaiting
+        self._kept_lies = lies
+        self._node = node
+        self._chain = chain
+        self._emit = emit
+        self._on_change = on_change
+        self._waiting: dict[tuple[PeerId, int], Signed] = {}  # by steward and serial
+        self._ballots: dict[tuple[PeerId, PeerId], Signed] = {}  # by the key to be removed, and the voter
+        self._lies: dict[PeerId, Warrant] = {}  # by who told them, of present members, oldest first
+        self._aware: dict[PeerId, set[PeerId]] = {}  # of each of these, who of those linked has heard
+        self._told_nbytes: dict[PeerId, int] = {}  # of them, to each since they were last told again
+        self._decided: dict[Digest, None] = {}  # letters, oldest first
+        self._told_at = 0.0
+        self._bar()
+        node.serve(HandIn, self._on_hand_in)
+        node.serve(CharterRequest, self._on_request)
+        node.on_note(ActNote, self._on_note)
+        node.on_note(ContradictionNote, self._on_contradiction)
+        node.on_link(self._on_link)
+
+    def recall(self) -> None:
+        """Take up what waited when a process before this one ended."""
+        for letter in self._awaiting.read():
+            with suppress(Void):  # decided meanwhile, or without effect where the run stands now
+                self._add(letter)
+        for lie in self._kept_lies.read():
+            self.accuse(lie)
+
+    def warrants(self) -> tuple[Warrant, ...]:
+        """Return what the next manifest should hold, in order."""
+        base = self._chain.base
+        acts = [Warrant(letters=(self._waiting[key],)) for key in sorted(self._waiting)]
+        votes = [warrant for peer in base.electorate if (warrant := self._majority(peer)) is not None]
+        waiting = [*self._lies.values(), *acts, *votes]
+        return in_effect(base.charter, base.body, waiting, MAX_ACTS) if waiting else ()
+
+    @property
+    def liars(self) -> tuple[PeerId, ...]:
+        """Return whose lie is proven, and whose key no manifest has struck out yet."""
+        return tuple(self._lies)
+
+    def follow(self, manifest: Manifest) -> None:
+        """Take up what a manifest has decided: the chain's head."""
+        for warrant in manifest.acts:
+            for letter in warrant.letters:
+                self._decided[digest_of(letter)] = None
+        for forgotten in list(self._decided)[:-MAX_REMEMBERED]:
+            del self._decided[forgotten]
+        self._bar()
+        for peer in [peer for peer, lie in self._lies.items() if self._is_dealt_with(lie)]:
+            del self._lies[peer], self._aware[peer]
+        self._save_lies()
+        if self._waiting or self._ballots:
+            self._drop_void()
+
+    def _bar(self) -> None:
+        banned = self._chain.charter.banned
+        if self._node.passport.banned != frozenset(banned):
+            self._node.ban(banned)
+
+    def tell_again(self, now: float) -> None:
+        """Tell all that are linked what waits, if it is time."""
+        if (self._waiting or self._ballots or self._lies) and now - self._told_at >= TELL_AGAIN_S:
+            self._told_at = now
+            for letter in (*self._waiting.values(), *self._ballots.values()):
+                self._tell(ActNote(letter=letter), but=None)
+            self._told_nbytes = {}
+            for liar in self._lies:
+                self._prove(liar)
+
+    def take(self, letter: Signed, sender: PeerId | None = None) -> str | None:
+        """Keep an act or ballot and tell the others; return why it is not kept, or None."""
+        try:
+            is_news = self._add(letter)
+        except Void as void:
+            return str(void)
+        if is_news:
+            self._save()
+            self._emit(ActWaits(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter)))
+            self._tell(ActNote(letter=letter), but=sender)
+            self._on_change()
+        return None
+
+    def accuse(self, lie: Warrant, sender: PeerId | None = None) -> None:
+        """Keep what proves a lie of a member, one of each, and tell the others; drop what proves nothing."""
+        peer = lie.letters[0].signer
+        if peer in self._lies:
+            self._aware[peer].update(() if sender is None else (sender,))
+        if peer in self._lies or self._is_dealt_with(lie):
+            return
+        try:
+            note, what = read_contradiction(lie)
+        except Void:
+            return
+        self._lies[peer], self._aware[peer] = lie, set() if sender is None else {sender}
+        self._save_lies()
+        self._emit(LieProven(member=peer, branch=note.branch, round=note.round, what=what))
+        self._prove(peer)
+        self._on_change()
+
+    def _is_dealt_with(self, lie: Warrant) -> bool:
+        """Return whether its teller is no member, or was struck out for it: keys are free to make, places are not."""
+        peer, base = lie.letters[0].signer, self._chain.base
+        note = note_in(lie)
+        return peer not in base.electorate or note is None or base.charter.is_dealt_with(peer, note.round)
+
+    def _prove(self, liar: PeerId) -> None:
+        """Tell those linked that have not heard of this lie, as far as it is not too much for them at a time."""
+        note, nbytes = _note_of(self._lies[liar]), sum(len(each.body) for each in self._lies[liar].letters)
+        for peer in sorted({*self._node.peers} - self._aware[liar]):
+            told = self._told_nbytes.get(peer, 0) + nbytes
+            if told <= TELL_NBYTES and self._node.post(peer, note):
+                self._told_nbytes[peer] = told
+                self._aware[liar].add(peer)
+
+    def _on_link(self, peer: PeerId, _is_up: bool, _reason: str) -> None:
+        """Hold nothing for told to who may not have got it."""
+        for aware in self._aware.values():
+            aware.discard(peer)
+
+    def _add(self, letter: Signed) -> bool:
+        """Let a letter wait; return whether it is new.
+
+        Raises:
+            Void: it has no effect.
+        """
+        return self._keep_ballot(letter) if letter.kind == Ballot.__name__ else self._keep_act(letter)
+
+    def _save(self) -> None:
+        waiting = [self._waiting[key] for key in sorted(self._waiting)]
+        try:
+            self._awaiting.keep([*waiting, *(self._ballots[key] for key in sorted(self._ballots))])
+        except (DiskFull, DataError) as error:
+            self._emit(Notice(text=f"what stewards and voters handed in waits in this process's memory only: {error}"))
+
+    def _save_lies(self) -> None:
+        try:
+            self._kept_lies.keep(tuple(self._lies.values()))
+        except (DiskFull, DataError) as error:
+            self._emit(Notice(text=f"what proves that members lie is in this process's memory only: {error}"))
+
+    def _keep_act(self, letter: Signed) -> bool:
+        act, base, signer = read_act(letter), self._chain.base, letter.signer
+        if self._waiting.get((signer, act.serial)) == letter:
+            return False
+        before = [number for steward, number in self._waiting if steward == signer and number < act.serial]
+        if (signer, act.serial) in self._waiting or len(before) >= MAX_AHEAD:
+            raise Void(f"other acts of {short(signer)} wait in its place")
+        waiting = tuple(Warrant(letters=(self._waiting[signer, number],)) for number in sorted(before))
+        if (why_not := objection(base.charter, base.body, (*waiting, Warrant(letters=(letter,))))) is not None:
+            raise Void(why_not)
+        self._waiting[signer, act.serial] = letter
+        return True
+
+    def _keep_ballot(self, letter: Signed) -> bool:
+        ballot, base, voter = read_ballot(letter), self._chain.base, letter.signer
+        if self._ballots.get((ballot.peer, voter)) == letter:
+            return False
+        if ballot.run != base.run:
+            raise Void(f"the ballot is for run {short(ballot.run)}, this is run {short(base.run)}")
+        if voter not in base.electorate:
+            raise Void(f"{short(voter)} is no member: only members vote")
+        if ballot.peer not in base.electorate:
+            raise Void(f"{short(ballot.peer)} is no member")
+        if (next_serial := base.charter.times_expelled(ballot.peer) + 1) != ballot.serial:
+            raise Void(f"it is for removal {ballot.serial} of {short(ballot.peer)}; the next is {next_serial}")
+        if sum(by == voter for _, by in self._ballots) >= MAX_BALLOTS:
+            raise Void(f"{MAX_BALLOTS} ballots of {short(voter)} wait already")
+        self._ballots[ballot.peer, voter] = letter
+        return True
+
+    def _majority(self, peer: PeerId) -> Warrant | None:
+        base = self._chain.base
+        cast = {voter: self._ballots[peer, voter] for voter in base.electorate if (peer, voter) in self._ballots}
+        if 2 * len(cast) <= len(base.electorate):
+            return None
+        return Warrant(letters=tuple(cast[voter] for voter in sorted(cast)))
+
+    def _drop_void(self) -> None:
+        """Drop what was decided, and what has no effect any more."""
+        base = self._chain.base
+        for signer, number in sorted(self._waiting):
+            before = [other for steward, other in sorted(self._waiting) if steward == signer and other < number]
+            letters = [self._waiting[signer, other] for other in (*before, number)]
+            why_not = objection(base.charter, base.body, tuple(Warrant(letters=(each,)) for each in letters))
+            if why_not is not None:
+                self._drop(self._waiting.pop((signer, number)), why_not)
+        for peer, voter in sorted(self._ballots):
+            ballot = read_ballot(self._ballots[peer, voter])
+            is_member = peer in base.electorate and voter in base.electorate
+            if not is_member or ballot.serial != base.charter.times_expelled(peer) + 1:
+                self._drop(self._ballots.pop((peer, voter)), "voter or key is no member any more")
+        self._save()
+
+    def _drop(self, letter: Signed, reason: str) -> None:
+        if digest_of(letter) not in self._decided:
+            self._refuse(letter, reason)
+
+    def _refuse(self, letter: Signed, reason: str) -> None:
+        self._emit(ActRefused(by=letter.signer, kind=kind_of(letter), subject=subject_of(letter), reason=reason))
+
+    def _tell(self, note: ActNote, but: PeerId | None) -> None:
+        for peer in sorted(self._node.peers):
+            if peer != but:
+                self._node.post(peer, note)
+
+    # --- what others say ---
+
+    async def _on_note(self, peer: PeerId, note: ActNote) -> None:
+        self.take(note.letter, peer)  # what is void here is so by the time it comes, or was never meant
+
+    async def _on_contradiction(self, peer: PeerId, note: ContradictionNote) -> None:
+        self.accuse(Warrant(letters=(note.first, note.second)), peer)
+
+    async def _on_hand_in(self, _peer: PeerId, request: HandIn) -> HandInAnswer:
+        if digest_of(request.letter) in self._decided:
+            return HandInAnswer(outcome="decided")
+        why_not = self.take(request.letter)
+        if why_not is None:
+            return HandInAnswer(outcome="waits")
+        self._refuse(request.letter, why_not)
+        return HandInAnswer(outcome="refused", reason=why_not[:MAX_REASON_CHARS])
+
+    async def _on_request(self, _peer: PeerId, _request: CharterRequest) -> CharterAnswer:
+        head = self._chain.head
+        return CharterAnswer(charter=self._chain.charter, round=head.round, members=head.members)
+
+
+# --- in words ---
+
+
+def told(manifest: Manifest) -> Iterator[ActEnacted]:
+    """Yield an event for each act that a committed manifest holds."""
+    for warrant in manifest.acts:
+        first = warrant.letters[0]
+        if (liar := accused(warrant)) is not None:
+            yield ActEnacted(
+                branch=manifest.branch,
+                round=manifest.round,
+                by=(),
+                kind=STRIKE_OUT,
+                subject=liar,
+                reason=read_contradiction(warrant)[1],
+                changes={},
+            )
+            continue
+        yield ActEnacted(
+            branch=manifest.branch,
+            round=manifest.round,
+            by=tuple(letter.signer for letter in warrant.letters),
+            kind=kind_of(first),
+            subject=subject_of(first),
+            reason=reason_of(first),
+            changes=changes_in(first),
+        )
+
+
+def why_removed(event: ActEnacted) -> str:
+    """Return what a removed peer is told."""
+    if event.kind == STRIKE_OUT:
+        return (
+            f"the members struck this key out after round {event.round}: {event.reason}. A peer whose disk keeps what "
+            "it is given never signs that: this key runs on two machines, or its folder was put back from a copy, or "
+            "the program was changed. The key may not come back; join with another (weft keys new)."
+        )
+    who = f"{len(event.by)} members" if event.kind == "vote out" else f"steward {short(event.by[0])}"
+    reason = event.reason.rstrip(".") or "no reason was given"
+    what_now = "Its key may not come back." if event.kind == "ban" else "It may come back as a newcomer: weft join."
+    return f"{who} took this peer out of the run after round {event.round} ({event.kind}): {reason}. {what_now}"
+
+
+def _note_of(lie: Warrant) -> ContradictionNote:
+    return ContradictionNote(first=lie.letters[0], second=lie.letters[1])
+
+
+def kind_of(letter: Signed) -> str:
+    """Return what a letter is, in a word or two."""
+    deed = _deed(letter)
+    return "vote out" if isinstance(deed, Ballot) else type(deed).__name__.lower() if deed is not None else "unknown"
+
+
+def subject_of(letter: Signed) -> str:
+    """Return the key or run that a letter is about; none where it is about settings."""
+    match _deed(letter):
+        case Remove(peer=subject) | Ban(peer=subject) | Pardon(peer=subject) | Ballot(peer=subject):
+            return subject
+        case Succeed(run=run):
+            return run
+        case _:
+            return ""
+
+
+def reason_of(letter: Signed) -> str:
+    deed = _deed(letter)
+    return "" if deed is None else printable(deed.reason)
+
+
+def changes_in(letter: Signed) -> dict[str, str]:
+    """Return what an amendment changes, as text."""
+    deed = _deed(letter)
+    changed = changes_of(deed) if isinstance(deed, Amend) else {}
+    return {name: msgspec.json.encode(value).decode() for name, value in changed.items()}
+
+
+def _deed(letter: Signed) -> Remove | Ban | Pardon | Amend | Succeed | Ballot | None:
+    try:
+        if letter.kind == Ballot.__name__:
+            ballot: Ballot = decode(letter.body, Ballot)
+            return ballot
+        act: Act = decode(letter.body, Act)
+        return act.deed
+    except WireError:
+        return None

@@ -1,0 +1,175 @@
+"""How the members of the present electorate stand: who is here, who has a vote, and which attempt each follows.
+
+Where a round takes long, members tell each other (`StandingNote`). From what they tell follows whether this round can
+be decided at all, and whether the attempt that this peer follows is one that nobody leads any more.
+
+It does not know what is proposed, nor what to do where no majority is left.
+"""
+
+import math
+from collections.abc import Callable
+
+from weft.ids import Attempt, BranchId, PeerId
+from weft.peer.round.outcome import Status
+from weft.peer.chain import Chain
+from weft.peer.messages import StandingNote
+from weft.store.votes import Promises
+from weft.sync.round.machine import Input, Noticed, Rerouted, State
+from weft.sync.records.messages import Base
+from weft.sync.round.rules import is_quorum, leader
+
+# After sleep or a majority lost: others call again within seconds, and the round that they sleep in may end meanwhile.
+AROUND_S = 15.0
+
+
+class Standing:
+    """Of the round after the chain's head.
+
+    Args:
+        state: returns this peer's machine; None where it takes no part in the round.
+    """
+
+    def __init__(self, me: PeerId, chain: Chain, promises: Promises, state: Callable[[], State | None]) -> None:
+        self.statuses: dict[PeerId, Status] = {}
+        self.relayed: frozenset[PeerId] = frozenset()  # who is reached through others
+        self.links_electorate = True  # whether this peer keeps links to all who vote
+        self._me = me
+        self._chain = chain
+        self._promises = promises
+        self._state = state
+        self._told: dict[PeerId, StandingNote] = {}
+        self._lost_in: Base | None = None
+        self._looked_at = 0.0
+        self._unsure_at = -math.inf  # who begins to take part has just looked where the others are
+
+    def known(self) -> list[Input]:
+        """Return what the machine of a round that begins has to know of the members."""
+        notices = [Noticed(peer=peer, status=status) for peer, status in self.statuses.items() if status != "alive"]
+        return [Rerouted(relayed=self.relayed), *notices]
+
+    def go_to(self, branch: BranchId) -> None:
+        """Count nobody in who asked on another branch: it may hold that one's state, and ask there still."""
+        if branch != self._chain.head.branch:
+            self.statuses = {peer: status for peer, status in self.statuses.items() if status != "joining"}
+
+    def lose_results(self, base: Base) -> None:
+        """Nobody delivers the results of what was decided or accepted in this round, and it can have no others."""
+        self._lost_in = base
+
+    def find_results(self) -> None:
+        """They are here after all."""
+        self._lost_in = None
+
+    @property
+    def are_results_lost(self) -> bool:
+        """Whether the present round cannot be decided because its results are lost."""
+        return self._lost_in is not None and self._lost_in == self._chain.base
+
+    def take(self, peer: PeerId, note: StandingNote) -> None:
+        """Take up what a peer tells of itself."""
+        if peer in self._chain.base.electorate:
+            self._told[peer] = note
+
+    def note(self) -> StandingNote | None:
+        """Return what the others should know: that this peer has no vote to give, or follows a later attempt."""
+        base, state = self._chain.base, self._state()
+        attempt = Attempt(0) if state is None else state.attempt
+        if self.has_vote and not attempt:
+            return None
+        return StandingNote(branch=base.branch, round=base.round, attempt=attempt, has_vote=self.has_vote)
+
+    @property
+    def voteless(self) -> frozenset[PeerId]:
+        """Who of the electorate has told that it has no vote in the present round: it merges nothing, either."""
+        told = ((peer, self._now(peer)) for peer in self._told)
+        return frozenset(peer for peer, note in told if note is not None and not note.has_vote)
+
+    def present(self) -> tuple[PeerId, ...]:
+        """Return the electorate less those that are gone or have left, ascending."""
+        state = self._state()
+        left = () if state is None else state.farewells
+        electorate = self._chain.base.electorate  # statuses has everybody: hundreds
+        return tuple(peer for peer in electorate if self.statuses.get(peer) != "gone" and peer not in left)
+
+    def here(self) -> tuple[PeerId, ...]:
+        """Return the electorate less those that are gone, ascending: who left the round to open a branch is here."""
+        return tuple(peer for peer in self._chain.base.electorate if self.statuses.get(peer) != "gone")
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this peer has said its last word in the round."""
+        last = self._promises.last
+        return last is not None and last.base == self._chain.base and last.has_left
+
+    @property
+    def abstains(self) -> bool:
+        """Whether this peer is of the electorate and has no vote: it has left, or voted here and forgotten how.
+
+        It forgets where it comes back from a checkpoint that is older than its promises. It follows what the others
+        decide, until the chain has reached the last round that it voted in; where they cannot, they branch off.
+        """
+        base, last = self._chain.base, self._promises.last
+        if self._me not in base.electorate:
+            return False
+        is_remembered = last is not None and last.base == base
+        return self.has_left or not (is_remembered or self._promises.may_begin(base))
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether this peer, if it is of the electorate, can help to decide the round."""
+        return not self.abstains and not self.are_results_lost
+
+    def has_majority(self) -> bool:
+        """Return whether those not gone can commit. To who is no member: whether any member is left."""
+        base, state = self._chain.base, self._state()
+        if self._me not in base.electorate:
+            return bool(self.present())
+        if self.are_results_lost:
+            return False
+        left = set() if state is None else set(state.farewells)
+        voters = set(self.present()) - self.voteless
+        if self.abstains:
+            voters -= {self._me}
+        if self.has_left:
+            left |= {self._me}
+        return is_quorum(base, voters, left)
+
+    def sees_majority(self) -> bool:
+        """Return whether those not gone can commit, as far as this peer can tell, whether it is one of them or not."""
+        base = self._chain.base
+        return self.has_majority() if self._me in base.electorate else is_quorum(base, self.present())
+
+    def look(self, now: float, *, has_slept: bool) -> None:
+        """Note whether a majority is in sight, and was all the time: to be called again and again."""
+        if has_slept or self.abstains or not self.sees_majority():
+            self._unsure_at = now
+        self._looked_at = now
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a majority is in sight, and for long enough to have heard of all that went on where it was not.
+
+        Who has voted on later rounds than it knows holds nothing: they were decided without its memory.
+        """
+        return self._looked_at - self._unsure_at >= AROUND_S
+
+    def why_undecidable(self) -> str:
+        """Return, for a person, why nothing can be decided; what follows where `has_majority` does not hold."""
+        if self.are_results_lost:
+            return "nobody that is here has the results of the round that was accepted"
+        if not is_quorum(self._chain.base, self.present()):
+            return "the others are away"
+        num_voteless = len(self.voteless) + self.abstains
+        return f"{num_voteless} have left, come back from states older than their votes, or lost what they voted for"
+
+    def is_attempt_over(self, state: State) -> bool:
+        """Return whether nobody leads the attempt of `state`: its leader or a quorum is further, or it has no vote."""
+        told = {peer: note for peer in state.base.electorate if (note := self._now(peer)) is not None}
+        ahead = {peer for peer, note in told.items() if note.attempt > state.attempt}
+        return leader(state.base, state.attempt) in ahead | self.voteless or is_quorum(
+            state.base, ahead, state.farewells
+        )
+
+    def _now(self, peer: PeerId) -> StandingNote | None:
+        note, base = self._told.get(peer), self._chain.base
+        return note if note is not None and (note.branch, note.round) == (base.branch, base.round) else None

@@ -1,0 +1,1 @@
+"""state: see the tree in README.md."""

@@ -1,0 +1,175 @@
+"""A peer's checkpoint: what goes into it, when, and how a peer goes on from one, and from the journal of what followed.
+
+It does not know the file format (`checkpoint` does), nor whether others have gone further meanwhile.
+"""
+
+from contextlib import suppress
+
+import torch
+
+from weft.errors import DiskFull
+from weft.events import CheckpointFailed, CheckpointSaved, Notice
+from weft.ids import BranchId, Round, Tokens
+from weft.run.amend import first_charter
+from weft.peer.chain import Chain
+from weft.peer.state.checkpoint import Contents, Snapshot, save
+from weft.run.config import Genesis
+from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
+from weft.store.journal import FULL_NBYTES
+from weft.train.learner import Learner
+from weft.peer.state.mixing import Met
+from weft.peer.context import Place
+from weft.peer.state.replica import Replica
+from weft.sync.records.messages import Base, Certificate, Manifest, counted_of, own_work
+from weft.sync.round.part_sizes import parts_of
+from weft.wire import Buffer, digest_of
+
+NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
+
+
+class Saver:
+    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, trainer: Learner) -> None:
+        self._run = run
+        self._place = place
+        self._replica = replica
+        self._carry = carry
+        self._trainer = trainer
+        self._saved_at = place.clock.now()
+        self._branch = BranchId(run.run)  # of the newest checkpoint
+        self._journal = place.journal
+        self._replayed: list[Certificate] = []  # the newest
+        self._told: list[str] = []  # what is to be said of it, from the event loop
+
+    async def save_if_due(self) -> None:
+        """Write a checkpoint where it is time, where the journal is full, and on another branch than the one before was
+        written on: a process that finds that one would go on where this peer has left."""
+        if not (every_s := self._place.settings.checkpoint_every_s):
+            return
+        head = self._replica.head
+        is_time = self._place.clock.now() - self._saved_at >= every_s
+        is_elsewhere = head is not None and head.branch != self._branch
+        if is_time or is_elsewhere or await self._place.compute.serve(self._is_journal_full):
+            with suppress(DiskFull):  # an event: the one before stays, and there may be room when the next is due
+                await self.save()
+
+    async def save(self) -> None:
+        """Write a checkpoint, where there is a state to keep.
+
+        Raises:
+            DiskFull: no room; the one before stays.
+            CheckpointError: the folder cannot be written.
+        """
+        path = self._place.folder.checkpoint
+        try:
+            saved = await self._place.compute.serve(self._save)
+        except DiskFull as error:
+            self._place.emit(CheckpointFailed(path=str(path), reason=str(error)))
+            raise
+        else:
+            if saved is not None and saved.head is not None:
+                self._branch = saved.head.branch
+                nbytes = saved.replicated.nbytes + saved.private.nbytes
+                written = digest_of(saved.replicated)
+                self._place.emit(CheckpointSaved(path=str(path), round=saved.head.round, digest=written, nbytes=nbytes))
+                until = Round(saved.head.round - NUM_KEPT)
+                await self._place.compute.serve(lambda: self._journal.forget(until))
+        finally:
+            self._saved_at = self._place.clock.now()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on exactly where the snapshot was taken, which lets its vectors go."""
+        charter = snapshot.charter or first_charter(self._run)
+        if snapshot.head is not None:
+            self._branch = snapshot.head.branch
+        if not snapshot.counters:  # kept for others: nothing of it was this peer's own
+            self._carry.settle(lambda: self._replica.load(snapshot.head, charter, snapshot.replicated), False)
+            snapshot.let_go()
+            return
+        self._replica.load(snapshot.head, charter, snapshot.replicated)
+        vectors, counters = dict(snapshot.private), dict(snapshot.counters)
+        self._carry.load(vectors, counters)
+        state = {name: torch.tensor([number], dtype=torch.int64) for name, number in counters.items()}
+        self._trainer.load_private_state({**vectors, **state})
+        snapshot.let_go()
+        vectors.clear()
+        self._replay()
+
+    def _replay(self) -> None:
+        """Make again, after what was restored, the outer steps that are in the journal."""
+        if (head := self._replica.head) is None:
+            return
+        chain = Chain(head, self._replica.charter)
+        for certificate in self._journal.rounds():
+            manifest = certificate.manifest
+            if manifest.round > chain.head.round:
+                results = self._results(manifest)
+                if (
+                    results is None
+                    or not chain.proven(certificate)
+                    or not self._knows_what_counts(chain.base, manifest)
+                ):
+                    break
+                mine, carried = own_work(manifest, self._place.node.peer), self._carry.tokens
+                self._carry.settle(
+                    lambda: self._replica.apply(manifest, results),  # noqa: B023
+                    mine is not None,
+                    round=manifest.round,
+                    met=Met(is_known=False) if manifest.is_gossip else None,
+                )
+                chain.append(certificate)
+                if (lost := carried - self._carry.tokens - (0 if mine is None else mine.tokens)) > 0:
+                    self._told.append(dropped(Tokens(lost), OUTDATED if mine is None else FORGOTTEN).text)
+            self._replayed = [*self._replayed, certificate][-NUM_KEPT:]
+        if chain.head.round > head.round:
+            text = f"went on from the checkpoint after round {head.round} by what was decided up to round"
+            self._told.append(f"{text} {chain.head.round}, as it was kept on this disk")
+
+    def hand_on(self, chain: Chain) -> None:
+        """Let others have the newest rounds of the journal: who was killed a moment earlier makes them again, too."""
+        for text in self._told:
+            self._place.emit(Notice(text=text))
+        self._told = []
+        for certificate in self._replayed:
+            if certificate.manifest.branch == chain.head.branch:
+                chain.recall(certificate)
+                for part in certificate.manifest.parts:
+                    if (data := self._journal.result(certificate.manifest.round, part.result)) is not None:
+                        chain.keep(certificate.manifest.round, part.result, data)
+
+    def _results(self, manifest: Manifest) -> tuple[Buffer, ...] | None:
+        """Return the results that a manifest names; None: they are not all here."""
+        found: list[Buffer] = []
+        for here, part in zip(parts_of(manifest, self._replica.scope), manifest.parts, strict=True):
+            data = self._journal.result(manifest.round, part.result) if len(here) else b""
+            if data is None:
+                return None
+            found.append(data)
+        return tuple(found)
+
+    def _knows_what_counts(self, base: Base, manifest: Manifest) -> bool:
+        """Return whether the manifest alone tells if what this peer carries is counted in it."""
+        mine = counted_of(manifest, self._place.node.peer)
+        if mine is not None and mine.legacy is not None:
+            return False
+        return self._place.node.peer in base.electorate or not self._carry.tokens
+
+    def _is_journal_full(self) -> bool:
+        state_nbytes = sum(vector.nbytes for vector in self._replica.vectors().values())
+        return self._journal.nbytes > max(FULL_NBYTES, 2 * state_nbytes)
+
+    def _save(self) -> Contents | None:
+        if self._replica.head is None:
+            return None  # a newcomer that holds nothing yet must not overwrite what an earlier process saved
+        data, private = self._place.data, self._trainer.private_state()
+        vectors = {name: vector for name, vector in private.items() if vector.is_floating_point()}
+        counters = {name: int(vector.item()) for name, vector in private.items() if not vector.is_floating_point()}
+        snapshot = Snapshot(
+            config=self._run,
+            tokenizer=b"" if data is None else data.tokenizer.to_bytes(),
+            head=self._replica.head,
+            charter=self._replica.charter,
+            replicated=self._replica.vectors(),
+            private={**vectors, **self._carry.vectors()},
+            counters={**counters, **self._carry.counters()},
+        )
+        return save(self._place.folder.checkpoint, snapshot)

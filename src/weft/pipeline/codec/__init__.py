@@ -1,0 +1,1 @@
+"""codec: see the tree in README.md."""

@@ -1,0 +1,224 @@
+"""How bytes go from one member of a team to another: one says what is ready, the other fetches it when it asks for it.
+
+    handover = Handover(lane)                                   # one for each peer
+    async with handover.join(name, members, patience_s=60) as seat:
+        await seat.give(1, number, parcel(data))                # returns once member 1 has it
+        taken = await seat.take(1, number, nbytes)
+
+Members are counted from 0, in the order that all know. Whoever gives waits until it is taken, and whoever takes until
+it is there: `patience_s` at most.
+
+Failure: the team is for good links; where one of these happens, all of it fails at once, and whoever needs the layer
+computes it undivided.
+- a member's link goes down, or it says that it leaves: PeerError at every other member, whoever it waits for.
+- a member says nothing for `patience_s`: DeadlineExceeded.
+- other bytes than expected, too many, or the same twice: PayloadError here, CallFailed there.
+
+It does not know what is handed over.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, Refused
+from weft.ids import Digest, PeerId, short
+from weft.net.messages import MAX_REASON_CHARS
+from weft.tasks import Tasks
+from weft.pipeline.device import Parcel
+from weft.pipeline.link import Lane
+from weft.pipeline.split.messages import MAX_WAITING, HandedOver, HasTaken, TeamLeft
+from weft.wire import printable
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0  # for a member that is linked: what it computes before it gives is part of a layer
+
+MAX_LEFT = 64  # of teams that are joined within moments
+
+Key = tuple[Digest, PeerId, int]  # team, who gives, number
+
+
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass
+class _Slot:
+    """Where what one member says and what this one asks for meet."""
+
+    said: "asyncio.Future[HandedOver]" = field(default_factory=_future)
+    taken: "asyncio.Future[PeerError | None]" = field(default_factory=_future)  # or why not
+    is_asked_for: bool = False
+
+
+class Handover:
+    """Of one peer."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.slots: dict[Key, _Slot] = {}
+        self.seats: dict[Digest, Seat] = {}
+        self._num_waiting: Counter[PeerId] = Counter()
+        self._left: dict[Digest, str] = {}  # teams that this peer may yet join, which another left: the oldest first
+        lane.serve(HandedOver, self._on_handed)
+        lane.on_note(TeamLeft, self._on_left)
+
+    def join(self, team: Digest, members: Sequence[PeerId], *, patience_s: float = PATIENCE_S) -> "Seat":
+        """Return this peer's place in a team, to be entered.
+
+        Args:
+            team: names what it computes; no two teams of the same peers at a time have the same name.
+            members: in the same order at all of them; this peer is one.
+        """
+        return Seat(self, team, tuple(members), patience_s)
+
+    async def _on_handed(self, peer: PeerId, note: HandedOver) -> HasTaken:
+        if self._num_waiting[peer] >= MAX_WAITING:
+            raise PayloadError(f"{MAX_WAITING} things of {short(peer)} wait here that nobody has asked for")
+        key = (note.team, peer, note.number)
+        slot = self.slots.setdefault(key, _Slot())
+        if slot.said.done():
+            raise PayloadError(f"{short(peer)} hands over number {note.number} twice")
+        slot.said.set_result(note)
+        self._num_waiting[peer] += 1
+        try:
+            fault = await slot.taken
+        finally:
+            self._num_waiting -= Counter({peer: 1})
+            if not slot.is_asked_for:
+                self.slots.pop(key, None)
+        if fault is not None:
+            raise fault
+        return HasTaken()
+
+    async def _on_left(self, peer: PeerId, note: TeamLeft) -> None:
+        seat, reason = self.seats.get(Digest(note.team)), f"{short(peer)} left it: {printable(note.reason)}"
+        if seat is None:
+            self._left[Digest(note.team)] = reason
+            while len(self._left) > MAX_LEFT:
+                del self._left[next(iter(self._left))]
+        elif peer in seat.members:
+            seat.halt(reason)
+
+    def left(self, team: Digest) -> str | None:
+        """Return why a member left a team before this peer joined it; None: nobody has. Once."""
+        return self._left.pop(team, None)
+
+
+class Seat:
+    """A peer's place in a team; see `Handover.join`."""
+
+    def __init__(self, handover: Handover, team: Digest, members: tuple[PeerId, ...], patience_s: float) -> None:
+        self.members = members
+        self.number = members.index(handover.lane.me)
+        self._handover = handover
+        self._lane = handover.lane
+        self._team = team
+        self._patience_s = patience_s
+        self._tasks = Tasks()
+        self._halted: asyncio.Future[str] = _future()
+
+    async def __aenter__(self) -> "Seat":
+        if self._team in self._handover.seats:
+            raise ValueError(f"this peer is in a team of the name {short(self._team)} already")
+        self._handover.seats[self._team] = self
+        for peer in self._others:
+            self._tasks.spawn(self._watch(peer))
+        if (reason := self._handover.left(self._team)) is not None:
+            self.halt(reason)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._handover.seats[self._team]
+        await self._tasks.aclose()
+        reason = "it is done" if error is None else type(error).__name__
+        for key, slot in list(self._handover.slots.items()):
+            if key[0] == self._team and not slot.taken.done():
+                slot.taken.set_result(CallFailed(f"{short(self._lane.me)} left the team: {reason}"))
+        if error is not None:
+            for peer in self._others:
+                await self._lane.post(peer, TeamLeft(team=self._team, reason=reason[:MAX_REASON_CHARS]))
+
+    async def give(self, to: int, number: int, what: Parcel) -> None:
+        """Let a member have `what`; return once it does."""
+        peer = self.members[to]
+        nbytes = memoryview(what.data).nbytes
+        note = HandedOver(team=self._team, number=number, digest=what.digest, nbytes=nbytes)
+        self._lane.give(what)
+        try:
+            await self._unless_halted(self._lane.call(peer, note, HasTaken, deadline_s=self._patience_s))
+        finally:
+            self._lane.take_back(what.digest)
+
+    async def take(self, source: int, number: int, nbytes: int) -> Parcel:
+        """Return the `nbytes` bytes that a member gives under this number."""
+        peer = self.members[source]
+        key = (self._team, peer, number)
+        slot = self._handover.slots.setdefault(key, _Slot())
+        slot.is_asked_for = True
+        fault: PeerError | None = CallFailed(f"{short(self._lane.me)} could not take it")
+        try:
+            taken = await self._unless_halted(self._taken(peer, slot, number, nbytes))
+            fault = None
+            return taken
+        except PeerError as error:
+            fault = error
+            raise
+        finally:
+            self._handover.slots.pop(key, None)
+            if not slot.taken.done():
+                slot.taken.set_result(fault)
+
+    def halt(self, reason: str) -> None:
+        """Let everything under way and to come fail."""
+        if not self._halted.done():
+            self._halted.set_result(reason)
+
+    @property
+    def _others(self) -> list[PeerId]:
+        return [peer for peer in self.members if peer != self._lane.me]
+
+    async def _watch(self, peer: PeerId) -> None:
+        if self._lane.is_linked(peer):
+            await self._lane.until_parted(peer)
+        self.halt(f"the link to {short(peer)} is down")
+
+    async def _taken(self, peer: PeerId, slot: _Slot, number: int, nbytes: int) -> Parcel:
+        limit = asyncio.timeout(self._patience_s)
+        try:
+            async with limit:
+                note = await slot.said
+                if note.nbytes != nbytes:
+                    raise PayloadError(
+                        f"{short(peer)} hands over {note.nbytes} bytes as number {number} of a team; expected {nbytes}"
+                    )
+                return await self._lane.fetch(peer, note.digest, nbytes)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"{short(peer)} handed over nothing as number {number} of a team within {self._patience_s:g} s; "
+                "compute the layer undivided"
+            ) from None
+
+    async def _unless_halted(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`; end it where the team halts meanwhile."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._halted), return_when=asyncio.FIRST_COMPLETED)
+            if self._halted.done():
+                raise PeerError(f"the team is broken, compute the layer undivided: {self._halted.result()}")
+            return task.result()
+        except (NetError, Refused) as error:
+            raise PeerError(f"a member of a team cannot be reached, compute the layer undivided: {error}") from None
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # seen: it is raised above, or the team's end is

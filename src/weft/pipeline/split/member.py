@@ -1,0 +1,271 @@
+"""A member of a team that another leads: it computes its part of layers, and keeps what it found of their weights.
+
+    desk = HelpDesk.on(lane)            # one for each peer
+    desk.at[stage] = Helping(...)
+
+What it found of micro-batches that count is added up, until who leads asks for the sum of exactly those.
+
+Failure:
+- whatever breaks ends the micro-batch here; who leads computes it undivided, or gives it up.
+- asked for the sum of other micro-batches than were counted, it has none.
+
+It does not know what is before and after the layers, nor when a round is over.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.codec.dense import Fp32
+from weft.errors import NetError, NotFinite, PeerError, Refused
+from weft.ids import Digest, PeerId
+from weft.tasks import Tasks
+from weft.pipeline.step import Beat
+from weft.pipeline.device import Parcel, parcel
+from weft.pipeline.link import Lane
+from weft.pipeline.schedule import Run
+from weft.pipeline.split.exchange import Handover
+from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
+from weft.pipeline.split.section import LayersAt, Passing
+from weft.pipeline.split.team import Team
+
+MAX_HELPED = 256  # micro-batches of a step that are on their way, or were given up: many more than any member takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a member of a team computes with, whoever leads it.
+
+    Args:
+        run: as of `Compute.train`.
+        seq_len: tokens of a sample. `micro_batch`: samples of one, at most.
+        batch_size: samples whose gradients are added once.
+    """
+
+    lane: Lane
+    handover: Handover
+    layers: LayersAt
+    run: Run
+    seq_len: int
+    micro_batch: int
+    batch_size: int
+
+    def whole(self, num_samples: int) -> torch.Size:
+        """Return the shape of a micro-batch's activations."""
+        return torch.Size((num_samples, self.seq_len, self.layers.width))
+
+
+@dataclass
+class _Helped:
+    """A micro-batch."""
+
+    request: Help
+    going: "asyncio.Task[None] | None" = None  # on its way there, or back
+    passing: Passing | None = None  # once it has gone there
+    is_back: bool = False
+
+    @property
+    def leader(self) -> PeerId:
+        return PeerId(self.request.members[0])
+
+    @property
+    def members(self) -> list[PeerId]:
+        return [PeerId(each) for each in self.request.members]
+
+    async def until_gone(self) -> None:
+        while self.going is not None and not self.going.done():
+            await asyncio.wait([self.going])
+
+
+@dataclass
+class _Sum:
+    """Of the micro-batches of a step that count."""
+
+    total: Tensor | None = None
+    added: set[Digest] = field(default_factory=set)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class HelpDesk:
+    """Where calls of those who lead arrive, by the stage that they name, and what a peer's teams hand over."""
+
+    def __init__(self, handover: Handover) -> None:
+        self.at: dict[int, Helping] = {}
+        self.handover, lane = handover, handover.lane
+        lane.serve(Help, self._on_help)
+        lane.serve(GoBack, self._on_go_back)
+        lane.serve(SumRequest, self._on_sum)
+        lane.on_note(Counted, self._on_counted)
+
+    @classmethod
+    def on(cls, lane: Lane) -> "HelpDesk":
+        return cls(Handover(lane))
+
+    async def _on_help(self, peer: PeerId, request: Help) -> Helps:
+        helping = self.at.get(request.stage)
+        return Helps(does=helping is not None and helping.begin(peer, request))
+
+    async def _on_go_back(self, peer: PeerId, request: GoBack) -> Helps:
+        helping = self.at.get(request.stage)
+        return Helps(does=helping is not None and await helping.go_back(peer, request))
+
+    async def _on_sum(self, peer: PeerId, request: SumRequest) -> SumAnswer:
+        helping = self.at.get(request.stage)
+        return SumAnswer(digest=None if helping is None else await helping.sum(peer, request))
+
+    async def _on_counted(self, peer: PeerId, note: Counted) -> None:
+        if (helping := self.at.get(note.stage)) is not None:
+            await helping.counted(peer, note)
+
+
+class Helping:
+    """Of one stage.
+
+    Args:
+        team: that this peer is in now.
+        until_due: waits until this peer is at a step.
+    """
+
+    def __init__(
+        self, means: Means, team: Callable[[], Sequence[PeerId]], until_due: Callable[[Beat], Awaitable[None]]
+    ) -> None:
+        self._means = means
+        self._team = team
+        self._until_due = until_due
+        self._tasks = Tasks()
+        self._helped: dict[Digest, _Helped] = {}
+        self._sums: dict[PeerId, _Sum] = defaultdict(_Sum)  # by who led: members may be other teams now
+        self._given: dict[PeerId, Parcel] = {}
+
+    def begin(self, peer: PeerId, request: Help) -> bool:
+        """Compute a micro-batch with others, from now on; return whether this peer does."""
+        name, team = Digest(request.name), tuple(self._team())
+        is_own = peer == team[0] != self._means.lane.me and request.members == team
+        is_own = is_own and request.num_samples <= self._means.micro_batch
+        if not is_own or name in self._helped or len(self._helped) >= MAX_HELPED:
+            return False
+        helped = self._helped[name] = _Helped(request)
+        self._go(helped, request.there, self._forward(helped))
+        return True
+
+    async def go_back(self, peer: PeerId, request: GoBack) -> bool:
+        """Go back through a micro-batch, once the way there is done here, too."""
+        helped = await self._known(peer, Digest(request.name))
+        if helped is None or helped.passing is None or helped.is_back:
+            return False
+        helped.is_back = True
+        self._go(helped, helped.request.back, self._backward(helped, helped.passing))
+        return True
+
+    async def counted(self, peer: PeerId, note: Counted) -> None:
+        await self._add(peer, Digest(note.name))
+
+    async def sum(self, peer: PeerId, request: SumRequest) -> Digest | None:
+        """Return the name of the sum of these micro-batches' gradients, which `peer` may fetch; None: there is none."""
+        names = {Digest(name) for name in request.names}
+        for name in names:
+            await self._add(peer, name)
+        found = self._sums.get(peer)
+        if found is None:
+            return None
+        async with found.lock:
+            total = found.total
+            if total is None or found.added != names or found is not self._sums.pop(peer, None):
+                return None
+            given = await self._means.run(lambda: parcel(Fp32().encode(total.float().cpu())))
+        self._take_back(peer)
+        self._given[peer] = given
+        self._means.lane.give(given)
+        return given.digest
+
+    def advance(self, beat: Beat) -> None:
+        """Forget all that was of earlier steps, whose weights are no more."""
+        for name, helped in list(self._helped.items()):
+            if Beat(helped.request.round, helped.request.step) < beat:
+                if helped.going is not None:
+                    helped.going.cancel()
+                del self._helped[name]
+        self._sums.clear()
+        self._means.layers.forget()
+        for peer in list(self._given):
+            self._take_back(peer)
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+        for peer in list(self._given):
+            self._take_back(peer)
+
+    # --- one micro-batch ---
+
+    async def _forward(self, helped: _Helped) -> None:
+        means, request = self._means, helped.request
+        beat = Beat(request.round, request.step)
+        await self._until_due(beat)
+        number = request.members.index(means.lane.me)
+        layers = await means.run(lambda: means.layers.at(beat, number))
+        passing, shape = layers.passing(means.seq_len), means.whole(request.num_samples)
+        async with means.handover.join(request.there, helped.members) as seat:
+            team = Team(seat, means.run)
+            x = await team.dealt(passing.shape(shape, number), layers.vector)
+            y = await passing.forward(team, x)
+            if passing.has_pieces:
+                await team.hand_in(y)
+        helped.passing = passing
+
+    async def _backward(self, helped: _Helped, passing: Passing) -> None:
+        means, request = self._means, helped.request
+        number = request.members.index(means.lane.me)
+        shape = passing.shape(means.whole(request.num_samples), number)
+        async with means.handover.join(request.back, helped.members) as seat:
+            team = Team(seat, means.run)
+            dx = await passing.backward(team, await team.dealt(shape, passing.vector))
+            if passing.has_pieces:
+                await team.hand_in(dx)
+
+    async def _add(self, peer: PeerId, name: Digest) -> None:
+        """Add what was found of a micro-batch to the sum, once."""
+        helped = await self._known(peer, name)
+        if helped is None or helped.passing is None or not helped.is_back:
+            return
+        passing, weight = helped.passing, helped.request.num_samples / self._means.batch_size
+        into = self._sums[peer]
+        async with into.lock:
+            if self._helped.pop(name, None) is None or into is not self._sums.get(peer):
+                return  # added meanwhile, or of weights that are no more
+
+            def add() -> None:
+                if into.total is None:
+                    into.total = torch.zeros_like(passing.vector)
+                passing.add(weight, into.total)
+
+            await self._means.run(add)
+            into.added.add(name)
+
+    async def _known(self, peer: PeerId, name: Digest) -> _Helped | None:
+        """Return a micro-batch that `peer` leads, once it is not on its way here."""
+        helped = self._helped.get(name)
+        if helped is None or helped.leader != peer:
+            return None
+        await helped.until_gone()
+        return helped if self._helped.get(name) is helped else None
+
+    def _go(self, helped: _Helped, team: Digest, work: Coroutine[Any, Any, None]) -> None:
+        async def going() -> None:
+            try:
+                await work
+            except (PeerError, NetError, Refused, NotFinite) as error:
+                self._helped.pop(Digest(helped.request.name), None)
+                note = TeamLeft(team=team, reason=type(error).__name__)
+                await self._means.lane.post(helped.leader, note)  # it need not wait
+
+        helped.going = self._tasks.spawn(going())
+
+    def _take_back(self, peer: PeerId) -> None:
+        given = self._given.pop(peer, None)
+        if given is not None:
+            self._means.lane.take_back(given.digest)

@@ -1,0 +1,300 @@
+"""Inner steps that the ranks of a site make together, as rank 0's peer asks for them.
+
+It is what `Trainer` is to a peer of one process; vectors lie on the ranks. A batch is read here and shared with all, so
+the others need no data. `park` takes parameters and moments off the devices, into the memory of the ranks' machines.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.clock import Clock
+from weft.data import Tokenizer
+from weft.data.batch import Batch, Batches
+from weft.errors import CheckpointError, ConfigError, SiteBroken
+from weft.events import Emit, WarmedUp
+from weft.inference.sample import Sampling
+from weft.run.config import Genesis, RunConfig
+from weft.train.optimizer import State
+from weft.train.learner import Work, nothing
+from weft.run.machine import PeerConfig
+from weft.train.steps import Steps, mean_loss, prompt_ids
+from weft.ranks.orders import Begin, DropGradient, Generate, Gradient, Leave, Local, Loss, Moments, Move, Pull, ReadMoment, SetAnchor, SetLocal, SetMoments, TakeGradient, Unwear, Wear
+from weft.ranks.shard import moments_of
+from weft.ranks.site import Site
+from weft.ranks.vector import Moment, SiteVector, spread
+from weft.sync.method.choices import AdamWConfig, ExtensionOuterConfig, InnerSgdConfig, SignSgdConfig
+
+
+class SiteLearner:
+    """
+    Args:
+        run: what all peers share.
+        micro_batch: samples that a rank computes at a time, at most.
+        batches: the run's training windows.
+    """
+
+    def __init__(
+        self, site: Site, run: RunConfig, micro_batch: int, batches: Batches, emit: Emit, clock: Clock
+    ) -> None:
+        self._site = site
+        self._run = run
+        self._most = micro_batch
+        self._batches = batches
+        self._emit = emit
+        self._clock = clock
+        self._steps = Steps(run, emit, clock)
+        self._is_warm = False
+        self._anchor: SiteVector | None = None
+        self._parked: tuple[SiteVector, dict[str, SiteVector]] | None = None  # parameters and moments
+        self._parking = threading.RLock()
+
+    def start(self, vector: Float32[Tensor, " num"]) -> None:
+        """Take the devices, and `vector` as the local parameters."""
+        self._take_devices(self._there(vector))
+        self._steps.num_made = 0
+        self.set_anchor(vector)
+
+    def _take_devices(self, vector: SiteVector) -> None:
+        self._site.order(Begin(run=self._run, local=vector.number))
+        self._is_warm = False
+
+    def heed(self, run: Genesis) -> None:
+        assert isinstance(run, RunConfig)
+        if run.train.seq_len != self._batches.seq_len:
+            self._batches = self._batches.resized(run.train.seq_len)
+        self._run = self._steps.run = run
+
+    @property
+    def is_warm(self) -> bool:
+        return self._is_warm or self.is_parked
+
+    def warm_up(self) -> None:
+        """Compute a gradient on tokens that mean nothing."""
+        if self.is_warm:
+            return
+        began, train = self._clock.now(), self._run.train
+        blank = torch.zeros(train.batch_size, train.seq_len, dtype=torch.int64)
+        self._gradient((blank, blank))
+        self._site.order(DropGradient())
+        self._is_warm = True
+        self._emit(WarmedUp(is_compiled=False, micro_batch=self._micro_batch, duration_s=self._clock.now() - began))
+
+    @property
+    def _micro_batch(self) -> int:
+        """Samples that a rank computes at a time."""
+        share = -(-self._run.train.batch_size // self._site.num_ranks)
+        return max(min(self._most, share), 1)
+
+    @property
+    def is_parked(self) -> bool:
+        return self._parked is not None
+
+    def park(self) -> None:
+        with self._parking:
+            if self._parked is None:
+                self._parked = self.local(), self._moments()
+                self._site.order(Leave())
+
+    def unpark(self) -> None:
+        with self._parking:
+            if self._parked is not None:
+                vector, moments = self._parked
+                self._take_devices(vector)
+                self._set_moments(moments)
+                if self._anchor is not None:
+                    self._site.order(SetAnchor(vector=self._anchor.number))
+                self._parked = None
+
+    @property
+    def has_ended(self) -> bool:
+        return False
+
+    def train(
+        self,
+        positions: NDArray[np.int64],
+        committed_tokens: int,
+        pace: float,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Work:
+        """Make inner steps, one for each whole batch in `positions`.
+
+        Raises:
+            NotFinite: as `Trainer.train`.
+            SiteBroken: a rank has ended.
+        """
+        return self._steps.make(positions, committed_tokens, pace, should_stop, self._step)
+
+    def _step(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:
+        loss, norm = self._gradient(self._batches.at(positions))
+        self._steps.require_finite(loss, norm, rate)
+        if self._anchor is not None:
+            norm = cast(float, self._site.order(Pull(strength=self._run.method.proximal)))
+        self._site.order(Move(shorten=self._steps.shortening(norm), learning_rate=rate))
+        return loss, norm
+
+    def gradient(
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
+    ) -> tuple[Float32[Tensor, " num"], Work]:
+        """Return the mean gradient over the samples at `positions`, and change no parameter."""
+        began = self._clock.now()
+        rate = self._steps.rate(committed_tokens, 1, pace)
+        loss, norm = self._gradient(self._batches.at(positions))
+        self._steps.require_finite(loss, norm, rate)
+        shorten = 1.0 if self._run.method.feedback is None else self._steps.shortening(norm)
+        into = self._site.number()
+        self._site.order(TakeGradient(shorten=shorten, into=into.number))
+        self._steps.done(loss, norm, rate, len(positions), began)
+        return SiteVector(self._site, into), self._steps.work([loss], len(positions), began)
+
+    def _gradient(self, batch: Batch) -> tuple[float, float]:
+        return cast(tuple[float, float], self._on(Gradient, batch))
+
+    def _on(self, kind: type[Gradient | Loss], batch: Batch) -> object:
+        num_samples, seq_len = batch[0].shape
+        order = kind(num_samples=num_samples, seq_len=seq_len, micro_batch=self._micro_batch)
+        return self._site.order(order, *batch)
+
+    # --- parameters ---
+
+    def local(self) -> SiteVector:
+        """Return the local parameters: a copy."""
+        with self._parking:
+            if self._parked is not None:
+                return cast(SiteVector, self._parked[0].clone())
+            into = self._site.number()
+            self._site.order(Local(into=into.number))
+            return SiteVector(self._site, into)
+
+    def set_local(self, vector: Float32[Tensor, " num"]) -> None:
+        there = self._there(vector)
+        with self._parking:
+            if self._parked is not None:
+                self._parked = cast(SiteVector, there.clone()), self._parked[1]
+            else:
+                self._site.order(SetLocal(vector=there.number))
+
+    def set_anchor(self, outer: Float32[Tensor, " num"]) -> None:
+        if self._run.method.proximal:
+            self._anchor = self._there(outer)
+            with self._parking:
+                if self._parked is None:
+                    self._site.order(SetAnchor(vector=self._anchor.number))
+
+    def _there(self, vector: Float32[Tensor, " num"]) -> SiteVector:
+        return vector if isinstance(vector, SiteVector) else spread(self._site, vector)
+
+    # --- checkpoints ---
+
+    def private_state(self) -> State:
+        moments: State = {name: Moment(self._site, partial(self._read_moment, name)) for name in moments_of(self._run)}
+        return {"num_steps": torch.tensor([self._steps.num_made], dtype=torch.int64), **moments}
+
+    def load_private_state(self, state: State) -> None:
+        wanted = moments_of(self._run)
+        if "num_steps" not in state or any(name not in state for name in wanted):
+            raise CheckpointError(
+                "the saved state does not hold what the inner optimizer needs. Resume from another checkpoint, or join "
+                "anew."
+            )
+        self._steps.num_made = int(state["num_steps"])
+        for name in wanted:  # one after the other: each lies there twice meanwhile
+            self._set_moments({name: self._there(state[name])})
+
+    def _read_moment(self, name: str, where: range) -> Float32[Tensor, " piece"]:
+        with self._parking:
+            if self._parked is not None:
+                return self._parked[1][name].read(where)
+            piece = torch.empty(len(where))
+            self._site.order(ReadMoment(name=name, start=where.start, stop=where.stop), piece)
+            return piece
+
+    def _moments(self) -> dict[str, SiteVector]:
+        found = {name: SiteVector(self._site, self._site.number()) for name in moments_of(self._run)}
+        if found:
+            self._site.order(Moments(into={name: vector.number for name, vector in found.items()}))
+        return found
+
+    def _set_moments(self, moments: dict[str, SiteVector]) -> None:
+        vectors = {name: vector.number for name, vector in moments.items()}
+        self._site.order(SetMoments(vectors=vectors, num_steps=self._steps.num_made))
+
+    # --- the outer parameters ---
+
+    def evaluate(
+        self,
+        vector: Float32[Tensor, " num"],
+        batches: Batches,
+        num_windows: int,
+        between: Callable[[], None] = nothing,
+    ) -> tuple[float, int]:
+        """Return the mean loss of the outer parameters on held-out windows, and their tokens, as `Trainer.evaluate`."""
+        total, num_tokens = 0.0, 0
+        with self._wearing(vector):
+            for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
+                total += cast(float, self._on(Loss, batch))
+                num_tokens += batch[0].numel()
+                between()
+        return mean_loss(total, num_tokens), num_tokens
+
+    def sample(
+        self,
+        vector: Float32[Tensor, " num"],
+        tokenizer: Tokenizer,
+        prompt: str,
+        num_tokens: int,
+        seed: int,
+        between: Callable[[], None] = nothing,
+    ) -> str:
+        """Return what the outer parameters write, as `Trainer.sample`; it ends only when all is written."""
+        end = tokenizer.end_of_text
+        ids = prompt_ids(tokenizer, prompt)
+        sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
+        with self._wearing(vector):
+            written = cast(list[int], self._site.order(Generate(prompt=tuple(ids), sampling=sampling, seed=seed)))
+        between()
+        return tokenizer.decode(written)
+
+    @contextmanager
+    def _wearing(self, vector: Tensor) -> Iterator[None]:
+        worn = self._there(vector)
+        self._site.order(Wear(vector=worn.number))
+        try:
+            yield
+        finally:
+            with suppress(SiteBroken):  # what broke it is told
+                self._site.order(Unwear())
+
+
+def check(run: RunConfig, settings: PeerConfig) -> None:
+    """Refuse what a site cannot train.
+
+    Raises:
+        ConfigError: says what, and what to do.
+    """
+    method, optimizer = run.method, run.train.optimizer
+    reasons = {
+        "method.among: members exchange with neighbours": method.graph is not None,
+        'method.fragments, overlap, mix or error = "local"': method.is_streaming,
+        'method.merged_by = "all": rank 0 would hold sums of the whole vector': method.is_merged_by_all,
+        f"method.basis = {method.basis!r}": method.basis != "flat",
+        "method.apply: a step from outside of weft": isinstance(method.apply, ExtensionOuterConfig),
+        "method.apply: sign_sgd": isinstance(method.apply, SignSgdConfig),
+        "train.optimizer: muon": not isinstance(optimizer, AdamWConfig | InnerSgdConfig),
+        'peer.precision = "fp16"': settings.precision == "fp16",
+        "peer.is_compiled = true": settings.is_compiled,
+    }
+    for what, is_so in reasons.items():
+        if is_so:
+            raise ConfigError(
+                f"{what}: a site of several processes does not train so. Start one process instead, or choose what "
+                "docs/sites.md names."
+            )

@@ -1,0 +1,310 @@
+"""One rank's rows of the model: gradients under FSDP, inner steps, and the way between rows and strips.
+
+    strip of a vector ──set──► rows of each tensor ──forward, backward, reduce-scatter──► rows of the gradient
+                        ◄─get──                      ◄──────── inner optimizer ─────────
+
+FSDP gathers a block's tensors while it computes with them, and frees what is not a rank's own afterwards (Zhao et al.,
+2304.11277; torch's `fully_shard`). Between rows and strips numbers go tensor by tensor, through the CPU's memory.
+
+All ranks call everything here, and at the same time.
+"""
+
+import math
+from itertools import pairwise
+from typing import cast
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+
+from weft import rng
+from weft.data.batch import Batch
+from weft.inference.sample import Sampling, generate
+from weft.model import KVCache, Transformer, layout
+from weft.run.config import RunConfig
+from weft.train.device import Device, choose, limit_memory
+from weft.train.optimizer import AdamWNumbers, adamw_step, sgd_step
+from weft.run.machine import PeerConfig
+from weft.ranks.line import Line
+from weft.ranks.passing import passed
+from weft.ranks.strips import overlap, overlaps, rows, strips
+from weft.sync.method.choices import AdamWConfig, InnerSgdConfig
+
+Rows = list[Tensor]  # of one rank: of each tensor, in the order of the layout
+
+
+class Shard:
+    def __init__(self, line: Line, run: RunConfig, settings: PeerConfig) -> None:
+        self._line = line
+        self._run = run
+        self._device: Device = choose(settings)
+        if settings.caps.vram_nbytes is not None:
+            limit_memory(self._device, settings.caps.vram_nbytes)
+        self._spans = layout(run.model)
+        self._strips = strips(self._spans.num_parameters, line.num_ranks)
+        self._module = _sharded(run, settings, self._device, line.num_ranks)
+        parameters = dict(self._module.named_parameters())
+        self._parameters = [parameters[span.name] for span in self._spans]
+        self._moments = {name: _blank(self._mine) for name in moments_of(run)}
+        # fp32 on the device, one a tensor: what the fused kernel counts in. Exact up to 2^24 steps.
+        self._counts = [torch.zeros((), device=rows.device) for rows in self._mine]
+        self._anchor: Rows | None = None
+        self._kept: Rows | None = None  # the parameters, while others are worn
+        with torch.no_grad():  # what FSDP allocates once it must not allocate where inference is all that is done
+            self._module(torch.zeros(1, 1, dtype=torch.int64, device=self._device.torch))
+
+    # --- one step ---
+
+    def fill(self, batch: Batch, micro_batch: int) -> tuple[float, float]:
+        """Compute the mean gradient over `batch`, of which each rank takes a share; return mean loss and norm."""
+        total = torch.zeros((), device=self._device.torch)
+        for tokens, targets, share in self._micro_batches(batch, micro_batch):
+            with self._autocast():
+                loss = self._module.loss(tokens, targets)
+            # FSDP takes the mean over ranks; what is wanted is the sum of their shares.
+            (loss * (share * self._line.num_ranks)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach() * share
+        figures = torch.tensor([float(total), self._square_sum()], dtype=torch.float64)
+        self._line.add(figures)
+        return float(figures[0]), math.sqrt(float(figures[1]))
+
+    def pull(self, strength: float) -> float:
+        """Add the gradient of mu / 2 |x - anchor|^2, and return the norm of the sum. FedProx: 1812.06127, eq. 2."""
+        assert self._anchor is not None
+        for gradient, x, anchor in zip(self._gradients, self._mine, self._anchor, strict=True):
+            gradient.add_(x, alpha=strength).sub_(anchor, alpha=strength)
+        figures = torch.tensor([self._square_sum()], dtype=torch.float64)
+        self._line.add(figures)
+        return math.sqrt(float(figures))
+
+    @torch.no_grad()
+    def move(self, shorten: float, learning_rate: float) -> None:
+        """Multiply the gradient, make an inner step, and forget the gradient."""
+        self._shorten(shorten)
+        self._step(learning_rate)
+        self.drop_gradient()
+
+    def _step(self, learning_rate: float) -> None:
+        config, mine, gradients, moments = self._run.train.optimizer, self._mine, self._gradients, self._moments
+        assert isinstance(config, AdamWConfig | InnerSgdConfig)
+        if isinstance(config, InnerSgdConfig):
+            for number, (x, gradient) in enumerate(zip(mine, gradients, strict=True)):
+                sgd_step(config, learning_rate, x, gradient, moments["momentum"][number] if moments else None)
+            return
+        found = zip(mine, gradients, moments["moment1"], moments["moment2"], self._counts, strict=True)
+        numbers = [(span, AdamWNumbers(*each)) for span, each in zip(self._spans, found, strict=True)]
+        for decay in (True, False):
+            these = [each for span, each in numbers if span.has_decay == decay and each.parameters.numel()]
+            if these:
+                adamw_step(config, config.weight_decay if decay else 0.0, learning_rate, these)
+
+    def drop_gradient(self) -> None:
+        """Forget the gradient, which has as many numbers as the parameters."""
+        self._module.zero_grad(set_to_none=True)
+
+    def _micro_batches(self, batch: Batch, micro_batch: int) -> "list[tuple[Tensor, Tensor, float]]":
+        """Return this rank's samples in as many pieces as every rank has; each with its share of the whole batch.
+
+        A rank that has no samples left computes on a blank one, which counts nothing: gathering needs all ranks.
+        """
+        num, ranks = len(batch[0]), self._line.num_ranks
+        borders = [num * rank // ranks for rank in range(ranks + 1)]
+        most = max(stop - start for start, stop in pairwise(borders))
+        start, stop = borders[self._line.rank : self._line.rank + 2]
+        found = []
+        for offset in range(start, start + most, micro_batch):
+            here = slice(offset, min(offset + micro_batch, stop))
+            count = max(here.stop - here.start, 0)
+            tokens, targets = (part[here] if count else torch.zeros_like(part[:1]) for part in batch)
+            found.append((tokens.to(self._device.torch), targets.to(self._device.torch), count / num))
+        return found
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self._device.autocast_dtype
+        return torch.autocast(self._device.torch.type, dtype or torch.bfloat16, enabled=dtype is not None)
+
+    def _shorten(self, factor: float) -> None:
+        if factor != 1.0:
+            for gradient in self._gradients:
+                gradient.mul_(factor)
+
+    def _square_sum(self) -> float:
+        return float(torch.stack([each.double().square().sum() for each in self._gradients]).sum())
+
+    @property
+    def _mine(self) -> Rows:
+        return [_local(parameter.data) for parameter in self._parameters]
+
+    @property
+    def _gradients(self) -> Rows:
+        found = []
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            found.append(_local(parameter.grad))
+        return found
+
+    # --- other parameters ---
+
+    @torch.no_grad()
+    def wear(self, strip: Float32[Tensor, " num"]) -> None:
+        """Compute with other parameters, until `unwear`."""
+        self._kept = [each.clone() for each in self._mine]
+        self.set_local(strip)
+
+    @torch.no_grad()
+    def unwear(self) -> None:
+        if self._kept is not None:
+            for x, kept in zip(self._mine, self._kept, strict=True):
+                x.copy_(kept)
+            self._regather()
+        self._kept = None
+
+    @torch.no_grad()
+    def summed_loss(self, batch: Batch, micro_batch: int) -> float:
+        """Return the sum of the losses of `batch`, nats."""
+        total = 0.0
+        for tokens, targets, share in self._micro_batches(batch, micro_batch):
+            with self._autocast():
+                logits = self._module(tokens)
+            losses = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+            total += float(losses.cpu().double().sum()) if share else 0.0
+        figures = torch.tensor([total], dtype=torch.float64)
+        self._line.add(figures)
+        return float(figures)
+
+    def generate(self, prompt: tuple[int, ...], sampling: Sampling, seed: int) -> list[int]:
+        """Return what the model writes after `prompt`: the same on all ranks."""
+        agreed = cast(Transformer, _Agreed(self._module, self._line))
+        return list(generate(agreed, prompt, sampling, rng.stream(seed, "sample")))
+
+    # --- rows and strips ---
+
+    def local(self) -> Float32[Tensor, " num"]:
+        """Return the strip of the parameters: of those that are trained."""
+        return self._get(self._kept or self._mine)
+
+    def set_local(self, strip: Float32[Tensor, " num"]) -> None:
+        self._set(self._mine, strip)
+        self._regather()
+
+    def _regather(self) -> None:
+        """Have parameters gathered anew: those in no block stay gathered, as they were, after a pass forward alone."""
+        assert isinstance(self._module, FSDPModule)
+        self._module.reshard()
+
+    def set_anchor(self, strip: Float32[Tensor, " num"]) -> None:
+        if self._anchor is None:
+            self._anchor = _blank(self._mine)
+        self._set(self._anchor, strip)
+
+    def gradient(self, shorten: float) -> Float32[Tensor, " num"]:
+        """Return the strip of the gradient, multiplied, and forget it."""
+        self._shorten(shorten)
+        strip = self._get(self._gradients)
+        self.drop_gradient()
+        return strip
+
+    def moments(self) -> dict[str, Float32[Tensor, " num"]]:
+        """Return the strips of the inner optimizer's vectors."""
+        return {name: self._get(found) for name, found in self._moments.items()}
+
+    def read_moment(self, name: str, piece: range, into: Float32[Tensor, " piece"] | None = None) -> None:
+        """Collect a piece of one of the inner optimizer's vectors on rank 0, `into` memory there."""
+        line, works = self._line, []
+        for span, held in zip(self._spans, self._moments[name], strict=True):
+            if overlap(range(span.offset, span.stop), piece):
+                dealt = [rows(span, rank, line.num_ranks) for rank in range(line.num_ranks)]
+                works += passed(line, dealt, held.reshape(-1), piece, into, is_read=True)
+        line.wait(works)
+
+    def set_moments(self, found: dict[str, Float32[Tensor, " num"]], num_steps: int) -> None:
+        for name, strip in found.items():
+            self._set(self._moments[name], strip)
+        for count in self._counts:
+            count.fill_(num_steps)
+
+    def _get(self, mine: Rows) -> Float32[Tensor, " num"]:
+        strip = torch.empty(len(self._strips[self._line.rank]))
+        self._exchange(mine, strip, is_out=True)
+        return strip
+
+    def _set(self, mine: Rows, strip: Float32[Tensor, " num"]) -> None:
+        self._exchange(mine, strip, is_out=False)
+
+    @torch.no_grad()
+    def _exchange(self, mine: Rows, strip: Tensor, *, is_out: bool) -> None:
+        """Bring numbers from rows to strips, or back, tensor by tensor."""
+        line, offset = self._line, self._strips[self._line.rank].start
+        for number, span in enumerate(self._spans):
+            held = mine[number]
+            room = held.reshape(-1).cpu() if is_out or held.device.type != "cpu" else held.view(-1)
+            works = []
+            for rank in range(line.num_ranks):
+                there = rows(span, rank, line.num_ranks)
+                for holder, common in overlaps(self._strips, there):
+                    in_rows = slice(common.start - there.start, common.stop - there.start)
+                    in_strip = slice(common.start - offset, common.stop - offset)
+                    if rank == holder == line.rank:
+                        to, of = (strip[in_strip], room[in_rows]) if is_out else (room[in_rows], strip[in_strip])
+                        to.copy_(of)
+                    elif rank == line.rank:
+                        works.append((line.send if is_out else line.receive)(room[in_rows], holder))
+                    elif holder == line.rank:
+                        works.append((line.receive if is_out else line.send)(strip[in_strip], rank))
+            line.wait(works)
+            if not is_out and room.data_ptr() != held.data_ptr():
+                held.copy_(room.view_as(held))
+
+
+class _Agreed:
+    """What generation asks of a model, with rank 0's logits on all ranks: who chose another token would part."""
+
+    def __init__(self, module: Transformer, line: Line) -> None:
+        self.config, self.embed = module.config, module.embed
+        self._module, self._line = module, line
+
+    def next_logits(self, tokens: Tensor, cache: KVCache) -> Tensor:
+        logits = self._module.next_logits(tokens, cache).cpu().clone()
+        self._line.share(logits)
+        return logits
+
+
+def moments_of(run: RunConfig) -> tuple[str, ...]:
+    """Return the names of the inner optimizer's vectors."""
+    if run.method.send == "gradient":
+        return ()
+    match run.train.optimizer:
+        case AdamWConfig():
+            return "moment1", "moment2"
+        case InnerSgdConfig(momentum=momentum) if momentum:
+            return ("momentum",)
+    return ()
+
+
+def _sharded(run: RunConfig, settings: PeerConfig, device: Device, num_ranks: int) -> Transformer:
+    """Return the run's model with memory for this rank's rows, holding anything."""
+    # In half precision each matrix is cast as it is used, and autograd would keep all casts until the backward pass.
+    has_recompute = settings.has_recompute or device.precision != "fp32"
+    with torch.device("meta"):
+        module = Transformer(run.model, has_recompute=has_recompute)
+    angles, mesh = module.angle_bits, init_device_mesh(device.torch.type, (num_ranks,))
+    for block in module.layers:
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    register_fsdp_forward_method(module, "next_logits")
+    module.to_empty(device=device.torch)
+    module.angle_bits = angles.to(device.torch)
+    return module
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()
+
+
+def _blank(like: Rows) -> Rows:
+    return [torch.zeros_like(each) for each in like]

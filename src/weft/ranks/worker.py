@@ -1,0 +1,177 @@
+"""What each rank of a site holds, and does when it is told: a strip of every vector, and a shard of the model.
+
+    rank 0      Site.order(order) ──tell──► do(order)
+    the others  serve: hear ──────────────► do(order), again and again
+
+An order is done by all ranks at the same time. A rank that fails ends, and with it the site.
+"""
+
+import gc
+
+import msgspec
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft.data.batch import Batch
+from weft.ids import Digest
+from weft.train.device import choose
+from weft.run.machine import PeerConfig
+from weft.store.chunks import chunk_digests
+from weft.ranks.line import Line
+from weft.ranks.orders import Begin, Close, Compute, Digests, DropGradient, Fresh, Generate, Gradient, Leave, Local, Loss, ModelOrder, Moments, Move, Order, OuterStep, Pull, Read, ReadMoment, SetAnchor, SetLocal, SetMoments, Size, SquareSums, Still, TakeGradient, Unwear, Wear, Write
+from weft.ranks.passing import passed
+from weft.ranks.shard import Shard
+from weft.ranks.strips import strips
+from weft.sync.merge import outer as optimizers
+from weft.sync.merge.outer import StepContext, square_sums
+
+# What may be computed with strips, by methods of tensors. Those that end with _ change their first argument.
+OPERATIONS = frozenset({"add", "sub", "mul", "lerp", "clone", "add_", "sub_", "mul_", "copy_", "zero_"})
+
+
+class Worker:
+    """
+    Args:
+        settings: what this rank's machine gives.
+    """
+
+    def __init__(self, line: Line, settings: PeerConfig) -> None:
+        self.rank = line.rank
+        self._line = line
+        self._settings = settings
+        self._resize(0)
+        self._vectors: dict[int, Tensor] = {}
+        self._shard: Shard | None = None
+
+    def forget(self, dropped: tuple[int, ...]) -> None:
+        for vector in dropped:
+            self._vectors.pop(vector, None)
+
+    def do(self, order: Order, data: tuple[Tensor, ...] = ()) -> object:
+        """Do what all ranks do now, and return what rank 0 wants of it.
+
+        Args:
+            data: on rank 0, what the order is about: where to read to, what to write, a batch; else nothing.
+        """
+        match order:
+            case Size(num=num):
+                self._resize(num)
+            case Compute():
+                self._compute(order)
+            case Fresh(vector=vector):
+                self._vectors[vector] = torch.zeros(len(self._mine))
+            case Read() | Write():
+                self._pass(order, *data)
+            case Digests(vector=vector):
+                answers = self._line.answer(msgspec.msgpack.encode(chunk_digests(self._vectors[vector])))
+                return [each for answer in answers for each in msgspec.msgpack.decode(answer, type=list[Digest])]
+            case SquareSums(vector=vector):
+                answers = self._line.answer(msgspec.msgpack.encode(list(square_sums(self._vectors[vector]))))
+                return [each for answer in answers for each in msgspec.msgpack.decode(answer, type=list[float])]
+            case OuterStep():
+                self._outer_step(order)
+            case Begin():
+                self._begin(order)
+            case Leave() | Close():
+                self._drop_shard()
+            case Still():
+                pass
+            case _:
+                return self._with_model(order, data)
+        return None
+
+    def _resize(self, num: int) -> None:
+        self._strips = strips(num, self._line.num_ranks)
+        self._mine = self._strips[self._line.rank]
+
+    def _compute(self, order: Compute) -> None:
+        if order.operation not in OPERATIONS:
+            raise ValueError(f"no operation of a site: {order.operation}")
+        first, *others = [self._vectors[vector] for vector in order.vectors]
+        extra: dict[str, object] = {} if order.alpha is None else {"alpha": order.alpha}
+        if order.into in self._vectors and not order.operation.endswith("_"):
+            extra["out"] = self._vectors[order.into]  # in its memory: there may be no room for another
+            getattr(torch, order.operation)(first, *others, *order.numbers, **extra)
+        else:
+            self._vectors[order.into] = getattr(first, order.operation)(*others, *order.numbers, **extra)
+
+    def _pass(self, order: Read | Write, whole: Float32[Tensor, " piece"] | None = None) -> None:
+        """Bring what ranks hold of a piece to rank 0, where `whole` is, or back."""
+        held, piece = self._vectors[order.vector], range(order.start, order.stop)
+        self._line.wait(passed(self._line, self._strips, held, piece, whole, is_read=isinstance(order, Read)))
+
+    def _outer_step(self, order: OuterStep) -> None:
+        merged, num = self._vectors[order.merged], len(self._mine)
+        if order.shorten != 1.0:
+            merged = merged.mul(order.shorten)
+        context = StepContext(
+            number=order.number,
+            round=order.round,
+            lr=order.lr,
+            num_decayed=min(max(order.num_decayed - self._mine.start, 0), num),
+        )
+        state = {name: self._vectors[vector] for name, vector in order.state.items()}
+        config = order.by or order.by_inner
+        assert config is not None
+        optimizers.build(config).apply(self._vectors[order.outer], state, merged, context)
+
+    # --- the model ---
+
+    def _begin(self, order: Begin) -> None:
+        if self._settings.num_threads:
+            torch.set_num_threads(self._settings.num_threads)
+        self._drop_shard()  # before another takes memory
+        self._shard = Shard(self._line, order.run, self._settings)
+        self._shard.set_local(self._vectors[order.local])
+
+    def _drop_shard(self) -> None:
+        """Give the device's memory back, and what modules hold of the line: they know each other, and go together."""
+        if self._shard is not None:
+            self._shard = None
+            gc.collect()
+            choose(self._settings).release_cache()
+
+    def _with_model(self, order: ModelOrder, data: tuple[Tensor, ...]) -> object:
+        shard, vectors = self._shard, self._vectors
+        assert shard is not None
+        match order:
+            case Gradient(micro_batch=micro_batch):
+                return shard.fill(self._shared(order, data), micro_batch)
+            case Pull(strength=strength):
+                return shard.pull(strength)
+            case Move(shorten=shorten, learning_rate=learning_rate):
+                shard.move(shorten, learning_rate)
+            case TakeGradient(shorten=shorten, into=into):
+                vectors[into] = shard.gradient(shorten)
+            case DropGradient():
+                shard.drop_gradient()
+            case Local(into=into):
+                vectors[into] = shard.local()
+            case SetLocal(vector=vector):
+                shard.set_local(vectors[vector])
+            case SetAnchor(vector=vector):
+                shard.set_anchor(vectors[vector])
+            case ReadMoment(name=name, start=start, stop=stop):
+                shard.read_moment(name, range(start, stop), *data)
+            case Moments(into=names):
+                vectors.update({names[name]: strip for name, strip in shard.moments().items()})
+            case SetMoments(vectors=names, num_steps=num_steps):
+                shard.set_moments({name: vectors[vector] for name, vector in names.items()}, num_steps)
+            case Wear(vector=vector):
+                shard.wear(vectors[vector])
+            case Unwear():
+                shard.unwear()
+            case Loss(micro_batch=micro_batch):
+                return shard.summed_loss(self._shared(order, data), micro_batch)
+            case Generate(prompt=prompt, sampling=sampling, seed=seed):
+                return shard.generate(prompt, sampling, seed)
+        return None
+
+    def _shared(self, order: Gradient | Loss, data: tuple[Tensor, ...]) -> Batch:
+        """Return the batch that rank 0 has."""
+        shape = order.num_samples, order.seq_len
+        tokens, targets = data or (torch.empty(shape, dtype=torch.int64) for _ in range(2))
+        self._line.share(tokens)
+        self._line.share(targets)
+        return tokens, targets

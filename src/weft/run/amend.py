@@ -1,0 +1,109 @@
+"""From a run's genesis to what holds of it now, and back: the first charter, and the config that a charter amounts to.
+
+    RunConfig ──first_charter──► Charter ──acts──► Charter ──amended──► RunConfig to train by
+
+    --set of a person, settings ──amendment──► Amend
+
+The config to train by is the genesis with other settings. Its own digest names nothing: the run keeps the name of its
+genesis.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from weft.codec import CodecConfig
+from weft.config import Config, from_tree, replace_field
+from weft.errors import ConfigError
+from weft.run.config import Genesis
+from weft.run.staged import StagedConfig
+from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
+from weft.sync.records.charter import Charter, Settings
+from weft.sync.method.choices import ApplyConfig, InnerConfig
+from weft.sync.method.schedule import ScheduleConfig
+
+
+def first_charter(run: Genesis) -> Charter:
+    """Return the charter that a run begins with."""
+    return Charter(
+        stewards=run.stewards,
+        serials=(0,) * len(run.stewards),
+        settings=run.settings,
+        max_seq_len=run.longest,
+        has_even_leases=run.has_even_leases,
+        is_routed=isinstance(run, StagedConfig),
+        electors=run.electors,
+    )
+
+
+@lru_cache(maxsize=64)
+def amended(run: Genesis, charter: Charter) -> Genesis:
+    """Return the config to train by where `charter` holds; `run` itself where nothing was amended."""
+    return run if run.settings == charter.settings else run.with_settings(charter.settings)
+
+
+# --- as a person writes it ---
+
+
+class TrainAmended(Config, frozen=True, kw_only=True):
+    tokens: TotalTokens
+    seq_len: SeqLen
+    batch_size: BatchSize
+    schedule: ScheduleConfig
+
+
+class MethodAmended(Config, frozen=True, kw_only=True):
+    every: Every
+    codec: CodecConfig
+    reply_codec: CodecConfig | None = None
+    apply: ApplyConfig
+
+
+class RunAmended(Config, frozen=True, kw_only=True):
+    """What can be amended, in the sections of a run file."""
+
+    train: TrainAmended
+    method: MethodAmended
+
+
+def as_run_file(settings: Settings) -> RunAmended:
+    """Return settings as a run file has them."""
+    method = settings.method
+    return RunAmended(
+        train=TrainAmended(
+            tokens=settings.tokens,
+            seq_len=settings.seq_len,
+            batch_size=settings.batch_size,
+            schedule=settings.schedule,
+        ),
+        method=MethodAmended(
+            every=method.every, codec=method.codec, reply_codec=method.reply_codec, apply=method.apply
+        ),
+    )
+
+
+def amendment(settings: Settings, changes: Mapping[str, Any], reason: str) -> Amend:
+    """Return the deed that makes `changes`, by dotted field of a run file, to `settings`.
+
+    Raises:
+        ConfigError: no such field, or not what it may hold, or nothing would change.
+    """
+    before = as_run_file(settings)
+    tree: dict[str, Any] = msgspec.to_builtins(before)
+    for dotted, value in changes.items():
+        replace_field(tree, dotted, value)
+    after: RunAmended = from_tree(tree, RunAmended, where="--set")
+    pairs = [(before.train, after.train), (before.method, after.method)]
+    changed = {
+        name: getattr(new, name)
+        for old, new in pairs
+        for name in new.__struct_fields__
+        if getattr(old, name) != getattr(new, name)
+    }
+    if not changed:
+        raise ConfigError("--set: the run has these settings already.")
+    if changed.get("apply") == InnerConfig():
+        raise ConfigError('--set: method.apply: the outer step cannot become "inner": that takes another run.')
+    return Amend(reason=reason, **changed)

@@ -1,0 +1,402 @@
+"""What a run is: `RunFile`, `RunConfig`. What a machine gives to it, `PeerConfig`, is in `machine`.
+
+    run.toml --load--> RunFile --seal (needs the corpus)--> RunConfig --digest--> RunId, the genesis
+
+A run file is its maker's: it may name paths. A `RunConfig` is what all peers share: it names data, tokenizer and
+initial weights by digest, and no path, URL or command, so a stranger's config can make a peer read or contact nothing.
+A `PeerConfig` never leaves its machine and changes no numerics that others would see.
+
+There are two kinds of run. A `RunConfig` is of a transformer, on a corpus that members lease. A `LoopConfig` is of
+tensors that members train in loops of their own (`weft.Sync`), which a `SyncConfig` describes. `Genesis` is either.
+
+A run with stages is a RunConfig, too (`staged`).
+"""
+
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from weft.config import UNBOUNDED, Config
+from weft.data import CorpusConfig, DataIndex, TokenizerConfig
+from weft.data.packing import BytesConfig
+from weft.errors import ConfigError
+from weft.ids import RunId
+from weft.model.config import ModelConfig, Size, num_parameters
+from weft.model.flat import layout
+from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.messages import HexDigest, HexPeer, HexRun
+from weft.run.outline import AdmissionConfig, TicketAdmission
+from weft.pipeline.config import PipelineConfig
+from weft.pipeline.messages import MAX_STAGES
+from weft.sync.records.acts import BatchSize, TotalTokens
+from weft.sync.records.charter import MAX_STEWARDS, Electors, Settings
+from weft.sync.method.choices import AdamWConfig, Choices, InnerSgdConfig, OptimizerConfig, check, check_graph
+from weft.sync.records.messages import MAX_GROUP
+from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
+from weft.sync.method.schedule import ConstantConfig, ScheduleConfig
+from weft.sync.method.staged import check_staged
+from weft.wire import digest_of
+
+MAX_PEERS = 1024  # as many as have been played together (benchmarks/reports/thousand.md)
+FORMAT = 1  # of a RunConfig; raised when equal fields would mean another computation
+
+_Stewards = Annotated[
+    tuple[HexPeer, ...],
+    msgspec.Meta(max_length=MAX_STEWARDS, description="public keys whose holders may remove, ban and amend"),
+]
+_Predecessor = Annotated[HexRun, msgspec.Meta(description="the run that this one goes on with, 64 hex digits")]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w .-]+\Z")]
+_Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Prompt = Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class TrainConfig(Config, frozen=True, kw_only=True):
+    """The inner loop, equal on all peers."""
+
+    seq_len: Annotated[int, msgspec.Meta(ge=8, le=1 << 20, description="tokens per sample")] = 256
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16, description="samples per inner step and peer")] = 8
+    tokens: Annotated[int, msgspec.Meta(ge=1, description="committed tokens at which the run is complete")]
+    schedule: ScheduleConfig
+    optimizer: OptimizerConfig = AdamWConfig()
+    clip: Annotated[
+        float, msgspec.Meta(gt=0, description="largest gradient norm; inf does not clip", extra=UNBOUNDED)
+    ] = 1.0
+    evaluate_every: Annotated[int, msgspec.Meta(ge=0, description="rounds between evaluations; 0: at the end only")] = 5
+    evaluate_windows: Annotated[int, msgspec.Meta(ge=1, description="held-out samples per evaluation")] = 128
+    sample_every: Annotated[int, msgspec.Meta(ge=0, description="rounds between samples; 0: at the end only")] = 0
+    sample_prompt: _Prompt = ""
+
+
+class SizedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="size"):
+    """A named size; vocabulary and context follow from tokenizer and seq_len."""
+
+    size: Size = "nano"
+    is_tied: bool | None = None  # whether embedding and head are one matrix; None: as the size has it, apart in stages
+
+
+class FolderModel(Config, frozen=True, kw_only=True, tag_field="type", tag="folder"):
+    """Shape and initial weights of a Hugging Face folder, relative to the run file."""
+
+    path: str
+
+
+class ShapedModel(Config, frozen=True, kw_only=True, tag_field="type", tag="shape"):
+    """Every number spelled out; `vocab_size` and `max_seq_len` follow from tokenizer and seq_len."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    width: int
+    ffn_width: int
+    has_qk_norm: bool = False
+    has_qkv_bias: bool = False
+    is_tied: bool = True
+
+
+class RunFile(Config, frozen=True, kw_only=True):
+    """One TOML file: a run as its maker writes it."""
+
+    name: _Name
+    seed: _Seed = 0
+    peers: Annotated[
+        int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected: chooses defaults")
+    ] = 4
+    model: SizedModel | FolderModel | ShapedModel = SizedModel()
+    data: CorpusConfig = CorpusConfig()
+    is_private: bool = False  # every peer trains on its own files, which nobody can request
+    tokenizer: TokenizerConfig = BytesConfig()
+    train: TrainConfig
+    method: MethodConfig = DiLoCoConfig()
+    stages: Annotated[
+        int, msgspec.Meta(ge=1, le=MAX_STAGES, description="sections that the model is cut into; 1: each holds it all")
+    ] = 1
+    pipeline: PipelineConfig = PipelineConfig()
+    admission: AdmissionConfig = TicketAdmission()
+    orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    """Seconds without a majority after which a minority opens a branch of its own. None: 60, between two peers 15."""
+    is_strict: bool = False
+    """One history only: a minority never goes on alone."""
+    has_even_leases: bool = False
+    """All train on the same amount of data per round, and wait for the slowest. Else slower members are leased less."""
+    electors: Electors = MAX_MEMBERS
+    stewards: _Stewards = ()
+    predecessor: _Predecessor | None = None
+
+    def __post_init__(self) -> None:
+        if self.peers > (room := self.electors * MAX_GROUP):
+            raise ValueError(
+                f"peers is {self.peers}, and {self.electors} electors find room for {room}: {MAX_GROUP} contribute "
+                "through each at most, itself included. Raise electors, or expect fewer peers."
+            )
+        choices = spell_out(self.method, self.peers)
+        check(choices, self.train.optimizer)
+        if choices.graph is not None:
+            check_graph(choices.graph, self.peers, self.electors)
+        if self.stages > 1:
+            check_staged(choices)
+            if self.stewards or self.is_private:
+                raise ConfigError("stages: such a run has no stewards and no private data. Leave them out.")
+
+
+@dataclass(frozen=True)
+class VectorShape:
+    """What the flat vector of a run's parameters holds."""
+
+    num: int  # numbers
+    num_decayed: int  # the first so many take weight decay
+    tensors: tuple[tuple[int, ...], ...]  # their shapes, in order
+
+
+class _Shared(Config, frozen=True, kw_only=True):
+    """What any run has. Its digest is the run's name."""
+
+    format: Annotated[int, msgspec.Meta(ge=1)] = FORMAT
+    name: _Name
+    seed: _Seed
+    initial: HexDigest  # of the flat fp32 vector the run starts from
+    method: Choices
+    admission: AdmissionConfig
+    orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None
+    is_strict: bool
+    has_even_leases: bool = False
+    electors: Electors = MAX_MEMBERS
+    stewards: _Stewards = ()
+    predecessor: HexRun | None = None
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ConfigError(
+                f"this run has format {self.format}, this weft reads {FORMAT}. "
+                "Install the version that made the run, or ask its maker for a new one."
+            )
+        if self.stewards != tuple(sorted(set(self.stewards))):
+            raise ConfigError("stewards: each key is named once, in ascending order.")
+
+    @property
+    def run(self) -> RunId:
+        return RunId(digest_of(self))
+
+
+class RunConfig(_Shared, frozen=True, kw_only=True):
+    """What all peers of a run share, which trains a transformer on data that are leased."""
+
+    model: ModelConfig
+    is_seeded: bool  # the initial vector follows from the seed; else it is fetched
+    data: DataIndex
+    is_private: bool
+    train: TrainConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.vocab_size > self.model.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {self.data.vocab_size} tokens, the model {self.model.vocab_size}. "
+                "Choose a tokenizer made for the model, or another model."
+            )
+        if self.train.seq_len > self.model.max_seq_len:
+            raise ConfigError(
+                f"train.seq_len is {self.train.seq_len}, the model's longest context {self.model.max_seq_len}."
+            )
+        check(self.method, self.train.optimizer)
+
+    @property
+    def quota(self) -> int:
+        """Samples that one member trains on in one round, at most."""
+        return self.method.every * self.train.batch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.train.seq_len
+
+    @property
+    def num_parameters(self) -> int:
+        return num_parameters(self.model)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return self.train.optimizer
+
+    @property
+    def clip(self) -> float:
+        return self.train.clip
+
+    @property
+    def vector(self) -> VectorShape:
+        """Return what the vector of the parameters holds."""
+        spans = layout(self.model)
+        return VectorShape(spans.num_parameters, spans.num_decayed, tuple(span.shape for span in spans))
+
+    @property
+    def settings(self) -> Settings:
+        """Return what amendments may change."""
+        train = self.train
+        return Settings(
+            tokens=train.tokens,
+            seq_len=train.seq_len,
+            batch_size=train.batch_size,
+            schedule=train.schedule,
+            method=self.method,
+        )
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens that a sample may have at most, whatever is amended."""
+        if self.is_private:
+            return self.train.seq_len  # what others' own files hold is not known
+        data = self.data
+        return min(self.model.max_seq_len, data.num_tokens("train") - 1, data.num_tokens("heldout") - 1)
+
+    def with_settings(self, settings: Settings) -> "RunConfig":
+        """Return the same run with other settings."""
+        train = msgspec.structs.replace(
+            self.train,
+            tokens=settings.tokens,
+            seq_len=settings.seq_len,
+            batch_size=settings.batch_size,
+            schedule=settings.schedule,
+        )
+        return msgspec.structs.replace(self, train=train, method=settings.method)
+
+
+# --- runs of loops of their members' own ---
+
+MAX_TENSORS = 1 << 14  # of one run: their names and shapes fit a record
+MAX_DIMS = 16
+MAX_TENSOR_NAME = 200
+_TensorName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TENSOR_NAME)]
+_Dims = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=MAX_DIMS)]
+
+
+class TensorConfig(Config, frozen=True, kw_only=True, array_like=True):
+    """A tensor that members train. It is exchanged in fp32, whatever it is trained in."""
+
+    name: _TensorName
+    dtype: Literal["float64", "float32", "bfloat16", "float16"]
+    shape: _Dims
+
+    @property
+    def num(self) -> int:
+        return prod(self.shape)
+
+
+class FrozenConfig(Config, frozen=True, kw_only=True, array_like=True):
+    """A tensor that nobody trains, and nobody sends: all must have the same values."""
+
+    name: _TensorName
+    dtype: Annotated[str, msgspec.Meta(max_length=32, pattern=r"^[a-z0-9_]+\Z")]
+    shape: _Dims
+    digest: HexDigest  # of its values, in row-major order
+
+
+class SyncConfig(Config, frozen=True, kw_only=True):
+    """A run whose members train in loops of their own, as its maker writes it: `weft.SyncConfig`, or a TOML file."""
+
+    name: _Name = "loop"
+    seed: _Seed = 0
+    peers: Annotated[int, msgspec.Meta(ge=1, le=MAX_PEERS, description="about how many are expected")] = 2
+    samples: Annotated[TotalTokens, msgspec.Meta(description="committed samples at which the run is complete")]
+    batch_size: Annotated[BatchSize, msgspec.Meta(description="samples of one inner step and peer, at most")] = 1
+    method: MethodConfig = DiLoCoConfig()
+    admission: AdmissionConfig = TicketAdmission()
+    orphan_after_s: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    is_strict: bool = False
+    has_even_leases: bool = False
+    electors: Electors = MAX_MEMBERS
+    stewards: _Stewards = ()
+    predecessor: _Predecessor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(
+            self.method, get_args(MethodConfig)
+        ):  # a program wrote it: files are checked as they are read
+            raise ConfigError(
+                f"method is {self.method!r:.80}, of type {type(self.method).__name__}. Allowed: a row of "
+                "weft.sync.method.presets, such as DiLoCoConfig(every=30) or FedAvgConfig(), or a weft.sync.method.choices.Choices."
+            )
+        if not isinstance(self.peers, int) or not 1 <= self.peers <= MAX_PEERS:
+            raise ConfigError(f"peers is {self.peers!r:.80}. Allowed: a whole number from 1 to {MAX_PEERS}.")
+        check_loop(spell_out(self.method, self.peers))
+
+
+class LoopConfig(_Shared, frozen=True, kw_only=True, tag_field="type", tag="loop"):
+    """What all peers of a run share whose members train in loops of their own. A sample counts as one token."""
+
+    tensors: Annotated[tuple[TensorConfig, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
+    frozen: Annotated[tuple[FrozenConfig, ...], msgspec.Meta(max_length=MAX_TENSORS)] = ()
+    samples: TotalTokens
+    batch_size: BatchSize
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [tensor.name for tensor in self.tensors] + [tensor.name for tensor in self.frozen]
+        if len(set(names)) != len(names):
+            raise ConfigError("tensors: each name is used once.")
+        check_loop(self.method)
+
+    @property
+    def is_seeded(self) -> bool:
+        return False
+
+    @property
+    def data(self) -> None:
+        return None
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.num for tensor in self.tensors)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return InnerSgdConfig()  # nobody's: each loop has its own
+
+    @property
+    def clip(self) -> float:
+        return inf
+
+    @property
+    def vector(self) -> VectorShape:
+        """Return what the vector of the parameters holds."""
+        return VectorShape(self.num_parameters, 0, tuple(tensor.shape for tensor in self.tensors))
+
+    @property
+    def settings(self) -> Settings:
+        """Return what amendments may change. The schedule is nobody's: each loop has its own."""
+        return Settings(
+            tokens=self.samples,
+            seq_len=1,
+            batch_size=self.batch_size,
+            schedule=ConstantConfig(),
+            method=self.method,
+        )
+
+    @property
+    def longest(self) -> int:
+        return 1
+
+    def with_settings(self, settings: Settings) -> "LoopConfig":
+        """Return the same run with other settings."""
+        return msgspec.structs.replace(
+            self, samples=settings.tokens, batch_size=settings.batch_size, method=settings.method
+        )
+
+
+Genesis = RunConfig | LoopConfig
+
+
+def check_loop(choices: Choices) -> None:
+    """Refuse methods that need more of a loop than the parameters it arrives at.
+
+    Raises:
+        ConfigError: says which, and what to choose instead.
+    """
+    if choices.send == "gradient":
+        raise ConfigError(
+            "method: it sends gradients, which one optimizer applies that all members share; a loop of your own has "
+            "its own. Choose one that sends deltas, such as fedavg or diloco: with every = 1, it also meets each step."
+        )
+    if choices.proximal:
+        raise ConfigError(
+            "method: proximal: it pulls the gradients of inner steps, which a loop of your own makes; set proximal = 0."
+        )

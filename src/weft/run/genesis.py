@@ -1,0 +1,379 @@
+"""From a run file to what all peers share, and back out of what a peer received.
+
+    RunFile --seal--> RunConfig + shards, tokenizer, initial vector in the maker's home
+    bytes --read_run--> RunConfig that this machine accepts
+
+The maker packs its corpus, resolves every default, and puts the canonical RunConfig with all that it names into its
+home, whence peers fetch it by digest (`outline.public` says what they may request).
+
+A private run's RunConfig names tokenizer and model but no shard, not even held-out ones: every peer packs its own
+files into a store that is never served, and evaluates on what it holds out of them.
+
+It does not know peers, tickets or devices.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_never
+
+import msgspec
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from weft import wire
+from weft.clock import SystemClock
+from weft.data import CorpusConfig, DataIndex, JsonConfig, ShardStore, Tokenizer, check_vocabulary, make_tokenizer, pack
+from weft.data import tokenizer as tokenizers
+from weft.data.batch import check_windows
+from weft.data.corpus import text_nbytes
+from weft.errors import ConfigError, DataError, GenesisMismatch, TokenizerMismatch, TooLarge, WireError
+from weft.events import Emit, Notice
+from weft.ids import Digest, short
+from weft.model import ModelConfig, check_size, named, read_config, read_folder
+from weft.model.flat import cut
+from weft.model.sections import num_section_parameters, pieces, sections, whole
+from weft.run.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
+from weft.run.confinement import seeded
+from weft.train.device import check_host
+from weft.store.home import Home
+from weft.run.machine import PeerConfig
+from weft.run.outline import data_ready
+from weft.run.staged import StagedConfig, staged
+from weft.store.chunks import raw
+from weft.pipeline.codec.activations import SubspaceConfig
+from weft.pipeline.config import PipelineConfig
+from weft.progress import Meter
+from weft.sync.records.acts import MAX_TOKENS
+from weft.sync.records.charter import MAX_TOKENS_PER_STEP
+from weft.sync.merge.known import require
+from weft.sync.method.presets import spell_out
+from weft.sync.method.schedule import missed
+
+MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
+MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A run, and what its maker need not read again."""
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    store: ShardStore  # where this machine's training and held-out shards lie
+    index: DataIndex  # those shards; `config.data` unless the run is private
+
+
+def seal(run_file: RunFile, base: Path, home: Home, emit: Emit, *, max_parameters: int | None = None) -> Sealed:
+    """Turn a run file into a run: pack, resolve, and put all that peers may fetch into `home`.
+
+    Args:
+        base: the folder that relative paths start from: the run file's.
+        emit: takes `DataReady`, and how far packing has come.
+        max_parameters: what this machine is willing to hold; None: as `PeerConfig` has it.
+
+    Raises:
+        ConfigError: a model that does not exist or does not go with the rest, or numbers no peer would accept.
+        TooLarge: more parameters than this machine takes, or a batch out of all proportion.
+        DataError: a corpus that is missing, empty, malformed or too small.
+        TokenizerMismatch: the tokenizer is not the model's.
+        DiskFull: no room for shards or blobs.
+    """
+    limit = PeerConfig().max_parameters if max_parameters is None else max_parameters
+    tokenizer = make_tokenizer(run_file.tokenizer, run_file.data, base)
+    model = resolve(run_file, tokenizer, base)
+    check_size(_num_held(model, run_file.stages), limit)
+    check_host(_num_held(model, run_file.stages))
+    store = home.private if run_file.is_private else home.shards
+    index = _pack(store, run_file, tokenizer, base, emit)
+    initials = tuple(_put_initials(run_file, model, base, home))
+    config = RunConfig(
+        name=run_file.name,
+        seed=run_file.seed,
+        model=model,
+        initial=initials[0],
+        is_seeded=not isinstance(run_file.model, FolderModel),
+        data=_without_shards(index) if run_file.is_private else index,
+        is_private=run_file.is_private,
+        train=run_file.train,
+        method=spell_out(run_file.method, run_file.peers),
+        admission=run_file.admission,
+        orphan_after_s=run_file.orphan_after_s,
+        is_strict=run_file.is_strict,
+        has_even_leases=run_file.has_even_leases,
+        electors=run_file.electors,
+        stewards=tuple(sorted(set(run_file.stewards))),
+        predecessor=run_file.predecessor,
+    )
+    if run_file.pipeline.split is not None and run_file.stages == 1:
+        raise ConfigError("pipeline.split: only members of a stage compute together. Set stages, or leave split out.")
+    if run_file.stages > 1:
+        if isinstance(run_file.model, FolderModel) and isinstance(run_file.pipeline.activations, SubspaceConfig):
+            raise ConfigError(
+                "pipeline.activations: subspace: weights of a folder lie in no subspace, and would be lost. Choose "
+                "another type, or a model that is made of the seed."
+            )
+        config = staged(config, initials, run_file.pipeline)
+    data = wire.encode(config)
+    require(config.method)
+    read_run(data, limit)  # what others would refuse is refused here, where it can still be changed
+    home.blobs.put(tokenizer.to_bytes())
+    home.blobs.put(data)
+    emit(data_ready(index, fetched_nbytes=0))
+    if (words := missed(config.train.schedule, config.train.tokens)) is not None:
+        emit(Notice(text=f"train.tokens is {config.train.tokens:,}: {words}; change train.schedule, too"))
+    return Sealed(config, tokenizer, store, index)
+
+
+class _Kind(msgspec.Struct):
+    """Which of the two the bytes are of; what else is in them is not looked at."""
+
+    type: str = ""
+
+
+def read_run(data: wire.Buffer, max_parameters: int) -> Genesis:
+    """Return the run whose canonical bytes are `data`, which anybody may have written.
+
+    Args:
+        max_parameters: what this machine is willing to hold.
+
+    Raises:
+        ConfigError: no RunConfig, of another version, or one that contradicts itself.
+        DataError: its corpus holds not one window.
+        TooLarge: more parameters than this machine takes, or a batch out of all proportion.
+    """
+    try:
+        config: Genesis = wire.decode(data, _kind(data), max_nbytes=MAX_RUN_NBYTES)
+    except WireError as error:
+        raise ConfigError(f"this run cannot be read: {error}. Ask its maker for another ticket.") from None
+    for place, number in _floats(msgspec.to_builtins(config), ""):
+        if not math.isfinite(number) and place != "train.clip":  # an infinite clip does not clip
+            raise ConfigError(f"this run has {place} = {number}, which is no number to compute with. Do not join it.")
+    if isinstance(config, LoopConfig):
+        check_size(config.num_parameters, max_parameters)
+        return config
+    check_size(_num_held(config.model, config.stages if isinstance(config, StagedConfig) else 1), max_parameters)
+    _check_train(config, max_parameters)
+    if config.is_private:
+        if config.data.train or config.data.heldout:
+            raise ConfigError("this run calls itself private and names shards of its maker. Do not join it.")
+    else:
+        check_windows(config.data, "train", config.train.seq_len, at_least=1)
+        check_windows(config.data, "heldout", config.train.seq_len, at_least=1)
+    return config
+
+
+def _kind(data: wire.Buffer) -> type[RunConfig] | type[LoopConfig]:
+    try:
+        kind = msgspec.msgpack.decode(data, type=_Kind).type
+    except msgspec.DecodeError:
+        return RunConfig  # whoever reads it as one says what is wrong
+    return LoopConfig if kind == "loop" else StagedConfig if kind == "staged" else RunConfig
+
+
+def _num_held(model: ModelConfig, stages: int) -> int:
+    """Return how many parameters a peer holds at most, which holds one section at least."""
+    return max(num_section_parameters(model, section) for section in sections(model, stages))
+
+
+def on_corpus(run: Genesis) -> RunConfig:
+    """Return `run`, which has to be one of a transformer on a corpus.
+
+    Raises:
+        ConfigError: its members train in loops of their own.
+    """
+    if isinstance(run, LoopConfig):
+        raise ConfigError(
+            f"run {run.name!r} trains in loops of its members' own: take part from such a script, with "
+            'weft.Sync(model, ticket="..."). What it trains is no model that weft knows, so weft cannot measure it, '
+            "write with it or export it."
+        )
+    return run
+
+
+def pack_private(
+    config: RunConfig, tokenizer: Tokenizer, corpus: CorpusConfig, base: Path, home: Home, emit: Emit
+) -> DataIndex:
+    """Pack this machine's own files for a private run into `home.private`, and return their index, to be told nobody.
+
+    Args:
+        tokenizer: the run's (see `load_tokenizer`).
+        base: the folder that relative paths start from.
+        emit: takes how far packing has come.
+
+    Raises:
+        DataError: files missing, malformed, too few, or with text that the tokenizer does not know.
+        DiskFull: no room for the shards.
+    """
+    index = _packed(home.private, corpus, tokenizer, base, emit)
+    _check_size(index, config.train.seq_len, config.train.batch_size)
+    return index
+
+
+def load_tokenizer(config: RunConfig, home: Home) -> Tokenizer | None:
+    """Return the run's tokenizer, or None when its blob, `config.data.tokenizer`, has yet to be fetched.
+
+    Raises:
+        TokenizerMismatch: it has another vocabulary than the run says.
+        DataError: the blob is corrupt (removed), or no tokenizer.
+    """
+    blob = home.blobs.read(config.data.tokenizer, MAX_TOKENIZER_NBYTES)
+    if blob is None:
+        return None
+    try:
+        tokenizer = tokenizers.from_bytes(blob)
+    except WireError as error:
+        raise DataError(f"the run's tokenizer cannot be used: {error}. Tell the run's maker.") from None
+    if tokenizer.vocab_size != config.data.vocab_size:
+        raise TokenizerMismatch(
+            f"the run's tokenizer has {tokenizer.vocab_size} ids, but the run says {config.data.vocab_size}. "
+            f"The run cannot be trained; tell its maker."
+        )
+    return tokenizer
+
+
+def initial(config: Genesis, home: Home) -> Float32[Tensor, " num"] | None:
+    """Return the vector the run starts from, or None when its blob, `config.initial`, has yet to be fetched.
+
+    Raises:
+        GenesisMismatch: the seed gives another vector than the run's maker got.
+        ConfigError: the blob is of another size than the model.
+        DataError: the blob is corrupt (removed, so that it can be fetched again).
+    """
+    if isinstance(config, RunConfig) and config.is_seeded:
+        section, pipeline = whole(config.model), PipelineConfig()
+        if isinstance(config, StagedConfig):
+            section, pipeline = config.section or section, config.pipeline
+        vector = seeded(config.model, config.seed, section, pipeline)
+        if (found := wire.digest(raw(vector))) != config.initial:
+            raise GenesisMismatch(
+                f"seed {config.seed} gives the initial weights {short(found)} here, but {short(config.initial)} at the "
+                f"run's maker. One of the two runs another version of weft; install the maker's."
+            )
+        return vector
+    blob = home.blobs.open(config.initial)
+    if blob is None:
+        return None
+    if len(blob) != 4 * config.num_parameters:
+        raise ConfigError(
+            f"the run's initial weights have {len(blob):,} bytes, its model {4 * config.num_parameters:,}. "
+            f"The run cannot be trained; tell its maker."
+        )
+    return torch.from_numpy(np.frombuffer(blob, dtype="<f4").astype(np.float32))
+
+
+# --- sealing ---
+
+
+def resolve(run_file: RunFile, tokenizer: Tokenizer, base: Path) -> ModelConfig:
+    """Return the model that `run_file` describes, for that tokenizer.
+
+    Args:
+        base: the folder that relative paths start from.
+
+    Raises:
+        ConfigError: no such model, or one that contradicts itself.
+        TokenizerMismatch: the tokenizer is not the folder's.
+    """
+    match run_file.model:
+        case SizedModel(size=size, is_tied=is_tied):
+            config = named(size, tokenizer.vocab_size, run_file.train.seq_len)
+            if is_tied is None:
+                is_tied = config.is_tied and run_file.stages == 1
+            return msgspec.structs.replace(config, is_tied=is_tied)
+        case ShapedModel() as shaped:
+            return of_shape(shaped, tokenizer.vocab_size, run_file.train.seq_len)
+        case FolderModel(path=path):
+            config = read_config(base / path)
+            try:
+                check_vocabulary(tokenizer, config.vocab_size)
+            except TokenizerMismatch as error:
+                has_own = isinstance(run_file.tokenizer, JsonConfig)
+                hint = "" if has_own else f' Set tokenizer = {{type = "json", path = "{path}"}}.'
+                raise TokenizerMismatch(f"model {path}: {error}{hint}") from None
+            return config
+        case _:
+            assert_never(run_file.model)
+
+
+def of_shape(shaped: ShapedModel, vocab_size: int, seq_len: int) -> ModelConfig:
+    """Return the model of a shape: vocabulary, context and the base of rotary wavelengths follow as for named sizes.
+
+    Raises:
+        ConfigError: it contradicts itself.
+    """
+    fields = msgspec.to_builtins(named("nano", vocab_size, seq_len))
+    shape = {name: getattr(shaped, name) for name in shaped.__struct_fields__}
+    shape["num_kv_heads"] = shaped.num_kv_heads or shaped.num_heads
+    try:
+        return msgspec.convert(fields | shape, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"model: {error}.") from None
+
+
+def _pack(store: ShardStore, run_file: RunFile, tokenizer: Tokenizer, base: Path, emit: Emit) -> DataIndex:
+    index = _packed(store, run_file.data, tokenizer, base, emit)
+    train = run_file.train
+    num_peers = 1 if run_file.is_private else run_file.peers
+    why = f": {num_peers} peers make inner steps of {train.batch_size} samples each" if num_peers > 1 else ""
+    _check_size(index, train.seq_len, num_peers * train.batch_size, why)
+    return index
+
+
+def _packed(store: ShardStore, data: CorpusConfig, tokenizer: Tokenizer, base: Path, emit: Emit) -> DataIndex:
+    with Meter("tokenizing", "B", emit, SystemClock(), text_nbytes(data.source, base)) as meter:
+        return pack(store, data, tokenizer, base, on_packed=meter.add)
+
+
+def _check_size(index: DataIndex, seq_len: int, num_samples: int, why: str = "") -> None:
+    """Accept data that fill one inner step of everybody who trains on them without a repetition."""
+    check_windows(index, "train", seq_len, num_samples, why)
+    check_windows(index, "heldout", seq_len, at_least=1)
+
+
+def _without_shards(index: DataIndex) -> DataIndex:
+    """Return what a private run says of data: which tokens there are, and nothing of anybody's files."""
+    return msgspec.structs.replace(index, train=(), heldout=(), train_text_nbytes=0, heldout_text_nbytes=0)
+
+
+def _put_initials(run_file: RunFile, model: ModelConfig, base: Path, home: Home) -> Iterator[Digest]:
+    """Return the digest of each piece's first weights, which are in `home` where they do not follow from the seed."""
+    cuts = pieces(model, run_file.stages)
+    if isinstance(run_file.model, FolderModel):
+        _, vector = read_folder(base / run_file.model.path)
+        yield from (home.blobs.put(raw(cut(model, vector, section))) for section in cuts)
+    else:
+        yield from (wire.digest(raw(seeded(model, run_file.seed, each, run_file.pipeline))) for each in cuts)
+
+
+# --- reading what others sealed ---
+
+
+def _check_train(config: RunConfig, max_parameters: int) -> None:
+    train, vocab_size = config.train, config.model.vocab_size
+    if train.tokens > MAX_TOKENS:
+        raise ConfigError(f"train.tokens is {train.tokens}. Allowed: at most {MAX_TOKENS}.")
+    if config.tokens_per_step > MAX_TOKENS_PER_STEP:
+        raise TooLarge(
+            f"one inner step takes {train.batch_size} samples of {train.seq_len} tokens, {config.tokens_per_step:,} in "
+            f"all; at most {MAX_TOKENS_PER_STEP:,} are accepted. Lower train.batch_size or train.seq_len."
+        )
+    if train.seq_len * vocab_size > max_parameters:
+        raise TooLarge(
+            f"one sample of {train.seq_len} tokens has {train.seq_len * vocab_size:,} logits; this machine takes at "
+            f"most {max_parameters:,} numbers of one kind. Lower train.seq_len, or raise the machine's limit."
+        )
+
+
+def _floats(tree: Any, place: str) -> Iterator[tuple[str, float]]:
+    if isinstance(tree, dict):
+        for name, inner in tree.items():
+            yield from _floats(inner, f"{place}.{name}" if place else name)
+    elif isinstance(tree, list | tuple):
+        for inner in tree:
+            yield from _floats(inner, place)
+    elif isinstance(tree, float):
+        yield place, tree

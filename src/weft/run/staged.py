@@ -1,0 +1,160 @@
+"""A run whose model is cut into sections, and the runs of its stages.
+
+    StagedConfig ──of_stage(2)──► StagedConfig with stage = 2 ──digest──► RunId of that stage
+
+Those who hold one section, its stage, have a run of their own: its members, manifests, state and checkpoints are of
+this section alone, and its rounds are those of any run (docs/adr/0053-a-stage-is-a-run.md). The whole run is what
+tickets and handshakes name.
+
+Where embedding and head are one matrix, that has a run of its own, too, with the number after the last stage's: its
+members are those of both end stages.
+
+It does not know how micro-batches pass from one stage to the next.
+"""
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+
+from weft.errors import ConfigError
+from weft.ids import Digest
+from weft.model.config import ModelConfig, num_parameters
+from weft.model.flat import layout
+from weft.model.sections import Section, num_section_parameters, pieces, sections
+from weft.net.messages import HexDigest
+from weft.run.config import RunConfig, VectorShape
+from weft.pipeline.config import PipelineConfig
+from weft.pipeline.messages import MAX_STAGES
+from weft.pipeline.split.section import check_split
+from weft.sync.records.acts import MAX_TOKENS
+from weft.sync.method.choices import Choices
+from weft.sync.method.staged import check_staged
+from weft.wire import digest
+
+TIED = (
+    "stages: the model's embedding is tied to its head, which lies in another stage: both have to add up its gradient "
+    "at each step. Choose a method that sends gradients (ddp, powersgd, demo), or set is_tied = false in [model]."
+)
+
+SPLIT = (
+    "pipeline.split: members of a team have the same weights at every step. Choose a method that sends gradients (ddp, "
+    "powersgd, demo), or leave split out."
+)
+
+
+class StagedConfig(RunConfig, frozen=True, kw_only=True, tag_field="type", tag="staged"):
+    """What all peers of a run with stages share; or, where it says `stage`, what the members of that stage share."""
+
+    stages: Annotated[int, msgspec.Meta(ge=2, le=MAX_STAGES)]
+    initials: Annotated[tuple[HexDigest, ...], msgspec.Meta(min_length=2, max_length=MAX_STAGES + 1)]
+    """Of the vectors that the pieces start from; of the whole run, `initial` is `initial_of` these."""
+    pipeline: PipelineConfig
+    stage: Annotated[int, msgspec.Meta(ge=0, le=MAX_STAGES)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_staged(self.method)
+        check_tied(self.model, self.stages, self.method)
+        if (split := self.pipeline.split) is not None:
+            check_split(split, self.model, self.train.seq_len)
+            if self.method.send != "gradient":
+                raise ConfigError(SPLIT)
+        if len(self.initials) != self.num_pieces or (self.stage is not None and self.stage >= self.num_pieces):
+            raise ConfigError(
+                f"this run names {len(self.initials)} parts' weights and has {self.num_pieces} parts; its own is "
+                f"{self.stage}."
+            )
+
+    def of_stage(self, stage: int) -> "StagedConfig":
+        """Return the run of those who hold one piece. When all is trained, the first stage's says.
+
+        Its gradient is as long at most as its share of the model's parameters allows: together those of all pieces are
+        no longer than the whole run says.
+        """
+        assert self.stage is None, "only the whole run has stages"
+        share = num_section_parameters(self.model, self.pieces[stage]) / num_parameters(self.model)
+        tokens = self.train.tokens if stage == 0 else MAX_TOKENS
+        train = msgspec.structs.replace(self.train, tokens=tokens, clip=self.train.clip * math.sqrt(share))
+        initial = self.initials[stage]
+        return msgspec.structs.replace(self, stage=stage, initial=initial, train=train, has_even_leases=True)
+
+    @property
+    def cuts(self) -> tuple[Section, ...]:
+        """Return the sections, with all that their members hold."""
+        return sections(self.model, self.stages)
+
+    @property
+    def pieces(self) -> tuple[Section, ...]:
+        """Return what has a run of its own: the sections, and a tied matrix apart from them."""
+        return pieces(self.model, self.stages)
+
+    @property
+    def num_pieces(self) -> int:
+        return self.stages + self.model.is_tied
+
+    @property
+    def tied(self) -> int | None:
+        """Return the number of the tied matrix's run; None: there is none."""
+        return self.stages if self.model.is_tied else None
+
+    def has_tied(self, stage: int) -> bool:
+        """Whether who holds a stage is a member of the tied matrix's run, too."""
+        return self.model.is_tied and stage in {0, self.stages - 1}
+
+    def called(self, stage: int) -> str:
+        """Return what a person calls a piece."""
+        return "the tied matrix" if stage == self.tied else f"stage {stage + 1}"
+
+    def of_largest(self) -> "StagedConfig":
+        """Return the run of the stage whose members hold most: who can hold that can hold any."""
+        return self.of_stage(max(self.cuts, key=lambda cut: num_section_parameters(self.model, cut)).number)
+
+    @property
+    def section(self) -> Section | None:
+        """Return the piece that the run of a stage trains; None: this is the whole run."""
+        return None if self.stage is None else self.pieces[self.stage]
+
+    @property
+    def num_parameters(self) -> int:
+        section = self.section
+        return num_parameters(self.model) if section is None else num_section_parameters(self.model, section)
+
+    @property
+    def vector(self) -> VectorShape:
+        """Return what the vector of the parameters holds: of a stage, its section's."""
+        spans = layout(self.model, self.section)
+        return VectorShape(spans.num_parameters, spans.num_decayed, tuple(span.shape for span in spans))
+
+
+def check_tied(model: ModelConfig, stages: int, method: Choices) -> None:
+    """
+    Raises:
+        ConfigError: members would train copies of a tied matrix apart; or there are more stages than layers.
+    """
+    sections(model, stages)
+    if model.is_tied and stages > 1 and method.send != "gradient":
+        raise ConfigError(TIED)
+
+
+def channel_of(stage: int) -> str:
+    """Return the name of the channel on which the members of a stage speak to each other."""
+    return f"stage{stage}"
+
+
+def held_of(run: RunConfig) -> RunConfig:
+    """Return what a member of `run` holds at most: of a model that is cut, the largest section."""
+    return run.of_largest() if isinstance(run, StagedConfig) and run.stage is None else run
+
+
+def staged(run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfig) -> StagedConfig:
+    """Return `run`, its model cut into as many pieces as there are first weights."""
+    fields: dict[str, Any] = {name: getattr(run, name) for name in run.__struct_fields__}
+    stages = len(initials) - run.model.is_tied
+    fields |= {"initial": initial_of(initials), "initials": initials, "stages": stages, "pipeline": pipeline}
+    return StagedConfig(**fields)
+
+
+def initial_of(initials: tuple[Digest, ...]) -> Digest:
+    """Return what names the first weights of all pieces."""
+    return digest("".join(initials).encode())

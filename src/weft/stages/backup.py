@@ -1,0 +1,193 @@
+"""A stage that one machine holds has its state kept by another: should that machine vanish, the stage is restored.
+
+    a stage with one member, or all on one machine ─► the lowest ready peer of the next stage keeps it
+    every `checkpoint_every_s` ─► the keeper fetches the newest state into its stage-<n>/checkpoint, if there is a newer
+
+    it is stopped ─► it computes no more, and has the keeper fetch what it holds, before it says goodbye
+
+Who keeps what is a function of what all are told (`keepers`), so nobody asks anybody. The copy is a checkpoint of the
+stage's run without anything private: whoever goes on from it is a newcomer with that state. A peer fetches one
+section's state in an interval, whatever it keeps: what is oldest first.
+
+Failure:
+- the member vanishes meanwhile, or cannot deliver: the copy of before stays, and the next interval tries again.
+- no room on the disk: a notice, once; the stage goes without a copy.
+- two peers are told different things for a moment: both keep the stage, or neither does, until the next interval.
+
+It does not know who takes an empty stage up.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import CheckpointError, DiskFull, NetError, PeerError, Refused
+from weft.events import CheckpointSaved, Notice
+from weft.ids import PeerId
+from weft.net.transport.address import hosts_of, is_loopback
+from weft.peer.state.checkpoint import Snapshot, save
+from weft.store.pool import Pool
+from weft.stages.step.membership import Grounds
+from weft.stages.messages import KeepNow, KeptAnswer
+from weft.stages.table import Roll
+from weft.stages.reader import Window, shape
+from weft.wire import Buffer, digest_of
+
+HAND_OVER_S = 120.0  # for the state of a stage to be fetched by another before who holds it goes
+SINCE = 1 << 41  # as `window.Window` has it: no number of another of this process
+
+
+class Keeping:
+    """Of one peer.
+
+    Args:
+        roll: who holds what, kept up by whoever hears it.
+    """
+
+    def __init__(self, grounds: Grounds, roll: Roll) -> None:
+        self.kept: dict[int, int] = {}  # rounds of what this process has fetched, by stage
+        self._grounds = grounds
+        self._roll = roll
+        self._windows: dict[int, Window] = {}
+        self._is_full_told = False
+        self._fetching = asyncio.Lock()  # one state at a time: each takes memory
+        grounds.node.serve(KeepNow, self._on_keep_now)
+
+    async def hand_over(self, stage: int, keeper: PeerId) -> bool:
+        """Have another keep what this peer alone holds, as it is now; return whether it does."""
+        with suppress(PeerError, NetError, Refused):
+            call = self._grounds.node.call(keeper, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
+            return (await call).is_kept
+        return False
+
+    def keepers_of(self, stages: Collection[int]) -> dict[int, PeerId]:
+        """Return who is to keep the state of those of some stages that nobody but this peer holds."""
+        found, me = keepers(self._roll, self._hosts()), {self._grounds.node.peer}
+        return {stage: found[stage] for stage in stages if stage in found and self._roll.held(stage).keys() == me}
+
+    async def watch(self) -> None:
+        """Keep what is this peer's to keep, until this is cancelled."""
+        every_s = self._grounds.settings.checkpoint_every_s
+        while every_s:
+            await asyncio.sleep(every_s)
+            for stage in self._due():
+                ready = sorted(peer for peer in self._roll.ready(stage) if self._grounds.node.is_linked(peer))
+                if await self._keep(stage, ready):
+                    break
+
+    def _due(self) -> list[int]:
+        """Return the stages to keep, the oldest copy first."""
+        me = self._grounds.node.peer
+        mine = [stage for stage, peer in keepers(self._roll, self._hosts()).items() if peer == me]
+        return sorted(mine, key=lambda stage: (self.kept.get(stage, -1), stage))
+
+    def _hosts(self) -> dict[PeerId, frozenset[str]]:
+        node = self._grounds.node
+        return {peer: frozenset(_hosts(node.contact(peer).addresses)) for peer in self._roll.peers}
+
+    async def _on_keep_now(self, peer: PeerId, request: KeepNow) -> KeptAnswer:
+        is_wanted = self._grounds.settings.checkpoint_every_s > 0  # else this machine keeps nothing
+        held = self._roll.held(request.stage).get(peer)
+        if not is_wanted or held is None or self._is_held(request.stage):
+            return KeptAnswer(is_kept=False)
+        await self._keep(request.stage, [peer])
+        return KeptAnswer(is_kept=self.kept.get(request.stage, -1) >= held.round)
+
+    def _is_held(self, stage: int) -> bool:
+        return self._grounds.node.peer in self._roll.held(stage)
+
+    async def _keep(self, stage: int, members: list[PeerId]) -> bool:
+        """Fetch the newest state of a stage from its members; return whether there was one to fetch."""
+        async with self._fetching:
+            return await self._kept_from(stage, members)
+
+    async def _kept_from(self, stage: int, members: list[PeerId]) -> bool:
+        grounds = self._grounds
+        window = self._windows.get(stage)
+        if window is None:
+            run = grounds.run.of_stage(stage)
+            window = self._windows[stage] = Window(grounds.node, run, SINCE, grounds.compute, grounds.clock)
+        heads = await window.heads(members)
+        if max((head.round for head in heads.values()), default=-1) <= self.kept.get(stage, -1):
+            return False
+        try:
+            await self._fetch(stage, window, members)
+        except (PeerError, NetError, Refused):
+            pass  # the next interval tries again
+        except (DiskFull, CheckpointError) as error:
+            if not self._is_full_told:
+                what = grounds.run.called(stage)
+                text = f"the state of {what}, which one machine alone holds, is not kept here: {error}"
+                grounds.emit(Notice(text=text))
+            self._is_full_told = True
+        return True
+
+    async def _fetch(self, stage: int, window: Window, members: list[PeerId]) -> None:
+        grounds = self._grounds
+        offered = await window.pin(members)
+        memory = Pool(0, grounds.folder.scratch)
+
+        def make() -> dict[str, Tensor]:
+            return {name: memory.empty(num) for name, num in shape(window.run).items()}
+
+        vectors = await grounds.compute.serve(make)
+
+        def put(name: str, start: int, data: Buffer) -> None:
+            values = torch.from_numpy(np.frombuffer(data, dtype="<f4"))
+            vectors[name][start : start + values.numel()] = values
+
+        await window.pull(offered, tuple(vectors), put, grounds.emit)
+        if self._is_held(stage):
+            return  # it was taken up meanwhile
+        snapshot = Snapshot(
+            config=window.run,
+            tokenizer=grounds.data.tokenizer.to_bytes(),
+            head=offered.head,
+            charter=offered.charter,
+            replicated=vectors,
+        )
+        path = grounds.folder.stage(stage).checkpoint
+        contents = await grounds.compute.serve(lambda: save(path, snapshot))
+        self.kept[stage] = int(offered.head.round)
+        written, nbytes = digest_of(contents.replicated), contents.replicated.nbytes
+        grounds.emit(CheckpointSaved(path=str(path), round=offered.head.round, digest=written, nbytes=nbytes))
+
+
+def keepers(roll: Roll, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:
+    """Return who keeps the state of each stage that should be kept.
+
+    Those are stages with one ready member, or whose members are all on one machine, by the hosts of their addresses.
+    The lowest ready peer of the next stage that has any beside those members keeps it: of another machine, where there
+    is one.
+    """
+    found = {}
+    for stage in range(roll.num_pieces):
+        members = sorted(roll.ready(stage))
+        if not members or not _are_one_machine(members, hosts):
+            continue
+        others = [
+            peer
+            for step in range(1, roll.num_stages)
+            for peer in sorted(roll.ready((stage + step) % roll.num_stages))
+            if peer not in roll.held(stage)
+        ]
+        apart = [peer for peer in others if not _are_one_machine([members[0], peer], hosts)]
+        if others:
+            found[stage] = (apart or others)[0]
+    return found
+
+
+def _are_one_machine(peers: Collection[PeerId], hosts: Mapping[PeerId, Collection[str]]) -> bool:
+    """Return whether each shares a host with the first; of peers without addresses nobody knows."""
+    first, *others = peers
+    return all(set(hosts.get(peer, ())) & set(hosts.get(first, ())) for peer in others)
+
+
+def _hosts(addresses: Collection[str]) -> set[str]:
+    """Return the hosts that tell a machine from others: all have 127.0.0.1, some have nothing else."""
+    found = {host for address in addresses for host in hosts_of(address)}
+    return {host for host in found if not is_loopback(host)} or found

@@ -1,0 +1,1 @@
+"""gather: see the tree in README.md."""

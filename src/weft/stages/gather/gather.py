@@ -1,0 +1,269 @@
+"""Out of stages comes a model again: their sections, fetched one after the other, as one checkpoint of the whole run.
+
+    gathered = await Gathering(run, means, windows, sources).gather(into)
+
+Each stage counts its own rounds, and one that was slow has fewer: what says which states belong together is how many
+rounds of the first stage are in them, their beat. Members are asked to keep the states that they hold; where these are
+not of one beat, to keep those after one that is still to come. Where that does not succeed within `AGREE_S`, because
+beats go by too fast or a stage stands still, the newest of each is taken, and a notice says so. A section that lies on
+this machine, in the state that is wanted, is not fetched. Where nobody tells of beats, as among sections on a disk,
+rounds are taken in their place.
+
+No more than one section is in memory: what comes goes into a mapped file (`whole`).
+
+Failure:
+- a member vanishes: other members of its stage deliver; there are none: all begins anew, `TRIES` times, with what has
+  come of other stages left where it is.
+- a stage that nobody holds, nor this machine: PeerError, which names it.
+- no room on the disk: DiskFull, before anything is fetched.
+
+It does not know who is a member, nor when to gather.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.clock import Clock
+from weft.errors import CheckpointError, NetError, PeerError, Refused
+from weft.events import CheckpointSaved, Emit, Notice
+from weft.ids import Digest, PeerId, Round
+from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
+from weft.executor import Compute
+from weft.store.home import PeerFolder
+from weft.peer.join.offers import Offered
+from weft.run.staged import StagedConfig
+from weft.store.chunks import chunk_bytes
+from weft.stages.gather.whole import Whole, common, in_words
+from weft.stages.reader import Window
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import Manifest
+from weft.sync.merge.method import OUTER
+from weft.wire import Buffer, digest_of
+
+AGREE_S = 60.0  # for all stages to come to one round
+AHEAD = 2  # beats, from the newest that is known
+TRIES = 3
+AGAIN_S = 15.0  # a stage that has lost all its members may be restored meanwhile
+
+
+@dataclass(frozen=True)
+class Found:
+    """A section's state on this machine.
+
+    Args:
+        pieces: yields the outer parameters, where states are merged; raises CheckpointError where they are no longer
+            those of `head`.
+        beat: rounds of the first stage that are in it; of the stage itself, where that is not known.
+    """
+
+    head: Manifest
+    charter: Charter | None
+    pieces: Callable[[], Iterator[Buffer]]
+    beat: int
+
+
+Choice = tuple[int, Found | Offered]  # with its beat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where sections come from, as far as it is known now."""
+
+    here: Callable[[int], Sequence[Found]] = lambda _stage: ()
+    members: Callable[[int], Sequence[PeerId]] = lambda _stage: ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a gatherer works with."""
+
+    tokenizer: bytes  # its blob
+    scratch: Path  # a folder for what is put together
+    compute: Compute
+    clock: Clock
+    emit: Emit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    checkpoint: Path
+    rounds: tuple[Round, ...]  # of each stage
+    fetched_nbytes: int
+
+    @property
+    def round(self) -> Round:
+        return self.rounds[0]
+
+
+class Gathering:
+    """
+    Args:
+        run: the whole.
+        windows: of each stage that has members; none offline.
+    """
+
+    def __init__(self, run: StagedConfig, means: Means, windows: Mapping[int, Window], sources: Sources) -> None:
+        self._run = run
+        self._means = means
+        self._windows = windows
+        self._sources = sources
+        self._pins: dict[int, dict[int, Offered]] = {}  # of each stage, by beat
+        self._placed: dict[int, Digest] = {}  # the state's head, of stages that have come
+        self._fetched_nbytes = 0
+
+    async def gather(self, into: Path) -> Gathered:
+        """Put the sections together, and write the checkpoint of the whole into a folder.
+
+        Raises:
+            PeerError, NetError, Refused: a section cannot be had.
+            DiskFull: no room; CheckpointError: the folder cannot be written.
+        """
+        whole = await self._means.compute.serve(lambda: Whole(self._run, self._means.scratch))
+        chosen = await self._all_in(whole)
+        states = {stage: each for stage, (_, each) in chosen.items()}
+        beats = {stage: beat for stage, (beat, _) in chosen.items()}
+        if len(set(beats.values())) > 1:
+            self._means.emit(Notice(text=in_words(self._run, beats)))
+        rounds, first = {stage: each.head.round for stage, each in states.items()}, states[0]
+        snapshot = Snapshot(
+            config=self._run,
+            tokenizer=self._means.tokenizer,
+            head=first.head,
+            charter=first.charter,
+            replicated={OUTER: whole.vector},
+            counters={f"stage_{stage}_round": int(round) for stage, round in rounds.items()},
+        )
+        contents = await self._means.compute.serve(lambda: save(into, snapshot))
+        written = digest_of(contents.replicated)
+        nbytes = contents.replicated.nbytes
+        self._means.emit(CheckpointSaved(path=str(into), round=first.head.round, digest=written, nbytes=nbytes))
+        return Gathered(
+            checkpoint=into,
+            rounds=tuple(rounds[stage] for stage in sorted(rounds)),
+            fetched_nbytes=self._fetched_nbytes,
+        )
+
+    async def _all_in(self, whole: Whole) -> dict[int, Choice]:
+        failure: Exception | None = None
+        for number in range(TRIES):
+            try:
+                await asyncio.sleep(AGAIN_S if number and self._windows else 0.0)
+                chosen = await self._agree()
+                for stage, (_, each) in chosen.items():
+                    if self._placed.get(stage) != digest_of(each.head):
+                        self._placed.pop(stage, None)
+                        await self._place(stage, each, whole)
+                        self._placed[stage] = digest_of(each.head)
+            except (PeerError, NetError, Refused, CheckpointError) as error:
+                failure = error
+                self._pins.clear()
+            else:
+                return chosen
+        assert failure is not None
+        raise failure
+
+    async def _place(self, stage: int, chosen: Found | Offered, whole: Whole) -> None:
+        if isinstance(chosen, Offered):
+            self._fetched_nbytes += await self._windows[stage].pull(
+                chosen, (OUTER,), lambda _name, start, data: whole.put(stage, start, data), self._means.emit
+            )
+            return
+
+        def put() -> None:
+            start = 0
+            for piece in chosen.pieces():
+                whole.put(stage, start, piece)
+                start += memoryview(piece).nbytes // 4
+
+        await self._means.compute.serve(put)
+
+    # --- which states ---
+
+    async def _agree(self) -> dict[int, Choice]:
+        """Return the states to take, of one beat if it can be had; members keep those that they are to deliver."""
+        clock, until = self._means.clock, self._means.clock.now() + AGREE_S
+        stages = range(self._run.num_pieces)
+        await asyncio.gather(*(self._pin(stage) for stage in stages))
+        ahead = AHEAD
+        while True:
+            found = {stage: self._choices(stage) for stage in stages}
+            goal = common(found)
+            if goal is not None:
+                return {stage: (goal, found[stage][goal]) for stage in stages}
+            newest = {stage: max(found[stage]) for stage in stages}
+            left_s = until - clock.now()
+            if left_s <= 0 or not await self._pin_at(max(newest.values()) + ahead, left_s):
+                return {stage: (newest[stage], found[stage][newest[stage]]) for stage in stages}
+            ahead *= 2  # beats that go by before all have heard of it
+
+    async def _pin_at(self, beat: int, left_s: float) -> bool:
+        """Have the members of all pieces keep their states after a beat; return whether it is worth another look."""
+        members = {stage: self._sources.members(stage) for stage in range(self._run.num_pieces)}
+        if not all(stage in self._windows and each for stage, each in members.items()):
+            return False
+        asked = await asyncio.gather(
+            *(self._windows[stage].pin_at(each, beat, left_s) for stage, each in members.items())
+        )
+        for stage, offered in zip(members, asked, strict=True):
+            if offered is not None:
+                self._pins.setdefault(stage, {})[beat] = offered
+        return True
+
+    async def _pin(self, stage: int) -> None:
+        members = self._sources.members(stage)
+        if stage in self._windows and members:
+            with suppress(PeerError, NetError, Refused):  # it may lie here
+                offered = await self._windows[stage].pin(members)
+                beat = await self._windows[stage].beat(offered.donors, digest_of(offered.head))
+                self._pins.setdefault(stage, {})[int(offered.head.round) if beat is None else beat] = offered
+
+    def _choices(self, stage: int) -> dict[int, Found | Offered]:
+        """Return the states that can be had of a stage, by beat.
+
+        Raises:
+            PeerError: none.
+        """
+        found: dict[int, Found | Offered] = dict(self._pins.get(stage, {}))
+        pinned = {digest_of(pin.head): beat for beat, pin in self._pins.get(stage, {}).items()}
+        for each in self._sources.here(stage):
+            if (beat := pinned.get(digest_of(each.head))) is not None:
+                found[beat] = each  # which need not be fetched
+            elif not pinned:  # else it may be of long ago, or of a branch that was left
+                found[each.beat] = each
+        if not found:
+            raise PeerError(f"nobody that is linked holds {self._run.called(stage)}, and it does not lie here")
+        return found
+
+
+# --- what lies here ---
+
+
+def found_in(folders: Sequence[PeerFolder], run: StagedConfig, stage: int) -> list[Found]:
+    """Return the sections of a stage in the folders of this machine's peers, the newest first."""
+    found = []
+    for folder in folders:
+        path = folder.stage(stage).checkpoint
+        with suppress(CheckpointError):  # none, or damaged
+            contents = read_contents(path)
+            if contents.head is not None and contents.run == run.of_stage(stage).run:
+                head = contents.head
+                found.append(Found(head, contents.charter, _reader(path, head), int(head.round)))
+    return sorted(found, key=lambda each: -each.head.round)
+
+
+def folders_of(run_folder: Path) -> list[PeerFolder]:
+    """Return those of this home's peers, in a folder of a run."""
+    return [PeerFolder(path) for path in sorted(run_folder.glob("*")) if path.is_dir()]
+
+
+def _reader(path: Path, head: Manifest) -> Callable[[], Iterator[Buffer]]:
+    def read() -> Iterator[Buffer]:
+        _, _, vector = load_model(path)
+        if read_contents(path).head != head:
+            raise CheckpointError(f"{path} was replaced by a newer one while it was read")
+        yield from chunk_bytes(vector)
+
+    return read

@@ -1,0 +1,193 @@
+"""Gathers a run's model without taking part in it: joins nothing, trains nothing, holds up nobody.
+
+    gathered = await visit(ticket_text, options, into)     from members of all stages, linked for as long as it takes
+    gathered = await from_here(run, home, into)            from what lies in this home, all of it
+
+A visitor says every two seconds that it fetches (`StageNews`, as all peers of such a run do): so it is told who holds
+which stage, and at the run's end members stay until it has what it came for.
+
+Failure:
+- no member of a stage is linked within `MEET_S`, and its section does not lie here: PeerError, as `gather`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from weft.clock import Clock, SystemClock
+from weft.data.tokenizer import MAX_BLOB_NBYTES
+from weft.errors import CheckpointError, ConfigError
+from weft.events import Emit
+from weft.ids import Digest, PeerId, RunId, short
+from weft.net.messages import Contact
+from weft.net.node import Node
+from weft.tasks import Tasks
+from weft.net.ticket import Ticket, read
+from weft.executor import Inline, Threads
+from weft.launch.fetch import fetch_files, fetch_run
+from weft.launch.session import Footing, Options, connect, footing, open_for
+from weft.store.home import Home, PeerFolder
+from weft.run.outline import admission_of
+from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run
+from weft.run.staged import StagedConfig
+from weft.stages.gather.gather import Gathered, Gathering, Means, Sources, folders_of, found_in
+from weft.stages.messages import StageNews
+from weft.stages.table import Roll
+from weft.stages.reader import Window
+
+NEWS_S = 2.0
+MEET_S = 15.0  # until members of all stages are linked: each tells what it holds every two seconds
+LOOK_S = 0.2
+FETCHING = StageNews(held=(), kept=(), is_trainer=False, is_busy=True)
+
+
+class Visitor:
+    """Of a node that is linked to one member at least."""
+
+    def __init__(self, node: Node, run: StagedConfig, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self.roll = Roll(run.stages, has_tied=run.tied is not None)
+        node.on_note(StageNews, self._on_news)
+        node.on_link(self._on_link)
+        node.on_contact(self._on_contact)
+
+    async def watch(self) -> None:
+        """Say what it comes for, until this is cancelled."""
+        for peer in self._node.known_addresses():
+            self._node.keep(peer)
+        while True:
+            for peer in self._node.peers:
+                self._node.post(peer, FETCHING)
+            await asyncio.sleep(NEWS_S)
+
+    async def met(self) -> None:
+        """Wait until members of all stages are linked, or nobody is to be waited for any more."""
+        began = self._clock.now()
+        while self.roll.empty() and self._clock.now() - began < MEET_S:  # noqa: ASYNC110  # news come when they come
+            await asyncio.sleep(LOOK_S)
+
+    def members(self, stage: int) -> list[PeerId]:
+        return sorted(peer for peer in self.roll.held(stage) if self._node.is_linked(peer))
+
+    async def _on_news(self, peer: PeerId, news: StageNews) -> None:
+        self.roll.told(peer, news)
+
+    def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
+        if is_up:
+            self._node.post(peer, FETCHING)
+        else:
+            self.roll.gone(peer)
+
+    def _on_contact(self, contact: Contact) -> None:
+        self._node.keep(contact.peer)
+
+
+async def visit(ticket_text: str, options: Options, into: Path | None) -> Gathered:
+    """Fetch all sections from the members of the run that a ticket names; write the checkpoint of the whole.
+
+    Args:
+        into: the checkpoint's folder; None: where this home keeps that run's.
+
+    Raises:
+        TicketError: no ticket; TicketMismatch: of another version or run.
+        Unreachable, Refused: nobody on it answered, or let this peer in.
+        ConfigError: the run has no stages.
+        WeftError: as `Gathering.gather`.
+    """
+    ticket = read(ticket_text)
+    with footing(options, ticket.run, open_for(options, ticket.run, is_maker=False)) as ground:
+        async with aclosing(Threads()) as compute, ground.node(ticket.admission()) as node:
+            run, tokenizer = await _introduced(node, ticket, ground)
+            async with _visiting(node, run, SystemClock()) as visitor:
+                await visitor.met()
+                folders = folders_of(ground.folder.root.parent)
+                windows = {
+                    stage: Window(node, run.of_stage(stage), 0, compute, SystemClock())
+                    for stage in range(run.num_pieces)
+                }
+                sources = Sources(here=lambda stage: found_in(folders, run, stage), members=visitor.members)
+                means = Means(
+                    tokenizer=tokenizer,
+                    scratch=ground.folder.scratch,
+                    compute=compute,
+                    clock=SystemClock(),
+                    emit=ground.emit,
+                )
+                return await Gathering(run, means, windows, sources).gather(into or ground.folder.checkpoint)
+
+
+async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> Gathered:
+    """Put the sections together that lie in this home.
+
+    Args:
+        into: as `visit`.
+
+    Raises:
+        CheckpointError: some do not lie here; says which.
+        ConfigError: the run has no stages.
+    """
+    data = home.blobs.read(Digest(name), MAX_RUN_NBYTES)
+    if data is None:
+        raise CheckpointError(f"what run {short(name)} is does not lie in {home.root}. Give a ticket of a member.")
+    run = _with_stages(read_run(data, _ANY))
+    tokenizer = home.blobs.read(run.data.tokenizer, MAX_BLOB_NBYTES)
+    if tokenizer is None:
+        raise CheckpointError(f"the tokenizer of run {short(name)} does not lie in {home.root}. Give a ticket.")
+    folders = folders_of(home.root / "runs" / name)
+    found = {stage: found_in(folders, run, stage) for stage in range(run.num_pieces)}
+    if missing := [run.called(stage) for stage in range(run.num_pieces) if not found[stage]]:
+        raise CheckpointError(
+            f"of run {short(name)}, which has {run.stages} stages, these are not here: {', '.join(missing)}. Other "
+            "peers hold them. While they run, fetch them with: weft gather TICKET"
+        )
+    newest = max(folders, key=lambda each: _newest_round(each, run))
+    means = Means(tokenizer=tokenizer, scratch=newest.scratch, compute=Inline(), clock=SystemClock(), emit=emit)
+    return await Gathering(run, means, {}, Sources(here=found.__getitem__)).gather(into or newest.checkpoint)
+
+
+_ANY = 1 << 62  # parameters: what lies here was accepted before
+
+
+def _newest_round(folder: PeerFolder, run: StagedConfig) -> int:
+    found = [each.head.round for stage in range(run.num_pieces) for each in found_in([folder], run, stage)]
+    return max(found, default=-1)
+
+
+async def _introduced(node: Node, ticket: Ticket, ground: Footing) -> tuple[StagedConfig, bytes]:
+    """Return the run and its tokenizer's blob; the run's held-out text comes, too, as far as others may have it."""
+    contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
+    for contact in contacts:
+        node.remember(contact.peer, contact.addresses, contact.name)
+    first = await connect(node, ticket, [contact.peer for contact in contacts])
+    members, home, settings = [first], ground.options.home, ground.options.settings
+    run = _with_stages(on_corpus(await fetch_run(node, members, home, settings.max_parameters)))
+    ground.day.require(4 * run.num_parameters)
+    node.admit(admission_of(run.admission, run.stewards, ticket.secret))
+    heldout = msgspec.structs.replace(run, data=msgspec.structs.replace(run.data, train=()))
+    tokenizer = await fetch_files(node, members, heldout, home, SystemClock(), ground.emit)
+    return run, tokenizer.to_bytes()
+
+
+def _with_stages(run: object) -> StagedConfig:
+    if not isinstance(run, StagedConfig):
+        name = getattr(run, "name", "")
+        raise ConfigError(f"run {name!r} has no stages: every member holds the whole model, and its checkpoint has it.")
+    return run
+
+
+@asynccontextmanager
+async def _visiting(node: Node, run: StagedConfig, clock: Clock) -> AsyncIterator[Visitor]:
+    def fail(error: Exception) -> None:
+        failures.append(error)
+
+    failures: list[Exception] = []
+    visitor = Visitor(node, run, clock)
+    async with aclosing(Tasks(fail)) as tasks:
+        tasks.spawn(visitor.watch())
+        yield visitor
+    if failures:
+        raise failures[0]

@@ -1,0 +1,140 @@
+"""How a peer comes to its first stages: as the run begins, later, or again.
+
+    maker       waits for peers, and tells all who holds what
+    comes       to the stage that is weakest, once any is held
+    again       to what it held before and others do not hold well; else as who comes
+    too late    where all is trained and nobody else is here, it says so and ends. A stage's state may be a step behind
+                the first one's, or ahead: then it takes all for trained later, or earlier, by that much
+
+It does not know how a stage is held, nor which one a peer goes to afterwards.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from weft.events import Notice
+from weft.ids import PeerId
+from weft.pipeline.placement import GAIN, stage_for, totals_of
+from weft.stages.step.membership import Grounds
+from weft.stages.messages import StageBegin
+from weft.stages.step.opening import assigned
+from weft.stages.table import Roll
+from weft.stages.shelf import Shelf
+
+LOOK_S = 3.0  # at the news of others, before a newcomer chooses
+ALONE_S = 30.0  # who comes back to a run that is complete waits so long for others
+ALONE = (
+    "all is trained, as far as this peer's state tells, and nobody else is here. What it held stays on its disk; to go "
+    f"on, or to put the whole model together, start a member of each stage within {ALONE_S:.0f} seconds"
+)
+
+
+class Hold(Protocol):
+    def __call__(self, stage: int, reason: str, wait_for: int | None = None, opens: int | None = None) -> None: ...
+
+
+class Entering:
+    """Of one peer.
+
+    Args:
+        hold: holds a stage from now on.
+        end: ends the peer's part in the run, which holds nothing yet.
+    """
+
+    def __init__(self, grounds: Grounds, roll: Roll, shelf: Shelf, hold: Hold, end: Callable[[], None]) -> None:
+        self._grounds = grounds
+        self._run = grounds.run
+        self._me = grounds.node.peer
+        self._roll = roll
+        self._shelf = shelf
+        self._hold = hold
+        self._end = end
+        self._is_begun = asyncio.Event()
+        grounds.node.on_note(StageBegin, self._on_begin)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has begun, as far as this peer knows, and it has been told what to hold."""
+        return self._is_begun.is_set()
+
+    async def found(self, wait_for: int) -> None:
+        """Begin the run once `wait_for` peers (this one included) are here, or go on with what is kept here."""
+        if self._shelf.rounds:
+            await self.join()
+            return
+        node = self._grounds.node
+        while 1 + len(self._roll.others(self._me)) < wait_for:
+            await asyncio.sleep(0.2)  # news come when they come
+            if self._goes_on:
+                await self.join()  # elsewhere
+                return
+        begin = assigned([self._me, *self._roll.others(self._me)], self._run.stages)
+        for peer in node.peers:
+            node.post(peer, begin)
+        self._begin(begin)
+
+    async def join(self) -> None:
+        """Take part in a run that others keep, for the first time or again."""
+        await asyncio.sleep(LOOK_S)
+        if self._shelf.has_counted(self._run.train.tokens) and not await self._meets_others():
+            self._grounds.emit(Notice(text=ALONE))
+            self._end()
+            return
+        if kept := self._kept():
+            self._is_begun.set()
+            for stage in kept:
+                self._hold(stage, "it was held here before")
+            return
+        while not self._is_begun.is_set():
+            if self._goes_on:
+                self._is_begun.set()
+                self._hold(stage_for(self._me, self._weighed(), self._roll.costs), "it is the weakest")
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._is_begun.wait()
+
+    async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
+        self._begin(begin)
+
+    def _begin(self, begin: StageBegin) -> None:
+        if self._is_begun.is_set():
+            return
+        self._is_begun.set()
+        for stage in range(self._run.stages):
+            members = begin.of(stage)
+            if self._me in members:
+                wait_for = len(set(members)) if members[0] == self._me else None
+                ends = {*begin.of(0), *begin.of(self._run.stages - 1)}
+                opens = len(ends) if begin.of(0)[0] == self._me else None
+                self._hold(stage, "the run begins", wait_for, opens)
+
+    @property
+    def _goes_on(self) -> bool:
+        return any(self._roll.held(stage) for stage in range(self._run.stages))
+
+    async def _meets_others(self) -> bool:
+        """Whether there are any, or come in a while."""
+        for _ in range(round(ALONE_S / LOOK_S)):
+            if self._roll.others(self._me):
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
+
+    def _kept(self) -> list[int]:
+        """Return the stages whose newest state is here, of this peer's own if it has any, and that need it."""
+        shelved = self._shelf.own or self._shelf.rounds
+        kept = {stage: round for stage, round in shelved.items() if stage < self._run.stages}
+        newest = max(kept.values(), default=0)
+        return [stage for stage, round in kept.items() if round == newest and not self._is_well_held(stage)]
+
+    def _is_well_held(self, stage: int) -> bool:
+        """Whether others hold a stage, and this peer, which held it too, is needed more elsewhere."""
+        totals = totals_of(self._roll.rates(), self._roll.costs)
+        return bool(totals[stage]) and totals[stage] > min(totals) * (1 + GAIN)
+
+    def _weighed(self) -> list[dict[PeerId, float]]:
+        """Return the stages' members and rates; one that nobody holds is left to who has its state."""
+        return [dict(each) or {self._me: float("inf")} for each in self._roll.rates()]

@@ -1,0 +1,70 @@
+"""What the stages of one peer tell, each with its number, so that watchers can tell their rounds apart.
+
+    emit, compute = telling.of(stage)
+
+A peer's bytes are all of one node: each commit tells of those since the last commit of any of its stages. A step takes
+from the one before to its end, with all that is waited for; what a round's work took is what the device was at work.
+
+It does not know what a stage computes.
+"""
+
+import msgspec
+
+from weft.clock import Clock
+from weft.events import Emit, Event, RoundCommitted, StagesSeen, StepDone
+from weft.net.node import Node
+from weft.executor import Compute
+from weft.stages.table import Roll
+from weft.stages.timed import Timed
+
+SHOW_S = 60.0  # between two events that say the same
+
+
+class Telling:
+    """Of one peer."""
+
+    def __init__(self, node: Node, clock: Clock, emit: Emit) -> None:
+        self._node = node
+        self._clock = clock
+        self._emit = emit
+        self._moved_before = (0, 0)
+        self._shown_at, self._shown = -SHOW_S, ()  # type: tuple[float, object]
+
+    def of(self, stage: int, compute: Compute) -> tuple[Emit, Timed]:
+        """Return what takes a stage's events, and `compute`, measured."""
+        stepped_at, spent_s = self._clock.now(), 0.0
+
+        def spend(seconds: float) -> None:
+            nonlocal spent_s
+            spent_s += seconds
+
+        def emit(event: Event) -> None:
+            nonlocal stepped_at, spent_s
+            match event:
+                case StepDone():
+                    before, stepped_at = stepped_at, self._clock.now()
+                    event = msgspec.structs.replace(event, duration_s=stepped_at - before)
+                case RoundCommitted():
+                    event, spent_s = self._committed(event, spent_s), 0.0
+            self._emit(msgspec.structs.replace(event, stage=stage))
+
+        return emit, Timed(compute, self._clock, spend)
+
+    def _committed(self, event: RoundCommitted, work_s: float) -> RoundCommitted:
+        moved, before = self._node.moved, self._moved_before
+        self._moved_before = moved
+        return msgspec.structs.replace(
+            event, sent_nbytes=moved[0] - before[0], received_nbytes=moved[1] - before[1], work_s=work_s
+        )
+
+    def show(self, roll: Roll) -> None:
+        """Tell who computes which stage, where that has changed, and now and then."""
+        now, stages = self._clock.now(), [roll.ready(stage) for stage in range(roll.num_stages)]
+        members = tuple(tuple(sorted(stage)) for stage in stages)
+        names = {peer: self._node.contact(peer).name for peer, news in sorted(roll.peers.items()) if news.is_trainer}
+        if (members, names) == self._shown and now - self._shown_at < SHOW_S:
+            return
+        self._shown, self._shown_at = (members, names), now
+        rates = tuple(sum(each.rate for each in stage.values()) for stage in stages)
+        waiting = tuple(sum(each.num_waiting for each in stage.values()) for stage in stages)
+        self._emit(StagesSeen(members=members, rates=rates, waiting=waiting, names=names))

@@ -1,0 +1,1 @@
+"""step: see the tree in README.md."""

@@ -1,0 +1,242 @@
+"""A stage's peer in step with the other stages: the companion of its rounds.
+
+    first stage    micro-batches of the lease are begun, step by step; all are told how far that is
+    every stage    a step is over once all who begin have all back; then what was accepted here is the step's gradient
+    methods that send gradients    one step a round, which the round merges
+    methods that send deltas       `every` steps a round, each an inner step on what was routed here
+
+Before a payload is announced, the other members of the stage hear which micro-batches it is made of (`notes`); after
+the round all work out the same of what nobody has counted (`pipeline.tally`).
+
+An end stage of a model whose embedding is its head hands its part of that matrix's gradient to `tied`, and goes on once
+that has been merged, too.
+
+Rounds of the stages go together: that of the first stage numbers the beats, and the others follow. A stage that has
+fallen behind, or counts its rounds otherwise since a branch, goes on with the newest beat that it hears of. Who hears
+that another member has ended the step ends it, too: they may have come to different names for it.
+
+It does not know links, nor who may join.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.ids import Digest, PeerId
+from weft.net.channel import Channel
+from weft.executor import Compute
+from weft.peer.state.replica import Replica
+from weft.train.section import SectionTrainer
+from weft.run.staged import StagedConfig
+from weft.peer.unmeasured import Unmeasured
+from weft.pipeline.step import Beat
+from weft.pipeline.worker import Sum, Worker
+from weft.stages.step.reports import ASK_S, Notes, States
+from weft.stages.step.snapshots import Pinning
+from weft.stages.step.barrier import Pulse
+from weft.stages.step.source import Source
+from weft.stages.step.teams import Teaming
+from weft.stages.step.tied_conductor import TiedConductor
+from weft.sync.records.messages import Manifest
+from weft.wire import digest_of
+
+SETTLE_S = 10.0  # for what was sent back to be accepted or not, once the step is over
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a conductor joins, of one stage."""
+
+    run: StagedConfig
+    channel: Channel
+    worker: Worker
+    trainer: SectionTrainer
+    compute: Compute
+    pulse: Pulse
+    source: Source | None  # None: another stage than the first
+    tied: TiedConductor | None  # None: no tied matrix lies apart from this section
+    teaming: Teaming | None  # None: all members compute alone
+    pinning: Pinning
+    make_evaluator: Callable[["Conductor", Replica, Callable[[], bool]], Unmeasured]
+
+
+class Conductor:
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._sends_gradient = part.run.method.send == "gradient"
+        self._round: int | None = None  # of the beats; None: nothing was heard of any yet
+        self._notes = Notes(part.channel, part.pulse.look)
+        self._states = States()
+        self._previous: Digest | None = None  # of the round that this peer trains for
+        self.is_ready = False  # it computes in step with the others
+        self.is_leaving = False
+        self.on_ready: Callable[[], None] = lambda: None
+
+    @property
+    def beat(self) -> Beat:
+        """Return the first step of the round that this peer is in."""
+        return Beat(self._round or 0, 0)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this peer has been in any round, since this process began."""
+        return self._round is not None
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether this peer computes with the others: they are at most one round further."""
+        return self.is_ready and self.beat.round + 1 >= self._part.pulse.newest.round
+
+    # --- what rounds ask of it ---
+
+    async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:
+        part = self._part
+        self._previous = digest_of(head)
+        self._round = head.round if part.source is not None else max(self._round or 0, part.pulse.newest.round)
+        if not self.is_ready:
+            await self._notes.ask_all(self._previous)
+            self.is_ready = True
+            if part.tied is not None:
+                part.tied.follow(self._stage)
+            self.on_ready()
+        self._leave_steps(self._previous)
+        is_again = False
+        while not await self._made(head, positions, is_over, is_again) and await self._nobody_brings(head, is_over):
+            is_again = True
+            if part.source is None:
+                self._round += 1
+
+    async def _made(
+        self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool], is_again: bool
+    ) -> bool:
+        """Make a round's steps; return whether there is something to bring, or others bring something already.
+
+        Args:
+            is_again: the lease was begun before, and its work may have been assigned to this member since.
+        """
+        part, every, round = self._part, self._part.run.method.every, self._round or 0
+        origins = frozenset(lease.peer for lease in head.leases)
+        num_samples = 0
+        for step, share in enumerate(np.array_split(positions, 1 if self._sends_gradient else every)):
+            beat = Beat(round, step)
+            await part.worker.advance(beat)
+            if part.source is not None and not (is_again and part.worker.num_counted):
+                await self._begun(part.source, beat, share, origins, is_over)
+            await part.pulse.until_over(beat, lambda: is_over() or self._is_announced())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await part.worker.settled()
+            num_samples += part.worker.num_counted
+            if not self._sends_gradient:
+                await self._step(part.worker.take_sum(), head.committed_tokens, step + 1)
+            if is_over() or self._is_announced():
+                break
+        self._round = max(self._notes.brought(digest_of(head)), default=round)
+        await part.worker.report()
+        total = part.worker.take_sum() if self._sends_gradient and num_samples else Sum()
+        if part.tied is not None:
+            await part.tied.hand_in(self._stage, self._round, total)
+        if total.num_samples and part.teaming is not None and not await part.teaming.collect():
+            part.worker.lose()
+            await part.compute.train(part.trainer.clear)
+            total, num_samples = Sum(), 0
+        part.trainer.hand_in(total)
+        return num_samples > 0 or is_over() or self._is_announced()
+
+    async def _step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
+        part, pace = self._part, float(self._part.pulse.num_origins)
+        await part.compute.train(lambda: part.trainer.make_step(total, committed_tokens, num_steps, pace))
+
+    async def _nobody_brings(self, head: Manifest, is_over: Callable[[], bool]) -> bool:
+        """Where no member has anything to bring, no round will be: settle among the reports alone what is held.
+
+        So it is where all that came to a stage were later attempts, as after its members died.
+        """
+        part = self._part
+        await self.announcing(None)
+        here, previous = set(head.members) & {part.channel.peer, *part.channel.peers}, digest_of(head)
+
+        def is_known() -> bool:
+            return is_over() or self._is_announced() or self._notes.of(previous, here).keys() == here
+
+        while not is_known():
+            await self._notes.ask_all(previous)  # what was told while the link was down, this peer has not heard
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_S):
+                    await part.pulse.until(is_known)
+        if is_over() or self._is_announced():
+            return False
+        notes = self._notes.of(previous, here)
+        await part.worker.close({peer: note.told for peer, note in notes.items()}, head.members)
+        self._notes.forget(previous, notes)
+        return True
+
+    async def _begun(
+        self,
+        source: Source,
+        beat: Beat,
+        positions: NDArray[np.int64],
+        origins: frozenset[PeerId],
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Have all micro-batches of a step pass through the stages, or as many as there is time for."""
+        pulse = self._part.pulse
+        pulse.tell(beat, origins, is_done=False)
+        beginning = asyncio.ensure_future(source.begin(positions, beat))
+        try:
+            await pulse.until(lambda: beginning.done() or is_over(), wakes=beginning)
+            if beginning.done():
+                beginning.result()
+        finally:
+            beginning.cancel()
+            pulse.tell(beat, origins, is_done=True)
+
+    async def announcing(self, payload: Digest | None) -> None:
+        """Tell the other members what the payload is made of; None: this peer brings nothing."""
+        told = self._part.worker.tally.told
+        if told is not None and self._previous is not None:
+            self._notes.tell(self._previous, payload, self._round or 0, told)
+
+    async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:
+        part = self._part
+        reports = await self._notes.reports(manifest, electorate)
+        if self._sends_gradient:
+            await part.compute.train(part.trainer.clear)
+        if part.teaming is not None:
+            part.teaming.forget()
+        closed = await part.worker.close(reports, electorate)
+        told = self._notes.beats(manifest.previous)
+        self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
+        self._states.note(digest_of(manifest), self._round)
+        await part.pinning.settled(self._round, digest_of(manifest))
+        if part.tied is not None:
+            await part.tied.merged(self._stage, self._round - 1, lambda: self.is_leaving)
+        self._leave_steps(digest_of(manifest))
+        await part.worker.advance(self.beat)
+        return bool(closed.given_up)
+
+    def _leave_steps(self, state: Digest) -> None:
+        """Let a team forget what was of other weights than those after `state`."""
+        if self._part.teaming is not None:
+            self._part.teaming.advance(self.beat, state)
+
+    def beat_after(self, manifest: Digest) -> int | None:
+        """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
+        return self._states.beat_after(manifest)
+
+    def evaluator(self, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+        return self._part.make_evaluator(self, replica, is_stopping)
+
+    def _is_announced(self) -> bool:
+        """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""
+        return bool(self._notes.brought(self._previous))
+
+    @property
+    def _stage(self) -> int:
+        stage = self._part.run.stage
+        assert stage is not None, "a conductor is of one stage"
+        return stage

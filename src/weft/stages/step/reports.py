@@ -1,0 +1,116 @@
+"""What the members of a piece's run tell each other of payloads, before these are announced.
+
+It does not know what follows from it.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from weft.errors import NetError, PeerError, Refused
+from weft.ids import Digest, PeerId
+from weft.net.channel import Channel
+from weft.pipeline.exactly_once import Told
+from weft.stages.messages import Tallied, TalliedAnswer, TalliedRequest, tallied
+from weft.sync.records.messages import Manifest
+
+ASK_S = 5.0
+MAX_KEPT = 256  # notes: of the last rounds
+
+
+class Notes:
+    """
+    Args:
+        look: called when another one has come.
+    """
+
+    def __init__(self, channel: Channel, look: Callable[[], None]) -> None:
+        self._channel = channel
+        self._look = look
+        self._heard: dict[tuple[Digest, PeerId], Tallied] = {}  # the oldest first
+        channel.on_note(Tallied, self._on_tallied)
+        channel.serve(TalliedRequest, self._on_request)
+
+    def tell(self, previous: Digest, payload: Digest | None, beat: int, told: Told) -> None:
+        """Tell the other members what the payload is made of; None: this peer brings nothing."""
+        note = tallied(previous, payload, beat, told)
+        self._keep(self._channel.peer, note)
+        for peer in self._channel.peers:
+            self._channel.post(peer, note)
+
+    def of(self, previous: Digest, members: Collection[PeerId]) -> dict[PeerId, Tallied]:
+        """Return what members have told for the round that follows on a manifest."""
+        notes = {peer: self._heard.get((previous, peer)) for peer in members}
+        return {peer: note for peer, note in notes.items() if note is not None}
+
+    def forget(self, previous: Digest, notes: Mapping[PeerId, Tallied]) -> None:
+        """Forget these, but not what has been told instead."""
+        for peer, note in notes.items():
+            if self._heard.get((previous, peer)) is note:
+                del self._heard[previous, peer]
+
+    def beats(self, previous: Digest) -> list[int]:
+        """Return the beats that members have told of, whatever they bring."""
+        return [note.beat for note in self._of_round(previous)]
+
+    def brought(self, previous: Digest | None) -> list[int]:
+        """Return the beats of the payloads that members are about to announce."""
+        notes = [] if previous is None else self._of_round(previous)
+        return [note.beat for note in notes if note.payload is not None]
+
+    async def ask_all(self, previous: Digest) -> None:
+        """Hear what the others have announced before this peer was there."""
+        for peer in self._channel.peers:
+            await self._asked(previous, peer)
+
+    async def reports(self, manifest: Manifest, electorate: Collection[PeerId]) -> Mapping[PeerId, Told]:
+        """Return what is known of the contributors that a manifest counts, and of who has brought nothing."""
+        counted = {each.peer: each.payload for each in manifest.contributions if each.legacy is None}
+        found = dict[PeerId, Told]()
+        for peer in sorted(set(electorate) | counted.keys()):
+            note = self._heard.get((manifest.previous, peer))
+            if note is None and peer in counted:
+                note = await self._asked(manifest.previous, peer)
+            if note is not None and note.payload == counted.get(peer):
+                found[peer] = note.told
+        return found
+
+    def _of_round(self, previous: Digest) -> list[Tallied]:
+        return [note for (each, _), note in self._heard.items() if each == previous]
+
+    async def _asked(self, previous: Digest, peer: PeerId) -> Tallied | None:
+        request = TalliedRequest(previous=previous, peer=peer)
+        for other in self._channel.peers:
+            with suppress(PeerError, NetError, Refused):
+                answer = await self._channel.call(other, request, TalliedAnswer, deadline_s=ASK_S)
+                if answer.tallied is not None:
+                    self._keep(peer, answer.tallied)
+                    return answer.tallied
+        return None
+
+    def _keep(self, peer: PeerId, note: Tallied) -> None:
+        self._heard[note.previous, peer] = note
+        while len(self._heard) > MAX_KEPT:
+            del self._heard[next(iter(self._heard))]
+
+    async def _on_tallied(self, peer: PeerId, note: Tallied) -> None:
+        self._keep(peer, note)
+        self._look()
+
+    async def _on_request(self, _peer: PeerId, request: TalliedRequest) -> TalliedAnswer:
+        return TalliedAnswer(tallied=self._heard.get((request.previous, request.peer)))
+
+
+class States:
+    """Which beat follows on which manifest, of the last rounds."""
+
+    def __init__(self) -> None:
+        self._beats: dict[Digest, int] = {}  # the oldest first
+
+    def note(self, manifest: Digest, beat: int) -> None:
+        self._beats[manifest] = beat
+        while len(self._beats) > MAX_KEPT:
+            del self._beats[next(iter(self._beats))]
+
+    def beat_after(self, manifest: Digest) -> int | None:
+        """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
+        return self._beats.get(manifest)

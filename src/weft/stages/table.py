@@ -1,0 +1,79 @@
+"""Who holds which stage, as each peer says of itself.
+
+It is a plain table: what is heard goes in, what is asked comes out. It does not know links, nor how news travel.
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from weft.ids import PeerId
+from weft.pipeline.placement import Stage
+from weft.stages.messages import Held, StageNews
+
+UNKNOWN = 1.0  # samples a second, of peers of which nobody has measured one
+
+
+class Roll:
+    """
+    Args:
+        num_stages: of the run.
+        has_tied: whether there is a tied matrix, whose number follows on theirs.
+        costs: of a sample in each stage, 1 where work is usual; None: they are alike.
+    """
+
+    def __init__(self, num_stages: int, *, has_tied: bool = False, costs: Sequence[float] | None = None) -> None:
+        self.num_stages = num_stages
+        self.costs = list(costs or [1.0] * num_stages)
+        self.num_pieces = num_stages + has_tied
+        self._news: dict[PeerId, StageNews] = {}
+
+    def told(self, peer: PeerId, news: StageNews) -> None:
+        """Take up what `peer` says of itself; of stages that the run does not have, nothing."""
+        self._news[peer] = news
+
+    def gone(self, peer: PeerId) -> None:
+        """Forget a peer that is linked no more."""
+        self._news.pop(peer, None)
+
+    @property
+    def peers(self) -> dict[PeerId, StageNews]:
+        return dict(self._news)
+
+    def others(self, me: PeerId) -> list[PeerId]:
+        """Return who else takes part, ascending; not who only watches."""
+        return sorted(peer for peer, news in self._news.items() if news.is_trainer and peer != me)
+
+    def held(self, stage: int) -> dict[PeerId, Held]:
+        """Return who holds a stage, or a tied matrix, in whatever state."""
+        return {peer: each for peer, each in self._all() if each.stage == stage}
+
+    def ready(self, stage: int) -> dict[PeerId, Held]:
+        """Return who computes micro-batches of a stage."""
+        return {peer: each for peer, each in self.held(stage).items() if each.state == "ready"}
+
+    def rates(self) -> list[Stage]:
+        """Return each stage's members, those who are on their way to it included, and the rate of each.
+
+        Rates are of work that is usual, as `pipeline.place` has them. A peer that holds several shares its rate among
+        them. One that is not known is the median of the others'.
+        """
+        stages = [
+            {peer: each.rate * cost for peer, each in sorted(self.held(stage).items())}
+            for stage, cost in enumerate(self.costs)
+        ]
+        known = [rate for stage in stages for rate in stage.values() if rate]
+        usual = median(known) if known else UNKNOWN
+        num_held = {peer: len(news.held) for peer, news in self._news.items()}
+        return [{peer: (rate or usual) / num_held[peer] for peer, rate in stage.items()} for stage in stages]
+
+    def empty(self) -> list[int]:
+        """Return the stages that nobody holds."""
+        return [stage for stage in range(self.num_stages) if not self.held(stage)]
+
+    def keepers(self, stage: int) -> dict[PeerId, int]:
+        """Return who has a state of a stage on its disk, and of which round."""
+        return {peer: kept.round for peer, news in self._news.items() for kept in news.kept if kept.stage == stage}
+
+    def _all(self) -> Iterator[tuple[PeerId, Held]]:
+        for peer, news in self._news.items():
+            yield from ((peer, each) for each in news.all_held)

@@ -1,0 +1,90 @@
+"""What a peer keeps of its run between starts besides state and log: the tickets' secret, a ticket, addresses.
+
+    secret       what this run's tickets hold
+    ticket       a fresh one, which `weft ticket` prints
+    addresses    where others were last reached: a convenience, since tickets hold addresses too
+
+Secret and ticket are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full disk takes
+nothing away.
+
+It does not know networks, nor when there is something new to keep.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import msgspec
+
+from weft.data import PRIVATE, write_atomically
+from weft.errors import ConfigError, DataError, DiskFull
+from weft.ids import PeerId
+from weft.net.admission import SECRET_NBYTES, Admission, ByTicket
+from weft.store.home import PeerFolder
+
+
+def read_secret(folder: PeerFolder) -> bytes | None:
+    """Return the secret that this run's tickets hold, or None where none was kept.
+
+    Raises:
+        ConfigError: its file is damaged or cannot be read; says what to do.
+    """
+    path = folder.secret
+    try:
+        secret = bytes.fromhex(path.read_text())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}, the secret of this run's tickets: {error.strerror or error}. Let the user who trains "
+            "read it, then start again."
+        ) from error
+    except ValueError:
+        secret = b""
+    if len(secret) < SECRET_NBYTES:
+        raise ConfigError(
+            f"{path} is damaged: it does not hold the secret of this run's tickets. Join with a ticket of another "
+            "member, which brings the secret back: weft join TICKET. Where there is no other member, remove the file "
+            "and start again: a new secret is made, and tickets from before let nobody in any more."
+        )
+    return secret
+
+
+def keep_secret(folder: PeerFolder, admission: Admission) -> None:
+    """Keep the secret of a run that admits by ticket, in place of a damaged one, too.
+
+    Raises:
+        DiskFull: no room.
+        DataError: the folder cannot be written.
+    """
+    if not isinstance(admission, ByTicket):
+        return
+    path, text = folder.secret, admission.secret.hex()
+    with suppress(OSError, ValueError):
+        if path.read_text() == text:
+            return
+    write_atomically(path, [text.encode()], mode=PRIVATE)
+
+
+def keep_ticket(folder: PeerFolder, text: str) -> None:
+    """Keep a ticket in place of the one before, which stays where this one cannot be written: it is as good."""
+    with suppress(DiskFull, DataError):
+        write_atomically(folder.ticket, [text.encode()], mode=PRIVATE)
+
+
+def drop_ticket(folder: PeerFolder) -> None:
+    """Remove the ticket of a member that takes part no more."""
+    with suppress(OSError):
+        folder.ticket.unlink()
+
+
+def read_addresses(folder: PeerFolder) -> dict[PeerId, tuple[str, ...]]:
+    try:
+        return msgspec.json.decode(folder.addresses.read_bytes(), type=dict[PeerId, tuple[str, ...]])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def keep_addresses(folder: PeerFolder, known: Mapping[PeerId, tuple[str, ...]]) -> None:
+    """Keep addresses in place of those before, which stay where these cannot be written."""
+    with suppress(DiskFull, DataError):
+        write_atomically(folder.addresses, [msgspec.json.encode(known)])

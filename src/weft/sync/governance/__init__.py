@@ -1,0 +1,1 @@
+"""governance: see the tree in README.md."""

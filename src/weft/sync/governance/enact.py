@@ -1,0 +1,270 @@
+"""What warrants come to: the charter after them, and who is no member any more.
+
+    genesis ──► charter ──warrants of a manifest──► charter ──► ...        `enact`, the same on every member
+
+What an act changes, it changes between two rounds: the round that decides it is computed by the charter before.
+
+It does not know how acts reach a leader.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, assert_never
+
+import msgspec
+
+from weft.codec import ExtensionCodecConfig
+from weft.errors import ConfigError, WireError
+from weft.ids import PeerId, short
+from weft.keys import verify
+from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, MAX_LETTER_NBYTES, Act, Amend, AnyDeed, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
+from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
+from weft.sync.governance.equivocation import contradiction
+from weft.sync.records.messages import RoundNote
+from weft.wire import Signed, decode, unseal
+
+replace = msgspec.structs.replace
+replaced = dataclasses.replace
+
+
+@dataclass(frozen=True)
+class Enacted:
+    """What warrants come to."""
+
+    charter: Charter
+    removed: tuple[PeerId, ...] = ()  # of the electorate, ascending
+    struck: PeerId | None = None  # of those, whose lie was proven: nothing of it is counted
+
+
+class Void(ValueError):
+    """A warrant has no effect; says why, for its author."""
+
+
+@lru_cache(maxsize=256)  # asked with every message that holds a manifest
+def enact(charter: Charter, body: Body, warrants: tuple[Warrant, ...]) -> Enacted:
+    """Return the charter after `warrants`, in their order.
+
+    Raises:
+        Void: one of them has no effect where it stands.
+    """
+    enacted = Enacted(charter)
+    for warrant in warrants:
+        enacted = _follow(enacted, body, warrant)
+    return enacted
+
+
+def in_effect(charter: Charter, body: Body, warrants: Sequence[Warrant], limit: int) -> tuple[Warrant, ...]:
+    """Return the first `limit` warrants that take effect one after the other; those that do not are left out."""
+    chosen: tuple[Warrant, ...] = ()
+    for warrant in warrants:
+        if len(chosen) < limit and objection(charter, body, (*chosen, warrant)) is None:
+            chosen = (*chosen, warrant)
+    return chosen
+
+
+def objection(charter: Charter, body: Body, warrants: tuple[Warrant, ...]) -> str | None:
+    """Return why `warrants` do not take effect, or None where they do."""
+    try:
+        enact(charter, body, warrants)
+    except Void as void:
+        return str(void)
+    return None
+
+
+def _follow(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
+    if warrant.letters[0].kind == Ballot.__name__:
+        return _expel(before, body, warrant.letters)
+    if accused(warrant) is not None:
+        return _strike_out(before, body, warrant)
+    if len(warrant.letters) != 1:
+        raise Void("an act has one signature")
+    signed, act = warrant.letters[0], read_act(warrant.letters[0])
+    charter = before.charter
+    if not charter.stewards:
+        raise Void("this run has no stewards: nobody can act on it but a majority of its members (weft act vote-out)")
+    if signed.signer not in charter.stewards:
+        raise Void(f"{short(signed.signer)} is no steward of this run")
+    if act.run != body.run:
+        raise Void(f"the act is for run {short(act.run)}, this is run {short(body.run)}")
+    if (wanted := charter.serial_of(signed.signer) + 1) != act.serial:
+        raise Void(
+            f"it is act {act.serial} of {short(signed.signer)}, whose next act is {wanted}"
+            + (": it was decided already, or another in its place" if act.serial < wanted else "")
+        )
+    serials = [*charter.serials]
+    serials[charter.stewards.index(signed.signer)] = act.serial
+    return _do(replaced(before, charter=replace(charter, serials=tuple(serials))), body, act.deed)
+
+
+def accused(warrant: Warrant) -> PeerId | None:
+    """Return whose lie a warrant says it proves; None: it is of another kind."""
+    first = warrant.letters[0]
+    return first.signer if first.kind == RoundNote.__name__ else None
+
+
+def note_in(warrant: Warrant) -> RoundNote | None:
+    """Return the first of the notes that are said to prove a lie, as it reads; None: it is none."""
+    try:
+        note: RoundNote = decode(warrant.letters[0].body, RoundNote)
+    except WireError:
+        return None
+    return note
+
+
+def read_contradiction(warrant: Warrant) -> tuple[RoundNote, str]:
+    """Return one of two notes that one member signed, and in which way they contradict each other.
+
+    Raises:
+        Void: they do not, or it did not sign both.
+    """
+    letters = warrant.letters
+    if len(letters) != 2 or letters[0].signer != letters[1].signer:
+        raise Void("it takes two notes of one member to prove a lie")
+    if sum(len(letter.body) for letter in letters) > MAX_CONTRADICTION_NBYTES:
+        raise Void(f"two notes of together more than {MAX_CONTRADICTION_NBYTES} bytes are not carried about")
+    try:
+        one, other = (unseal(letter, RoundNote, verify) for letter in letters)
+    except WireError as error:
+        raise Void(str(error)) from None
+    if (what := contradiction(one, other)) is None:
+        raise Void("an honest member may sign both notes")
+    return one, what
+
+
+def read_act(signed: Signed) -> Act:
+    """Return what is signed, once the signature holds.
+
+    Raises:
+        Void: it does not, or is no act.
+    """
+    act: Act = _read(signed, Act)
+    return act
+
+
+def read_ballot(signed: Signed) -> Ballot:
+    """Return what is signed, once the signature holds.
+
+    Raises:
+        Void: it does not, or is no ballot.
+    """
+    ballot: Ballot = _read(signed, Ballot)
+    return ballot
+
+
+def _read(signed: Signed, kind: type[Any]) -> Any:
+    if len(signed.body) > MAX_LETTER_NBYTES:
+        raise Void(f"{len(signed.body)} bytes are more than the {MAX_LETTER_NBYTES} that an act may have")
+    try:
+        return unseal(signed, kind, verify)
+    except WireError as error:
+        raise Void(str(error)) from None
+
+
+def _do(enacted: Enacted, body: Body, deed: AnyDeed) -> Enacted:
+    charter = enacted.charter
+    match deed:
+        case Remove(peer=peer):
+            return _without(enacted, body, peer)
+        case Ban(peer=peer):
+            if peer in charter.banned:
+                raise Void(f"{short(peer)} is banned already")
+            if len(charter.banned) == MAX_BANNED:
+                raise Void(f"{MAX_BANNED} keys are banned, and no more can be. Pardon one")
+            if peer in body.electorate and peer not in enacted.removed:
+                enacted = _without(enacted, body, peer)
+            return replaced(enacted, charter=replace(charter, banned=tuple(sorted((*charter.banned, peer)))))
+        case Pardon(peer=peer):
+            if peer not in charter.banned:
+                raise Void(f"{short(peer)} is not banned")
+            banned = tuple(each for each in charter.banned if each != peer)
+            return replaced(enacted, charter=replace(charter, banned=banned))
+        case Amend():
+            return replaced(enacted, charter=_amended(charter, body.cursor, deed))
+        case Succeed(run=run):
+            if run == body.run:
+                raise Void("a run cannot succeed itself")
+            return replaced(enacted, charter=replace(charter, successor=deed))
+        case _:
+            assert_never(deed)
+
+
+def _without(enacted: Enacted, body: Body, peer: PeerId) -> Enacted:
+    if peer not in body.electorate or peer in enacted.removed:
+        raise Void(f"{short(peer)} is no member")
+    removed = tuple(sorted((*enacted.removed, peer)))
+    if len(removed) == len(body.electorate):
+        raise Void(f"without {short(peer)} the run would have no member left")
+    return replaced(enacted, removed=removed)
+
+
+def _expel(before: Enacted, body: Body, letters: Sequence[Signed]) -> Enacted:
+    ballots, voters = [read_ballot(signed) for signed in letters], [each.signer for each in letters]
+    first, charter = ballots[0], before.charter
+    if voters != sorted(set(voters)) or not set(voters) <= set(body.electorate):
+        raise Void("a vote counts once, and only a member's")
+    if any((each.run, each.peer, each.serial) != (body.run, first.peer, first.serial) for each in ballots):
+        raise Void("the ballots are not for one removal in this run")
+    if first.serial != charter.times_expelled(first.peer) + 1:
+        raise Void(f"members have removed {short(first.peer)} since these ballots were cast")
+    if 2 * len(voters) <= len(body.electorate):
+        raise Void(f"{len(voters)} of {len(body.electorate)} members are no majority")
+    others = [each for each in charter.expelled if each.peer != first.peer]
+    if len(others) == MAX_BANNED:
+        raise Void(f"members have removed {MAX_BANNED} keys, and no more can be counted")
+    expelled = sorted([*others, Expelled(peer=first.peer, times=first.serial)], key=lambda each: each.peer)
+    return _without(replaced(before, charter=replace(charter, expelled=tuple(expelled))), body, first.peer)
+
+
+def _strike_out(before: Enacted, body: Body, warrant: Warrant) -> Enacted:
+    note, _what = read_contradiction(warrant)
+    peer, charter = warrant.letters[0].signer, before.charter
+    if before.struck is not None:
+        raise Void("one key at a time is struck out")  # what proves a lie may be large
+    if charter.is_dealt_with(peer, note.round):
+        raise Void(f"{short(peer)} was struck out already since it signed these notes")
+    enacted = replaced(_without(before, body, peer), struck=peer)
+    if peer in charter.banned or max(len(charter.banned), len(charter.struck)) == MAX_BANNED:
+        return enacted  # there is no room to ban more keys: it is removed only
+    others = [each for each in charter.struck if each.peer != peer]
+    struck = sorted([*others, Struck(peer=peer, round=max(note.round, body.round))], key=lambda each: each.peer)
+    banned = tuple(sorted((*charter.banned, peer)))
+    return replaced(enacted, charter=replace(charter, banned=banned, struck=tuple(struck)))
+
+
+# --- amendments ---
+
+
+def _amended(charter: Charter, cursor: int, amend: Amend) -> Charter:
+    settings = amended_settings(charter, amend)
+    if settings == charter.settings:
+        raise Void("the run has these settings already")
+    if settings.seq_len == charter.settings.seq_len:
+        return replace(charter, settings=settings)
+    return replace(charter, settings=settings, resized_at=cursor, tokens_before=charter.leased_tokens(cursor))
+
+
+def amended_settings(charter: Charter, amend: Amend) -> Settings:
+    """Return the settings of `charter` with what `amend` changes.
+
+    Raises:
+        Void: the run cannot go on with them.
+    """
+    before, changed = charter.settings, changes_of(amend)
+    of_method = {name: changed.pop(name) for name in ("every", "codec", "reply_codec", "apply") if name in changed}
+    if "apply" in of_method and type(of_method["apply"]) is not type(before.method.apply):
+        kind = before.method.apply.__struct_config__.tag
+        raise Void(f"the outer step is {kind!r}, and what it remembers fits no other: change its rates only")
+    try:
+        settings = replace(before, **changed, method=replace(before.method, **of_method))
+    except ConfigError as error:
+        raise Void(str(error)) from None
+    for codec in (settings.method.codec, settings.method.reply_codec):
+        if isinstance(codec, ExtensionCodecConfig) and codec not in (before.method.codec, before.method.reply_codec):
+            raise Void(f"codec {codec.name!r} is from outside of weft, and members may not have it")
+    if settings.seq_len > charter.max_seq_len:
+        raise Void(f"a seq_len of {settings.seq_len} is more than the {charter.max_seq_len} that model and data allow")
+    if settings.batch_size * settings.seq_len > MAX_TOKENS_PER_STEP:
+        raise Void(f"one inner step may take {MAX_TOKENS_PER_STEP:,} tokens at most")
+    return settings

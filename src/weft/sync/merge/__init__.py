@@ -1,0 +1,1 @@
+"""merge: see the tree in README.md."""

@@ -1,0 +1,1 @@
+"""method: see the tree in README.md."""

@@ -1,0 +1,386 @@
+"""The rows: methods by name, each a few settings, and the choices that they come to.
+
+It knows no more of a method than `choices` does. What depends on the number of peers is decided here, once for all.
+"""
+
+import math
+from typing import Annotated, assert_never
+
+import msgspec
+
+from weft.codec import (
+    Bf16Config,
+    CodecConfig,
+    E3m0Config,
+    ExtensionCodecConfig,
+    Fp8Config,
+    Fp32Config,
+    Int2Config,
+    Int4Config,
+    Int8Config,
+    RandomKConfig,
+    SignConfig,
+    TopKConfig,
+)
+from weft.codec.config import MAX_BLOCK
+from weft.config import Config
+from weft.errors import ConfigError
+from weft.sync.method.choices import AmongConfig, Basis, Choices, Decay, Degree, DelayedNesterovConfig, Every, Factors, Fragments, GraphConfig, InnerConfig, LowRankConfig, Lr, MeanEvery, MergeRule, Mix, MixConfig, Momentum, NesterovConfig, Overlap, PairNesterovConfig, Proximal, Pull, Rank, ReplyDecay, SgdConfig, SignSgdConfig, Step, Tune
+from weft.sync.method.graph import GraphName
+from weft.sync.records.tuning import LADDER, START
+
+
+class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
+    """Every step, the mean gradient, applied by the inner optimizer on every member alike."""
+
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+
+
+class FedAvgConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="fedavg"):
+    """Every H steps, the mean of the members' weights."""
+
+    every: Every = 30
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+    among: AmongConfig = "all"
+    proximal: Proximal = 0.0
+
+
+class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="diloco"):
+    """Every H steps, the mean delta, applied with Nesterov momentum."""
+
+    every: Every = 30
+    lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: Momentum | None = None
+    codec: CodecConfig = Int8Config()
+    reply_codec: CodecConfig | None = None
+
+
+class StreamingConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="streaming"):
+    """Every H / fragments inner steps, the next fragment's mean delta, while inner steps go on; Nesterov, mixed in."""
+
+    every: Every = 100  # inner steps between two rounds of one fragment
+    fragments: Fragments = 4
+    overlap: Overlap = 5
+    mix: Mix = 0.5
+    lr: Lr = 0.4
+    momentum: Momentum = 0.9
+    codec: CodecConfig = E3m0Config()
+    reply_codec: CodecConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.every % self.fragments:
+            raise ConfigError(
+                f"method: every: {self.every} inner steps are not cut into {self.fragments} equal pieces; set a "
+                f"multiple of {self.fragments}."
+            )
+
+
+class AutoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="auto"):
+    """`diloco`, as seldom and in as few bytes as links ask for: both are chosen from what rounds take, as they go."""
+
+    tune: Tune = 0.05
+    lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: Momentum | None = None
+
+
+class AsyncDiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="async-diloco"):
+    """Each member brings its delta when it has made its own inner steps, and waits for nobody; delayed Nesterov."""
+
+    every: Every = 30
+    lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
+    momentum: Momentum | None = None
+    delay: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None  # None: as many steps as there are peers
+    codec: CodecConfig = Int8Config()
+    reply_codec: CodecConfig | None = None
+
+
+class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sparseloco"):
+    """Every H steps, the largest elements of the members' deltas, with feedback; averaged over who sends an element."""
+
+    every: Every = 30
+    lr: Lr = 1.0
+    codec: CodecConfig = TopKConfig()
+    reply_codec: CodecConfig | None = None
+    basis: Basis = "tiles"
+    feedback: Decay = 0.95
+    reply_feedback: ReplyDecay | None = 1.0
+    merge: MergeRule = "senders_mean"
+
+
+class PowerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="powersgd"):
+    """Every step, a few directions of the mean gradient's matrices, applied by the inner optimizer on every member."""
+
+    rank: Rank = 4
+    factors: Factors = "both"
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None
+    feedback: Decay = 1.0
+
+
+class CocktailConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="cocktail"):
+    """Every step, of elements drawn alike by all the largest, in four bits; what was not sent stays where it is.
+
+    What was sent leaves the local parameters as what was merged comes in; steps made meanwhile are made with it.
+    """
+
+    every: Every = 1
+    lr: Lr = 1.0
+    codec: CodecConfig = RandomKConfig(kept=410, largest=82, values="int4")
+    reply_codec: CodecConfig | None = None
+    overlap: Overlap = 1
+    reply_feedback: ReplyDecay | None = 1.0
+
+
+class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"):
+    """Every step, the largest frequencies of the members' momenta, which then lack them; by the sign of their mean."""
+
+    codec: CodecConfig = TopKConfig(kept=32, values="bf16")
+    reply_codec: CodecConfig | None = None  # None: top-k with room for all that was sent
+    basis: Basis = "dct"
+    momentum: Decay = 0.999
+    reply_feedback: ReplyDecay | None = 1.0
+    merge: MergeRule = "senders_mean"
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
+
+
+class DPsgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dpsgd"):
+    """Every so many steps, each member's parameters become a weighted mean of its own and its neighbours'."""
+
+    every: Every = 1
+    graph: GraphName = "ring"
+    degree: Degree = 4
+    mean_every: MeanEvery = 20
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+
+
+class ChocoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="choco"):
+    """The same with few bytes: members tell how they differ from what neighbours know, and keep what that lacks."""
+
+    every: Every = 1
+    graph: GraphName = "ring"
+    degree: Degree = 4
+    mean_every: MeanEvery = 100
+    step: Step | None = None  # None: by codec, `choco_step`
+    codec: CodecConfig = TopKConfig()
+    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+
+
+class NoLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="noloco"):
+    """Every H steps, with a partner drawn anew: momentum along both deltas, and towards the mean of both."""
+
+    every: Every = 50
+    mean_every: MeanEvery = 10
+    lr: Lr = 0.7
+    momentum: Momentum = 0.5
+    pull: Pull = 1.0
+    codec: CodecConfig = Bf16Config()
+    reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+
+
+MethodConfig = (
+    DdpConfig
+    | PowerSgdConfig
+    | FedAvgConfig
+    | DiLoCoConfig
+    | AutoConfig
+    | StreamingConfig
+    | AsyncDiLoCoConfig
+    | SparseLoCoConfig
+    | DeMoConfig
+    | CocktailConfig
+    | DPsgdConfig
+    | ChocoConfig
+    | NoLoCoConfig
+    | Choices
+)
+
+
+def spell_out(config: MethodConfig, num_peers: int) -> Choices:
+    """Return the five choices that `config` names in a run of about `num_peers` (>= 1) peers."""
+    match config:
+        case Choices():
+            return config
+        case DdpConfig():
+            return Choices(
+                every=1, send="gradient", apply=InnerConfig(), codec=config.codec, reply_codec=config.reply_codec
+            )
+        case PowerSgdConfig():
+            return Choices(
+                every=1,
+                send="gradient",
+                apply=InnerConfig(),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                basis=LowRankConfig(rank=config.rank, factors=config.factors),
+                feedback=config.feedback,
+            )
+        case FedAvgConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=1.0),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                among=config.among,
+                proximal=config.proximal,
+            )
+        case DiLoCoConfig():
+            lr, momentum = _rates(config, num_peers)
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=NesterovConfig(lr=lr, momentum=momentum),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+            )
+        case AutoConfig():
+            (every, codec), (lr, momentum) = LADDER[START], _rates(config, num_peers)
+            apply = NesterovConfig(lr=lr, momentum=momentum)
+            return Choices(every=every, send="delta", apply=apply, codec=codec, tune=config.tune)
+        case StreamingConfig():
+            return Choices(
+                every=config.every // config.fragments,
+                send="delta",
+                apply=NesterovConfig(lr=config.lr, momentum=config.momentum),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                fragments=config.fragments,
+                overlap=config.overlap,
+                mix=config.mix,
+            )
+        case AsyncDiLoCoConfig():
+            lr, momentum = _rates(config, num_peers)
+            delay = max(1, num_peers) if config.delay is None else config.delay
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=DelayedNesterovConfig(lr=lr, momentum=momentum, delay=delay),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                wait="ready",
+            )
+        case SparseLoCoConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=config.lr),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                basis=config.basis,
+                feedback=config.feedback,
+                reply_feedback=config.reply_feedback,
+                merge=config.merge,
+            )
+        case CocktailConfig():
+            return Choices(
+                every=config.every,
+                send="delta",
+                apply=SgdConfig(lr=config.lr),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                overlap=config.overlap,
+                feedback=1.0,
+                reply_feedback=config.reply_feedback,
+                error="local",
+            )
+        case DeMoConfig():
+            return Choices(
+                every=1,
+                send="gradient",
+                apply=SignSgdConfig(weight_decay=config.weight_decay),
+                codec=config.codec,
+                reply_codec=config.reply_codec or _with_room(config.codec, num_peers),
+                basis=config.basis,
+                feedback=config.momentum,
+                reply_feedback=config.reply_feedback,
+                merge=config.merge,
+            )
+        case DPsgdConfig():
+            return Choices(
+                every=config.every,
+                send="weights",
+                apply=MixConfig(),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                among=GraphConfig(graph=config.graph, degree=config.degree, mean_every=config.mean_every),
+            )
+        case ChocoConfig():
+            return Choices(
+                every=config.every,
+                send="difference",
+                apply=MixConfig(step=choco_step(config.codec) if config.step is None else config.step),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                among=GraphConfig(graph=config.graph, degree=config.degree, mean_every=config.mean_every),
+            )
+        case NoLoCoConfig():
+            return Choices(
+                every=config.every,
+                send="delta+weights",
+                apply=PairNesterovConfig(lr=config.lr, momentum=config.momentum, pull=config.pull),
+                codec=config.codec,
+                reply_codec=config.reply_codec,
+                among=GraphConfig(graph="pairs", mean_every=config.mean_every),
+            )
+    assert_never(config)
+
+
+def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:
+    """Return a codec in which all that so many peers send by `codec` has room."""
+    return (
+        TopKConfig(kept=min(codec.kept * num_peers, MAX_BLOCK), values=codec.values)
+        if isinstance(codec, TopKConfig)
+        else codec
+    )
+
+
+def _rates(config: DiLoCoConfig | AsyncDiLoCoConfig | AutoConfig, num_peers: int) -> tuple[float, float]:
+    """Return the outer learning rate and momentum that `config` asks for, or else the defaults."""
+    lr, momentum = diloco_defaults(num_peers)
+    return (
+        lr if config.lr is None else config.lr,
+        momentum if config.momentum is None else config.momentum,
+    )
+
+
+def diloco_defaults(num_peers: int) -> tuple[float, float]:
+    """Return the outer learning rate and momentum for `num_peers` replicas.
+
+    Best constant rates of "Scaling Laws for DiLoCo" (2503.09799; H = 30, momentum 0.9, 35M to 10B parameters): one
+    replica 0.4, two and four 0.6, eight 0.8 to 1.0; they depend on the replicas, hardly on the model's size. They rise
+    with H by an amount the paper plots but does not print, so H is not an argument. All are tuned on runs of thousands
+    of rounds: where a run has only tens, momentum 0.9 has no time to settle and less is better. Of more than eight
+    replicas it prints nothing; they get what eight do.
+    """
+    if num_peers <= 1:
+        return 0.4, 0.9
+    return (0.6 if num_peers < 6 else 0.8), 0.9  # 6 is nearer to 8 than to 4, by ratio
+
+
+def choco_step(codec: CodecConfig) -> float:
+    """Return gamma of CHOCO-SGD: the more a codec leaves out, the less of what neighbours told is still so.
+
+    Too large a step drives members apart. Found with rings of 5 and 8 small models, 60 rounds of one AdamW step, where
+    the distance to the mean was least, or a little below, as larger models and more rounds want less:
+
+        top_k of 4096, signs   16: 0.05    64: 0.05 to 0.1    256: 0.2    1024: 0.4 and more    about 0.8 sqrt(k / 4096)
+        random_k               410, of which 82: 0.06, while 0.13 no longer mixes
+        sign, 2 and 4 bits     0.7 and more; the paper's authors tune 0.4 or so
+        8 bits and more        1
+    """
+    match codec:
+        case TopKConfig():
+            return round(0.5 * math.sqrt(codec.kept / MAX_BLOCK), 4)
+        case RandomKConfig():
+            num_sent = codec.kept if codec.largest is None else min(codec.kept, codec.largest)
+            return round(0.25 * math.sqrt(num_sent / MAX_BLOCK), 4)
+        case ExtensionCodecConfig():  # what it leaves out, nobody knows
+            return 0.05
+        case SignConfig() | Int2Config() | Int4Config() | E3m0Config():
+            return 0.4
+        case Int8Config() | Fp8Config() | Bf16Config() | Fp32Config():
+            return 1.0
+    assert_never(codec)

@@ -1,0 +1,1 @@
+"""records: see the tree in README.md."""

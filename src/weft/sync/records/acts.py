@@ -1,0 +1,119 @@
+"""What a run's stewards decide about it, or a majority of its members: the records, each signed by who decides.
+
+    a steward   Act       Remove, Ban, Pardon, Amend, Succeed
+    members     Ballot    for the removal of one key: of more than half of the electorate
+    a liar      two notes of a round that contradict each other: whoever has both strikes its key out
+
+A manifest carries them as warrants, in the order in which they take effect: for the round after it, on all members
+alike. What they come to is `charter`'s part.
+
+An act cannot be replayed: it names its run and counts the acts of its steward. A ballot counts how often its key was
+removed by members before. Neither names a branch: where a run has split, both sides heed it.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from weft.codec import CodecConfig
+from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.messages import MAX_REASON_CHARS, HexPeer, HexRun
+from weft.sync.method.choices import NesterovConfig, SgdConfig
+from weft.sync.method.schedule import ScheduleConfig
+from weft.wire import Record, Signed
+
+MAX_ACTS = 4  # in one manifest; the next one takes the next
+MAX_LETTER_NBYTES = 16 << 10  # of a signed act or ballot: the longest holds a ticket
+# Of both notes of a contradiction: two proposals of 32 members have 142 kB, and with them a decision fits a frame.
+MAX_CONTRADICTION_NBYTES = 384 << 10
+MAX_TICKET_CHARS = 8192  # of eight members with many addresses
+MAX_SERIAL = 1 << 53
+MAX_TOKENS = 1 << 62  # as many as fit into a cursor
+
+TotalTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+SeqLen = Annotated[int, Meta(ge=1, le=1 << 20)]
+BatchSize = Annotated[int, Meta(ge=1, le=1 << 16)]
+Every = Annotated[int, Meta(ge=1, le=100_000)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+Serial = Annotated[int, Meta(ge=1, le=MAX_SERIAL)]
+
+
+class Deed(Record, frozen=True, kw_only=True, tag=True, tag_field="type"):
+    """Base of what a steward may decide."""
+
+
+class Remove(Deed, frozen=True, kw_only=True):
+    """A member is no member any more. It may come back as a newcomer."""
+
+    peer: HexPeer
+    reason: Reason
+
+
+class Ban(Deed, frozen=True, kw_only=True):
+    """A key is refused from now on, and removed where it is a member's."""
+
+    peer: HexPeer
+    reason: Reason
+
+
+class Pardon(Deed, frozen=True, kw_only=True):
+    """A banned key is refused no more."""
+
+    peer: HexPeer
+    reason: Reason
+
+
+class Amend(Deed, frozen=True, kw_only=True):
+    """The run goes on with other settings. None: as before."""
+
+    reason: Reason
+    tokens: TotalTokens | None = None
+    seq_len: SeqLen | None = None
+    batch_size: BatchSize | None = None
+    every: Every | None = None
+    schedule: ScheduleConfig | None = None
+    codec: CodecConfig | None = None
+    reply_codec: CodecConfig | None = None
+    apply: SgdConfig | NesterovConfig | None = None  # other rates; of the kind that the run has
+
+
+class Succeed(Deed, frozen=True, kw_only=True):
+    """Another run goes on where this one ends."""
+
+    run: HexRun
+    is_at_once: bool  # this run ends with the next outer step; else when it is complete
+    reason: Reason
+    ticket: Annotated[str, Meta(max_length=MAX_TICKET_CHARS)] = ""  # of that run, for the members of this one
+
+
+AnyDeed = Remove | Ban | Pardon | Amend | Succeed
+
+
+class Act(Record, frozen=True, kw_only=True):
+    """What a steward signs."""
+
+    run: HexRun
+    serial: Serial  # of this steward's acts, from 1
+    deed: AnyDeed
+
+
+class Ballot(Record, frozen=True, kw_only=True):
+    """What a member signs to have a key removed."""
+
+    run: HexRun
+    peer: HexPeer
+    serial: Serial  # one more than how often members have removed that key
+    reason: Reason
+
+
+class Warrant(Record, frozen=True, kw_only=True):
+    """What makes a decision hold: a steward's signed act; signed ballots, ascending by signer; or two notes of a round
+    that one member signed and that contradict each other."""
+
+    letters: Annotated[tuple[Signed, ...], Meta(min_length=1, max_length=MAX_MEMBERS)]
+
+
+def changes_of(amend: Amend) -> dict[str, object]:
+    """Return the fields that an amendment changes, by name."""
+    fields = [name for name in amend.__struct_fields__ if name != "reason"]
+    return {name: value for name in fields if (value := getattr(amend, name)) is not None}

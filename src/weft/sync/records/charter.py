@@ -1,0 +1,123 @@
+"""What holds of a run now: its settings, who is banned, and how far each steward has counted.
+
+The charter is a function of the genesis and of all manifests since. A manifest names the digest of the charter that
+holds after it, so whoever takes over a state can check the charter that comes with it. How warrants change it is
+`enact`'s part.
+
+It does not know manifests.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from weft.ids import PeerId, Round, RunId
+from weft.net.membership.full_mesh import MAX_MEMBERS
+from weft.net.messages import HexPeer
+from weft.sync.records.acts import MAX_TOKENS, BatchSize, SeqLen, Succeed, TotalTokens
+from weft.sync.method.choices import Choices
+from weft.sync.records.ancestry import MAX_FORKS, MAX_TAKEN, Fork, Taken
+from weft.sync.method.schedule import ScheduleConfig
+from weft.wire import Record
+
+MIN_ELECTORS = 3  # of two, no majority outlives one
+MAX_STEWARDS = 16  # people, not machines
+MAX_BANNED = 256  # keys; a run that has to ban more should admit by key
+# Of one peer: their ids fill 128 MiB, and no single machine steps on so many at once.
+MAX_TOKENS_PER_STEP = 1 << 24
+
+_Peers = Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_BANNED)]
+_Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Electors = Annotated[int, Meta(ge=MIN_ELECTORS, le=MAX_MEMBERS, description="members that vote, at most")]
+
+
+class Settings(Record, frozen=True, kw_only=True):
+    """What amendments may change of a run."""
+
+    tokens: TotalTokens
+    seq_len: SeqLen
+    batch_size: BatchSize
+    schedule: ScheduleConfig
+    method: Choices
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.seq_len
+
+    @property
+    def quota(self) -> int:
+        """Samples that one member trains on in one round, at most."""
+        return self.method.every * self.batch_size
+
+    @property
+    def quota_tokens(self) -> int:
+        """The same, in tokens."""
+        return self.quota * self.seq_len
+
+    @property
+    def unit(self) -> int:
+        """Samples that leases hold a multiple of: whole inner steps, where members make their own."""
+        return 1 if self.method.send == "gradient" else self.batch_size
+
+
+class Expelled(Record, frozen=True, kw_only=True):
+    """A key that members have removed, and how often."""
+
+    peer: HexPeer
+    times: Annotated[int, Meta(ge=1, le=1 << 53)]
+
+
+class Struck(Record, frozen=True, kw_only=True):
+    """A key that was struck out, and in which round: what it signed until then is dealt with, if it is pardoned too."""
+
+    peer: HexPeer
+    round: Annotated[Round, Meta(ge=0, le=1 << 53)]
+
+
+class Charter(Record, frozen=True, kw_only=True):
+    stewards: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_STEWARDS)]  # as the genesis names them
+    serials: Annotated[tuple[_Count, ...], Meta(max_length=MAX_STEWARDS)]  # how many acts of each have taken effect
+    settings: Settings
+    max_seq_len: Annotated[int, Meta(ge=1)]  # longer ones fit neither the model nor the data
+    has_even_leases: bool = False  # all are leased the same; else slower members are leased less
+    is_routed: bool = False  # members of a stage: what each trains on is routed to it, whatever it was leased
+    electors: Electors = MAX_MEMBERS  # members at most; who finds no room contributes through one of them
+    banned: _Peers = ()  # ascending
+    expelled: Annotated[tuple[Expelled, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
+    struck: Annotated[tuple[Struck, ...], Meta(max_length=MAX_BANNED)] = ()  # ascending
+    tuned_at: _Count = 0  # the round whose manifest has last changed how often members synchronise
+    resized_at: _Count = 0  # the cursor at which the present seq_len took effect
+    tokens_before: _Count = 0  # of all leases up to there, and of all legacies
+    successor: Succeed | None = None
+    forks: Annotated[tuple[Fork, ...], Meta(max_length=MAX_FORKS)] = ()  # that led to this branch, oldest first
+    taken_in: Annotated[tuple[Taken, ...], Meta(max_length=MAX_TAKEN)] = ()  # of other branches, oldest first
+
+    def leased_tokens(self, cursor: int) -> int:
+        """Return the tokens of all leases before `cursor`."""
+        return self.tokens_before + (cursor - self.resized_at) * self.settings.seq_len
+
+    def serial_of(self, steward: PeerId) -> int:
+        return self.serials[self.stewards.index(steward)]
+
+    def times_expelled(self, peer: PeerId) -> int:
+        return next((each.times for each in self.expelled if each.peer == peer), 0)
+
+    def is_dealt_with(self, peer: PeerId, round: Round) -> bool:
+        """Return whether `peer` was struck out in that round of a branch or a later one."""
+        return any(each.peer == peer and each.round >= round for each in self.struck)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether another run goes on in this one's place already."""
+        return self.successor is not None and self.successor.is_at_once
+
+
+@dataclass(frozen=True)
+class Body:
+    """Whom a round is decided by, as far as acts are concerned."""
+
+    run: RunId
+    round: Round
+    electorate: tuple[PeerId, ...]
+    cursor: int

@@ -1,0 +1,276 @@
+"""The data plane of a round: announce contributions, plan who merges what, merge, hold.
+
+A leader may plan anew until it proposes; a plan that cannot be carried out costs a revision, not an attempt.
+A manifest is proposed only once a majority holds every result byte, so whatever is committed can be fetched.
+"""
+
+from collections.abc import Set
+
+from weft.ids import PeerId, Tokens
+from weft.sync.records.acts import MAX_ACTS, Warrant
+from weft.sync.round.decide import propose
+from weft.sync.governance.enact import accused, in_effect
+from weft.sync.round.groups import claims_in, contribution, counted
+from weft.sync.governance.legacy import countable, enacted
+from weft.sync.round.machine import Broadcast, Fetch, Merge, MergeDone, MergeFailed, Output, Result, Send, SetTimer, State, is_leading, replace, results_of, then, without_plan
+from weft.sync.records.messages import Base, Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
+from weft.sync.round.neighbours import NOTHING, is_gossip
+from weft.sync.round.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
+from weft.sync.round.leases import lease, shares, without_lease
+from weft.sync.round.stuck import judged
+from weft.sync.records.tuning import chosen
+from weft.sync.round.part_sizes import uplinks
+from weft.wire import digest_of
+
+
+def announce(state: State, ready: Ready) -> Result:
+    if state.committed is not None or state.me in state.ready:
+        return state, ()
+    mine = contribution(state.base.charter, state.me, ready)
+    state = replace(state, ready={**state.ready, state.me: mine}, announced=ready)
+    return then((state, (Broadcast(message=ready),)), make_plan)
+
+
+def pass_on(state: State) -> Result:
+    """Bring nothing to this round, and say so."""
+    if state.committed is not None or state.me in state.ready or state.me in state.passing:
+        return state, ()
+    state = replace(state, passing=state.passing | {state.me})
+    return then((state, (Broadcast(message=Pass()),)), make_plan)
+
+
+def make_plan(state: State) -> Result:
+    """Leader: fix who contributes and who owns which part, once everybody expected is ready or grace is over.
+
+    Nobody waits for a newcomer: it may still be fetching what was decided before it was counted in. What it announces
+    in time counts like anybody's, and what comes later stays in its carry. The same holds for who was leased nothing,
+    for who is paused, and for whose payload is lost; the last two have been heard of, so grace begins with them as with
+    who is ready. Where the method waits for who is ready, nobody else is waited for.
+    """
+    if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
+        return state, ()
+    liars = _liars(state.acts)
+    absent = state.suspected | state.gone | state.farewells.keys() | liars
+    usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable - liars
+    if not usable:
+        return state, ()
+    waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
+    waiting_for -= state.passing | set(state.base.resting)
+    if state.base.charter.settings.method.wait == "ready":
+        waiting_for = set()
+    if waiting_for and not state.is_grace_over:
+        is_grace_due = is_under_way(state.base, usable | state.unusable | state.passing, state.farewells)
+        return state, (SetTimer(timer="grace", attempt=state.attempt),) if is_grace_due else ()
+    plan = new_plan(state, usable, absent)
+    has_work = any(each.tokens for each in plan.contributions)  # of nothing there is no mean
+    return follow(state, plan, state.me) if has_work else (state, ())
+
+
+def give_up(state: State, peer: PeerId) -> Result:
+    """Leader: wait no more for a payload that cannot be had; its work stays in its owner's carry."""
+    if state.plan is not None or peer in state.unusable:
+        return state, ()
+    return make_plan(replace(state, unusable=state.unusable | {peer}))
+
+
+def heed(state: State, acts: tuple[Warrant, ...]) -> Result:
+    """Take up which acts wait. Leader: plan again where the plan counts one whose lie has been proven since."""
+    state = replace(state, acts=acts)
+    plan, liars = state.plan, _liars(acts)
+    if plan is None or state.proposal is not None or not is_leading(state):
+        return state, ()
+    if not liars & {contribution.peer for contribution in plan.contributions}:
+        return state, ()
+    return make_plan(replace(without_plan(state), revision=state.revision + 1))
+
+
+def _liars(acts: tuple[Warrant, ...]) -> set[PeerId]:
+    return {peer for warrant in acts if (peer := accused(warrant)) is not None}
+
+
+def new_plan(state: State, usable: set[PeerId], absent: Set[PeerId]) -> Collect:
+    """Return a plan: at first every member that is not away owns the part of its own uplink's size, ready or not.
+
+    Another try gives each part another owner, of those that are ready and whose word is believed. What an owner merges
+    and serves would pass a relay twice; where all are relayed somewhere, all own.
+    """
+    turn, base = state.attempt + state.revision, state.base
+    able = usable - absent - state.lacking.keys()
+    if is_gossip(base):
+        usable = able - state.silent or able or usable
+        owners = _answering(base, usable, turn)
+    else:
+        owners = _merging(state, able, absent, turn)
+    return Collect(
+        attempt=state.attempt,
+        revision=state.revision,
+        contributions=countable(base, (state.ready[peer] for peer in sorted(usable))),
+        owners=tuple(owners),
+        awaited=_awaited(state, usable, absent),
+    )
+
+
+def _merging(state: State, able: set[PeerId], absent: Set[PeerId], turn: int) -> list[PeerId]:
+    base = state.base
+    present = sorted(able - state.relayed) or sorted(able) or [state.me]
+    owners = [present[(part + turn) % len(present)] for part in range(base.num_parts)]
+    if not turn and base.num_parts == len(base.electorate):
+        away = absent | state.relayed | set(base.newcomers)
+        owners = [other if peer in away else peer for peer, other in zip(base.electorate, owners, strict=True)]
+    return owners
+
+
+def _answering(base: Base, usable: set[PeerId], turn: int) -> list[PeerId]:
+    """Return the owners in a gossip round: all who are counted answer for themselves; for the others, anybody can."""
+    others = sorted(usable)
+    return [
+        peer if peer in usable else others[(part + turn) % len(others)] for part, peer in enumerate(base.electorate)
+    ]
+
+
+def _awaited(state: State, usable: set[PeerId], absent: Set[PeerId]) -> tuple[PeerId, ...]:
+    base = state.base
+    not_awaited = {*base.newcomers, *base.resting, *state.passing}
+    return tuple(sorted(set(base.electorate) - usable - absent - not_awaited))
+
+
+def replan(state: State, sender: PeerId, stuck: Stuck) -> Result:
+    """Leader: an owner cannot have a contribution, so plan again without the one or the other (`sync.stuck`).
+
+    What is not counted stays in its owner's carry.
+    """
+    plan = state.plan
+    if plan is None or state.proposal is not None or (stuck.attempt, stuck.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    missing = {each.peer for each in plan.contributions} & set(stuck.missing)
+    is_owner = stuck.part < len(plan.owners) and plan.owners[stuck.part] == sender
+    if not is_leading(state) or not is_owner or not missing:
+        return state, ()
+    return make_plan(judged(replace(without_plan(state), revision=state.revision + 1), sender, missing))
+
+
+def follow(state: State, plan: Collect, sender: PeerId) -> Result:
+    """Take up a plan of the attempt's leader: merge the parts this member owns."""
+    is_old = state.plan is not None and (plan.attempt, plan.revision) <= (state.plan.attempt, state.plan.revision)
+    if is_old or not is_sound(state.base, plan) or state.committed is not None:
+        return state, ()
+    outputs: list[Output] = []
+    if sender == state.me:
+        outputs.append(Broadcast(message=plan))
+    state = replace(without_plan(state), plan=plan)
+    outputs += [Merge(plan=plan, part=part) for part, owner in enumerate(plan.owners) if owner == state.me]
+    return state, tuple(outputs)
+
+
+def publish(state: State, done: MergeDone) -> Result:
+    plan = done.plan
+    if plan != state.plan:
+        return state, ()
+    merged = Merged(attempt=plan.attempt, revision=plan.revision, part=done.part, result=done.result)
+    state = replace(state, results={**state.results, done.part: done.result})
+    return then((state, (Broadcast(message=merged),)), lambda state: hold(state, plan, done.part))
+
+
+def report_stuck(state: State, failed: MergeFailed) -> Result:
+    plan = failed.plan
+    stuck = Stuck(attempt=plan.attempt, revision=plan.revision, part=failed.part, missing=failed.missing)
+    return state, (Send(to=leader(state.base, plan.attempt), message=stuck),)
+
+
+def learn_result(state: State, sender: PeerId, merged: Merged) -> Result:
+    plan = state.plan
+    if plan is None or (merged.attempt, merged.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    if merged.part in state.results or not 0 <= merged.part < len(plan.owners) or plan.owners[merged.part] != sender:
+        return state, ()
+    if is_gossip(state.base) and merged.result != NOTHING:
+        return state, ()
+    state = replace(state, results={**state.results, merged.part: merged.result})
+    return state, (Fetch(plan=plan, part=merged.part, result=merged.result),)
+
+
+def hold(state: State, plan: Collect, part: int) -> Result:
+    if plan != state.plan or part not in state.results:
+        return state, ()
+    state = replace(state, held=state.held | {part})
+    if len(state.held) < state.base.num_parts:
+        return state, ()
+    holding = Holding(
+        attempt=plan.attempt,
+        revision=plan.revision,
+        results=results_of(state),
+    )
+    return state, (Send(to=leader(state.base, plan.attempt), message=holding),)
+
+
+def count_holder(state: State, sender: PeerId, holding: Holding) -> Result:
+    plan = state.plan
+    if plan is None or (holding.attempt, holding.revision) != (plan.attempt, plan.revision):
+        return state, ()
+    return propose_if_held(replace(state, holders={**state.holders, sender: holding.results}))
+
+
+def propose_if_held(state: State) -> Result:
+    """Leader: propose once a majority holds every result byte, so that no single loss can take a committed one away.
+
+    It holds them itself: proposing is its own vote.
+    """
+    if not is_leading(state) or state.plan is None or state.proposal is not None:
+        return state, ()
+    results = results_of(state)
+    if len(results) < state.base.num_parts:
+        return state, ()
+    holders = [peer for peer, held in state.holders.items() if held == results]
+    if state.me not in holders:
+        return state, ()
+    if not is_quorum(state.base, holders, spent_farewells(state.farewells, state.attempt)):
+        return state, ()
+    return propose(state, new_manifest(state, state.plan))
+
+
+def new_manifest(state: State, plan: Collect) -> Manifest:
+    base = state.base
+    peers = {contribution.peer for contribution in plan.contributions}
+    waiting = [warrant for warrant in state.acts if accused(warrant) not in peers]  # nothing of a liar is counted
+    acts = in_effect(base.charter, base.body, waiting, MAX_ACTS)
+    after, tuned = enacted(base, acts, plan.contributions), None
+    if not acts and (tuned := chosen(after.charter, base.round, state.seen)) is not None:
+        after = enacted(base, acts, plan.contributions, tuned)
+    away = state.gone | state.farewells.keys()
+    if set(base.electorate) <= away | set(after.removed):  # an act may leave nobody: then it waits
+        acts, after, tuned = (), enacted(base, (), plan.contributions), None
+    left = tuple(peer for peer in base.electorate if peer in away or peer in after.removed)
+    room = base.charter.electors - (len(base.electorate) - len(left))
+    newcomers = state.joiners - set(base.electorate) - set(after.charter.banned)
+    joined = tuple(sorted(newcomers)[: max(room, 0)])
+    members = tuple(sorted((set(base.electorate) - set(left)) | set(joined)))
+    trained = without_lease(base, after.charter, members, plan.contributions)
+    wanted = shares(after.charter, trained, state.speeds, claims_in(plan))
+    leased = lease(base, after.charter, plan.contributions, {**dict.fromkeys(members, 0), **wanted})
+    return Manifest(
+        run=base.run,
+        branch=base.branch,
+        round=base.round,
+        attempt=plan.attempt,
+        leader=state.me,
+        previous=base.previous,
+        contributions=tuple(map(counted, plan.contributions)),
+        awaited=plan.awaited,
+        parts=tuple(
+            PartResult(owner=owner, result=state.results[part], uplink=base.uplinks[part])
+            for part, owner in enumerate(plan.owners)
+        ),
+        members=members,
+        uplinks=uplinks(base, members, {*joined, *state.relayed}, state.uplinks),
+        joined=joined,
+        left=left,
+        leases=leased.leases,
+        cursor=leased.cursor,
+        uncounted=leased.uncounted,
+        leased_again=leased.leased_again,
+        committed_tokens=Tokens(base.committed_tokens + sum(c.tokens for c in plan.contributions)),
+        acts=acts,
+        charter=digest_of(after.charter),
+        tuned=tuned,
+        is_gossip=is_gossip(base),
+    )

@@ -1,0 +1,176 @@
+"""Groups: how peers that find no room in the electorate contribute through a member of it.
+
+    ward    --Offer-----------------> sponsor      a payload, for the mean of this round and nobody else's
+    sponsor --Ready, GroupRecord----> electorate   the group's mean, with the sum of its tokens
+    manifest                                       names the record's digest; leases to the sponsor for the whole group
+
+To a round, a group is one member that brings more tokens; what is voted on knows no wards. Who is in whose group nobody
+decides: a ward asks electors in an order of its own, and keeps to one at a time.
+
+    V_g = sum_i v_i,   m_g = sum_i v_i x_i / V_g        the mean of a group, weighted as in `weights`
+    sum_g V_g m_g / (sum_g V_g + a) = sum_i v_i x_i / (sum_i v_i + a)
+
+so two levels give what one would, up to the rounding of what a sponsor encodes.
+
+Which samples each peer of a group trains on follows from the manifest and the record. It does not know how any of it
+travels.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from typing import Annotated
+
+from msgspec import Meta
+
+from weft.ids import Digest, PeerId, RunId, Tokens
+from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
+from weft.rng import order_key
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import MAX_COUNT, MAX_TOTAL, Base, Collect, Contribution, Counted, GroupClaim, GroupRecord, Manifest, Ready, Stake
+from weft.sync.round.weights import weight
+from weft.wire import Record, digest, digest_of
+
+NUM_HANDED = 2  # wards to which each peer of a group hands results on
+
+
+class Offer(Record, frozen=True, kw_only=True):
+    """What a ward signs: a payload for one round and one sponsor."""
+
+    run: HexRun
+    branch: HexBranch
+    round: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+    sponsor: HexPeer
+    tokens: Annotated[int, Meta(ge=1, le=MAX_TOTAL)]
+    payload: HexDigest  # of its encoded parts, one after the other
+    tokens_per_s: Annotated[float, Meta(ge=0)]  # of its training; 0: not measured
+
+
+def order_of(run: RunId, peer: PeerId, electorate: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    """Return the electors in the order in which `peer` asks them: another one for each, so that groups are even."""
+    return tuple(sorted((each for each in electorate if each != peer), key=lambda each: order_key(run, peer, each)))
+
+
+def record_of(base: Base, sponsor: PeerId, stakes: Iterable[Stake], payloads: Iterable[Digest]) -> GroupRecord:
+    """Return the record of a group whose counted peers come first in `stakes`, in the order of their `payloads`."""
+    stakes = tuple(stakes)
+    return GroupRecord(
+        run=base.run,
+        branch=base.branch,
+        round=base.round,
+        sponsor=sponsor,
+        payloads=digest("".join(payloads).encode()),
+        peers=bytes.fromhex("".join(stake.peer for stake in stakes)),
+        tokens=tuple(stake.tokens for stake in stakes),
+        samples=tuple(stake.samples for stake in stakes),
+    )
+
+
+def is_true(base: Base, sponsor: PeerId, record: GroupRecord) -> bool:
+    """Return whether a record can be one of `sponsor` in this round; how many tokens count, claims say."""
+    settings = base.charter.settings
+    stakes = record.stakes
+    peers = [stake.peer for stake in stakes]
+    is_in_place = (record.run, record.branch, record.round) == (base.run, base.branch, base.round)
+    return (
+        is_in_place
+        and record.sponsor == sponsor
+        and len(set(peers)) == len(peers)
+        and not (set(peers) - {sponsor}) & set(base.electorate)
+        and not set(peers) & set(base.charter.banned)
+        and any(stake.peer == sponsor and stake.samples for stake in stakes)
+        and all(stake.samples <= settings.quota for stake in stakes)
+    )
+
+
+def contribution(charter: Charter, peer: PeerId, ready: Ready) -> Contribution:
+    """Return what `peer` announces as a manifest holds it."""
+    group = None if ready.group is None else claim_of(ready.group, charter)
+    return Contribution(peer=peer, tokens=ready.tokens, parts=ready.parts, group=group, legacy=ready.legacy)
+
+
+def payload_of(parts: Iterable[Digest]) -> Digest:
+    """Return what a manifest calls a payload of these parts."""
+    return digest("".join(parts).encode())
+
+
+def counted(contribution: Contribution) -> Counted:
+    """Return what a manifest holds of what its plan counts."""
+    return Counted(
+        peer=contribution.peer,
+        tokens=contribution.tokens,
+        payload=payload_of(contribution.parts),
+        group=contribution.group,
+        legacy=contribution.legacy,
+    )
+
+
+def claim_of(record: GroupRecord, charter: Charter) -> GroupClaim:
+    stakes = record.stakes
+    others = [stake for stake in stakes if stake.peer != record.sponsor]
+    return GroupClaim(
+        record=digest_of(record),
+        weight=Tokens(sum(weight(charter, stake.tokens) for stake in stakes)),
+        num_counted=sum(stake.tokens > 0 for stake in others),
+        num_leased=1 + sum(stake.samples > 0 for stake in others),
+        samples=sum(record.samples),
+    )
+
+
+def claims_in(counting: Manifest | Collect) -> dict[PeerId, GroupClaim]:
+    """Return the groups that a manifest or a plan counts, by their sponsors."""
+    return {each.peer: each.group for each in counting.contributions if each.group is not None}
+
+
+def counted_through(manifest: Manifest) -> int:
+    """Return how many peers a manifest counts through others."""
+    return sum(claim.num_counted for claim in claims_in(manifest).values())
+
+
+def tokens_of(record: GroupRecord, peer: PeerId) -> int:
+    """Return with how many tokens a record counts `peer`."""
+    return next((stake.tokens for stake in record.stakes if stake.peer == peer), 0)
+
+
+def slices(num: int, record: GroupRecord, charter: Charter) -> dict[PeerId, range]:
+    """Return which of the `num` samples of the sponsor's lease each peer of its group trains on.
+
+    The sponsor first, the others in the order of the record, disjoint, in whole units. The lease may be another than
+    was asked for: then the last are given what is left.
+
+    Args:
+        charter: by which they train on them.
+    """
+    unit, asked = charter.settings.unit, [stake for stake in record.stakes if stake.samples]
+    asked.sort(key=lambda stake: stake.peer != record.sponsor)
+    cut, start = dict[PeerId, range](), 0
+    for stake in asked:
+        wanted = num // len(asked) if charter.has_even_leases else max(stake.samples // unit, 1) * unit
+        stop = min(start + wanted, num)
+        if stop > start:
+            cut[stake.peer] = range(start, stop)
+        start = stop
+    return cut
+
+
+def sources(sponsor: PeerId, wards: Sequence[PeerId]) -> dict[PeerId, PeerId]:
+    """Return from whom each ward fetches what was decided: a tree of `NUM_HANDED` branches, the first next to its root.
+
+    So nobody sends it more than `NUM_HANDED` times, and with 63 wards nobody is further away than six.
+    """
+    givers = [sponsor, *wards]
+    return {ward: givers[place // NUM_HANDED] for place, ward in enumerate(wards)}
+
+
+def may_close(expected: Set[PeerId], brought: Set[PeerId], away: Set[PeerId], is_grace_over: bool) -> bool:
+    """Return whether a sponsor should make its group's mean now.
+
+    Args:
+        expected: who was to train for this round, the sponsor included.
+        brought: whose payload is in the mean, or can never be.
+        away: who is suspected, gone, or paused.
+    """
+    return is_grace_over or expected - away <= brought
+
+
+def is_grace_due(expected: Set[PeerId], brought: Set[PeerId]) -> bool:
+    """Return whether so many have brought theirs that the others have only a grace left: more than half."""
+    return 2 * len(expected & brought) > len(expected)

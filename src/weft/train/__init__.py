@@ -1,0 +1,1 @@
+"""train: see the tree in README.md."""

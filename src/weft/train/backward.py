@@ -1,0 +1,196 @@
+"""From a batch to its mean gradient, in micro-batches as large as memory allows, in the precision asked for.
+
+    batch --split--> micro-batches --autocast, loss, backward--> sum of share x gradient = mean over the batch
+
+Memory: where it runs out, the micro-batch is halved and the whole batch begins again, with the same samples.
+fp16: its smallest number is 6e-8, so the loss is multiplied before the backward pass and the gradient divided after it
+(Micikevicius et al., 1710.03740, section 3.2). The factor is halved, and the batch begins again, where a gradient
+overflows; it is doubled after 2000 batches without.
+
+It does not know learning rates, clipping, or what becomes of the gradient.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from weft.data.batch import Batch
+from weft.events import Emit, FellBack, MicroBatchChanged
+from weft.model import FlatModel
+from weft.model.flat import Part
+from weft.train.device import Device, allocating, first_line, is_out_of_memory
+
+T = TypeVar("T")
+
+_Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Backward:
+    """Gradients and losses of one model on one device.
+
+    Args:
+        model: its flat gradient is overwritten.
+        device: where its vector lies.
+        micro_batch: samples at a time, at first.
+        is_compiled: let torch compile the loss; where it cannot, an event says so and the loss is computed as it is.
+    """
+
+    def __init__(self, model: FlatModel, device: Device, micro_batch: int, *, is_compiled: bool, emit: Emit) -> None:
+        self.micro_batch = micro_batch
+        self.scale = LossScale(device.precision == "fp16")
+        self._model = model
+        self._device = device
+        self._emit = emit
+        self._loss: _Loss = self._compiled(model.module.loss) if is_compiled else model.module.loss
+
+    def fill(self, batch: Batch) -> tuple[float, float]:
+        """Set the flat gradient to the mean over `batch` and return the mean loss (nats per token) and gradient norm.
+
+        Either may be NaN or infinite: then the parameters cannot be trained on.
+
+        Raises:
+            OutOfMemory: not even one sample fits.
+        """
+        while True:
+            loss, norm = self._halving(lambda: self._accumulate(batch))
+            if math.isfinite(norm):
+                self.scale.grow()
+                return loss, norm
+            if not math.isfinite(loss) or not self.scale.shrink():
+                return loss, norm
+
+    def summed_loss(self, module: Part, batch: Batch) -> float:
+        """Return the sum of the losses of `batch` under `module`, nats. The sum is taken in float64.
+
+        Raises:
+            OutOfMemory: not even one sample fits.
+        """
+        return self._halving(lambda: self._add_up(module, batch))
+
+    def rehearse(self, num_samples: int, seq_len: int) -> None:
+        """Do once, on blank tokens, what a batch of `num_samples` and an evaluation will do, in each shape they take.
+
+        What has to be compiled, loaded or made smaller is so afterwards. The gradient is zero then; nothing else of the
+        model changes, nor does the factor on the loss.
+
+        Raises:
+            OutOfMemory: not even one sample fits.
+        """
+        try:
+            self._halving(lambda: self._rehearse(num_samples, seq_len))
+        finally:
+            self._model.zero_gradient()
+
+    def _rehearse(self, num_samples: int, seq_len: int) -> None:
+        whole, rest = min(self.micro_batch, num_samples), num_samples % self.micro_batch
+        blank = torch.zeros(whole + (rest if num_samples > whole else 0), seq_len, dtype=torch.int64)
+        self._accumulate((blank, blank))
+        self._add_up(self._model.module, (blank, blank))
+
+    def _accumulate(self, batch: Batch) -> tuple[float, float]:
+        scale, gradient = self.scale.value, self._model.gradient
+        self._model.zero_gradient()
+        total = torch.zeros((), device=gradient.device)
+        for tokens, targets in self._micro_batches(batch):
+            with self._autocast():
+                loss = self._loss(tokens, targets)
+            # The mean over the batch is the sum of the micro-batches' means, each weighted by its share of samples.
+            share = loss * (len(tokens) / len(batch[0]))
+            (share * scale).backward()  # type: ignore[no-untyped-call]
+            total += share.detach()
+        if scale != 1.0:
+            gradient.mul_(1 / scale)  # exact: a power of two
+        norm = torch.linalg.vector_norm(gradient)
+        loss_value, norm_value = torch.stack((total, norm)).tolist()  # the step's one wait for a GPU
+        return loss_value, norm_value
+
+    def _add_up(self, module: Part, batch: Batch) -> float:
+        total = 0.0
+        with torch.inference_mode():
+            for tokens, targets in self._micro_batches(batch):
+                with self._autocast():
+                    logits = module(tokens)
+                losses = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+                total += float(losses.cpu().double().sum())
+        return total
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Int64[Tensor, "micro seq"], Int64[Tensor, "micro seq"]]]:
+        tokens, targets = (torch.split(part.to(self._device.torch), self.micro_batch) for part in batch)
+        return zip(tokens, targets, strict=True)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self._device.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device.torch.type, self._device.autocast_dtype)
+
+    def _halving(self, work: Callable[[], T]) -> T:
+        """Do `work`, again with half the micro-batch as often as memory runs out."""
+        while self.micro_batch > 1:
+            try:
+                return work()
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = first_line(error)
+            # Only here, after the except clause, has the traceback let go of the tensors.
+            self._device.release_cache()
+            before, self.micro_batch = self.micro_batch, self.micro_batch // 2
+            self._emit(MicroBatchChanged(before=before, after=self.micro_batch, reason=reason))
+        with allocating(f"one sample beside {self._model.layout.num_parameters:,} parameters", self._device):
+            return work()
+
+    def _compiled(self, plain: _Loss) -> _Loss:
+        compiled = torch.compile(plain)
+
+        def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+            try:
+                return compiled(tokens, targets)
+            except RuntimeError as error:  # all of the compiler's errors are; those of the loss itself come again
+                if is_out_of_memory(error):
+                    raise
+                reason = first_line(error)
+            self._emit(FellBack(wanted="torch.compile", used="uncompiled", reason=reason))
+            self._loss = plain
+            return plain(tokens, targets)
+
+        return loss
+
+
+class LossScale:
+    """The factor on an fp16 loss: a power of two. Where nothing needs one, it is 1 and stays it."""
+
+    FIRST, MOST = 2.0**16, 2.0**24
+    GROWS_AFTER = 2000  # batches; the paper's figure, and that of torch's GradScaler
+
+    def __init__(self, is_needed: bool) -> None:
+        self.value = self.FIRST if is_needed else 1.0
+        self.num_good = 0  # batches since it last changed
+        self._is_needed = is_needed
+
+    def grow(self) -> None:
+        """Note a batch whose gradient was finite."""
+        self.num_good += 1
+        if self._is_needed and self.num_good >= self.GROWS_AFTER:
+            self.value, self.num_good = min(2 * self.value, self.MOST), 0
+
+    def counters(self) -> dict[str, int]:
+        """Return what an exact resume needs; nothing where no factor is needed."""
+        return {"loss_scale": int(self.value), "num_good": self.num_good} if self._is_needed else {}
+
+    def load(self, counters: Mapping[str, int]) -> None:
+        """Take up what `counters` returned; begin anew where they are from training in another precision."""
+        if self._is_needed and {"loss_scale", "num_good"} <= counters.keys():
+            self.value, self.num_good = float(counters["loss_scale"]), counters["num_good"]
+
+    def shrink(self) -> bool:
+        """Note a gradient that overflowed; return whether a smaller factor is left to try."""
+        if self.value <= 1.0:
+            return False
+        self.value, self.num_good = self.value / 2, 0
+        return True

@@ -1,0 +1,319 @@
+"""Where and how this machine computes: device, precision, threads, and whether a run fits into its memory.
+
+    choose(peer) -> Device          auto: CUDA, else Apple's GPU, else the CPU
+    check_fits(run, peer, device)   samples at a time that should fit; refuses up front what cannot, with the figures
+    is_out_of_memory(error)         whether torch says, in one of its many ways, that memory ran out
+    with allocating("...", device)  the same as an `OutOfMemory`, where nothing smaller can be tried
+
+A CPU's memory must be counted before it is used: Linux promises more than it has and then kills. A GPU says when it is
+full, so there the trainer starts with the whole batch and halves.
+
+It does not know training; the figures are those of `weft.cost.training`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import dtype
+
+from weft.cost import training as cost
+from weft.errors import ConfigError, OutOfMemory, TooLarge
+from weft.model.config import ModelConfig, num_parameters
+from weft.run.caps import CapsConfig
+from weft.run.config import LoopConfig, RunConfig
+from weft.run.host import host_free_nbytes, process_nbytes
+from weft.run.machine import PeerConfig
+from weft.sync.costs import peer_memory
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+# A run does not say how many will train; memory falls slowly with their number, and about so many are usual.
+_ASSUMED_PEERS = 4
+_SPARE = 0.9  # of what is free may be planned for; the rest is the allocator's slack and other programs' growth
+
+
+@dataclass(frozen=True)
+class Device:
+    """What torch computes on."""
+
+    torch: torch.device
+    precision: Precision
+    name: str  # for people
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.torch.type == "cpu"
+
+    @property
+    def autocast_dtype(self) -> "dtype | None":
+        """What matrix products are computed in; None: as the parameters are."""
+        return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
+
+    def release_cache(self) -> None:
+        """Give back what torch's allocator keeps for later, so that differently sized tensors find room."""
+        if self.torch.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.torch.type == "mps":
+            torch.mps.empty_cache()
+
+
+def choose(peer: PeerConfig) -> Device:
+    """Return device and precision that `peer` asks for, each resolved where it is "auto".
+
+    Raises:
+        ConfigError: a device this machine, or this build of torch, does not have.
+    """
+    device = torch.device(_best() if peer.device == "auto" else peer.device)
+    if device.type == "cuda":
+        _require_cuda(device)
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError('peer.device: "mps" needs an Apple GPU and a torch built for it. Set device = "cpu".')
+    match peer.precision:
+        case "auto":
+            has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+            precision: Precision = "bf16" if has_bf16 else "fp32"
+        case chosen:
+            precision = chosen
+    return Device(device, precision, _name(device))
+
+
+def _best() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _require_cuda(device: torch.device) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        raise ConfigError(
+            f'peer.device: "{device}" is not there: this torch ({torch.__version__}) sees {count} CUDA devices. Set '
+            'device = "auto", or install a torch build that fits the driver (`weft doctor` says which).'
+        )
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"cpu, threads: {torch.get_num_threads()}" if device.type == "cpu" else str(device)
+
+
+# --- memory ---
+
+
+def check_host(num: int) -> None:
+    """Refuse parameters of which the host cannot hold even the least a peer keeps there: them and a momentum.
+
+    Asked before anything is allocated; `check_fits` knows the rest once the run is known.
+
+    Raises:
+        TooLarge: says the figures.
+    """
+    needed, free = 2 * cost.vector_nbytes(num), host_free_nbytes()
+    if needed > _SPARE * free:
+        raise TooLarge(
+            f"{num:,} parameters are to be held here. This machine would need at least "
+            f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close "
+            "other programs, or use a larger machine."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """How much of what a peer needs lies on one machine, and on one of its devices."""
+
+    host: float = 1.0
+    device: float = 1.0
+
+
+ALL = Share()
+
+
+def check_fits(run: RunConfig, peer: PeerConfig, device: Device, share: Share = ALL) -> int:
+    """Return how many samples at a time should fit: on a CPU by the closed forms, on a GPU all of a batch.
+
+    Raises:
+        TooLarge: not even one sample at a time fits beside the model, on the device or on the host; says the figures.
+    """
+    micro_batch = min(peer.micro_batch or run.train.batch_size, run.train.batch_size)
+    free = free_nbytes(peer.caps, device)
+    if device.is_cpu:
+        while micro_batch > 1 and not _fits(_shared(needed_nbytes(run, peer, device, micro_batch), share), free):
+            micro_batch //= 2
+    needed = _shared(needed_nbytes(run, peer, device, 1), share)
+    if not _fits(needed, free):
+        raise TooLarge(_too_large(run, needed, free, peer.caps))
+    return micro_batch
+
+
+def free_nbytes(caps: CapsConfig, device: Device) -> dict[str, int]:
+    """Return the bytes that this machine may still take, by place: "cpu", and the device where it is another."""
+    free = {"cpu": _within(caps.memory_nbytes, host_free_nbytes(), process_nbytes)}
+    if not device.is_cpu:
+        left = _within(caps.vram_nbytes, device_free_nbytes(device), lambda: device_taken_nbytes(device))
+        free[str(device.torch)] = left
+    return free
+
+
+def _shared(needed: dict[str, int], share: Share) -> dict[str, int]:
+    return {place: int(nbytes * (share.host if place == "cpu" else share.device)) for place, nbytes in needed.items()}
+
+
+def _within(cap_nbytes: int | None, free: int, taken: Callable[[], int]) -> int:
+    """Return what is free, or what the owner's cap leaves of it."""
+    return free if cap_nbytes is None else min(free, cap_nbytes - taken())
+
+
+def _fits(needed: dict[str, int], free: dict[str, int]) -> bool:
+    return all(nbytes <= _SPARE * free[place] for place, nbytes in needed.items())
+
+
+def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
+    """Refuse a run of which this machine cannot hold what is kept beside a loop of its own, which holds the model.
+
+    Raises:
+        TooLarge: says the figures.
+    """
+    num = run.num_parameters
+    memory = peer_memory(
+        run.method,
+        None,
+        tuple(tensor.shape for tensor in run.tensors),
+        num,
+        _ASSUMED_PEERS,
+        num_rounds=-(-run.samples // run.settings.quota),
+        activations=0,
+    )
+    needed = memory.peak_nbytes - memory.gradient
+    free = _within(peer.caps.memory_nbytes, host_free_nbytes(), process_nbytes)
+    if needed > _SPARE * free:
+        raise TooLarge(
+            f"the run has {num:,} numbers, for which {_gigabytes(needed)} are needed beside the model, and "
+            f"{_gigabytes(free)} are free. Close other programs, or use a larger machine."
+        )
+
+
+def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:
+    """Return the bytes a member of `run` needs at its peak, on the host ("cpu") and on its device, by place."""
+    choices, num = run.method, run.num_parameters
+    memory = peer_memory(
+        choices,
+        run.train.optimizer,
+        run.vector.tensors,
+        num,
+        _ASSUMED_PEERS,
+        num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
+        activations=cost.activation_nbytes(
+            decoder(run.model),
+            micro_batch,
+            run.train.seq_len,
+            is_half=device.precision != "fp32",
+            has_recompute=peer.has_recompute,
+        ),
+    )
+    if device.is_cpu:
+        return {"cpu": memory.peak_nbytes}
+    vector = cost.vector_nbytes(num)
+    moments = (
+        memory.inner_optimizer if choices.send != "gradient" else 0
+    )  # of ddp they are replicated, and live on the host
+    # Evaluation puts a second vector beside the model, at a time without a backward pass.
+    on_device = memory.local + memory.gradient + moments + max(memory.activations, vector)
+    on_host = memory.peak_nbytes - memory.activations - memory.gradient - moments
+    if device.torch.type == "mps":
+        on_host += on_device  # one memory for both
+    return {"cpu": on_host, str(device.torch): on_device}
+
+
+def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], caps: CapsConfig) -> str:
+    figures = "; ".join(
+        f"{'this machine' if place == 'cpu' else place}: {_gigabytes(nbytes)} needed, {_gigabytes(free[place])} free"
+        for place, nbytes in needed.items()
+    )
+    close = "Close" if caps.memory_nbytes is None and caps.vram_nbytes is None else "Raise --memory or --vram, close"
+    return (
+        f"the model has {run.num_parameters:,} parameters and does not fit, even with one sample of "
+        f"{run.train.seq_len} tokens at a time. {figures}. {close} "
+        "other programs, set has_recompute = true or a half precision, choose a smaller model, or join from a larger "
+        "machine."
+    )
+
+
+def _gigabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.2f} GB"
+
+
+def decoder(config: ModelConfig) -> cost.Decoder:
+    """Return what the closed forms need to know of a model."""
+    return cost.Decoder(
+        num_parameters=num_parameters(config),
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        width=config.width,
+        q_width=config.q_width,
+        kv_width=config.kv_width,
+        ffn_width=config.ffn_width,
+        has_qk_norm=config.has_qk_norm,
+    )
+
+
+def device_free_nbytes(device: Device) -> int:
+    """Return the bytes torch may still take on a GPU; on Apple's, of the memory it shares with the CPU."""
+    if device.torch.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device.torch)
+        return int(free)
+    return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
+
+
+def device_taken_nbytes(device: Device) -> int:
+    """Return the bytes torch has taken on a GPU, those included that it keeps for later."""
+    if device.torch.type == "cuda":
+        return int(torch.cuda.memory_reserved(device.torch))
+    return int(torch.mps.driver_allocated_memory())
+
+
+def limit_memory(device: Device, cap_nbytes: int) -> None:
+    """Let torch take no more than so much of a GPU: what would exceed it is out of memory. A CPU has no such switch."""
+    if device.torch.type == "cuda":
+        total = int(torch.cuda.mem_get_info(device.torch)[1])
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_nbytes / total), device.torch)
+    elif device.torch.type == "mps":
+        torch.mps.set_per_process_memory_fraction(min(1.0, cap_nbytes / int(torch.mps.recommended_max_memory())))
+
+
+# What allocators say: CUDA, MPS, cuBLAS, and the CPU's on Linux, macOS and Windows.
+_WORDS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether `error` is an allocator's way of saying that memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _WORDS)
+
+
+@contextmanager
+def allocating(what: str, device: Device) -> Iterator[None]:
+    """Turn an allocator's error into one that says what did not fit.
+
+    Raises:
+        OutOfMemory: memory ran out inside.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"{what} does not fit on {device.name}: {first_line(error)}. Close other programs, set has_recompute = "
+            "true or a half precision, or join from a larger machine."
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of what torch says, which goes on for pages."""
+    return (str(error).strip().split("\n")[0] or type(error).__name__)[:300]

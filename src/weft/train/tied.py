@@ -1,0 +1,100 @@
+"""The matrix that embedding and head are in one: sections at both ends compute with it, and add up its gradient.
+
+    model                         what end sections of this peer compute with (`FlatModel.use`)
+    trainer.hand_in(total)        what one of them has added up: of so many samples, at its end
+    trainer.gradient(...)         the mean of what was handed in
+
+A sample adds to the gradient twice, where the first section embeds its tokens and where the last one tells how likely
+they are; each end hands in its half. So the mean over halves counts twice, and a half is worth half a sample's tokens.
+
+It does not know who holds the ends.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.errors import CallFailed
+from weft.model import FlatModel
+from weft.train.learner import NOTHING_CAME, Work
+from weft.train.trainer import Trainer
+from weft.pipeline.worker import Sum
+
+ENDS = 2
+
+
+class TiedTrainer(Trainer):
+    """A `Trainer` of nothing but that matrix. It makes no step of its own."""
+
+    on_started: Callable[[], object] = staticmethod(lambda: None)  # others may compute with it from now on
+    _handed: Float32[Tensor, " num"] | None = None  # the sum of the halves' gradients
+    _total = Sum()  # of halves
+
+    def start(self, vector: Float32[Tensor, " num"]) -> None:
+        super().start(vector)
+        self.on_started()
+
+    def _fitting(self) -> int:
+        return self._run.train.batch_size  # nothing is computed here
+
+    @property
+    def model(self) -> FlatModel:
+        """Return the matrix, on the device.
+
+        Raises:
+            CallFailed: this peer is paused, and has left its device.
+        """
+        if self._parked is not None:
+            raise CallFailed("this peer is paused, and has left its device")
+        return self._model
+
+    @property
+    def is_warm(self) -> bool:
+        return True
+
+    def hand_in(self, total: Sum) -> bool:
+        """Take what a section has added up of so many samples, and let nothing be added up.
+
+        Returns:
+            Whether it was there: it goes with the device, where this peer is paused.
+        """
+        if self._parked is not None:
+            return False
+        gradient = self._model.gradient
+        self._handed = gradient.clone() if self._handed is None else self._handed.add_(gradient)
+        self._total += total
+        gradient.zero_()
+        return True
+
+    def gradient(
+        self,
+        positions: NDArray[np.int64],  # noqa: ARG002  # what was handed in counts
+        committed_tokens: int,
+        pace: float,
+    ) -> tuple[Float32[Tensor, " num"], Work]:
+        """Return the mean gradient over what was handed in, and change no parameter.
+
+        Raises:
+            NotFinite: as `train`.
+        """
+        handed, total, self._handed, self._total = self._handed, self._total, None, Sum()
+        if handed is None:
+            return self._vector, NOTHING_CAME
+        began, rate = self._clock.now(), self._steps.rate(committed_tokens, 1, pace)
+        handed.mul_(ENDS * self._run.train.batch_size / total.num_samples)
+        loss, norm = total.loss / total.num_samples, float(torch.linalg.vector_norm(handed))
+        self._steps.require_finite(loss, norm, rate)
+        if self._run.method.feedback is not None:
+            handed.mul_(self._steps.shortening(norm))
+        self._steps.done(loss, norm, rate, total.num_samples, began)
+        return handed.cpu(), halved(self._steps.work([loss], total.num_samples, began))
+
+
+def halved(work: Work) -> Work:
+    """Return `work` on as many halves of samples as it has samples."""
+    return replace(work, num_tokens=work.num_tokens // ENDS)
