@@ -16,8 +16,8 @@ import msgspec
 from benchmarks.report import commit, table
 from benchmarks.robustness import EVERY, ROUND_S, SEEDS, Row, run_file_of
 from weft.peer.loop import evaluate as evaluation
-from weft.run.config import RunFile
 from weft.rng import stream
+from weft.run.config import RunFile
 from weft.sim.faults import Fault, Kill
 from weft.sim.play import play
 from weft.sim.scenario import Kind, Scenario

@@ -25,32 +25,32 @@ from torch import Tensor
 from weft.clock import Clock, SystemClock
 from weft.codec import CodecConfig, TopKConfig
 from weft.events import Emit, Event
+from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.membership.membership import Membership
-from weft.net.transport.memory import MemoryNetwork
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
-from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.net.transport.base import Transport
+from weft.net.transport.memory import MemoryNetwork
+from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.executor import Compute, Threads
-from weft.store.home import PeerFolder
-from weft.store.journal import Journal
-from weft.run.machine import PeerConfig
 from weft.peer.messages import Decision, Letter
 from weft.peer.round.driver import Rounds
-from weft.sync.records.acts import MAX_TOKENS
-from weft.sync.records.charter import Charter, Settings
-from weft.sync.method.choices import AdamWConfig, Choices, SgdConfig
+from weft.run.machine import PeerConfig
+from weft.store.home import PeerFolder
+from weft.store.journal import Journal
 from weft.sync.merge.coding import codec_in, reply_codec_in
-from weft.sync.records.messages import Manifest
+from weft.sync.merge.fragments import Scope
 from weft.sync.merge.method import Method
 from weft.sync.merge.reduce import decode_parts, encode_parts, named
+from weft.sync.method.choices import AdamWConfig, Choices, SgdConfig
 from weft.sync.method.schedule import ConstantConfig
-from weft.sync.merge.fragments import Scope
+from weft.sync.records.acts import MAX_TOKENS
+from weft.sync.records.charter import Charter, Settings
+from weft.sync.records.messages import Manifest
 
 RUN = RunId("be" * 32)
 SEQ_LEN = 8

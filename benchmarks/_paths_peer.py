@@ -17,15 +17,15 @@ from weft.errors import WeftError
 from weft.events import Event, LinkDown, LinkUp
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.net.blobs import ranges
 from weft.net.admission import Anyone
-from weft.net.speed_test import Gauge
-from weft.net.link.handshake import Passport
-from weft.net.transport.iroh import IrohConfig, IrohTransport
-from weft.net.node import Node
+from weft.net.blobs import ranges
 from weft.net.blobs.relay import RelayConfig
-from weft.net.transport.tls import TlsConfig, TlsTransport
+from weft.net.link.handshake import Passport
+from weft.net.node import Node
+from weft.net.speed_test import Gauge
 from weft.net.transport.base import Transport
+from weft.net.transport.iroh import IrohConfig, IrohTransport
+from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.wire import digest
 
 RUN = RunId("ab" * 32)

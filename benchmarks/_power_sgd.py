@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks._against_copy import error, speeds
-from weft.sync.method.choices import LowRankConfig
 from weft.sync.merge.low_rank import LowRank
+from weft.sync.method.choices import LowRankConfig
 
 RANK = 4  # what `powersgd` has where nothing is said
 

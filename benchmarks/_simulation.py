@@ -22,19 +22,19 @@ from weft.data.batch import Batches
 from weft.ids import Digest, PeerId, Round
 from weft.model.flat import layout
 from weft.run.config import RunConfig, RunFile
-from weft.store.home import Home
-from weft.run.machine import PeerConfig
 from weft.run.genesis import initial, seal
+from weft.run.machine import PeerConfig
 from weft.store.chunks import replica_digest
-from weft.train.trainer import Trainer
+from weft.store.home import Home
 from weft.sync.merge import feedback
 from weft.sync.merge.coding import codec_in, coding_in, reply_codec_in
+from weft.sync.merge.fragments import Scope
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import State, StepContext
 from weft.sync.merge.reduce import Merger, cut, decode_parts, encode_parts
 from weft.sync.merge.replies import Replies
 from weft.sync.method.schedule import lr
-from weft.sync.merge.fragments import Scope
+from weft.train.trainer import Trainer
 
 SETTINGS = PeerConfig(device="cpu", precision="fp32", threads=1)
 

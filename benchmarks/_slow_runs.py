@@ -25,8 +25,8 @@ from benchmarks._simulation import read_run_file
 from benchmarks._slow_ddp import GROUP, Ddp
 from weft import wire
 from weft.events import Entry, Evaluated, MethodTuned, PayloadOffered, RoundCommitted, StepDone
-from weft.store.home import Home
 from weft.run.genesis import seal
+from weft.store.home import Home
 
 RUN = """
 name = "slow links"

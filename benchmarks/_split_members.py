@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.clock import SystemClock
+from weft.executor import Threads
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.model.config import named
@@ -26,14 +27,13 @@ from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.executor import Threads
 from weft.pipeline.link import Lane
 from weft.pipeline.split.cut import heads_parts, zigzag
 from weft.pipeline.split.exchange import Handover
-from weft.pipeline.split.tensor_parallel import cut_layer
 from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import select
 from weft.pipeline.split.team import Team
+from weft.pipeline.split.tensor_parallel import cut_layer
 from weft.wire import digest
 
 RUN = RunId("5b" * 32)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from weft.clock import SystemClock
 from weft.codec.config import Fp32Config
+from weft.executor import Threads
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.model import FlatModel, ModelConfig, flatten, initial_vector
@@ -30,10 +31,9 @@ from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.executor import Threads
 from weft.pipeline.codec.build import build
-from weft.pipeline.dispatch import Desk
 from weft.pipeline.device import Given, Passed
+from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
 from weft.pipeline.origin import Origin
 from weft.pipeline.routing import Near, Route

@@ -31,8 +31,8 @@ from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
 from weft.pipeline.codec.build import build
-from weft.pipeline.device import Given, Passed, parcel, sent_to
 from weft.pipeline.codec.subspace import Confined, confined
+from weft.pipeline.device import Given, Passed, parcel, sent_to
 from weft.pipeline.torch_device import TorchDevice
 from weft.wire import Buffer
 

@@ -25,11 +25,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from benchmarks._slow_ddp import GROUP, Member
 from benchmarks.report import load, load_line, table, write
 from weft import wire
-from weft.config import from_tree, load_tree
-from weft.store.home import Home
-from weft.run.genesis import seal
-from weft.bench.plan import Bench, config_of, points_of
 from weft.bench.log import BenchLog
+from weft.bench.plan import Bench, config_of, points_of
+from weft.config import from_tree, load_tree
+from weft.run.genesis import seal
+from weft.store.home import Home
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "bench"
 POINTS = Path(__file__).parent / "reports" / "methods" / "points.csv"

@@ -25,19 +25,27 @@ import torch
 from benchmarks.report import load, load_line, table, write
 from weft.cost import training as cost
 from weft.data import CorpusConfig, TextSource
+from weft.launch.peer import found
+from weft.launch.session import Options
 from weft.model.config import num_parameters
 from weft.model.flat import layout
 from weft.net.transport.tls import TlsConfig
-from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.train.device import decoder
-from weft.launch.session import Options
-from weft.store.home import Home
-from weft.launch.peer import found
-from weft.run.machine import PeerConfig
 from weft.peer.peer import Peer
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.machine import PeerConfig
+from weft.store.home import Home
 from weft.sync.costs import peer_memory
-from weft.sync.method.presets import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig, StreamingConfig
+from weft.sync.method.presets import (
+    DdpConfig,
+    DeMoConfig,
+    DiLoCoConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    SparseLoCoConfig,
+    StreamingConfig,
+)
 from weft.sync.method.schedule import ConstantConfig
+from weft.train.device import decoder
 
 MODEL = ShapedModel(num_layers=10, num_heads=14, width=896, ffn_width=2432)
 SEQ_LEN, BATCH, ROUNDS = 128, 4, 3

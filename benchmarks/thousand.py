@@ -29,9 +29,8 @@ from weft.data import CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.ids import Digest, PeerId
 from weft.net.blobs.blobs import Lookup, inline
-from weft.net.membership.claims import ClaimReader
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import MemoryNetwork
+from weft.net.membership.claims import ClaimReader
 from weft.net.messages import (
     Acquaint,
     Answering,
@@ -46,14 +45,15 @@ from weft.net.messages import (
     ViewSums,
 )
 from weft.net.node import Node
-from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.store.home import Home
-from weft.run.machine import PeerConfig
+from weft.net.transport.memory import MemoryNetwork
 from weft.peer.messages import Letter
+from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
+from weft.run.machine import PeerConfig
 from weft.sim.cost import CostTrainer
 from weft.sim.memo import shared
 from weft.sim.world import Life, Member, Paced, World
+from weft.store.home import Home
 from weft.sync.method.presets import FedAvgConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.wire import Buffer, encode

@@ -28,10 +28,10 @@ from weft.events import Event, RoundCommitted, StageHeld
 from weft.log_file import read_jsonl
 from weft.model.config import num_parameters
 from weft.model.sections import Section, sections, whole
-from weft.train.section_memory import Holding, of_run, on_cpu, section_memory, usual_taken
-from weft.store.home import Home
 from weft.run.genesis import seal
 from weft.run.staged import StagedConfig
+from weft.store.home import Home
+from weft.train.section_memory import Holding, of_run, on_cpu, section_memory, usual_taken
 
 STAGES, STEPS = 4, 50
 SEQ_LEN, BATCH = 32, 4

@@ -7,10 +7,10 @@ import msgspec
 
 from weft.codec import CodecConfig, Fp32Config
 from weft.ids import PeerId
-from weft.sync.records.charter import Charter, Settings
 from weft.sync.method.choices import Choices
 from weft.sync.method.presets import FedAvgConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig
+from weft.sync.records.charter import Charter, Settings
 
 
 def charter(

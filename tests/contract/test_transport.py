@@ -20,15 +20,15 @@ from weft.errors import DialError, PeerError, PortInUse
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity
 from weft.net.admission import Anyone
+from weft.net.blobs.relay import RelayConfig
+from weft.net.blobs.via import relay_address
 from weft.net.link.handshake import Passport
+from weft.net.node import Node
+from weft.net.transport.base import Lane, OnDrop, Stream, Transport, ignore_drop
 from weft.net.transport.iroh import IrohConfig, IrohTransport
 from weft.net.transport.memory import MemoryNetwork
-from weft.net.node import Node
-from weft.net.blobs.relay import RelayConfig
 from weft.net.transport.rate_limit import Throttled, Valve
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.net.transport.base import Lane, OnDrop, Stream, Transport, ignore_drop
-from weft.net.blobs.via import relay_address
 from weft.wire import digest
 
 IN_NAMESPACE = "WEFT_TEST_IN_NAMESPACE"

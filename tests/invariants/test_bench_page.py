@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from weft.config import load
-from weft.bench.plan import MAX_POINTS, TUNED, Bench, BenchRow
 from weft.bench.log import BenchLine
+from weft.bench.plan import MAX_POINTS, TUNED, Bench, BenchRow
+from weft.config import load
 
 HOUSE = Path(__file__).parents[2]
 PAGE = (HOUSE / "docs" / "bench.md").read_text(encoding="utf-8")

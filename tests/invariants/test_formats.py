@@ -23,13 +23,13 @@ from weft.ids import Attempt, Digest, PeerId, Round, Tokens
 from weft.log_file import read_jsonl
 from weft.model import ModelConfig, initial_vector
 from weft.net import ticket
-from weft.peer.state import checkpoint
 from weft.peer.chain import Chain
-from weft.run.config import FrozenConfig, LoopConfig, RunConfig, TensorConfig, TrainConfig
-from weft.run.outline import TicketAdmission
-from weft.run.genesis import read_run
-from weft.store.chunks import chunk_digests, raw, replica_digest, state_index
+from weft.peer.state import checkpoint
 from weft.rng import integers64, order_key, stream
+from weft.run.config import FrozenConfig, LoopConfig, RunConfig, TensorConfig, TrainConfig
+from weft.run.genesis import read_run
+from weft.run.outline import TicketAdmission
+from weft.store.chunks import chunk_digests, raw, replica_digest, state_index
 from weft.sync.method.presets import FedAvgConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig
 

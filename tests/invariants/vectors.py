@@ -26,23 +26,33 @@ from weft.data.tokenizer import CharTokenizer
 from weft.ids import Attempt, BranchId, Digest, RunId, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket, prove
-from weft.net.transport.frame import encode_frame
 from weft.net.messages import BlobHeader, BlobRequest, Call, Contact, Hello, RangeRequest
 from weft.net.ticket import TicketBody, issue
+from weft.net.transport.frame import encode_frame
 from weft.net.transport.tls_certificate import make_certificate
 from weft.net.transport.tls_handshake import Challenge, ClientProof, Welcome, preamble
 from weft.peer.chain import genesis, open_branch
 from weft.peer.messages import StateRequest
 from weft.store.votes import Promises
+from weft.sync.governance.enact import enact
+from weft.sync.merge.reduce import Coding, Merger, cut
+from weft.sync.method.choices import Choices, SgdConfig
+from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.acts import Act, Amend, Ballot, Warrant
 from weft.sync.records.charter import Charter, Settings
-from weft.sync.method.choices import Choices, SgdConfig
-from weft.sync.governance.enact import enact
+from weft.sync.records.messages import (
+    Accept,
+    Certificate,
+    Contribution,
+    Manifest,
+    PartResult,
+    Promise,
+    RoundNote,
+    Stake,
+    next_base,
+)
 from weft.sync.round.groups import Offer, claim_of, counted, record_of
-from weft.sync.records.messages import Accept, Certificate, Contribution, Manifest, PartResult, Promise, RoundNote, Stake, next_base
-from weft.sync.merge.reduce import Coding, Merger, cut
 from weft.sync.round.rules import Durable, leader
-from weft.sync.method.schedule import ConstantConfig
 
 Vector = dict[str, str]
 

@@ -29,10 +29,36 @@ from typing import Any, NamedTuple
 
 from model.world import NO_ACTS, NONE, Bounds, Search, Taken, World, hashable, ones
 from weft.ids import Attempt, PeerId
-from weft.sync.round import decide, round
 from weft.sync.records.acts import Warrant
-from weft.sync.round.machine import Broadcast, Commit, Input, Merge, Received, State, TimedOut, is_leading, replace, results_of
-from weft.sync.records.messages import Accept, Base, Collect, Committed, Goodbye, Holding, Merged, Prepare, Promise, Propose, Ready, Refuse, Stuck, Vote
+from weft.sync.records.messages import (
+    Accept,
+    Base,
+    Collect,
+    Committed,
+    Goodbye,
+    Holding,
+    Merged,
+    Prepare,
+    Promise,
+    Propose,
+    Ready,
+    Refuse,
+    Stuck,
+    Vote,
+)
+from weft.sync.round import decide, round
+from weft.sync.round.machine import (
+    Broadcast,
+    Commit,
+    Input,
+    Merge,
+    Received,
+    State,
+    TimedOut,
+    is_leading,
+    replace,
+    results_of,
+)
 from weft.sync.round.rules import leader
 from weft.wire import digest_of
 

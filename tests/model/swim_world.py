@@ -10,12 +10,32 @@ from collections import defaultdict
 
 from weft import rng
 from weft.ids import PeerId
-from weft.net.membership.full_mesh import Gone, Heard, LinkLost, Recovered, Redial, RedialFailed, Tick
-from weft.net.membership.overlay import kept
 from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
+from weft.net.membership.full_mesh import Gone, Heard, LinkLost, Recovered, Redial, RedialFailed, Tick
 from weft.net.membership.members import Accused, Departed, Lives, Roll
+from weft.net.membership.overlay import kept
 from weft.net.membership.swim import awaited, next_due, step
-from weft.net.membership.swim_state import Answer, AskHelp, Compare, Help, HelpAsked, Helped, Keep, Linked, Ping, Pinged, Revive, SignAccusation, SignLife, State, Tell, Tie, Tied, Told, Watch
+from weft.net.membership.swim_state import (
+    Answer,
+    AskHelp,
+    Compare,
+    Help,
+    HelpAsked,
+    Helped,
+    Keep,
+    Linked,
+    Ping,
+    Pinged,
+    Revive,
+    SignAccusation,
+    SignLife,
+    State,
+    Tell,
+    Tie,
+    Tied,
+    Told,
+    Watch,
+)
 
 KINDS = {"life": Lives, "accusation": Accused, "goodbye": Departed}
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.world import Bounds, Search, Taken, World, first_base, ones
-from weft.sync.round import round
 from weft.sync.governance.equivocation import binds, contradiction
 from weft.sync.records.messages import Base, RoundNote
+from weft.sync.round import round
 
 
 class Contradiction(AssertionError):

@@ -8,11 +8,11 @@ import pytest
 from model.reduced import NotDead, ReducedSearch
 from model.world import NO_ACTS, Bounds, Search, TwoManifests, World, contribution, first_base, merged
 from weft.ids import Attempt, PeerId
-from weft.sync.round import decide, round, rules
 from weft.sync.records.acts import Warrant
+from weft.sync.records.messages import Base, Manifest, Prepare, Vote
+from weft.sync.round import decide, round, rules
 from weft.sync.round.groups import counted
 from weft.sync.round.machine import Result, State, replace
-from weft.sync.records.messages import Base, Manifest, Prepare, Vote
 from weft.sync.round.rules import Durable
 
 LIMIT = 50_000_000  # far above what any bound here needs: reaching it is a failure

@@ -9,9 +9,9 @@ import pytest
 from model.world import contribution, first_base, hashable
 from weft.ids import Attempt, PeerId, Tokens
 from weft.rng import stream
+from weft.sync.records.messages import Collect, Ready, Stuck
 from weft.sync.round import round, stuck
 from weft.sync.round.machine import Received, State, Trained
-from weft.sync.records.messages import Collect, Ready, Stuck
 from weft.sync.round.rules import leader
 
 

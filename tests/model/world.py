@@ -22,10 +22,41 @@ from msgspec.structs import astuple
 from charters import charter
 from weft.ids import BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.rng import stream
-from weft.sync.round import round
 from weft.sync.records.acts import Warrant
-from weft.sync.round.machine import Broadcast, Commit, Fetch, Input, Leave, Merge, MergeDone, MergeFailed, Moved, Noticed, Output, Persist, Received, ResultHeld, Send, SetTimer, State, TimedOut, Trained, is_leading
-from weft.sync.records.messages import MAX_UPLINK, Accept, Base, Contribution, Goodbye, Manifest, Prepare, Promise, Propose
+from weft.sync.records.messages import (
+    MAX_UPLINK,
+    Accept,
+    Base,
+    Contribution,
+    Goodbye,
+    Manifest,
+    Prepare,
+    Promise,
+    Propose,
+)
+from weft.sync.round import round
+from weft.sync.round.machine import (
+    Broadcast,
+    Commit,
+    Fetch,
+    Input,
+    Leave,
+    Merge,
+    MergeDone,
+    MergeFailed,
+    Moved,
+    Noticed,
+    Output,
+    Persist,
+    Received,
+    ResultHeld,
+    Send,
+    SetTimer,
+    State,
+    TimedOut,
+    Trained,
+    is_leading,
+)
 from weft.sync.round.rules import Durable
 from weft.wire import digest
 

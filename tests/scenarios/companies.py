@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 from weft.clock import VirtualClock
 from weft.events import Evaluated, Event, RoundCommitted
+from weft.executor import Inline
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
-from weft.executor import Inline
-from weft.store.home import Home
-from weft.run.machine import PeerConfig
-from weft.peer.peer import Outcome
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.peer.context import Data
+from weft.peer.peer import Outcome
 from weft.run.genesis import Sealed
+from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
-from weft.stages.peer import Company
 from weft.stages.gather.gather import Gathered
 from weft.stages.harvest import gather_at_end
+from weft.stages.peer import Company
 from weft.stages.step.membership import Kit, Membership
+from weft.store.home import Home
 
 SECRET = bytes(16)
 

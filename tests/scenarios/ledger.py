@@ -24,12 +24,12 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.round.outcome import Fate
 from weft.peer.state.carry import OUTDATED, Carry
 from weft.peer.state.mixing import Met
-from weft.train.trainer import Work
 from weft.sim.world import Life
-from weft.sync.round.groups import payload_of
-from weft.sync.records.messages import GroupRecord, Manifest
-from weft.sync.round.neighbours import dealt, is_gossip
 from weft.sync.merge.reduce import EncodedPart
+from weft.sync.records.messages import GroupRecord, Manifest
+from weft.sync.round.groups import payload_of
+from weft.sync.round.neighbours import dealt, is_gossip
+from weft.train.trainer import Work
 
 
 class Step(NamedTuple):

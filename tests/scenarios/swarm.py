@@ -36,28 +36,28 @@ from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.data.assign import _BEYOND
 from weft.events import Event, Notice, RoundCommitted
+from weft.executor import Compute, Inline
 from weft.ids import Digest, PeerId
 from weft.keys import verify
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.executor import Compute, Inline
-from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.store.home import Home
-from weft.train.learner import Work
-from weft.peer.state.legacies import MAX_KEPT_NBYTES, KeptBranches
+from weft.net.transport.memory import MemoryNetwork
 from weft.peer.messages import Decision, Letter
+from weft.peer.state.legacies import MAX_KEPT_NBYTES, KeptBranches
+from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
-from weft.store.chunks import replica_digest
-from weft.train.trainer import Trainer
 from weft.sim.cost import CostTrainer, change
 from weft.sim.world import Life, Member, World
+from weft.store.chunks import replica_digest
+from weft.store.home import Home
 from weft.sync.governance.legacy import history
-from weft.sync.records.ancestry import History, Stretch
-from weft.sync.records.messages import GroupRecord, Manifest, RoundNote
 from weft.sync.method.presets import FedAvgConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig
+from weft.sync.records.ancestry import History, Stretch
+from weft.sync.records.messages import GroupRecord, Manifest, RoundNote
+from weft.train.learner import Work
+from weft.train.trainer import Trainer
 from weft.wire import decode, digest_of, unseal
 
 E = TypeVar("E", bound=Event)

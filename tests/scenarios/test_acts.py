@@ -14,12 +14,12 @@ from weft.errors import Refused, Removed
 from weft.events import ActEnacted, ActRefused, ActWaits, AdmissionRefused, RoundCommitted, StateJoined, StepDone
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.peer.round.awaiting import Awaiting
 from weft.launch.visit import act_of, ask_charter, ballot_of, hand_in
 from weft.peer.messages import HandInAnswer
-from weft.sync.records.acts import Act, Amend, AnyDeed, Ban, Pardon, Remove, Succeed
+from weft.peer.round.awaiting import Awaiting
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
+from weft.sync.records.acts import Act, Amend, AnyDeed, Ban, Pardon, Remove, Succeed
 from weft.wire import Signed, seal
 
 STEWARD = Identity.from_seed(bytes([1] * 32))

@@ -11,29 +11,29 @@ import pytest
 from scenarios.swarm import EVERY, Swarm
 from scenarios.test_join import LARGER, LONG_S, Paced, lay
 from weft import wire
+from weft.anchor import anchor as anchor_module
+from weft.anchor import disk as anchored_module
+from weft.anchor.anchor import Anchor, Mooring
+from weft.anchor.disk import Anchored
 from weft.codec import Fp32Config
 from weft.events import BranchOpened, Event, MemberSuspected, PeerStopped, RoundCommitted, StateJoined
+from weft.executor import Inline
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs.blobs import inline
-from weft.net.link.handshake import Passport
-from weft.net.transport.memory import SCHEME
-from weft.net.node import Node
-from weft.anchor import anchor as anchor_module
-from weft.anchor import disk as anchored_module
-from weft.peer.join import state_server as donor_module
-from weft.store import home as home_module
-from weft.anchor.anchor import Anchor, Mooring
-from weft.anchor.disk import Anchored
-from weft.executor import Inline
 from weft.net.holders import small_from
-from weft.store.home import Home
-from weft.store.index import CHUNK_NBYTES
+from weft.net.link.handshake import Passport
+from weft.net.node import Node
+from weft.net.transport.memory import SCHEME
+from weft.peer.join import state_server as donor_module
 from weft.run.machine import PeerConfig
 from weft.run.outline import public, read_outline
 from weft.sim.world import SECRET, Member
-from weft.sync.records.messages import Manifest
+from weft.store import home as home_module
+from weft.store.home import Home
+from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
+from weft.sync.records.messages import Manifest
 from weft.wire import digest_of
 
 Make = Callable[..., Swarm]

@@ -14,15 +14,15 @@ from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from weft.codec import Fp32Config
 from weft.codec.build import build
 from weft.events import BranchLeft, BranchOpened, Event, LegacyCounted, LegacyDropped, Notice, RoundCommitted
+from weft.executor import Inline
 from weft.ids import BranchId, Digest, PeerId, Round
 from weft.peer.loop.ahead import MOST_ROUNDS
-from weft.executor import Inline
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.legacies import Brought
-from weft.sync.records.messages import Counted, Manifest, Propose, Ready
+from weft.sync.merge.fragments import Scope
 from weft.sync.merge.reduce import encode_parts, named
 from weft.sync.method.presets import DdpConfig
-from weft.sync.merge.fragments import Scope
+from weft.sync.records.messages import Counted, Manifest, Propose, Ready
 from weft.sync.round.part_sizes import parts_of
 from weft.wire import digest, digest_of
 

@@ -16,12 +16,12 @@ from weft.data import CorpusConfig, TextSource
 from weft.data.batch import Batches
 from weft.events import Notice, RoundCommitted, StageEmpty, StageHeld, StageLeft
 from weft.model import assemble, layout, num_parameters
+from weft.pipeline.config import PipelineConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.store.home import Home
 from weft.run.genesis import Sealed, seal
 from weft.run.staged import StagedConfig
-from weft.pipeline.config import PipelineConfig
 from weft.stages.placement import ALONE, ALONE_S
+from weft.store.home import Home
 from weft.sync.method.presets import DdpConfig, DeMoConfig, DiLoCoConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 

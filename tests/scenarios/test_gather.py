@@ -18,26 +18,26 @@ from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.errors import PeerError, TooLarge
 from weft.events import CheckpointSaved, Event, Notice, RoundCommitted, StageEmpty, StageHeld
+from weft.executor import Inline
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.model.flat import join
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import SCHEME
 from weft.net.node import Node
-from weft.tasks import Tasks
+from weft.net.transport.memory import SCHEME
 from weft.peer.state.checkpoint import load_model, read_contents
-from weft.executor import Inline
+from weft.pipeline.config import PipelineConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.store.home import Home
 from weft.run.genesis import seal
 from weft.run.staged import StagedConfig
-from weft.pipeline.config import PipelineConfig
 from weft.stages.gather.gather import Gathered, Gathering, Means, Sources
 from weft.stages.gather.visit import Visitor, from_here
 from weft.stages.reader import Window
+from weft.store.home import Home
 from weft.sync.method.presets import DdpConfig
 from weft.sync.method.schedule import ConstantConfig
+from weft.tasks import Tasks
 from weft.wire import digest_of
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config, TopKConfig
 from weft.events import BranchLeft, BranchOpened, Evaluated, GraphChosen, PayloadRejected, RoundCommitted
 from weft.ids import Round
-from weft.sync.round.machine import MergeDone, MergeFailed
-from weft.sync.records.messages import Collect
-from weft.sync.round.neighbours import NOTHING
 from weft.sync.method.presets import ChocoConfig, DPsgdConfig, FedAvgConfig, MethodConfig, NoLoCoConfig
+from weft.sync.records.messages import Collect
+from weft.sync.round.machine import MergeDone, MergeFailed
+from weft.sync.round.neighbours import NOTHING
 from weft.wire import digest
 
 METHODS = {

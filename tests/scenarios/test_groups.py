@@ -15,11 +15,11 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
 from weft.events import CountedThrough, RoundCommitted, Sponsored, StateJoined
 from weft.ids import Digest, PeerId
-from weft.peer.state.carry import Carry
 from weft.peer.round.payloads import Parts
-from weft.sync.round.groups import claims_in
-from weft.sync.records.messages import Manifest, Ready
+from weft.peer.state.carry import Carry
 from weft.sync.method.presets import FedAvgConfig
+from weft.sync.records.messages import Manifest, Ready
+from weft.sync.round.groups import claims_in
 from weft.wire import digest_of
 
 NAMES = "abcdefghi"

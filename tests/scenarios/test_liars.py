@@ -13,16 +13,30 @@ from scenarios.swarm import Life, Member, Swarm
 from weft.events import ActEnacted, AttemptStarted, LieProven, PayloadRejected, RoundCommitted
 from weft.ids import Attempt, Digest, PeerId
 from weft.net.blobs import blob_stream
-from weft.net.transport.frame import encode_frame
 from weft.net.messages import BlobHeader
 from weft.net.node import Node
-from weft.peer.round.lies import Lies
+from weft.net.transport.frame import encode_frame
 from weft.peer.messages import Decision, Letter, StandingNote
-from weft.peer.round.payloads import FETCH_FLOOR_S
 from weft.peer.round.driver import MAX_GIVEN_UP
-from weft.sync.records.messages import MAX_COUNT, Accept, Base, Certificate, Goodbye, Manifest, Prepare, Promise, Propose, Ready, Refuse, RoundNote, Vote
-from weft.sync.round.rules import leader
+from weft.peer.round.lies import Lies
+from weft.peer.round.payloads import FETCH_FLOOR_S
+from weft.sync.records.messages import (
+    MAX_COUNT,
+    Accept,
+    Base,
+    Certificate,
+    Goodbye,
+    Manifest,
+    Prepare,
+    Promise,
+    Propose,
+    Ready,
+    Refuse,
+    RoundNote,
+    Vote,
+)
 from weft.sync.round.part_sizes import parts_of
+from weft.sync.round.rules import leader
 from weft.wire import digest, digest_of, encode, seal
 
 MakeSwarm = Callable[..., Swarm]

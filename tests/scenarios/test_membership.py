@@ -22,11 +22,11 @@ from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
-from weft.net.membership.membership import Membership, say_goodbye
 from weft.net.membership.full_mesh import FORGET_S
-from weft.net.transport.memory import MemoryNetwork
+from weft.net.membership.membership import Membership, say_goodbye
 from weft.net.messages import Acquaint, Contact, Heartbeat
 from weft.net.node import Node
+from weft.net.transport.memory import MemoryNetwork
 
 RUN = RunId("ab" * 32)
 

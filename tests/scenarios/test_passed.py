@@ -14,9 +14,9 @@ from weft.codec.config import Fp32Config
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed
 from weft.model import assemble, layout
-from weft.run.staged import StagedConfig
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, SubspaceConfig
 from weft.pipeline.codec.subspace import WRITERS, drawn
+from weft.run.staged import StagedConfig
 from weft.sync.method.presets import DiLoCoConfig, MethodConfig
 
 SUBSPACE = SubspaceConfig(rank=6, values="fp32", fixed_std=0.1)

@@ -13,11 +13,11 @@ from weft.codec import Fp32Config
 from weft.data import ByteTokenizer, CorpusConfig, TextSource
 from weft.events import RoundCommitted
 from weft.log_file import read_jsonl
-from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.run.genesis import resolve
 from weft.plan import profiles
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.question import Question, cluster_of
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.genesis import resolve
 from weft.sim.play import play
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, spell_out

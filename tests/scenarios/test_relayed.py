@@ -9,9 +9,9 @@ from scenarios.swarm import Member, Swarm, WatchedNode
 from weft.clock import Clock
 from weft.events import LinkUp, RoundCommitted
 from weft.net.blobs.blobs import inline
+from weft.net.blobs.relay import RelayConfig
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
-from weft.net.blobs.relay import RelayConfig
 from weft.sim.world import Life
 
 MakeRelaying = Callable[..., "Relaying"]

@@ -14,9 +14,9 @@ from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, StateJoined, StepDone
 from weft.peer.fork.split import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
-from weft.peer.state.checkpoint import Snapshot, load
-from weft.peer.state.carry import FORGOTTEN
 from weft.peer.join.state_server import Donor
+from weft.peer.state.carry import FORGOTTEN
+from weft.peer.state.checkpoint import Snapshot, load
 from weft.sim import world
 
 FAST_S = 0.1  # a lease: rounds follow each other within less than a second

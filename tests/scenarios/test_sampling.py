@@ -13,8 +13,8 @@ from weft.events import RoundCommitted, RoundMissed
 from weft.ids import PeerId
 from weft.peer.round.outcome import RESTING
 from weft.sync.method.choices import SampleConfig
-from weft.sync.records.messages import Manifest
 from weft.sync.method.presets import FedAvgConfig
+from weft.sync.records.messages import Manifest
 
 HALF = FedAvgConfig(every=2, codec=Fp32Config(), among=SampleConfig(share=0.5))
 ONE = FedAvgConfig(every=2, codec=Fp32Config(), among=SampleConfig(share=0.1))

@@ -10,8 +10,15 @@ from scenarios.test_faults import MakeSwarm
 from weft.codec import Fp32Config
 from weft.data.batch import Batch
 from weft.events import Event, MemberStrays, NotLearning, RoundCommitted
+from weft.sync.method.presets import (
+    AsyncDiLoCoConfig,
+    ChocoConfig,
+    DPsgdConfig,
+    FedAvgConfig,
+    MethodConfig,
+    NoLoCoConfig,
+)
 from weft.train.trainer import Trainer
-from weft.sync.method.presets import AsyncDiLoCoConfig, ChocoConfig, DPsgdConfig, FedAvgConfig, MethodConfig, NoLoCoConfig
 
 EVERY = 4
 FEDAVG = FedAvgConfig(every=EVERY, codec=Fp32Config())

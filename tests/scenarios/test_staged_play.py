@@ -10,9 +10,9 @@ from scenarios.swarm import write_corpus
 from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
-from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.config import SplitConfig
+from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.sim.faults import Freeze, Kill, Stop
 from weft.sim.play import Played, play
 from weft.sim.scenario import Kind, Scenario

@@ -12,12 +12,12 @@ from scenarios.test_companies import BATCH, DDP, crew, done, play, rounds, seale
 from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed, RoundCommitted, TeamFormed
-from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.store.home import Home
-from weft.run.genesis import seal
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.split.config import SplitConfig
 from weft.pipeline.split.leader import LedPassed
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.genesis import seal
+from weft.store.home import Home
 from weft.sync.method.presets import DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 

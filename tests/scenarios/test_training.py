@@ -10,15 +10,15 @@ from scenarios.swarm import BATCH, EVERY, LEASE_TOKENS, SEQ_LEN, Life, Swarm
 from weft.codec import Fp32Config
 from weft.data.batch import Batches
 from weft.events import CheckpointSaved, MajorityLost, Notice, RoundCommitted, RoundMissed, StateJoined
-from weft.run.machine import PeerConfig
 from weft.run.genesis import initial
+from weft.run.machine import PeerConfig
 from weft.store.chunks import replica_digest
-from weft.train.trainer import Trainer
-from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.merge.mean import merge
 from weft.sync.merge.reduce import cut
+from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SparseLoCoConfig
 from weft.sync.method.schedule import CosineConfig
+from weft.train.trainer import Trainer
 
 MakeSwarm = Callable[..., Swarm]
 METHODS: dict[str, MethodConfig] = {

@@ -8,8 +8,8 @@ import pytest
 from scenarios.swarm import Swarm
 from scenarios.visits import visit
 from weft.events import Entry, Event, Notice, RoundCommitted, RoundProven, StepDone
-from weft.observe.telemetry import WINDOW_S
 from weft.observe.observer import Observer
+from weft.observe.telemetry import WINDOW_S
 
 ROUNDS = 10
 MOST_LONGER = 1.01

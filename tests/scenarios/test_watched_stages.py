@@ -13,13 +13,13 @@ from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import SCHEME
 from weft.net.node import Node
+from weft.net.transport.memory import SCHEME
 from weft.observe import relaying
-from weft.observe.telemetry import Bulletins
-from weft.store.home import Home
 from weft.observe.observer import Observer
+from weft.observe.telemetry import Bulletins
 from weft.run.genesis import seal
+from weft.store.home import Home
 
 ROUNDS, MANY = 200, 8
 BEGUN_S, WATCHED_S = 1.0, 14.0

@@ -11,8 +11,8 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.ids import PeerId
-from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.transport.base import Lane, Stream
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.sim.namespaces import Lines
 
 pytestmark = [

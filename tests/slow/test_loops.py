@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.door.processes import Process, ending, replica
+from unit.library.processes import Process, ending, replica
 from weft.events import Entry, Event, RoundCommitted, StateJoined
 from weft.log_file import read_jsonl
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from slow.browser import IS_NEEDED, SHOWN, Watched, opened, waits_for
-from unit.cli.test_status import A, B, commit, started, step
+from unit.cli.watch.test_status import A, B, commit, started, step
 from weft.events import (
     VERSION,
     Entry,

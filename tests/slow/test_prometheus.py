@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from example import EXAMPLES
-from unit.cli.test_status import A, B, commit, started, step, write_log
+from unit.cli.watch.test_status import A, B, commit, started, step, write_log
 
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
 pytestmark = [

@@ -26,24 +26,24 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from weft.anchor.disk import MAX_INDEX_NBYTES, Anchored
 from weft.clock import Clock
 from weft.data import DataIndex
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
 from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused, WireError
 from weft.events import DataReady, Emit, Notice, PeerStopped, StateJoined
+from weft.executor import Compute
 from weft.ids import BranchId, Digest, PeerId, Round, short
+from weft.net.holders import small_from
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
+from weft.net.multi_source import pull
 from weft.net.node import Node
-from weft.tasks import Tasks
-from weft.anchor.disk import MAX_INDEX_NBYTES, Anchored
-from weft.peer.join.ranking import Asking
+from weft.net.shares import Blob
 from weft.peer.chain import as_many_as_fit
-from weft.executor import Compute
 from weft.peer.fork.choice import NEAR, believed, is_further
-from weft.net.holders import small_from
-from weft.store.home import Home
-from weft.store.index import CHUNK_NBYTES, StateIndex
+from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
+from weft.peer.join.ranking import Asking
 from weft.peer.messages import (
     MAX_CERTIFICATES,
     ChainAnswer,
@@ -53,11 +53,11 @@ from weft.peer.messages import (
     StateOffer,
     StateRequest,
 )
-from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
 from weft.run.outline import Outline, data_ready
-from weft.net.multi_source import pull
-from weft.net.shares import Blob
+from weft.store.home import Home
+from weft.store.index import CHUNK_NBYTES, StateIndex
 from weft.sync.records.messages import Certificate, Manifest
+from weft.tasks import Tasks
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 1.0

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import ConfigError
 from weft.bench.report import Group, best_of, has_picture
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

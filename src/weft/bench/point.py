@@ -21,8 +21,10 @@ import msgspec
 from jaxtyping import Float32
 from torch import Tensor
 
-from weft.cost import training as cost
+from weft.bench.log import COMPLETE, DIVERGED, BenchLine
+from weft.bench.plan import Point
 from weft.clock import cpu_s
+from weft.cost import training as cost
 from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.events import Entry, Evaluated, Event, RoundCommitted, StepDone
@@ -30,21 +32,19 @@ from weft.ids import Digest
 from weft.log_file import read_lines
 from weft.model.flat import layout
 from weft.run.config import RunConfig
-from weft.train.learner import nothing
 from weft.run.staged import StagedConfig
-from weft.store.chunks import raw
-from weft.train.trainer import Trainer
-from weft.bench.plan import Point
-from weft.bench.log import COMPLETE, DIVERGED, BenchLine
 from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
 from weft.stages.step.opening import num_first
+from weft.store.chunks import raw
 from weft.sync.merge import basis as bases
 from weft.sync.merge.coding import codec_in, reply_codec_in
-from weft.sync.merge.gossip import num_sent
-from weft.sync.round.neighbours import mixing_of
 from weft.sync.merge.fragments import Scope
+from weft.sync.merge.gossip import num_sent
 from weft.sync.records.tuning import tuned_method
+from weft.sync.round.neighbours import mixing_of
+from weft.train.learner import nothing
+from weft.train.trainer import Trainer
 from weft.wire import digest
 
 E = TypeVar("E", bound=Event)

@@ -16,9 +16,9 @@ from statistics import mean, stdev
 
 import msgspec
 
-from weft.bench.plan import Bench, Point, Values
-from weft.bench.log import COMPLETE, BenchLine
 from weft.bench.bench_trend import WITHIN, Gap, Trend, fit, gap_of
+from weft.bench.log import COMPLETE, BenchLine
+from weft.bench.plan import Bench, Point, Values
 
 HEAD = (
     "row",

@@ -14,14 +14,14 @@ from typing import Annotated
 import typer
 
 import weft
-from weft.cli.run import act, anchor, gather, join, keys, pause, ticket, train
-from weft.cli.plan import bench, methods, plan, simulate
 from weft.cli.demo import demo
 from weft.cli.doctor import doctor
-from weft.cli.model import eval, export, generate, inspect, tokenizer
-from weft.cli.watch import report, status, watch
 from weft.cli.failure import explain, explain_usage
+from weft.cli.model import eval, export, generate, inspect, tokenizer
 from weft.cli.place import Place
+from weft.cli.plan import bench, methods, plan, simulate
+from weft.cli.run import act, anchor, gather, join, keys, pause, ticket, train
+from weft.cli.watch import report, status, watch
 from weft.library.home import default_home
 
 _USAGE: type[BaseException] = typer.BadParameter.__mro__[1]  # UsageError, which lies elsewhere in every typer

@@ -24,12 +24,12 @@ from typing import Any
 
 from weft.dashboard import figures
 from weft.dashboard.advice import advice_of
-from weft.dashboard.words import notable
 from weft.dashboard.now import About, Now, PeerNow
 from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.routine import described
 from weft.dashboard.severity import ROUTINE, SEVERITIES, severity_of
 from weft.dashboard.stages import Lead, Stages, led, stage_of, state_at_commit, told
+from weft.dashboard.words import notable
 from weft.events import (
     ActEnacted,
     CountedThrough,

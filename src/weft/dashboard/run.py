@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from weft.dashboard.history import History
+from weft.dashboard.in_words import in_words
 from weft.dashboard.logs import find_logs, logged
 from weft.dashboard.now import About
 from weft.dashboard.stages import layers_of
@@ -25,7 +26,6 @@ from weft.events import Entry
 from weft.ids import Digest, RunId
 from weft.observe.redact import public_entry
 from weft.sync.records.charter import Settings
-from weft.dashboard.in_words import in_words
 
 if TYPE_CHECKING:
     from weft.run.config import Genesis
@@ -128,9 +128,9 @@ def shared_by(log: Path) -> "Genesis | None":
     folder = log.absolute().parent.parent  # root/runs/RUN/PEER/log.jsonl
     if folder.parent.name != "runs" or len(folder.name) != 64:
         return None
-    from weft.store.home import BlobStore
-    from weft.run.machine import PeerConfig
     from weft.run.genesis import MAX_RUN_NBYTES, read_run  # needs torch, for which nobody should wait without need
+    from weft.run.machine import PeerConfig
+    from weft.store.home import BlobStore
 
     with suppress(WeftError, OSError, ValueError):
         data = BlobStore(folder.parents[1] / "blobs").read(Digest(folder.name), MAX_RUN_NBYTES)

@@ -10,21 +10,21 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
 
+from weft.anchor.anchor import Anchor, Mooring
+from weft.anchor.disk import Anchored
 from weft.clock import SystemClock
 from weft.errors import NetError, PeerError, Refused
 from weft.events import PeerStarted
+from weft.executor import Threads
 from weft.ids import Digest, RunId
 from weft.keys import Identity, open_identity
-from weft.net.node import Node
-from weft.net.ticket import Ticket, read
-from weft.anchor.anchor import Anchor, Mooring
-from weft.anchor.disk import Anchored
-from weft.executor import Threads
 from weft.launch.session import Footing, Options, connect, footing
 from weft.net.holders import small_from
+from weft.net.node import Node
+from weft.net.ticket import Ticket, read
 from weft.run.host import limit_cores
-from weft.store.tickets import keep_secret
 from weft.run.outline import Outline, admission_of, public, read_outline
+from weft.store.tickets import keep_secret
 from weft.wire import MAX_RECORD_NBYTES
 
 KEY_DIGITS = 16  # of a run, in the name of the key that keeps it

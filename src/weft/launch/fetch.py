@@ -19,15 +19,15 @@ from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
 from weft.errors import GenesisMismatch, PeerError
 from weft.events import Emit
 from weft.ids import Digest, PeerId
-from weft.net.node import Node
-from weft.run.config import Genesis, RunConfig
 from weft.net.holders import everybody, small_from
-from weft.store.home import Home
-from weft.run.outline import data_ready
 from weft.net.multi_source import pull
-from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
+from weft.net.node import Node
 from weft.net.shares import Blob
 from weft.progress import Meter
+from weft.run.config import Genesis, RunConfig
+from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
+from weft.run.outline import data_ready
+from weft.store.home import Home
 from weft.sync.merge.known import require
 from weft.wire import Buffer
 

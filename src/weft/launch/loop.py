@@ -24,27 +24,27 @@ from weft import wire
 from weft.clock import Clock, SystemClock
 from weft.errors import ConfigError, DataError
 from weft.events import Emit, Notice
+from weft.executor import Compute, Threads
 from weft.ids import Digest, RunId, short
+from weft.launch.fetch import fetch_initial, fetch_run
+from weft.launch.peer import members_of, snapshot_of
+from weft.launch.session import Footing, Options, footing, open_for, who_keep
+from weft.launch.succession import charter_at, require_going, require_unended
 from weft.net.admission import Admission, new_secret
 from weft.net.node import Node
 from weft.net.ticket import read
+from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.state.checkpoint import Snapshot
-from weft.executor import Compute, Threads
 from weft.run.config import FrozenConfig, Genesis, LoopConfig, SyncConfig, TensorConfig
-from weft.train.device import check_fits_loop
-from weft.launch.fetch import fetch_initial, fetch_run
-from weft.launch.session import Footing, Options, footing, open_for, who_keep
+from weft.run.genesis import MAX_RUN_NBYTES, initial, read_run
+from weft.run.outline import admission_of, public
+from weft.store.chunks import raw
 from weft.store.home import Home
 from weft.store.tickets import keep_secret, read_secret
-from weft.launch.peer import members_of, snapshot_of
-from weft.train.learner import Learner
-from weft.run.outline import admission_of, public
-from weft.peer.peer import Outcome, Peer, Place
-from weft.run.genesis import MAX_RUN_NBYTES, initial, read_run
-from weft.store.chunks import raw
-from weft.launch.succession import charter_at, require_going, require_unended
 from weft.sync.merge.known import require
 from weft.sync.method.presets import spell_out
+from weft.train.device import check_fits_loop
+from weft.train.learner import Learner
 
 OnStarted = Callable[[Peer, str], None]
 

@@ -21,34 +21,34 @@ from weft.data import CorpusConfig, DataIndex, Tokenizer
 from weft.data.batch import Batches
 from weft.errors import ConfigError, Unreachable
 from weft.events import Emit, Event, Notice, Working
+from weft.executor import Compute, Threads
 from weft.ids import PeerId
+from weft.launch.company import Company
+from weft.launch.fetch import fetch_files, fetch_initial, fetch_run
+from weft.launch.guard import Guarded
+from weft.launch.session import Footing, Options, connect, footing, open_for
+from weft.launch.succession import charter_at, require_going, require_unended
+from weft.launch.terms import Terms, terms
 from weft.net.admission import Admission, new_secret
 from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
-from weft.run.amend import amended
+from weft.peer.context import Data, Trainers
+from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.state.checkpoint import Snapshot, load
-from weft.launch.company import Company
-from weft.executor import Compute, Threads
+from weft.run.amend import amended
 from weft.run.config import Genesis, RunConfig, RunFile
-from weft.train.device import check_fits, choose
-from weft.launch.fetch import fetch_files, fetch_initial, fetch_run
-from weft.launch.session import Footing, Options, connect, footing, open_for
-from weft.launch.guard import Guarded
-from weft.train.section_memory import fitting
-from weft.store.home import PeerFolder
+from weft.run.genesis import initial, on_corpus, pack_private, seal
 from weft.run.host import limit_cores
-from weft.store.tickets import keep_secret, read_secret
-from weft.train.learner import Learner
 from weft.run.machine import PeerConfig
 from weft.run.outline import admission_of, public
-from weft.peer.peer import Outcome, Peer, Place
-from weft.peer.context import Data, Trainers
-from weft.store.pool import Pool
-from weft.run.genesis import initial, on_corpus, pack_private, seal
 from weft.run.staged import StagedConfig, held_of
-from weft.launch.succession import charter_at, require_going, require_unended
-from weft.launch.terms import Terms, terms
+from weft.store.home import PeerFolder
+from weft.store.pool import Pool
+from weft.store.tickets import keep_secret, read_secret
+from weft.train.device import check_fits, choose
+from weft.train.learner import Learner
+from weft.train.section_memory import fitting
 from weft.train.trainer import Trainer
 
 

@@ -15,25 +15,25 @@ from weft.event_file import JsonlSink
 from weft.events import ConnectionDropped, Emit, Event, EventLog, Sink
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
-from weft.net.transport import tcp
-from weft.net.admission import Admission, ByTicket
-from weft.net.speed_test import Gauge
-from weft.net.link.handshake import Passport
-from weft.net.transport.iroh import IrohTransport
-from weft.net.link.links import VIA
-from weft.net.node import Node
-from weft.tasks import Tasks
-from weft.net.transport.rate_limit import Throttled
-from weft.net.ticket import Ticket, issue
-from weft.net.transport.tls import TlsTransport
-from weft.net.transport.base import Transport
-from weft.observe import relaying
-from weft.observe.telemetry import Bulletins
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
+from weft.net.admission import Admission, ByTicket
+from weft.net.link.handshake import Passport
+from weft.net.link.links import VIA
+from weft.net.node import Node
+from weft.net.speed_test import Gauge
+from weft.net.ticket import Ticket, issue
+from weft.net.transport import tcp
+from weft.net.transport.base import Transport
+from weft.net.transport.iroh import IrohTransport
+from weft.net.transport.rate_limit import Throttled
+from weft.net.transport.tls import TlsTransport
+from weft.observe import relaying
+from weft.observe.telemetry import Bulletins
+from weft.run.machine import PeerConfig
 from weft.store.home import Home, PeerFolder
 from weft.store.tickets import drop_ticket, keep_addresses, keep_ticket, read_addresses
-from weft.run.machine import PeerConfig
+from weft.tasks import Tasks
 
 
 def nobody(event: Event) -> None:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from weft.errors import CheckpointError, NetError, PeerError, Refused, TicketMismatch
 from weft.ids import PeerId, RunId, short
 from weft.net.node import Node
+from weft.peer.messages import CharterAnswer, CharterRequest
 from weft.peer.state.checkpoint import read_contents
 from weft.store.home import PeerFolder
-from weft.peer.messages import CharterAnswer, CharterRequest
 from weft.sync.records.acts import Succeed
 from weft.sync.records.charter import Charter
 

@@ -15,22 +15,22 @@ import msgspec
 import psutil
 import torch
 
-from weft.cost import training as cost
 from weft.clock import Clock
+from weft.cost import training as cost
 from weft.cost.pipeline import crossing, section_flops
 from weft.ids import PeerId, RunId
+from weft.launch.company import NOBODY, Pace
 from weft.model.config import ModelConfig
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket
-from weft.train import section_memory as holding
-from weft.launch.company import NOBODY, Pace
 from weft.run.config import RunConfig
-from weft.train.device import Device, choose, decoder, needed_nbytes
-from weft.store.home import Home
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
+from weft.store.home import Home
 from weft.sync.merge.method import Method
 from weft.sync.traffic import round_traffic
+from weft.train import section_memory as holding
+from weft.train.device import Device, choose, decoder, needed_nbytes
 
 CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
 LEAST_ROUND_S = 0.01  # of two peers on one machine with next to nothing to train: messages, and promises on the disk

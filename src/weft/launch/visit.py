@@ -22,12 +22,12 @@ from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused, Unreachable
 from weft.ids import PeerId
 from weft.keys import Identity
+from weft.launch.session import Options, connect, footing
 from weft.net.node import Node
 from weft.net.ticket import Ticket
-from weft.launch.session import Options, connect, footing
-from weft.store.home import Home
-from weft.run.machine import PeerConfig
 from weft.peer.messages import CharterAnswer, CharterRequest, HandIn, HandInAnswer
+from weft.run.machine import PeerConfig
+from weft.store.home import Home
 from weft.sync.records.acts import Act, AnyDeed, Ballot, Reason
 from weft.sync.records.charter import Charter
 from weft.wire import Signed, seal

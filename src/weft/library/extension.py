@@ -12,8 +12,8 @@ from typing import Any
 from weft.codec import ExtensionCodecConfig
 from weft.codec.codec import Codec
 from weft.extension import Known, Value, learn, settings_of
-from weft.sync.method.choices import ExtensionOuterConfig
 from weft.sync.merge.outer import Outer
+from weft.sync.method.choices import ExtensionOuterConfig
 
 __all__ = ["Codec", "Extension", "Outer", "extend"]
 

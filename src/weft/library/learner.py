@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.library.lending import Lending, Made
-from weft.library.tensors import Tensors
 from weft.errors import CheckpointError
 from weft.events import Emit, StepDone
 from weft.ids import Step
+from weft.library.lending import Lending, Made
+from weft.library.tensors import Tensors
 from weft.run.config import Genesis
-from weft.train.optimizer import State
 from weft.train.learner import Work
+from weft.train.optimizer import State
 
 
 class LoopLearner:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
-from weft.library.given import config_of, require_kind
-from weft.library.home import default_home
 from weft.errors import ConfigError
 from weft.events import Sink
 from weft.launch.session import Options
-from weft.store.home import Home
+from weft.library.given import config_of, require_kind
+from weft.library.home import default_home
 from weft.run.machine import PeerConfig
+from weft.store.home import Home
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,16 +30,16 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from weft.errors import ConfigError
+from weft.launch.loop import Loop, found, join
 from weft.library.given import config_of, require_kind, require_members, require_one_process, shown, whole
 from weft.library.learner import LoopLearner
 from weft.library.leaving import RoundTimes, at_exit, hand_in
 from weft.library.lending import Lending
 from weft.library.machine import Machine, show_ticket
 from weft.library.tensors import Tensors, require_same
-from weft.errors import ConfigError
-from weft.run.config import SyncConfig
-from weft.launch.loop import Loop, found, join
 from weft.peer.peer import Outcome, Peer
+from weft.run.config import SyncConfig
 
 NOT_STARTED = "weft.Sync has not started: use it as `with weft.Sync(...) as sync`, or call start()"
 LEAVES_S = 60.0  # for goodbye and checkpoint where the loop broke: what takes longer goes on without being waited for

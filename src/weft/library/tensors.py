@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from weft.library.model import sorted_out, trained_besides
 from weft.errors import ConfigError, GenesisMismatch
 from weft.ids import Digest
+from weft.library.model import sorted_out, trained_besides
 from weft.run.config import FrozenConfig, LoopConfig, TensorConfig
 from weft.wire import digest, printable
 

@@ -22,14 +22,14 @@ from typing import Any
 
 from weft.config import from_tree
 from weft.data import CorpusConfig, TextSource
-from weft.library.given import config_of, require_kind, require_members, require_one_process
-from weft.library.machine import Machine, show_ticket
 from weft.errors import ConfigError
 from weft.events import Entry
-from weft.run.config import RunFile
-from weft.launch.session import Options
 from weft.launch.peer import Takes, found, join
+from weft.launch.session import Options
+from weft.library.given import config_of, require_kind, require_members, require_one_process
+from weft.library.machine import Machine, show_ticket
 from weft.peer.peer import Outcome
+from weft.run.config import RunFile
 
 LEAVES_S = 60.0  # for goodbye and checkpoint where the caller broke off
 LOOK_S = 0.5  # between two looks whether the caller was interrupted: some systems deliver no signal meanwhile

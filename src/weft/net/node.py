@@ -41,21 +41,21 @@ from weft.keys import Identity
 from weft.net.admission import Admission
 from weft.net.blobs.blob_stream import STALL_S
 from weft.net.blobs.blobs import Blobs, Lookup, Offload, in_thread
-from weft.net.link.address_book import AddressBook, Directory, OnContact
 from weft.net.blobs.bulk import Bulk
+from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig
+from weft.net.blobs.via import ViaTransport
+from weft.net.link.address_book import AddressBook, Directory, OnContact
 from weft.net.link.dialer import Dialler
-from weft.net.link.listener import Door
+from weft.net.link.handlers import CallHandler, NoteHandler, Services
 from weft.net.link.handshake import Passport
 from weft.net.link.links import Link, Links, OnLink
-from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
+from weft.net.link.listener import Door
 from weft.net.link.traffic import Meter, Meters
-from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig
-from weft.net.link.handlers import CallHandler, NoteHandler, Services
-from weft.net.transport.rate_limit import Bucket
-from weft.net.transport.base import Transport
 from weft.net.link.trial import Trial, failed
 from weft.net.link.unreached import nobody
-from weft.net.blobs.via import ViaTransport
+from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
+from weft.net.transport.base import Transport
+from weft.net.transport.rate_limit import Bucket
 from weft.wire import Buffer, decode, encode
 
 Q = TypeVar("Q", bound=msgspec.Struct)

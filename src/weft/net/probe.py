@@ -14,10 +14,10 @@ from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WeftErro
 from weft.keys import Identity
 from weft.net.link.dialer import DIAL_S
 from weft.net.link.handshake import Passport, greet, handshake_reader
+from weft.net.link.trial import Outcome, Trial, failed
 from weft.net.messages import PROTOCOL, Contact, Hello
 from weft.net.ticket import Ticket
 from weft.net.transport.base import Stream, Transport
-from weft.net.link.trial import Outcome, Trial, failed
 from weft.rng import fresh_secret
 
 MAX_AT_ONCE = 16

@@ -49,12 +49,12 @@ from weft.keys import verify
 from weft.log_file import read_lines
 from weft.net.channel import Channel
 from weft.net.node import Node
-from weft.tasks import Tasks
-from weft.observe.telemetry import MAX_LINES, WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest
-from weft.observe.plausible import is_plausible
 from weft.observe.light_client import Proving
+from weft.observe.plausible import is_plausible
 from weft.observe.redact import public
+from weft.observe.telemetry import MAX_LINES, WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest
 from weft.run.staged import channel_of
+from weft.tasks import Tasks
 from weft.wire import Signed, unseal
 
 MAX_HEARD = 8  # peers

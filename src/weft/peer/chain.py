@@ -16,10 +16,20 @@ from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.keys import verify
 from weft.peer.messages import GENESIS
 from weft.rng import order_key
-from weft.sync.records.charter import Charter
-from weft.sync.method.choices import Choices
 from weft.sync.governance.legacy import charter_after, forked
-from weft.sync.records.messages import MAX_UNCOUNTED, MAX_UPLINK, Accept, Base, Certificate, Goodbye, Manifest, RoundNote, next_base
+from weft.sync.method.choices import Choices
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import (
+    MAX_UNCOUNTED,
+    MAX_UPLINK,
+    Accept,
+    Base,
+    Certificate,
+    Goodbye,
+    Manifest,
+    RoundNote,
+    next_base,
+)
 from weft.sync.round.neighbours import is_gossip
 from weft.sync.round.rules import is_quorum, is_successor
 from weft.wire import Buffer, Signed, digest_of, encode, unseal

@@ -31,9 +31,9 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId, Tokens, short
 from weft.keys import verify
 from weft.peer.messages import GENESIS
-from weft.sync.records.charter import Charter
 from weft.sync.governance.legacy import history, history_before, unclaimed
 from weft.sync.records.ancestry import parting
+from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
 from weft.wire import digest_of, unseal
 

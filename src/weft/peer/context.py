@@ -11,19 +11,19 @@ from weft.clock import Clock
 from weft.data import DataIndex, ShardStore, Split, Tokenizer
 from weft.data.batch import Batches
 from weft.events import Emit
+from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.keys import Identity
 from weft.net.membership.claims import ClaimReader
 from weft.net.node import Node
 from weft.peer.companion import Companion
-from weft.executor import Compute
 from weft.run.config import Genesis, RunConfig
+from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.journal import Journal
-from weft.train.learner import Learner
-from weft.run.machine import PeerConfig
 from weft.store.pool import Pool
 from weft.sync.records.acts import Succeed
+from weft.train.learner import Learner
 
 
 class Trainers(Protocol):

@@ -29,39 +29,39 @@ from weft import __version__
 from weft.errors import PeerError, Removed
 from weft.events import Event, Notice, PeerStarted, PeerStopped
 from weft.ids import Digest, PeerId, Tokens
-from weft.net.membership.membership import Membership
 from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
-from weft.tasks import Tasks
-from weft.peer.loop import stand_in as resting
-from weft.peer.round.outcome import Decided
-from weft.peer.loop.ahead import Ahead
-from weft.peer.join.hold import Blocking
-from weft.peer.fork.split import Branches
+from weft.net.membership.membership import Membership
 from weft.peer.chain import Chain
-from weft.peer.state.checkpoint import Snapshot
-from weft.run.config import Genesis
-from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
-from weft.peer.join.state_server import Donor
-from weft.peer.join.entrance import Entrance
-from weft.peer.loop.evaluate import make_evaluator
-from weft.peer.group.groups import Groups, Turn
-from weft.peer.round.mailbox import Mailbox
-from weft.peer.state.mixing import Met
-from weft.peer.loop.offer import Offering
-from weft.peer.loop.shutdown import Parting
-from weft.peer.loop.pause import Pause
 from weft.peer.context import Outcome, Place
-from weft.store.votes import Promises
+from weft.peer.fork.split import Branches
+from weft.peer.group.groups import Groups, Turn
 from weft.peer.group.records import Records
-from weft.peer.state.replica import Replica
-from weft.peer.loop.report import Report
-from weft.peer.round.driver import Rounds
-from weft.peer.state.autosave import Saver
+from weft.peer.join.entrance import Entrance
+from weft.peer.join.hold import Blocking
+from weft.peer.join.state_server import Donor
+from weft.peer.loop import stand_in as resting
+from weft.peer.loop.ahead import Ahead
+from weft.peer.loop.evaluate import make_evaluator
 from weft.peer.loop.lease import Training
+from weft.peer.loop.offer import Offering
+from weft.peer.loop.pause import Pause
+from weft.peer.loop.report import Report
+from weft.peer.loop.shutdown import Parting
 from weft.peer.loop.unless import Stopped, Unless
 from weft.peer.loop.warming import Warming
-from weft.sync.round.groups import claims_in
+from weft.peer.round.driver import Rounds
+from weft.peer.round.mailbox import Mailbox
+from weft.peer.round.outcome import Decided
+from weft.peer.state.autosave import Saver
+from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
+from weft.peer.state.checkpoint import Snapshot
+from weft.peer.state.mixing import Met
+from weft.peer.state.replica import Replica
+from weft.run.config import Genesis
+from weft.store.votes import Promises
 from weft.sync.records.messages import GroupRecord, Manifest, own_work
+from weft.sync.round.groups import claims_in
+from weft.tasks import Tasks
 
 __all__ = ["Outcome", "Peer", "Place"]
 

@@ -13,8 +13,8 @@ import asyncio
 
 from weft.ids import PeerId
 from weft.pipeline.device import Given
-from weft.pipeline.sender import Returned, Sender
 from weft.pipeline.exactly_once import BatchId
+from weft.pipeline.sender import Returned, Sender
 
 PER_STAGE = 2  # micro-batches on their way
 

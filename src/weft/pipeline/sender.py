@@ -27,14 +27,14 @@ from typing import Any
 from weft.clock import Clock
 from weft.errors import ConfigError, DeadlineExceeded, NetError, NotFinite, PeerError, Refused
 from weft.ids import PeerId
-from weft.tasks import Tasks
 from weft.pipeline.device import Given, Parcel
+from weft.pipeline.exactly_once import Attempt, BatchId
 from weft.pipeline.link import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.pipeline.pace import Pace
 from weft.pipeline.routing import Failure, Reserved, Route
-from weft.pipeline.exactly_once import Attempt, BatchId
 from weft.rng import order_key
+from weft.tasks import Tasks
 from weft.wire import Buffer
 
 CALL_S = 10.0  # that the answer to a call may take, beside what it makes the other side fetch

@@ -32,15 +32,15 @@ from weft.clock import Clock
 from weft.errors import CallFailed, ConfigError, NetError, NotFinite, PeerError, Refused
 from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
-from weft.tasks import Tasks
-from weft.pipeline.step import ANY, Beat
 from weft.pipeline.device import Device, Encode, Given, Parcel, Passed, PassedTogether, Together, parcel
+from weft.pipeline.exactly_once import NONE, Attempt, BatchId, Closed, Tally, Told
 from weft.pipeline.link import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
 from weft.pipeline.pace import Pace
 from weft.pipeline.schedule import Run, Schedule
 from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Returned, Sender
-from weft.pipeline.exactly_once import NONE, Attempt, BatchId, Closed, Tally, Told
+from weft.pipeline.step import ANY, Beat
+from weft.tasks import Tasks
 from weft.wire import Buffer
 
 AGAIN_S = 1.0  # until a sender that did not answer is asked again; doubled each time

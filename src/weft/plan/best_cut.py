@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError
-from weft.run.staged import TIED
 from weft.pipeline.config import PipelineConfig
 from weft.plan.cut import Cut, planned
 from weft.plan.forecast import forecast, pace_of
 from weft.plan.methods import name_of
 from weft.plan.question import Question
+from weft.run.staged import TIED
 from weft.sync.method.presets import DdpConfig, SparseLoCoConfig, spell_out
 
 MOST_TRIED = 16  # numbers of stages that are all tried; above, each doubling, and the most there can be

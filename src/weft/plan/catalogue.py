@@ -10,7 +10,23 @@ from dataclasses import dataclass
 
 from weft.model.config import named
 from weft.model.flat import layout
-from weft.sync.method.presets import AsyncDiLoCoConfig, AutoConfig, ChocoConfig, CocktailConfig, DdpConfig, DeMoConfig, DiLoCoConfig, DPsgdConfig, FedAvgConfig, MethodConfig, NoLoCoConfig, PowerSgdConfig, SparseLoCoConfig, StreamingConfig, spell_out
+from weft.sync.method.presets import (
+    AsyncDiLoCoConfig,
+    AutoConfig,
+    ChocoConfig,
+    CocktailConfig,
+    DdpConfig,
+    DeMoConfig,
+    DiLoCoConfig,
+    DPsgdConfig,
+    FedAvgConfig,
+    MethodConfig,
+    NoLoCoConfig,
+    PowerSgdConfig,
+    SparseLoCoConfig,
+    StreamingConfig,
+    spell_out,
+)
 from weft.sync.traffic import round_traffic
 
 PEERS = 4

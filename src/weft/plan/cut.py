@@ -17,24 +17,35 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.cost import training as cost, pipeline as cost_pipeline
 from weft.codec.build import build as build_codec
 from weft.codec.config import Bf16Config, E3m0Config, Fp8Config, Fp32Config, Int4Config, Int8Config
+from weft.cost import pipeline as cost_pipeline
+from weft.cost import training as cost
 from weft.cost.pipeline import Crossing, MicroBatch, Shape
 from weft.errors import ConfigError, TooLarge
 from weft.model.flat import layout
 from weft.model.sections import Section, sections
-from weft.train.device import decoder
-from weft.train.section_memory import SPARE, Holding, least_nbytes, micro_batch, on_cpu, on_gpu, section_memory, shape_of, usual_taken
-from weft.run.staged import check_tied
 from weft.pipeline.config import PipelineConfig
 from weft.plan.groups import grouped_time
 from weft.plan.pipeline import Holder, Pipe, StepTime, num_members, step_time
 from weft.plan.question import Machines, Question
 from weft.plan.serving import codec_s, sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
+from weft.run.staged import check_tied
 from weft.sync.merge.method import most_sent
 from weft.sync.method.staged import check_staged
+from weft.train.device import decoder
+from weft.train.section_memory import (
+    SPARE,
+    Holding,
+    least_nbytes,
+    micro_batch,
+    on_cpu,
+    on_gpu,
+    section_memory,
+    shape_of,
+    usual_taken,
+)
 
 # passing.md: CPU-seconds of a member for a micro-batch, forward and back together.
 SIDE_CPU_S = 4.4e-3  # for each boundary that it has

@@ -12,22 +12,22 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from weft.cost import training as cost
 from weft.codec import LOSSY
 from weft.codec.build import build as build_codec
+from weft.cost import training as cost
 from weft.errors import ConfigError
 from weft.model.flat import layout
-from weft.train.device import decoder
 from weft.peer.group.aggregator import PARALLEL
 from weft.plan.groups import Levels, grouped_time, largest_group, levels
 from weft.plan.loss import NONE, Penalty, penalty
 from weft.plan.question import Cluster, Machines, Question
 from weft.plan.serving import sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
-from weft.sync.method.choices import LowRankConfig, NesterovConfig
 from weft.sync.costs import peer_memory
 from weft.sync.merge.method import most_sent
+from weft.sync.method.choices import LowRankConfig, NesterovConfig
 from weft.sync.round.leases import num_drawn
+from weft.train.device import decoder
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
 _SPARE = 0.9  # of a device's memory may be planned for

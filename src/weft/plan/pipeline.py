@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from weft.cost.training import Traffic
 from weft.cost.pipeline import Crossing
+from weft.cost.training import Traffic
 from weft.pipeline.origin import PER_STAGE
 from weft.pipeline.schedule import MAX_OWED
 from weft.pipeline.worker import Bounds

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from weft.cost import training as cost
 from weft.model.config import ModelConfig, num_parameters
 from weft.net.membership.full_mesh import MAX_MEMBERS
-from weft.run.config import TrainConfig
-from weft.train.device import decoder
 from weft.plan.profiles import Device, known
 from weft.plan.timing import Line
+from weft.run.config import TrainConfig
 from weft.sync.method.choices import Choices
+from weft.train.device import decoder
 
 # What AdamW reads and writes of each parameter: gradient twice (norm, step), parameter and two moments both ways.
 OPTIMIZER_NBYTES = 32

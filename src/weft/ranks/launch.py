@@ -20,17 +20,17 @@ from weft.clock import Clock
 from weft.data.batch import Batches
 from weft.errors import ConfigError
 from weft.events import Emit
-from weft.run.config import RunConfig
-from weft.train.device import Share, check_fits, choose
-from weft.store.home import PeerFolder
-from weft.run.host import limit_cores
-from weft.train.learner import Learner
-from weft.run.machine import PeerConfig
-from weft.store.pool import Pool
 from weft.ranks.learner import SiteLearner, check
 from weft.ranks.line import Line
 from weft.ranks.site import Site, serve
 from weft.ranks.vector import spread
+from weft.run.config import RunConfig
+from weft.run.host import limit_cores
+from weft.run.machine import PeerConfig
+from weft.store.home import PeerFolder
+from weft.store.pool import Pool
+from weft.train.device import Share, check_fits, choose
+from weft.train.learner import Learner
 
 _LARGE_NBYTES = 1 << 20
 _MMAP_THRESHOLD = -3  # of mallopt

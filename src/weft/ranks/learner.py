@@ -22,16 +22,34 @@ from weft.data.batch import Batch, Batches
 from weft.errors import CheckpointError, ConfigError, SiteBroken
 from weft.events import Emit, WarmedUp
 from weft.inference.sample import Sampling
-from weft.run.config import Genesis, RunConfig
-from weft.train.optimizer import State
-from weft.train.learner import Work, nothing
-from weft.run.machine import PeerConfig
-from weft.train.steps import Steps, mean_loss, prompt_ids
-from weft.ranks.orders import Begin, DropGradient, Generate, Gradient, Leave, Local, Loss, Moments, Move, Pull, ReadMoment, SetAnchor, SetLocal, SetMoments, TakeGradient, Unwear, Wear
+from weft.ranks.orders import (
+    Begin,
+    DropGradient,
+    Generate,
+    Gradient,
+    Leave,
+    Local,
+    Loss,
+    Moments,
+    Move,
+    Pull,
+    ReadMoment,
+    SetAnchor,
+    SetLocal,
+    SetMoments,
+    TakeGradient,
+    Unwear,
+    Wear,
+)
 from weft.ranks.shard import moments_of
 from weft.ranks.site import Site
 from weft.ranks.vector import Moment, SiteVector, spread
+from weft.run.config import Genesis, RunConfig
+from weft.run.machine import PeerConfig
 from weft.sync.method.choices import AdamWConfig, ExtensionOuterConfig, InnerSgdConfig, SignSgdConfig
+from weft.train.learner import Work, nothing
+from weft.train.optimizer import State
+from weft.train.steps import Steps, mean_loss, prompt_ids
 
 
 class SiteLearner:

@@ -25,14 +25,14 @@ from weft import rng
 from weft.data.batch import Batch
 from weft.inference.sample import Sampling, generate
 from weft.model import KVCache, Transformer, layout
-from weft.run.config import RunConfig
-from weft.train.device import Device, choose, limit_memory
-from weft.train.optimizer import AdamWNumbers, adamw_step, sgd_step
-from weft.run.machine import PeerConfig
 from weft.ranks.line import Line
 from weft.ranks.passing import passed
 from weft.ranks.strips import overlap, overlaps, rows, strips
+from weft.run.config import RunConfig
+from weft.run.machine import PeerConfig
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig
+from weft.train.device import Device, choose, limit_memory
+from weft.train.optimizer import AdamWNumbers, adamw_step, sgd_step
 
 Rows = list[Tensor]  # of one rank: of each tensor, in the order of the layout
 

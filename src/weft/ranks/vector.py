@@ -20,9 +20,16 @@ from weft.ids import Digest
 from weft.ranks.orders import Compute, Digests, Fresh, OuterStep, Read, SquareSums, Write
 from weft.ranks.site import Number, Site
 from weft.ranks.worker import OPERATIONS
-from weft.sync.method.choices import AdamWConfig, DelayedNesterovConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig
 from weft.sync.merge.outer import State, StepContext, root_of, shortening
 from weft.sync.merge.sharded import Readable, SpreadVector
+from weft.sync.method.choices import (
+    AdamWConfig,
+    DelayedNesterovConfig,
+    InnerSgdConfig,
+    NesterovConfig,
+    OuterConfig,
+    SgdConfig,
+)
 
 V = TypeVar("V", bound=Readable)
 

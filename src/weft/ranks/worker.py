@@ -15,16 +15,46 @@ from torch import Tensor
 
 from weft.data.batch import Batch
 from weft.ids import Digest
-from weft.train.device import choose
-from weft.run.machine import PeerConfig
-from weft.store.chunks import chunk_digests
 from weft.ranks.line import Line
-from weft.ranks.orders import Begin, Close, Compute, Digests, DropGradient, Fresh, Generate, Gradient, Leave, Local, Loss, ModelOrder, Moments, Move, Order, OuterStep, Pull, Read, ReadMoment, SetAnchor, SetLocal, SetMoments, Size, SquareSums, Still, TakeGradient, Unwear, Wear, Write
+from weft.ranks.orders import (
+    Begin,
+    Close,
+    Compute,
+    Digests,
+    DropGradient,
+    Fresh,
+    Generate,
+    Gradient,
+    Leave,
+    Local,
+    Loss,
+    ModelOrder,
+    Moments,
+    Move,
+    Order,
+    OuterStep,
+    Pull,
+    Read,
+    ReadMoment,
+    SetAnchor,
+    SetLocal,
+    SetMoments,
+    Size,
+    SquareSums,
+    Still,
+    TakeGradient,
+    Unwear,
+    Wear,
+    Write,
+)
 from weft.ranks.passing import passed
 from weft.ranks.shard import Shard
 from weft.ranks.strips import strips
+from weft.run.machine import PeerConfig
+from weft.store.chunks import chunk_digests
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.outer import StepContext, square_sums
+from weft.train.device import choose
 
 # What may be computed with strips, by methods of tensors. Those that end with _ change their first argument.
 OPERATIONS = frozenset({"add", "sub", "mul", "lerp", "clone", "add_", "sub_", "mul_", "copy_", "zero_"})

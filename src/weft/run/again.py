@@ -4,12 +4,12 @@ Paths are not among what they share: where the run read text, `paths` are for wh
 """
 
 from weft.data import BytesConfig, ByteTokenizer, JsonConfig
+from weft.pipeline.config import PipelineConfig
 from weft.run.config import FolderModel, RunConfig, RunFile, ShapedModel
 from weft.run.genesis import of_shape
 from weft.run.staged import StagedConfig
-from weft.pipeline.config import PipelineConfig
-from weft.sync.records.messages import MAX_GROUP
 from weft.sync.method.presets import spell_out
+from weft.sync.records.messages import MAX_GROUP
 
 MODEL, TOKENIZER = "model", "tokenizer.json"  # beside the run file, where it cannot say them itself: of an export
 

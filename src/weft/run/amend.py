@@ -19,10 +19,10 @@ from weft.config import Config, from_tree, replace_field
 from weft.errors import ConfigError
 from weft.run.config import Genesis
 from weft.run.staged import StagedConfig
-from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
-from weft.sync.records.charter import Charter, Settings
 from weft.sync.method.choices import ApplyConfig, InnerConfig
 from weft.sync.method.schedule import ScheduleConfig
+from weft.sync.records.acts import Amend, BatchSize, Every, SeqLen, TotalTokens
+from weft.sync.records.charter import Charter, Settings
 
 
 def first_charter(run: Genesis) -> Charter:

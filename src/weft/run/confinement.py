@@ -8,11 +8,11 @@ from torch import Tensor
 
 from weft.model import ModelConfig, initial_vector
 from weft.model.sections import Section
+from weft.pipeline.codec.activations import SubspaceConfig
+from weft.pipeline.codec.subspace import Confined, confined
+from weft.pipeline.config import PipelineConfig
 from weft.run.config import Genesis
 from weft.run.staged import StagedConfig
-from weft.pipeline.codec.activations import SubspaceConfig
-from weft.pipeline.config import PipelineConfig
-from weft.pipeline.codec.subspace import Confined, confined
 
 
 def confinement(run: Genesis) -> Confined | None:

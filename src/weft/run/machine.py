@@ -9,8 +9,8 @@ import msgspec
 
 from weft.config import Config
 from weft.errors import ConfigError
-from weft.net.transport.iroh import IrohConfig
 from weft.net.blobs.relay import RelayConfig
+from weft.net.transport.iroh import IrohConfig
 from weft.net.transport.tls import TlsConfig
 from weft.run.caps import CapsConfig
 

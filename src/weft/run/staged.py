@@ -23,13 +23,13 @@ from weft.model.config import ModelConfig, num_parameters
 from weft.model.flat import layout
 from weft.model.sections import Section, num_section_parameters, pieces, sections
 from weft.net.messages import HexDigest
-from weft.run.config import RunConfig, VectorShape
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.pipeline.split.section import check_split
-from weft.sync.records.acts import MAX_TOKENS
+from weft.run.config import RunConfig, VectorShape
 from weft.sync.method.choices import Choices
 from weft.sync.method.staged import check_staged
+from weft.sync.records.acts import MAX_TOKENS
 from weft.wire import digest
 
 TIED = (

@@ -19,12 +19,12 @@ from weft.data import leases
 from weft.events import Emit
 from weft.ids import BranchId, Digest, PeerId, Tokens
 from weft.net.blobs.blobs import Lookup, inline
+from weft.net.link.handlers import CallHandler, Q
 from weft.net.link.handshake import Passport
 from weft.net.membership.full_mesh import MAX_MEMBERS
-from weft.net.transport.memory import MemoryTransport
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
-from weft.net.link.handlers import CallHandler, Q
+from weft.net.transport.memory import MemoryTransport
 from weft.peer.messages import ChainAnswer, Decision, Letter, StateOffer
 from weft.sim.faults import Corrupt, Drop, Fault, Lie
 from weft.sync.records.messages import Manifest, Merged, Promise, Propose, Ready, RoundNote, Stuck, Vote

@@ -22,8 +22,8 @@ from torch import Tensor, tensor
 from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.errors import CheckpointError
-from weft.train.optimizer import State
 from weft.train.learner import Work, nothing
+from weft.train.optimizer import State
 from weft.train.trainer import Trainer
 
 RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of rounds

@@ -28,18 +28,18 @@ from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.membership.claims import ClaimReader
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.transport.memory import MemoryNetwork
-from weft.run.config import RunFile
-from weft.store.home import Home
 from weft.peer.context import MakeTrainer
+from weft.run.config import RunFile
 from weft.run.genesis import seal
-from weft.train.trainer import Trainer
 from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault, Freeze, Kill, Partition, Stop, parted
 from weft.sim.memo import shared
 from weft.sim.scenario import Kind, Scenario, at_present
 from weft.sim.world import Life, Member, Paced, World
-from weft.sync.round.groups import claims_in
+from weft.store.home import Home
 from weft.sync.records.messages import GroupRecord, Manifest
+from weft.sync.round.groups import claims_in
+from weft.train.trainer import Trainer
 from weft.wire import digest_of
 
 MBIT = 1e6

@@ -14,12 +14,12 @@ from weft.ids import BranchId, Digest, PeerId, Round, RunId
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs.blobs import inline
-from weft.net.membership.claims import ClaimReader
 from weft.net.link.handshake import Passport
+from weft.net.membership.claims import ClaimReader
 from weft.net.membership.membership import Membership
-from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 
 RUN = RunId("ab" * 32)
 

@@ -20,15 +20,15 @@ from torch import Tensor
 from weft.ids import PeerId
 from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
 from weft.model.sections import Section, whole
-from weft.train.learner import NOTHING_CAME, Work
-from weft.train.section import SectionTrainer
-from weft.train.tied import TiedTrainer, halved
 from weft.pipeline.codec.boundary import Shape
 from weft.pipeline.codec.build import build
 from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
 from weft.pipeline.worker import Sum
 from weft.sim.cost import RATE, CostTrainer
 from weft.stages.busy import PIECES
+from weft.train.learner import NOTHING_CAME, Work
+from weft.train.section import SectionTrainer
+from weft.train.tied import TiedTrainer, halved
 from weft.wire import Buffer
 
 

@@ -11,8 +11,8 @@ from weft.clock import Clock
 from weft.ids import Digest, Tokens
 from weft.peer.peer import Outcome
 from weft.sim.sections import CostSection, CostTied, Owing, PacedSection
-from weft.stages.peer import Company
 from weft.stages.launch import summed
+from weft.stages.peer import Company
 from weft.stages.step.membership import Kit
 from weft.sync.records.messages import Manifest
 

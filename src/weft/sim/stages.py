@@ -28,11 +28,11 @@ from weft.keys import Identity
 from weft.net.admission import Anyone
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.messages import Contact
 from weft.net.node import Node
-from weft.pipeline.dispatch import Desk
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.pipeline.device import Given
+from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
 from weft.pipeline.origin import PER_STAGE, Origin
 from weft.pipeline.placement import Stage

@@ -19,33 +19,33 @@ from weft import rng
 from weft.clock import Clock, VirtualClock
 from weft.errors import CheckpointError, Unreachable
 from weft.events import VERSION, Entry, Event, RoundCommitted, StepDone
+from weft.executor import Compute, Inline
 from weft.ids import Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
-from weft.net.membership.claims import ClaimReader
 from weft.net.link.handshake import Passport
+from weft.net.membership.claims import ClaimReader
 from weft.net.membership.full_mesh import MAX_MEMBERS
-from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.net.node import Node
 from weft.net.ticket import MAX_CONTACTS
+from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.observe import relaying
 from weft.observe.telemetry import Bulletins
-from weft.peer.state.checkpoint import load
-from weft.executor import Compute, Inline
-from weft.store.home import Home
-from weft.run.machine import PeerConfig
-from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.context import Data, MakeTrainer
+from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.state.checkpoint import load
 from weft.run.genesis import Sealed, initial
+from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
-from weft.train.trainer import Trainer
-from weft.sim.cost import CostTrainer
 from weft.sim.byzantine import CrookedNode
+from weft.sim.cost import CostTrainer
 from weft.sim.faults import Fault
 from weft.sim.sections import Owing
 from weft.sim.staged import OwingClock, StagedLife
 from weft.stages.step.membership import Kit
+from weft.store.home import Home
 from weft.sync.records.messages import Manifest
+from weft.train.trainer import Trainer
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)

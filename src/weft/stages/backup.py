@@ -30,11 +30,11 @@ from weft.events import CheckpointSaved, Notice
 from weft.ids import PeerId
 from weft.net.transport.address import hosts_of, is_loopback
 from weft.peer.state.checkpoint import Snapshot, save
-from weft.store.pool import Pool
-from weft.stages.step.membership import Grounds
 from weft.stages.messages import KeepNow, KeptAnswer
-from weft.stages.table import Roll
 from weft.stages.reader import Window, shape
+from weft.stages.step.membership import Grounds
+from weft.stages.table import Roll
+from weft.store.pool import Pool
 from weft.wire import Buffer, digest_of
 
 HAND_OVER_S = 120.0  # for the state of a stage to be fetched by another before who holds it goes

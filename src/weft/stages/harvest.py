@@ -17,11 +17,11 @@ from pathlib import Path
 from weft.errors import CheckpointError, WeftError
 from weft.events import Notice
 from weft.ids import PeerId
-from weft.store.home import CHECKPOINT_FILE
-from weft.store.chunks import chunk_bytes
-from weft.stages.peer import FINISH_S, Company
 from weft.stages.gather.gather import Found, Gathered, Gathering, Means, Sources, found_in
+from weft.stages.peer import FINISH_S, Company
 from weft.stages.reader import Window
+from weft.store.chunks import chunk_bytes
+from weft.store.home import CHECKPOINT_FILE
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 0.5

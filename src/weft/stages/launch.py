@@ -10,8 +10,8 @@ from weft.clock import SystemClock
 from weft.ids import Digest, Round, Tokens
 from weft.launch.peer import Stand
 from weft.peer.peer import Outcome
-from weft.stages.peer import Company
 from weft.stages.harvest import gather_at_end, has_model
+from weft.stages.peer import Company
 from weft.stages.step.membership import Kit
 
 

@@ -18,8 +18,8 @@ from msgspec import Meta
 
 from weft.ids import Digest, PeerId
 from weft.net.messages import HexDigest, HexPeer
-from weft.pipeline.messages import MAX_STAGES, Number
 from weft.pipeline.exactly_once import BatchId, Told
+from weft.pipeline.messages import MAX_STAGES, Number
 from weft.wire import Record
 
 MAX_HELD = 64  # stages of one peer

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from weft.errors import NetError, PeerError, Refused
 from weft.pipeline.placement import moves
+from weft.stages.messages import LeaveAnswer, MayLeave
 from weft.stages.step.member import Member
 from weft.stages.step.membership import Grounds
-from weft.stages.messages import LeaveAnswer, MayLeave
 from weft.stages.table import Roll
 
 MOVED_S = 120.0  # for which who has moved stays

@@ -23,28 +23,28 @@ from dataclasses import replace
 from weft.errors import TooLarge
 from weft.events import Notice, StageEmpty, StageHeld, StageLeft
 from weft.ids import PeerId, Round
-from weft.tasks import Tasks
-from weft.train.section_memory import relative_costs
 from weft.peer.peer import Outcome
 from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.member import HelpDesk
-from weft.stages.ending import Ending
-from weft.stages.placement import Entering
 from weft.stages.backup import Keeping
-from weft.stages.step.member import Member
-from weft.stages.step.membership import Grounds, Kit, Membership
+from weft.stages.ending import Ending
 from weft.stages.messages import Shelved, StageNews
 from weft.stages.moving import MOVES, Moving
-from weft.stages.step.opening import first_weights
 from weft.stages.pausings import Pausings
-from weft.stages.step.barrier import Pulse
-from weft.stages.table import Roll
-from weft.stages.shelf import Shelf
+from weft.stages.placement import Entering
 from weft.stages.report import Telling
+from weft.stages.shelf import Shelf
+from weft.stages.step.barrier import Pulse
+from weft.stages.step.member import Member
+from weft.stages.step.membership import Grounds, Kit, Membership
+from weft.stages.step.opening import first_weights
 from weft.stages.step.tied import Tied, TiedMember
+from weft.stages.table import Roll
 from weft.stages.ways import Ways
+from weft.tasks import Tasks
+from weft.train.section_memory import relative_costs
 
 NEWS_S = 2.0
 SILENT_S = 10.0

@@ -17,11 +17,11 @@ from typing import Protocol
 from weft.events import Notice
 from weft.ids import PeerId
 from weft.pipeline.placement import GAIN, stage_for, totals_of
-from weft.stages.step.membership import Grounds
 from weft.stages.messages import StageBegin
+from weft.stages.shelf import Shelf
+from weft.stages.step.membership import Grounds
 from weft.stages.step.opening import assigned
 from weft.stages.table import Roll
-from weft.stages.shelf import Shelf
 
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 ALONE_S = 30.0  # who comes back to a run that is complete waits so long for others

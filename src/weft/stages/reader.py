@@ -26,22 +26,22 @@ import torch
 from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Emit
-from weft.ids import Digest, PeerId, short
-from weft.net.channel import Channel
-from weft.net.blobs.first import first_of
-from weft.net.node import Node
 from weft.executor import Compute
-from weft.store.index import CHUNK_NBYTES, StateIndex
-from weft.peer.messages import StateOffer, StateRequest
-from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
-from weft.store.partial import MAX_OFFER_NBYTES
+from weft.ids import Digest, PeerId, short
+from weft.net.blobs.first import first_of
+from weft.net.channel import Channel
 from weft.net.multi_source import pull
+from weft.net.node import Node
 from weft.net.shares import Blob
-from weft.run.staged import StagedConfig, channel_of
+from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
+from weft.peer.messages import StateOffer, StateRequest
 from weft.progress import Meter
+from weft.run.staged import StagedConfig, channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, PinAt, PinnedAnswer
-from weft.sync.records.messages import Manifest
+from weft.store.index import CHUNK_NBYTES, StateIndex
+from weft.store.partial import MAX_OFFER_NBYTES
 from weft.sync.merge.method import OUTER, Method
+from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, decode, digest_of
 
 CALL_S = 10.0

@@ -12,8 +12,8 @@ import msgspec
 
 from weft.clock import Clock
 from weft.events import Emit, Event, RoundCommitted, StagesSeen, StepDone
-from weft.net.node import Node
 from weft.executor import Compute
+from weft.net.node import Node
 from weft.stages.table import Roll
 from weft.stages.timed import Timed
 

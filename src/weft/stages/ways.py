@@ -6,8 +6,8 @@ It does not know what is sent.
 from weft.pipeline.routing import Near, Route
 from weft.pipeline.sender import Sender
 from weft.stages.step.membership import Grounds
-from weft.stages.table import Roll
 from weft.stages.step.teams import leaders
+from weft.stages.table import Roll
 
 
 class Ways:

@@ -25,9 +25,9 @@ from weft.codec.bounds import Empty
 from weft.data import write_atomically
 from weft.errors import DataError, WireError
 from weft.ids import Digest
-from weft.store.index import StateIndex
 from weft.net.shares import Blob
 from weft.store.chunks import chunks
+from weft.store.index import StateIndex
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, Record, decode, digest, digest_of, encode

@@ -6,11 +6,22 @@ both come to about the same (benchmarks/reports/memory.md).
 
 from typing import assert_never
 
-from weft.cost import training as cost
 from weft.codec.build import build
+from weft.cost import training as cost
 from weft.sync.merge import basis as bases
 from weft.sync.merge.basis import Shapes
-from weft.sync.method.choices import AdamWConfig, Choices, DelayedNesterovConfig, ExtensionOuterConfig, GraphConfig, InnerSgdConfig, MuonConfig, NesterovConfig, OptimizerConfig, SignSgdConfig
+from weft.sync.method.choices import (
+    AdamWConfig,
+    Choices,
+    DelayedNesterovConfig,
+    ExtensionOuterConfig,
+    GraphConfig,
+    InnerSgdConfig,
+    MuonConfig,
+    NesterovConfig,
+    OptimizerConfig,
+    SignSgdConfig,
+)
 from weft.sync.method.graph import mixing
 
 

@@ -3,15 +3,15 @@
 It does not know messages and heartbeats, nor who is late.
 """
 
-from weft.cost import training as cost
 from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.cost import training as cost
 from weft.cost.training import Traffic
 from weft.sync.merge.basis import Shapes
-from weft.sync.method.choices import Choices, GraphConfig
 from weft.sync.merge.gossip import num_sent
-from weft.sync.method.graph import mixing
 from weft.sync.merge.method import most_sent
+from weft.sync.method.choices import Choices, GraphConfig
+from weft.sync.method.graph import mixing
 from weft.sync.round.leases import num_drawn
 
 

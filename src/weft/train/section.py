@@ -23,17 +23,17 @@ from weft.errors import CallFailed
 from weft.events import Emit, WarmedUp
 from weft.model.backward import forward as passed_through
 from weft.model.flat import Part
-from weft.run.confinement import confinement
-from weft.train.learner import NOTHING_CAME, Work
-from weft.run.machine import PeerConfig
-from weft.run.staged import StagedConfig
-from weft.train.tied import TiedTrainer
-from weft.train.trainer import Trainer
 from weft.pipeline.codec.build import build
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.split.section import LayersAt
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Sum
+from weft.run.confinement import confinement
+from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig
+from weft.train.learner import NOTHING_CAME, Work
+from weft.train.tied import TiedTrainer
+from weft.train.trainer import Trainer
 
 
 class SectionTrainer(Trainer):

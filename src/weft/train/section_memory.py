@@ -15,23 +15,25 @@ It does not know what a machine has.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from weft.cost import training as cost, pipeline as cost_pipeline
+from weft.cost import pipeline as cost_pipeline
+from weft.cost import training as cost
 from weft.cost.pipeline import MicroBatch, Shape
 from weft.errors import TooLarge
 from weft.model.config import ModelConfig
 from weft.model.flat import layout
 from weft.model.sections import Section, num_section_parameters
-from weft.run.config import TrainConfig
-from weft.train.device import Device, decoder, free_nbytes
-from weft.run.machine import PeerConfig
-from weft.run.staged import StagedConfig
-from weft.pipeline.codec import boundary, build as build_boundary
+from weft.pipeline.codec import boundary
+from weft.pipeline.codec import build as build_boundary
 from weft.pipeline.codec.activations import AqSgdConfig, SubspaceConfig
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.origin import PER_STAGE
 from weft.pipeline.worker import Bounds
-from weft.sync.method.choices import Choices
+from weft.run.config import TrainConfig
+from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig
 from weft.sync.costs import peer_memory
+from weft.sync.method.choices import Choices
+from weft.train.device import Device, decoder, free_nbytes
 
 ASSUMED_MEMBERS = 4  # of a stage, before it is known: memory falls slowly with their number
 SPARE = 0.9  # of what is free may be planned for

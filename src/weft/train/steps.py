@@ -15,8 +15,8 @@ from weft.errors import NotFinite
 from weft.events import Emit, StepDone
 from weft.ids import Step
 from weft.run.config import RunConfig
-from weft.train.learner import Work
 from weft.sync.method.schedule import lr
+from weft.train.learner import Work
 
 
 class Steps:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from weft.errors import CallFailed
 from weft.model import FlatModel
+from weft.pipeline.worker import Sum
 from weft.train.learner import NOTHING_CAME, Work
 from weft.train.trainer import Trainer
-from weft.pipeline.worker import Sum
 
 ENDS = 2
 

@@ -31,14 +31,14 @@ from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, WarmedUp
 from weft.inference.sample import Sampling, generate
 from weft.model import Transformer, assemble
+from weft.run.config import Genesis, RunConfig
+from weft.run.machine import PeerConfig
 from weft.train import optimizer as inner
 from weft.train.backward import Backward, LossScale
-from weft.run.config import Genesis, RunConfig
 from weft.train.device import allocating, check_fits, choose, limit_memory
-from weft.train.optimizer import InnerOptimizer, State
 from weft.train.learner import Work, nothing
 from weft.train.local_model import model_over
-from weft.run.machine import PeerConfig
+from weft.train.optimizer import InnerOptimizer, State
 from weft.train.steps import Steps, mean_loss, prompt_ids
 
 

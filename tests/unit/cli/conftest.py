@@ -11,8 +11,8 @@ from weft.cli.main import run
 from weft.config import from_tree
 from weft.peer.state.checkpoint import Snapshot, save
 from weft.run.config import RunFile
-from weft.store.home import Home
 from weft.run.genesis import initial, seal
+from weft.store.home import Home
 
 
 @pytest.fixture

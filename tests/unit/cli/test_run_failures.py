@@ -22,8 +22,8 @@ from weft.log_file import read_jsonl
 from weft.model import Transformer
 from weft.net.ticket import issue, read
 from weft.peer.loop import shutdown as parting
-from weft.run import genesis as seal
 from weft.peer.state.checkpoint import load, read_contents
+from weft.run import genesis as seal
 from weft.run.outline import KeysAdmission
 from weft.store.chunks import state_index
 from weft.wire import digest_of

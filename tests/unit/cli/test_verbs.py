@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from unit.cli.small import Kept, Weft
 from unit.cli.test_bad_input import a_ticket
 from weft.cli import settings
-from weft.cli.model.generate import legible, pieces
-from weft.cli.home import find_checkpoint
 from weft.cli.demo.ngram_baseline import nats_per_byte
+from weft.cli.home import find_checkpoint
+from weft.cli.model.generate import legible, pieces
 from weft.data import ByteTokenizer, NgramModel, train_bpe
 from weft.errors import CheckpointError, ConfigError
 from weft.keys import open_identity, read_peer
 from weft.model import read_folder
 from weft.net.ticket import read
 from weft.peer.state.checkpoint import load
-from weft.store.home import Home
 from weft.plan.catalogue import CATALOGUE
+from weft.store.home import Home
 
 # --- text from a checkpoint ---
 

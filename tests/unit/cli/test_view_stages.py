@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from unit.cli.test_view import A, B, C, commit, drawn, entry, evaluated, fold, started, step
+from unit.cli.screen.test_view import A, B, C, commit, drawn, entry, evaluated, fold, started, step
 from weft.cli.screen.draw import progress
-from weft.cli.watch.status import as_tree
 from weft.cli.screen.view import Facts, View
+from weft.cli.watch.status import as_tree
 from weft.events import Entry, Event, MemberLeft, PeerStopped, StageHeld, StageLeft, StagesSeen
 from weft.ids import PeerId
 

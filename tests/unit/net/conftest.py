@@ -12,10 +12,10 @@ from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import Admission, Anyone
 from weft.net.blobs.blobs import inline
-from weft.net.link.handshake import Passport
-from weft.net.transport.memory import MemoryNetwork
-from weft.net.node import Node
 from weft.net.blobs.relay import NO_RELAY, RelayConfig
+from weft.net.link.handshake import Passport
+from weft.net.node import Node
+from weft.net.transport.memory import MemoryNetwork
 
 RUN = RunId("ab" * 32)
 

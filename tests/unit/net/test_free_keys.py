@@ -9,13 +9,15 @@ import pytest
 from weft.clock import VirtualClock
 from weft.errors import Refused, Unreachable
 from weft.ids import BranchId, PeerId, Round
-from weft.net.link import address_book as book, handshake, links, traffic as meter
-from weft.net.membership.membership import MAX_IDLE, Membership
-from weft.net.link.links import BARRED_S, MAX_VIOLATIONS, Links
-from weft.net.messages import Contact, Heartbeat
-from weft.net.link.traffic import Meters
-from weft.net.membership.overlay import NUM_FAR, NUM_RING
+from weft.net.link import address_book as book
+from weft.net.link import handshake, links
+from weft.net.link import traffic as meter
 from weft.net.link.handlers import Services
+from weft.net.link.links import BARRED_S, MAX_VIOLATIONS, Links
+from weft.net.link.traffic import Meters
+from weft.net.membership.membership import MAX_IDLE, Membership
+from weft.net.membership.overlay import NUM_FAR, NUM_RING
+from weft.net.messages import Contact, Heartbeat
 from weft.sync.records.messages import MAX_GROUP, MAX_MEMBERS
 from weft.wire import digest
 

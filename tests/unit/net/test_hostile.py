@@ -10,10 +10,10 @@ from weft.errors import PayloadError, PeerError, WireError
 from weft.events import AdmissionRefused, ConnectionDropped
 from weft.ids import Digest, RunId
 from weft.keys import Identity
-from weft.net.blobs import blobs
-from weft.net.link import listener as door, handshake
 from weft.net.admission import ByTicket
-from weft.net.transport.frame import FrameReader, encode_frame, write_frame
+from weft.net.blobs import blobs
+from weft.net.link import handshake
+from weft.net.link import listener as door
 from weft.net.link.handshake import Passport
 from weft.net.messages import (
     PROTOCOL,
@@ -28,6 +28,7 @@ from weft.net.messages import (
     Reply,
 )
 from weft.net.node import Node
+from weft.net.transport.frame import FrameReader, encode_frame, write_frame
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.wire import Record, decode, digest, encode
 

@@ -19,10 +19,10 @@ from weft.events import AdmissionRefused, ConnectionDropped, FellBack, LinkDown,
 from weft.ids import Digest, PeerId, RunId
 from weft.net import ticket
 from weft.net.admission import ByKeys, ByTicket, prove
-from weft.net.transport.frame import FrameReader, write_frame
 from weft.net.link.handshake import Passport
 from weft.net.messages import PROTOCOL, Acquaint, Contact, Hello, Rejected
 from weft.net.node import Node
+from weft.net.transport.frame import FrameReader, write_frame
 from weft.wire import Record, decode, encode
 
 SECRET = bytes(range(16))

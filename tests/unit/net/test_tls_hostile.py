@@ -25,11 +25,21 @@ from hypothesis import strategies as st
 from weft.errors import DialError, PeerError
 from weft.ids import Digest, PeerId
 from weft.keys import Identity
+from weft.net.transport.base import Lane, Stream
 from weft.net.transport.frame import FRAME_VERSION, encode_frame
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.net.transport.tls_certificate import certified_peer, client_context, make_certificate, server_context
-from weft.net.transport.tls_handshake import MAX_MESSAGE_NBYTES, PREAMBLE_NBYTES, Challenge, ClientProof, NotWeft, Welcome, preamble, read_preamble, verify_client
-from weft.net.transport.base import Lane, Stream
+from weft.net.transport.tls_handshake import (
+    MAX_MESSAGE_NBYTES,
+    PREAMBLE_NBYTES,
+    Challenge,
+    ClientProof,
+    NotWeft,
+    Welcome,
+    preamble,
+    read_preamble,
+    verify_client,
+)
 from weft.wire import Buffer, Signed, decode, digest, encode, seal
 
 TEST_ENDS_S = 20

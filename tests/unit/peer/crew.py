@@ -19,13 +19,13 @@ from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.events import Entry, Event, MemberProgress, StepDone
 from weft.ids import PeerId
-from weft.net.transport.tls import TlsConfig
-from weft.run.config import RunFile, ShapedModel, TrainConfig
-from weft.launch.session import Options
-from weft.store.home import Home
 from weft.launch.peer import found, join
-from weft.run.machine import PeerConfig
+from weft.launch.session import Options
+from weft.net.transport.tls import TlsConfig
 from weft.peer.peer import Outcome, Peer
+from weft.run.config import RunFile, ShapedModel, TrainConfig
+from weft.run.machine import PeerConfig
+from weft.store.home import Home
 from weft.sync.method.presets import FedAvgConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig
 

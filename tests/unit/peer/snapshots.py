@@ -21,13 +21,13 @@ from weft.data import ByteTokenizer, DataIndex, Lease, ShardInfo
 from weft.errors import WeftError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
 from weft.model import named, num_parameters
-from weft.run.amend import first_charter
 from weft.peer.state.checkpoint import Snapshot, load, save
+from weft.run.amend import first_charter
 from weft.run.config import RunConfig, TrainConfig
 from weft.run.outline import TicketAdmission
-from weft.sync.records.messages import Counted, Manifest, PartResult
 from weft.sync.method.presets import DiLoCoConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig
+from weft.sync.records.messages import Counted, Manifest, PartResult
 from weft.wire import digest_of
 
 PEER = PeerId("cd" * 32)

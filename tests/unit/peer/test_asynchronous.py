@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unit.peer import tiny
-from unit.peer.test_contribution import carry_of
+from unit.peer.state.test_carry import carry_of
 from unit.peer.test_equivalences import assert_same
 from unit.peer.test_feedback import Walker
 from unit.peer.test_streaming import samples
@@ -24,16 +24,16 @@ from weft.codec import Fp32Config
 from weft.data.assign import Lease
 from weft.ids import PeerId, Round, Tokens
 from weft.model import initial_vector
-from weft.run.config import RunConfig
 from weft.peer.state.carry import Carry
-from weft.train.learner import Work
 from weft.peer.state.replica import Replica
-from weft.sync.method.choices import InnerSgdConfig
+from weft.run.config import RunConfig
 from weft.sync.merge.coding import coding_in
-from weft.sync.records.messages import Contribution
 from weft.sync.merge.reduce import Merger
+from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import AsyncDiLoCoConfig, spell_out
+from weft.sync.records.messages import Contribution
 from weft.sync.round.weights import awaited_weight, weight_of
+from weft.train.learner import Work
 
 STEP_S = (1.0, 2.3, 5.1)  # of each member, so that no two end at once
 NAMES = tuple(PeerId(digit * 64) for digit in "abc")

@@ -13,11 +13,11 @@ from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.round.proofs import Proofs, accept_of
-from weft.sync.round import round
-from weft.sync.round.machine import replace
 from weft.sync.records.messages import Accept, Certificate, Committed, Counted, Goodbye, Manifest, PartResult, RoundNote
-from weft.sync.round.rules import leader
+from weft.sync.round import round
 from weft.sync.round.leases import lease
+from weft.sync.round.machine import replace
+from weft.sync.round.rules import leader
 from weft.wire import Signed, decode, digest, digest_of, encode, seal
 
 RUN = RunId("cc" * 32)

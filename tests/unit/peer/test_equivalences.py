@@ -13,12 +13,12 @@ from weft.codec import Fp32Config
 from weft.model import assemble, initial_vector
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
-from weft.train.trainer import Trainer
-from weft.sync.method.choices import Choices, InnerSgdConfig, OptimizerConfig, SgdConfig
 from weft.sync.merge.mean import merge
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext
+from weft.sync.method.choices import Choices, InnerSgdConfig, OptimizerConfig, SgdConfig
 from weft.sync.method.presets import DdpConfig, FedAvgConfig, MethodConfig
+from weft.train.trainer import Trainer
 
 STEPS = 20
 RATE = 1e-2  # of `run_config`, constant

@@ -13,11 +13,11 @@ from weft.codec.build import build
 from weft.ids import Round
 from weft.peer.round.outcome import Fate
 from weft.peer.state.carry import Carry
-from weft.train.learner import Learner, Work
 from weft.peer.state.replica import Replica
 from weft.rng import integers64, stream
-from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.merge.reduce import decode_parts
+from weft.sync.method.choices import Choices, SgdConfig
+from weft.train.learner import Learner, Work
 
 NUM, ROUNDS = 300, 1000
 STEP = Work(num_steps=1, num_tokens=10, mean_loss=1.0, duration_s=1.0)

@@ -13,8 +13,8 @@ from weft.events import Evaluated
 from weft.inference import Sampling, generate
 from weft.model import assemble, write_folder
 from weft.peer.state.checkpoint import load_model
-from weft.run.config import FolderModel
 from weft.rng import stream
+from weft.run.config import FolderModel
 
 with warnings.catch_warnings():
     # Importing transformers sets off deprecations inside its own dependencies.

@@ -17,12 +17,12 @@ from weft.codec import Bf16Config, CodecConfig, Fp32Config, Int8Config
 from weft.events import ConnectionDropped, Event, Notice, PayloadRejected, RoundCommitted
 from weft.ids import Digest, Tokens
 from weft.keys import Identity
-from weft.run.amend import first_charter
 from weft.peer.messages import Decision, Letter
 from weft.peer.peer import Peer
-from weft.sync.records.messages import Accept, Certificate, Goodbye, Ready, RoundNote, next_base
+from weft.run.amend import first_charter
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.method.presets import FedAvgConfig
+from weft.sync.records.messages import Accept, Certificate, Goodbye, Ready, RoundNote, next_base
 from weft.wire import Buffer, Signed, digest_of, seal
 
 NUM_ROUNDS = 3

@@ -18,8 +18,8 @@ from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.ticket import issue
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.store.home import Home
 from weft.run.genesis import seal
+from weft.store.home import Home
 from weft.wire import Buffer, digest, encode
 
 

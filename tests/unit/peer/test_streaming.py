@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unit.peer import tiny
-from unit.peer.test_contribution import carry_of
+from unit.peer.state.test_carry import carry_of
 from unit.peer.test_equivalences import assert_same
 from weft.codec import Fp32Config
 from weft.codec.build import build
 from weft.ids import Digest, Round
 from weft.model import initial_vector
 from weft.run.config import RunConfig
-from weft.train.learner import Work
-from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.merge.coding import coding_in, reply_codec_in
+from weft.sync.merge.fragments import Scope
 from weft.sync.merge.mean import merge
 from weft.sync.merge.reduce import Merger
 from weft.sync.merge.replies import Replies
+from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import CocktailConfig, DiLoCoConfig, MethodConfig, StreamingConfig
-from weft.sync.merge.fragments import Scope
+from weft.train.learner import Work
 
 PEERS, ROUNDS, WEIGHT = 2, 8, 100
 

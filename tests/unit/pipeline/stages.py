@@ -12,6 +12,7 @@ from weft.clock import VirtualClock
 from weft.codec.dense import Fp32
 from weft.errors import DeadlineExceeded
 from weft.events import Event
+from weft.executor import Inline
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.model import FlatModel, ModelConfig, Transformer, flatten, initial_vector
@@ -21,16 +22,15 @@ from weft.model.transformer import SectionModule
 from weft.net.admission import Anyone
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.executor import Inline
-from weft.pipeline.dispatch import Desk
+from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.device import Given
+from weft.pipeline.dispatch import Desk
+from weft.pipeline.exactly_once import BatchId, Told
 from weft.pipeline.link import Lane
 from weft.pipeline.messages import Backward, Forward
 from weft.pipeline.routing import Near, Route
 from weft.pipeline.sender import Returned, Sender
-from weft.pipeline.exactly_once import BatchId, Told
 from weft.pipeline.torch_device import Codecs, TorchDevice
 from weft.pipeline.worker import Bounds, Worker
 

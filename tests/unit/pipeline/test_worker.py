@@ -7,9 +7,9 @@ import pytest
 
 from unit.pipeline.stages import FaultyLane, Member, Stages, distance
 from weft.events import HeldDropped, MicroBatchFailed
+from weft.pipeline.exactly_once import Attempt, BatchId, Tally, Told
 from weft.pipeline.messages import Backward, Verdict
 from weft.pipeline.sender import Sender
-from weft.pipeline.exactly_once import Attempt, BatchId, Tally, Told
 from weft.pipeline.worker import Bounds
 
 NUM = 30  # micro-batches of each origin

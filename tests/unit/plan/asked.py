@@ -3,10 +3,10 @@
 from typing import Any
 
 from weft.model import ModelConfig, named
-from weft.run.config import TrainConfig
 from weft.plan.profiles import device
 from weft.plan.question import Machines, Question, cluster_of
 from weft.plan.timing import Line
+from weft.run.config import TrainConfig
 from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig
 

@@ -16,10 +16,10 @@ from weft.keys import Identity
 from weft.net.admission import Anyone
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.pipeline.dispatch import Desk
+from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.device import Given
+from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
 from weft.pipeline.origin import Origin
 from weft.pipeline.routing import Near, Route

@@ -10,14 +10,14 @@ from weft.cost import training as cost
 from weft.errors import ConfigError, TooLarge
 from weft.model import named
 from weft.model.sections import sections
-from weft.train.device import decoder
-from weft.train.section_memory import Holding, on_cpu, section_memory
 from weft.pipeline.config import PipelineConfig
 from weft.plan.best_cut import best_stages
 from weft.plan.cut import able, planned
 from weft.plan.question import Machines
 from weft.plan.timing import Line
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, DiLoCoConfig, spell_out
+from weft.train.device import decoder
+from weft.train.section_memory import Holding, on_cpu, section_memory
 
 UNTIED = msgspec.structs.replace(MODEL, is_tied=False)
 LARGE = msgspec.structs.replace(named("7b", 32_000, 1024), is_tied=False)

@@ -7,18 +7,25 @@ import torch
 
 from unit.peer.tiny import run_config
 from unit.plan.asked import HOME, MODEL, machines, question, train
-from weft.cost import training as cost
 from weft.codec import Bf16Config, Int8Config
+from weft.cost import training as cost
 from weft.model.config import num_parameters
-from weft.train.device import Device, decoder, needed_nbytes
-from weft.run.machine import PeerConfig
 from weft.plan.forecast import forecast, leased_tokens, load_of, pace_of
 from weft.plan.methods import choose, rows
 from weft.plan.profiles import device
 from weft.plan.question import OPTIMIZER_NBYTES, tokens_per_s
 from weft.plan.timing import Line
+from weft.run.machine import PeerConfig
 from weft.sync.method.choices import SampleConfig
-from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, PowerSgdConfig, StreamingConfig
+from weft.sync.method.presets import (
+    DdpConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    StreamingConfig,
+)
+from weft.train.device import Device, decoder, needed_nbytes
 
 FREE = Line()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from unit.plan.played import Paces, Wires, played
-from weft.cost.training import Traffic
 from weft.cost.pipeline import Crossing
+from weft.cost.training import Traffic
 from weft.plan.pipeline import LINE_USE, NUM_UNEVEN, Holder, Pipe, Stage, makespan_s, rate, step_time
 from weft.plan.timing import Line
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from unit.cli.small import RUN, TEXT
-from weft.config import load, load_tree
 from weft.bench.plan import Bench, Point, points_of
+from weft.config import load, load_tree
 
 PLAN = """
 run = "run.toml"

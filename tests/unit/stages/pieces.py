@@ -4,8 +4,8 @@ import msgspec
 
 from unit.peer.tiny import MODEL, run_config
 from weft.ids import Digest
-from weft.run.staged import staged
 from weft.pipeline.config import PipelineConfig
+from weft.run.staged import staged
 from weft.sync.method.presets import DdpConfig
 
 CUT = msgspec.structs.replace(MODEL, num_layers=4, is_tied=False)

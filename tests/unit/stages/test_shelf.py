@@ -6,8 +6,8 @@ import torch
 
 from unit.stages.pieces import RUN
 from weft.peer.state.checkpoint import Snapshot, save
-from weft.store.home import PeerFolder
 from weft.stages.shelf import Shelf
+from weft.store.home import PeerFolder
 from weft.sync.merge.method import OUTER
 
 

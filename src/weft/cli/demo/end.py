@@ -5,15 +5,15 @@ from pathlib import Path
 
 import msgspec
 
-from weft.cli.screen.draw import ring
+from weft.cli.demo.ngram_baseline import ORDER
+from weft.cli.demo.swarm import Swarm
 from weft.cli.model.generate import excerpt
+from weft.cli.model.trained import Trained, open_trained
 from weft.cli.place import command_for
 from weft.cli.run.running import Report
 from weft.cli.run.summary import INDENT, beside, measured, try_next
-from weft.cli.demo.swarm import Swarm
-from weft.cli.model.trained import Trained, open_trained
+from weft.cli.screen.draw import ring
 from weft.cli.screen.view import View
-from weft.cli.demo.ngram_baseline import ORDER
 from weft.dashboard import figures
 from weft.errors import CheckpointError
 from weft.ids import RunId, short

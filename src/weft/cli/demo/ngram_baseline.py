@@ -16,9 +16,9 @@ from weft.data import NgramModel, num_windows
 from weft.data.corpus import Split
 from weft.ids import RunId
 from weft.run.config import RunConfig
-from weft.store.home import Home
-from weft.run.machine import PeerConfig
 from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run
+from weft.run.machine import PeerConfig
+from weft.store.home import Home
 
 ORDER = 3  # bytes of context
 

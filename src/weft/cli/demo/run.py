@@ -15,20 +15,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from weft.cli.demo import end as demo_end, ngram_baseline as yardstick
+from weft.cli.demo import end as demo_end
+from weft.cli.demo import ngram_baseline as yardstick
+from weft.cli.demo.swarm import DEVICE, PeerFailed, Swarm
+from weft.cli.paragraph import tell, terminal_width, wrapped
 from weft.cli.plan import speed_here as here
 from weft.cli.plan.pace import tokens_in
-from weft.cli.paragraph import tell, terminal_width, wrapped
 from weft.cli.screen.screen import Screen, make_screen
-from weft.cli.demo.swarm import DEVICE, PeerFailed, Swarm
 from weft.cli.screen.view import Facts
 from weft.clock import SystemClock
 from weft.config import dump, from_tree, load_tree
 from weft.data import ByteTokenizer
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.run.config import RunFile
-from weft.store.home import Home
 from weft.run.genesis import resolve
+from weft.store.home import Home
 
 _RUN_FILE = "demo.toml"
 _LOOK_EVERY_S = 0.25

@@ -12,18 +12,18 @@ from weft.clock import SystemClock
 from weft.dashboard import figures
 from weft.errors import WeftError
 from weft.keys import Identity
-from weft.net.transport.address import reachable_hosts
-from weft.net.speed_test import Sighting, Speed, measure, sight
 from weft.net.link.handshake import Passport
-from weft.net.membership.membership import say_goodbye
-from weft.net.transport.iroh import IrohTransport
-from weft.net.node import Node
-from weft.net.probe import probe_all
-from weft.net.ticket import Ticket
-from weft.net.transport.tls import TlsTransport
-from weft.net.transport.base import Lane, Stream, Transport
 from weft.net.link.trial import Trial, called, listed, places, told, way
 from weft.net.link.unreached import FRESH, verdict
+from weft.net.membership.membership import say_goodbye
+from weft.net.node import Node
+from weft.net.probe import probe_all
+from weft.net.speed_test import Sighting, Speed, measure, sight
+from weft.net.ticket import Ticket
+from weft.net.transport.address import reachable_hosts
+from weft.net.transport.base import Lane, Stream, Transport
+from weft.net.transport.iroh import IrohTransport
+from weft.net.transport.tls import TlsTransport
 from weft.run.machine import PeerConfig
 from weft.wire import printable
 

@@ -86,13 +86,13 @@ def _nvidia_card() -> str | None:
 
 def _largest_model() -> Finding:
     """Return which named sizes this machine can train, one sample of 1024 tokens at a time."""
-    from weft.cost import training as cost
     from weft.codec import Int8Config
     from weft.codec.build import build as build_codec
+    from weft.cost import training as cost
     from weft.model.config import SIZES, named, num_parameters
-    from weft.train.device import choose, decoder, device_free_nbytes
     from weft.run.host import host_free_nbytes
     from weft.run.machine import PeerConfig
+    from weft.train.device import choose, decoder, device_free_nbytes
 
     device = choose(PeerConfig())
     free = host_free_nbytes() if device.is_cpu else device_free_nbytes(device)

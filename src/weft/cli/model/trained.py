@@ -21,9 +21,9 @@ from weft.ids import short
 from weft.model import ModelConfig, Transformer, assemble, check_bounds, read_config, read_folder
 from weft.peer.state.checkpoint import load_model, read_contents
 from weft.run.config import RunConfig
-from weft.train.device import choose
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
+from weft.train.device import choose
 
 
 @dataclass(frozen=True)

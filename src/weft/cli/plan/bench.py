@@ -16,8 +16,8 @@ from weft.errors import ConfigError, PointFailed
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from weft.bench.plan import Bench, Point
     from weft.bench.log import BenchLine, BenchLog
+    from weft.bench.plan import Bench, Point
     from weft.bench.point import Task
 
 LOG, REPORT = "points.csv", "report.md"
@@ -62,8 +62,8 @@ def methods(
 ) -> None:
     """Train with every method of a plan, at every point of its grid; go on where it was interrupted."""
     from weft.bench import plot as bench_plot
-    from weft.bench.plan import Bench
     from weft.bench.log import BenchLog, held
+    from weft.bench.plan import Bench
 
     described: Bench = load(plan, Bench)
     _check_rows(described, only or ())
@@ -121,11 +121,11 @@ def _check_rows(described: "Bench", only: Sequence[str]) -> None:
 
 def _tasks(plan: Path, described: "Bench", changes: Sequence[str]) -> "dict[str, Task]":
     """Return what is to be played for each point, by digest, in the plan's order."""
-    from weft.run.config import RunFile
-    from weft.store.home import Home
-    from weft.run.genesis import seal
     from weft.bench.plan import config_of, names_of, points_of
     from weft.bench.point import Task
+    from weft.run.config import RunFile
+    from weft.run.genesis import seal
+    from weft.store.home import Home
 
     path = plan.parent / described.run
     settings.run_file(path, changes)  # a fault of the file, or of an option, is said as such

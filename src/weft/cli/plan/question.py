@@ -30,16 +30,28 @@ from weft.cost.training import flops_per_token
 from weft.data import CharactersConfig, CharTokenizer, make_tokenizer
 from weft.errors import ConfigError, DataError
 from weft.model import ModelConfig
-from weft.run.config import RunFile
-from weft.train.device import decoder
-from weft.run.genesis import resolve
 from weft.pipeline.config import PipelineConfig
 from weft.plan import profiles
 from weft.plan.question import Cluster, Machines, Question, cluster_of, tokens_per_s
 from weft.plan.timing import Line
+from weft.run.config import RunFile
+from weft.run.genesis import resolve
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
-from weft.sync.method.presets import AsyncDiLoCoConfig, CocktailConfig, DdpConfig, DeMoConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, PowerSgdConfig, SparseLoCoConfig, StreamingConfig, spell_out
+from weft.sync.method.presets import (
+    AsyncDiLoCoConfig,
+    CocktailConfig,
+    DdpConfig,
+    DeMoConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    MethodConfig,
+    PowerSgdConfig,
+    SparseLoCoConfig,
+    StreamingConfig,
+    spell_out,
+)
+from weft.train.device import decoder
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"

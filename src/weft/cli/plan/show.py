@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from weft.cost import training as cost
-from weft.cli.plan.question import Asked
 from weft.cli.paragraph import terminal_width, wrapped
+from weft.cli.plan.question import Asked
+from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.plan.forecast import Bill, Forecast, Hold, Part
 from weft.plan.loss import FEW_ROUNDS

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from weft.cost import training as cost
-from weft.cli.plan.question import Asked
 from weft.cli.paragraph import terminal_width, wrapped
+from weft.cli.plan.question import Asked
+from weft.cost import training as cost
 from weft.dashboard import figures
-from weft.train.device import decoder
 from weft.plan.best_cut import Best, best_stages
 from weft.plan.cut import Cut, StagePlan, able, planned
 from weft.plan.methods import name_of
@@ -22,6 +21,7 @@ from weft.plan.profiles import known
 from weft.plan.question import Machines
 from weft.plan.split import Layer, Link, advice
 from weft.plan.timing import Line
+from weft.train.device import decoder
 
 _INDENT = " " * 14
 LITTLE = 0.3  # of a step: a bubble above it is said

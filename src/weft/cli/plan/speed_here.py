@@ -16,20 +16,20 @@ from multiprocessing.synchronize import Semaphore
 
 import torch
 
-from weft.cost import training as cost
 from weft.cli.plan.pace import usual_s
 from weft.cli.terminal import WorkLine
 from weft.clock import SystemClock
+from weft.cost import training as cost
 from weft.errors import TooLarge
 from weft.model import ModelConfig, Transformer, flatten
 from weft.model.config import num_parameters
-from weft.train import optimizer as inner
-from weft.train.backward import Backward
+from weft.progress import Meter
 from weft.run.config import TrainConfig
-from weft.train.device import Device, choose, decoder, device_free_nbytes
 from weft.run.host import host_free_nbytes
 from weft.run.machine import PeerConfig
-from weft.progress import Meter
+from weft.train import optimizer as inner
+from weft.train.backward import Backward
+from weft.train.device import Device, choose, decoder, device_free_nbytes
 
 _SPARE = 0.9
 _START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for

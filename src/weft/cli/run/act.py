@@ -223,9 +223,9 @@ def _hand_in(
 ) -> None:
     from weft.clock import SystemClock
     from weft.errors import ActVoid
-    from weft.peer.round.pending_acts import kind_of, subject_of
     from weft.launch.visit import ask_charter, hand_in
     from weft.peer.messages import HandInAnswer
+    from weft.peer.round.pending_acts import kind_of, subject_of
 
     async def errand(node: "Node") -> "tuple[Signed, HandInAnswer]":
         signed = letter(node, await ask_charter(node, SystemClock()))

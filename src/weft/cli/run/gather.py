@@ -36,8 +36,8 @@ def gather(
     from weft.cli.loop import run_loop
     from weft.cli.run.summary import beside, try_next
     from weft.ids import RunId, short
-    from weft.net.ticket import MAX_CHARS, read
     from weft.launch.session import Options
+    from weft.net.ticket import MAX_CHARS, read
     from weft.store.home import Home
 
     home = Home(home_of(context))

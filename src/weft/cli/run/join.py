@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
+from weft.cli.options import until as read_until
 from weft.cli.place import home_of
 from weft.cli.run.torchrun import served
 from weft.cli.spread import spread
-from weft.cli.options import until as read_until
 from weft.clock import SystemClock
 from weft.dashboard import figures
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from weft.cli.run.running import Ask, OnStarted
     from weft.clock import Clock
     from weft.events import Emit, Entry
-    from weft.run.caps import CapsConfig
-    from weft.launch.session import Options
     from weft.launch.peer import Takes
-    from weft.peer.peer import Outcome
-    from weft.peer.context import Trainers
+    from weft.launch.session import Options
     from weft.launch.terms import Allowance, Terms
+    from weft.peer.context import Trainers
+    from weft.peer.peer import Outcome
+    from weft.run.caps import CapsConfig
 
 
 @spread
@@ -62,10 +62,10 @@ def join(
     stays = read_until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.data import CorpusConfig, TextSource
-    from weft.launch.session import Options
-    from weft.store.home import Home
     from weft.launch.peer import join as join_run
+    from weft.launch.session import Options
     from weft.stages.launch import take_part
+    from weft.store.home import Home
 
     own = (CorpusConfig(source=TextSource(paths=tuple(data))), Path.cwd()) if data else None
 

@@ -12,23 +12,23 @@ from pathlib import Path
 import msgspec
 
 from weft.cli.loop import run_loop
+from weft.cli.options import Contributed, Until
 from weft.cli.parent import stop_with_parent
 from weft.cli.place import command_for
-from weft.cli.screen.screen import make_screen
-from weft.cli.run.torchrun import trainers
 from weft.cli.process import NOTHING_TO_SAVE, Stopper
 from weft.cli.run.summary import summary
-from weft.cli.options import Contributed, Until
+from weft.cli.run.torchrun import trainers
+from weft.cli.screen.screen import make_screen
 from weft.cli.screen.view import Facts
 from weft.dashboard.scalars import make_sink
 from weft.dashboard.stages import layers_of
 from weft.data import write_atomically
 from weft.errors import ConfigError
-from weft.run.config import Genesis
-from weft.launch.session import Options
 from weft.launch.peer import Takes
-from weft.peer.peer import Outcome
+from weft.launch.session import Options
 from weft.peer.context import Trainers
+from weft.peer.peer import Outcome
+from weft.run.config import Genesis
 from weft.run.staged import StagedConfig
 
 _LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"

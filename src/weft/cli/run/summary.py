@@ -6,8 +6,8 @@ It knows the digest of this peer's replica alone: no message tells that of anoth
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.screen.draw import ring
 from weft.cli.model.generate import excerpt
+from weft.cli.screen.draw import ring
 from weft.cli.screen.view import Line, View
 from weft.dashboard import figures
 from weft.dashboard.stages import layers_of, ordinal

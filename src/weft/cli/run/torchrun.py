@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.run.machine import PeerConfig
     from weft.peer.context import Trainers
     from weft.ranks.launch import Rank
+    from weft.run.machine import PeerConfig
 
 _NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
+from weft.cli.options import until as read_until
 from weft.cli.place import home_of
 from weft.cli.run.torchrun import served
 from weft.cli.spread import spread
-from weft.cli.options import until as read_until
 from weft.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from weft.cli.run.running import Ask, OnStarted
     from weft.launch.session import Options
-    from weft.peer.peer import Outcome
     from weft.peer.context import Trainers
+    from weft.peer.peer import Outcome
 
 EXAMPLE = """A run file may be as short as this, saved as first.toml:
 
@@ -55,10 +55,10 @@ def train(
     described = settings.run_file(run_file, changes or ())
     stays = read_until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
-    from weft.launch.session import Options
-    from weft.store.home import Home
     from weft.launch.peer import found
+    from weft.launch.session import Options
     from weft.stages.launch import take_part
+    from weft.store.home import Home
 
     def start(options: "Options", on_started: "OnStarted", _ask: "Ask", trainers: "Trainers") -> "Awaitable[Outcome]":
         base = run_file.absolute().parent

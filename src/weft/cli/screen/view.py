@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from weft.dashboard import figures
-from weft.dashboard.words import notable
 from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, state_at_commit, told
+from weft.dashboard.words import notable
 from weft.events import (
     ActEnacted,
     CheckpointSaved,

@@ -101,8 +101,8 @@ async def observe(
 ) -> "AsyncIterator[tuple[Observer, Facts, Settings]]":
     """Link to members of a run; yield who hears them, what a view shows of it, and what holds of it now."""
     from weft.cli.run.running import facts_of
-    from weft.cli.settings import check_transports, machine_settings
     from weft.cli.screen.view import Facts
+    from weft.cli.settings import check_transports, machine_settings
     from weft.clock import SystemClock
     from weft.keys import Identity
     from weft.launch.visit import ask_charter, visit
@@ -128,8 +128,8 @@ async def _known_of(node: "Node") -> "tuple[str, StagedConfig | None]":
     from weft.errors import WeftError
     from weft.ids import Digest, short
     from weft.net.holders import small_from
-    from weft.run.outline import read_outline
     from weft.run.genesis import read_run
+    from weft.run.outline import read_outline
     from weft.run.staged import StagedConfig
     from weft.wire import MAX_RECORD_NBYTES
 

@@ -12,8 +12,8 @@ from weft.cli.watch.sources import Given
 
 if TYPE_CHECKING:
     from weft.cli.screen.screen import Screen
-    from weft.cli.watch.sources import Members
     from weft.cli.screen.view import View
+    from weft.cli.watch.sources import Members
     from weft.events import Entry
 
 

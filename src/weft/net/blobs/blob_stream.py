@@ -11,8 +11,8 @@ from collections.abc import Callable
 from weft.errors import DeadlineExceeded, PeerError, WireError
 from weft.ids import Digest, short
 from weft.net.blobs.bulk import Bulk, read_record
-from weft.net.transport.frame import FRAME_S, encode_frame
 from weft.net.messages import BlobHeader, BlobRequest, RangeRequest
+from weft.net.transport.frame import FRAME_S, encode_frame
 from weft.wire import Buffer, encode
 
 # The slowest uplink that rounds wait for, 1 Mbit/s, over 31 members that each fetch a payload's part and a result:

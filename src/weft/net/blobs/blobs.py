@@ -22,13 +22,17 @@ from blake3 import blake3
 from weft.errors import CallFailed, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped, Emit
 from weft.ids import Digest, PeerId, short
-from weft.net.blobs import blob_stream, priority as turns
+from weft.net.blobs import blob_stream
+from weft.net.blobs import priority as turns
 from weft.net.blobs.blob_stream import STALL_S, StaleStream
 from weft.net.blobs.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
-from weft.net.link.dialer import Dialler
 from weft.net.blobs.first import first_of
-from weft.net.transport.frame import encode_frame
+from weft.net.blobs.priority import Turns
+from weft.net.blobs.striped import Hash, Spread
+from weft.net.link.dialer import Dialler
+from weft.net.link.handlers import Services
 from weft.net.link.links import Links
+from weft.net.link.traffic import Meters
 from weft.net.messages import (
     BlobHeader,
     BlobRequest,
@@ -39,11 +43,8 @@ from weft.net.messages import (
     Relayed,
     RelayPlease,
 )
-from weft.net.link.traffic import Meters
-from weft.net.link.handlers import Services
-from weft.net.blobs.striped import Hash, Spread
 from weft.net.transport.base import Stream
-from weft.net.blobs.priority import Turns
+from weft.net.transport.frame import encode_frame
 from weft.wire import Buffer, encode
 
 PIECE_NBYTES = 1 << 20  # received and hashed at a time, as long as a frame: worth a thread hop, soon cancelled

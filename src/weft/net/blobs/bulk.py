@@ -17,14 +17,14 @@ from weakref import WeakValueDictionary
 from weft.errors import DeadlineExceeded, NetError, PeerError, WireError
 from weft.ids import PeerId, short
 from weft.net.link.dialer import Dialler
-from weft.net.transport.frame import FRAME_S, FrameReader, write_frame
-from weft.net.link.links import Link, Links
-from weft.net.messages import MAX_BLOB_RECORD_NBYTES, BulkDialled, BulkOffer, BulkPlease, Relayed, RelayPlease
-from weft.net.link.traffic import Meter, Meters
 from weft.net.link.handlers import Services
-from weft.tasks import Tasks
+from weft.net.link.links import Link, Links
+from weft.net.link.traffic import Meter, Meters
+from weft.net.messages import MAX_BLOB_RECORD_NBYTES, BulkDialled, BulkOffer, BulkPlease, Relayed, RelayPlease
 from weft.net.transport.base import Stream
+from weft.net.transport.frame import FRAME_S, FrameReader, write_frame
 from weft.rng import fresh_secret
+from weft.tasks import Tasks
 from weft.wire import Buffer, decode, encode
 
 MAX_OPEN = 4  # per peer and direction: several connections get past lost packets, more gain nothing on one path

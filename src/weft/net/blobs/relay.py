@@ -24,12 +24,12 @@ from weft.config import Config
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.ids import PeerId, short
 from weft.net.blobs.bulk import Bulk, BulkStreams
-from weft.net.transport.frame import write_frame
+from weft.net.link.handlers import Services
 from weft.net.link.links import Links
 from weft.net.messages import MAX_ANSWER_CHARS, Reaches, RelayAnswer, Relayed, RelayPlease, WhoReaches
-from weft.net.link.handlers import Services
-from weft.tasks import Tasks
+from weft.net.transport.frame import write_frame
 from weft.net.transport.rate_limit import Bucket
+from weft.tasks import Tasks
 from weft.wire import encode
 
 OPEN_S = 6.0  # for a stream to the target: below the time in which a dial is given up

@@ -21,9 +21,9 @@ from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, Pe
 from weft.ids import Digest, PeerId, short
 from weft.net.blobs import blob_stream
 from weft.net.blobs.bulk import Bulk, BulkStreams
-from weft.net.transport.frame import encode_frame
-from weft.net.messages import BlobHeader, RangeRequest
 from weft.net.blobs.ranges import LOOK_S, Ranges, Span
+from weft.net.messages import BlobHeader, RangeRequest
+from weft.net.transport.frame import encode_frame
 from weft.wire import encode
 
 NUM_LENT = 4  # ranges that a stream which helps is borrowed for

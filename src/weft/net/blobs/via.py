@@ -25,15 +25,15 @@ from weft.errors import CallFailed, DialError, NetError, PeerError, Refused
 from weft.ids import PeerId, short
 from weft.keys import Identity
 from weft.net.blobs.bulk import Bulk, read_record
-from weft.net.transport.frame import write_frame
-from weft.net.transport.gate import Gate, Handshakes
-from weft.net.transport.tls_over_stream import InnerStream
 from weft.net.link.links import VIA
 from weft.net.messages import RelayAnswer, Relayed, RelayPlease
-from weft.tasks import Tasks
+from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
+from weft.net.transport.frame import write_frame
+from weft.net.transport.gate import Gate, Handshakes
 from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
 from weft.net.transport.tls_handshake import admit, introduce
-from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
+from weft.net.transport.tls_over_stream import InnerStream
+from weft.tasks import Tasks
 from weft.wire import digest, encode
 
 SCHEME = VIA

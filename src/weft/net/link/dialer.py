@@ -22,16 +22,16 @@ from contextlib import suppress
 from weft.errors import DialError, GenesisMismatch, PeerError, Unreachable, WeftError
 from weft.ids import PeerId, short
 from weft.net.link.address_book import AddressBook
-from weft.net.transport.frame import FRAME_S, FrameReader
 from weft.net.link.handshake import Passport, greet, handshake_reader
 from weft.net.link.links import VIA, Link, Links
-from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, PROTOCOL, Admitted, Contact, Hello, Reaches, WhoReaches
 from weft.net.link.race import Race
-from weft.tasks import Tasks
-from weft.net.transport.base import Lane, Stream, Transport
 from weft.net.link.trial import failed
 from weft.net.link.unreached import one
+from weft.net.messages import MAX_ADDRESSES, MAX_ENDED_LINKS, PROTOCOL, Admitted, Contact, Hello, Reaches, WhoReaches
+from weft.net.transport.base import Lane, Stream, Transport
+from weft.net.transport.frame import FRAME_S, FrameReader
 from weft.rng import stream as random_stream
+from weft.tasks import Tasks
 from weft.wire import decode, digest, encode
 
 DIAL_S = 8.0  # for one address: a hole punched through two home routers takes up to 5 s

@@ -16,9 +16,9 @@ import msgspec
 from weft.errors import DialError, GenesisMismatch, PeerError, Refused, WireError
 from weft.ids import PeerId, RunId, short
 from weft.net.admission import Admission, objection, prove
-from weft.net.transport.frame import FrameReader, write_frame
 from weft.net.messages import MAX_HANDSHAKE_NBYTES, MAX_TOLD_CONTACTS, PROTOCOL, Admitted, Greeting, Hello, Rejected
 from weft.net.transport.base import Stream
+from weft.net.transport.frame import FrameReader, write_frame
 from weft.rng import fresh_secret
 from weft.wire import Signer, decode, encode, printable
 

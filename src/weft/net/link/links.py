@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from weft.errors import PeerError, WireError
 from weft.events import ConnectionDropped, Emit, LinkDown, LinkUp
 from weft.ids import PeerId, short
-from weft.net.transport.frame import FrameReader
-from weft.net.messages import MAX_ENDED_LINKS
-from weft.net.link.traffic import Meters
-from weft.net.link.rpc import Session
 from weft.net.link.handlers import Services
-from weft.tasks import Tasks
+from weft.net.link.rpc import Session
+from weft.net.link.traffic import Meters
+from weft.net.messages import MAX_ENDED_LINKS
 from weft.net.transport.base import Stream, Transport
+from weft.net.transport.frame import FrameReader
+from weft.tasks import Tasks
 
 VIA = "via"  # the transport through another peer
 # Of an elector of the largest run: 63 wards, 31 electors, 8 of the overlay, as many that others keep or twice that, 16

@@ -14,12 +14,12 @@ from weft.events import AdmissionRefused, ConnectionDropped, Emit
 from weft.ids import PeerId
 from weft.net.link.address_book import AddressBook
 from weft.net.link.dialer import Dialler
-from weft.net.transport.frame import FRAME_S, FrameReader
-from weft.net.transport.gate import Gate
 from weft.net.link.handshake import Passport, handshake_reader, hear, judge, turn_away
 from weft.net.link.links import Link, Links
 from weft.net.messages import MAX_ADDRESSES, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
 from weft.net.transport.base import Accept, Lane, Stream, Transport
+from weft.net.transport.frame import FRAME_S, FrameReader
+from weft.net.transport.gate import Gate
 from weft.wire import encode
 
 MAX_STRANGERS = 64  # control connections that have not been admitted yet, over all transports

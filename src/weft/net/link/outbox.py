@@ -11,9 +11,9 @@ from collections import deque
 
 from weft.errors import PeerError
 from weft.ids import short
-from weft.net.transport.frame import FRAME_S, encode_frame
 from weft.net.link.traffic import Meter
 from weft.net.transport.base import Stream
+from weft.net.transport.frame import FRAME_S, encode_frame
 
 MAX_QUEUED_NBYTES = 8 << 20  # eight of the largest frames; a peer that reads so slowly is no use
 MAX_JOINED_NBYTES = 64 << 10  # small frames joined into one send

@@ -20,7 +20,9 @@ import msgspec
 from weft.errors import CallFailed, DeadlineExceeded, PeerError, WireError
 from weft.events import Emit, Notice
 from weft.ids import short
-from weft.net.transport.frame import MAX_FRAME_NBYTES, FrameReader
+from weft.net.link.handlers import Services, public_reason
+from weft.net.link.outbox import Outbox
+from weft.net.link.traffic import Meter
 from weft.net.messages import (
     MAX_BODY_NBYTES,
     MAX_DEADLINE_S,
@@ -31,10 +33,8 @@ from weft.net.messages import (
     Reply,
     RpcFrame,
 )
-from weft.net.link.traffic import Meter
-from weft.net.link.outbox import Outbox
-from weft.net.link.handlers import Services, public_reason
 from weft.net.transport.base import Stream
+from weft.net.transport.frame import MAX_FRAME_NBYTES, FrameReader
 from weft.wire import decode, encode, printable
 
 MAX_IN_FLIGHT = 64  # calls one peer may have open at another: twice the members of a swarm

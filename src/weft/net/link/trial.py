@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.ids import PeerId, short
-from weft.net.transport.address import direct_places, host_of, hosts_of, is_loopback
 from weft.net.messages import Contact
+from weft.net.transport.address import direct_places, host_of, hosts_of, is_loopback
 from weft.wire import printable
 
 Outcome = Literal["admitted", "refused", "other run", "no peer", "silent", "no way"]

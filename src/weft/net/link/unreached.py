@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from urllib.parse import parse_qsl, urlsplit
 
 from weft.ids import PeerId
-from weft.net.transport.address import is_loopback, is_private
 from weft.net.link.trial import Trial, called, listed, told
+from weft.net.transport.address import is_loopback, is_private
 from weft.wire import printable
 
 MAX_MEMBERS = 3  # that are worth reading

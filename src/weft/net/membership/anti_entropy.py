@@ -13,9 +13,9 @@ It does not know who said what, nor when to compare.
 
 from collections.abc import Iterable, Iterator
 
-from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
-from weft.net.membership.members import Accused, Lives, Proof, Roll, proofs
 from weft.net.membership.anti_entropy_index import added, bucket
+from weft.net.membership.members import Accused, Lives, Proof, Roll, proofs
+from weft.net.messages import MAX_LISTED, NUM_BUCKETS, Listed
 
 MAX_GIVEN = 256  # claims in answer to one comparison: a newcomer asks again a second later, and somebody else
 

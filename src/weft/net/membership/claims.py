@@ -11,8 +11,8 @@ from blake3 import blake3
 from weft.errors import WireError
 from weft.ids import PeerId, RunId
 from weft.keys import verify
-from weft.net.messages import MAX_ADDRESSES, MAX_CLAIM_NBYTES, Accusation, Contact, Departure, Presence
 from weft.net.membership.members import Accused, Claim, Departed, Lives
+from weft.net.messages import MAX_ADDRESSES, MAX_CLAIM_NBYTES, Accusation, Contact, Departure, Presence
 from weft.wire import Record, Signed, Signer, decode, seal, unseal
 
 MAX_READ = 4096  # remembered: twice the largest swarm

@@ -19,8 +19,36 @@ from collections.abc import Callable, Sequence
 from weft.clock import Clock
 from weft.errors import WeftError, WireError
 from weft.ids import PeerId
+from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
 from weft.net.membership.claims import ClaimReader, accuse, contact_of, live, secret
 from weft.net.membership.full_mesh import Heard, LinkLost, Redial, RedialFailed, Stalled, Tick
+from weft.net.membership.members import Departed, Roll
+from weft.net.membership.swim import awaited, next_due, step
+from weft.net.membership.swim_state import (
+    Answer,
+    AskHelp,
+    Change,
+    Compare,
+    Help,
+    HelpAsked,
+    Helped,
+    Input,
+    Keep,
+    Linked,
+    Output,
+    Ping,
+    Pinged,
+    Revive,
+    SignAccusation,
+    SignLife,
+    Silent,
+    State,
+    Tell,
+    Tie,
+    Tied,
+    Told,
+    Watch,
+)
 from weft.net.messages import (
     MAX_NEWS,
     Answering,
@@ -35,10 +63,6 @@ from weft.net.messages import (
     ViewSums,
 )
 from weft.net.node import Node
-from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
-from weft.net.membership.members import Departed, Roll
-from weft.net.membership.swim import awaited, next_due, step
-from weft.net.membership.swim_state import Answer, AskHelp, Change, Compare, Help, HelpAsked, Helped, Input, Keep, Linked, Output, Ping, Pinged, Revive, SignAccusation, SignLife, Silent, State, Tell, Tie, Tied, Told, Watch
 from weft.tasks import Tasks
 from weft.wire import Signed
 

@@ -27,8 +27,8 @@ import msgspec
 from msgspec import Meta
 
 from weft.ids import PeerId, short
-from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
 from weft.net.membership.anti_entropy_index import EMPTY, View, moved
+from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
 
 MAX_KNOWN = 2048  # peers; one too many waits until somebody is gone
 MAX_DEPARTED = 4096  # goodbyes remembered, so that older news of the same processes is not believed

@@ -39,12 +39,37 @@ from weft.events import (
 from weft.ids import PeerId, short
 from weft.keys import verify
 from weft.net.membership.claims import ClaimReader
+from weft.net.membership.full_mesh import (
+    FORGET_S,
+    TICK_S,
+    Forgotten,
+    Full,
+    Gone,
+    Heard,
+    Input,
+    Joined,
+    Left,
+    LinkLost,
+    Member,
+    New,
+    Output,
+    Recovered,
+    Redial,
+    RedialFailed,
+    SaidGoodbye,
+    SendHeartbeat,
+    Stalled,
+    State,
+    Suspected,
+    Tick,
+    next_due,
+    step,
+)
 from weft.net.membership.gossip import Gossip
-from weft.net.membership.full_mesh import FORGET_S, TICK_S, Forgotten, Full, Gone, Heard, Input, Joined, Left, LinkLost, Member, New, Output, Recovered, Redial, RedialFailed, SaidGoodbye, SendHeartbeat, Stalled, State, Suspected, Tick, next_due, step
+from weft.net.membership.members import MAX_KNOWN
+from weft.net.membership.overlay import MAX_ALL, MIN_BOUNDED, watches_all
 from weft.net.messages import MAX_REASON_CHARS, Contact, Departure, Farewell, Heartbeat
 from weft.net.node import Node
-from weft.net.membership.overlay import MAX_ALL, MIN_BOUNDED, watches_all
-from weft.net.membership.members import MAX_KNOWN
 from weft.tasks import Tasks
 from weft.wire import seal, unseal
 

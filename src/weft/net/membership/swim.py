@@ -32,13 +32,52 @@ import msgspec
 from blake3 import blake3
 
 from weft.ids import PeerId
-from weft.net.membership import members as rolls
 from weft.net.membership import broadcasts as rumours
-from weft.net.membership.full_mesh import LISTEN_S, TICK_S, Gone, Heard, Left, LinkLost, New, Recovered, Redial, RedialFailed, Stalled, Tick, own_stall
-from weft.net.messages import MAX_NEWS
-from weft.net.membership.overlay import kept
+from weft.net.membership import members as rolls
+from weft.net.membership.full_mesh import (
+    LISTEN_S,
+    TICK_S,
+    Gone,
+    Heard,
+    Left,
+    LinkLost,
+    New,
+    Recovered,
+    Redial,
+    RedialFailed,
+    Stalled,
+    Tick,
+    own_stall,
+)
 from weft.net.membership.members import Accused, Claim, Correct, Departed, Effect, Lives, Proof, Renew, Roll, Spread
-from weft.net.membership.swim_state import Answer, AskHelp, Compare, Errand, Help, HelpAsked, Helped, Input, Keep, Linked, Output, Outputs, Ping, Pinged, Probe, Revive, SignAccusation, SignLife, Silent, State, Tell, Tied, Told, Watch
+from weft.net.membership.overlay import kept
+from weft.net.membership.swim_state import (
+    Answer,
+    AskHelp,
+    Compare,
+    Errand,
+    Help,
+    HelpAsked,
+    Helped,
+    Input,
+    Keep,
+    Linked,
+    Output,
+    Outputs,
+    Ping,
+    Pinged,
+    Probe,
+    Revive,
+    SignAccusation,
+    SignLife,
+    Silent,
+    State,
+    Tell,
+    Tied,
+    Told,
+    Watch,
+)
+from weft.net.messages import MAX_NEWS
 
 PERIOD_S = 1.0  # between two pings
 PING_S = 1.5  # for an answer: twice 0.3 s of jitter, and a packet lost either way

@@ -3,9 +3,23 @@
 import msgspec
 
 from weft.ids import PeerId
-from weft.net.membership import members as rolls
 from weft.net.membership import broadcasts as rumours
-from weft.net.membership.full_mesh import Forgotten, Full, Gone, Heard, Left, LinkLost, New, Recovered, Redial, RedialFailed, Stalled, Suspected, Tick
+from weft.net.membership import members as rolls
+from weft.net.membership.full_mesh import (
+    Forgotten,
+    Full,
+    Gone,
+    Heard,
+    Left,
+    LinkLost,
+    New,
+    Recovered,
+    Redial,
+    RedialFailed,
+    Stalled,
+    Suspected,
+    Tick,
+)
 from weft.net.membership.members import Claim, Lives, Proof, Roll
 
 

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from weft.errors import PeerError
-from weft.tasks import Tasks
 from weft.net.transport.base import Accept, Lane, OnDrop, Stream
+from weft.tasks import Tasks
 
 K = TypeVar("K")
 

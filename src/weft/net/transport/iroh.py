@@ -33,13 +33,13 @@ from weft.config import Config
 from weft.errors import DialError, NetError, PeerError, PortInUse
 from weft.ids import PeerId, short
 from weft.keys import Identity
+from weft.net.messages import MAX_ADDRESSES
 from weft.net.transport.address import host_of, reachable_hosts
+from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
 from weft.net.transport.gate import Gate, Handshakes
 from weft.net.transport.iroh_patch import mend
 from weft.net.transport.iroh_stream import IrohStream
-from weft.net.messages import MAX_ADDRESSES
 from weft.tasks import Tasks
-from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
 
 SCHEME = "iroh"
 _ALPNS: dict[Lane, bytes] = {"control": b"weft/1/control", "bulk": b"weft/1/bulk"}

@@ -16,9 +16,9 @@ from contextvars import Context, copy_context
 from weft import rng
 from weft.errors import DialError
 from weft.ids import PeerId, short
+from weft.net.transport.base import Accept, Lane
 from weft.net.transport.memory_link import Line, Link, Pipe
 from weft.tasks import Tasks
-from weft.net.transport.base import Accept, Lane
 from weft.wire import Buffer
 
 SCHEME = "memory://"

@@ -28,13 +28,21 @@ from weft.ids import Digest, PeerId
 from weft.keys import Identity
 from weft.net.transport import tcp
 from weft.net.transport.address import join_address, reachable_hosts, split_address
+from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
 from weft.net.transport.gate import Gate, Handshakes
 from weft.net.transport.proxy import Proxy
-from weft.tasks import Tasks
 from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
-from weft.net.transport.tls_handshake import PREAMBLE_NBYTES, PROTOCOL_VERSION, NotWeft, admit, introduce, preamble, read_preamble
+from weft.net.transport.tls_handshake import (
+    PREAMBLE_NBYTES,
+    PROTOCOL_VERSION,
+    NotWeft,
+    admit,
+    introduce,
+    preamble,
+    read_preamble,
+)
 from weft.net.transport.tls_stream import InLoop, InThreads, TlsStream
-from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
+from weft.tasks import Tasks
 from weft.wire import digest
 
 SCHEME = "tls"

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from weft import keys
 from weft.errors import PeerError, WireError
 from weft.ids import Digest, PeerId, short
+from weft.net.transport.base import Lane, Stream
 from weft.net.transport.frame import FrameReader, write_frame
 from weft.net.transport.tls_certificate import certified_peer
-from weft.net.transport.base import Lane, Stream
 from weft.rng import fresh_secret
 from weft.wire import Record, Signed, Signer, decode, digest, encode, seal, unseal
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from weft.errors import PeerError
 from weft.ids import PeerId
-from weft.tasks import Tasks
 from weft.net.transport.base import Stream
+from weft.tasks import Tasks
 from weft.wire import Buffer
 
 T = TypeVar("T")

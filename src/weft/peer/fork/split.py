@@ -28,9 +28,9 @@ from weft.ids import PeerId
 from weft.net.membership.full_mesh import GONE_S
 from weft.net.node import Node
 from weft.peer.chain import branch_name, open_branch
-from weft.run.config import Genesis
 from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal, StandingNote
 from weft.peer.round.driver import Rounds
+from weft.run.config import Genesis
 from weft.sync.records.messages import Manifest
 
 ORPHAN_AFTER_S = 60.0

@@ -20,12 +20,12 @@ from weft.ids import BranchId, PeerId, Round
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
-from weft.peer.join.state_fetch import Heads
 from weft.peer.chain import signers
 from weft.peer.fork.choice import MOST_NEEDED, NEAR, Proof, believed, is_further, is_heeded
+from weft.peer.join.state_fetch import Heads
 from weft.peer.messages import ChainAnswer, ChainRequest
-from weft.peer.state.replica import Replica
 from weft.peer.round.driver import Rounds
+from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
 LOOK_S = 1.0  # between two looks at what others tell

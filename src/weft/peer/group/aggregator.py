@@ -27,8 +27,9 @@ from weft.errors import DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Tokens, short
 from weft.keys import verify
-from weft.tasks import Tasks
+from weft.peer.context import Place
 from weft.peer.group.broadcast import Handing
+from weft.peer.group.records import Records
 from weft.peer.messages import (
     Evaluation,
     Hurry,
@@ -38,16 +39,15 @@ from weft.peer.messages import (
     SponsorPlease,
     WardPass,
 )
-from weft.peer.context import Place
-from weft.peer.group.records import Records
 from weft.peer.round.driver import Rounds
-from weft.sync.round.deadline import NUM_REMEMBERED, deadline_s
 from weft.sync.merge.group_mean import GroupMean
-from weft.sync.round.groups import Offer, claims_in, is_grace_due, may_close, record_of, slices, tokens_of
-from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
 from weft.sync.merge.reduce import EncodedPart
+from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
+from weft.sync.round.deadline import NUM_REMEMBERED, deadline_s
+from weft.sync.round.groups import Offer, claims_in, is_grace_due, may_close, record_of, slices, tokens_of
 from weft.sync.round.leases import shares
 from weft.sync.round.weights import weight
+from weft.tasks import Tasks
 from weft.wire import Buffer, unseal
 
 PARALLEL = 4  # payloads on their way at a time: each is whole in memory

@@ -22,13 +22,13 @@ from contextlib import suppress
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
 from weft.net.blobs.blobs import StillComing
-from weft.tasks import Tasks
-from weft.peer.messages import Decision, HandOn
 from weft.peer.context import Place
 from weft.peer.group.records import MAX_NBYTES, Records
+from weft.peer.messages import Decision, HandOn
 from weft.peer.round.driver import Rounds
-from weft.sync.round.groups import claims_in, sources
 from weft.sync.records.messages import Certificate
+from weft.sync.round.groups import claims_in, sources
+from weft.tasks import Tasks
 from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest, encode
 
 NUM_KEPT = 2  # rounds whose certificates are served

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from weft.events import CountedThrough, RoundMissed
 from weft.ids import Digest, PeerId, Round, Tokens
-from weft.tasks import Tasks
-from weft.peer.round.outcome import Status
-from weft.peer.state.carry import Carry
-from weft.peer.group.broadcast import Handing
 from weft.peer.context import Place
+from weft.peer.group.aggregator import Sponsor
+from weft.peer.group.broadcast import Handing
+from weft.peer.group.leaf import Ward
 from weft.peer.group.records import Records
 from weft.peer.round.driver import Rounds
-from weft.peer.group.aggregator import Sponsor
+from weft.peer.round.outcome import Status
+from weft.peer.state.carry import Carry
 from weft.peer.unmeasured import Unmeasured
-from weft.peer.group.leaf import Ward
-from weft.sync.records.messages import Manifest
 from weft.sync.merge.reduce import EncodedPart
+from weft.sync.records.messages import Manifest
+from weft.tasks import Tasks
 
 
 class Turn(Protocol):

@@ -23,14 +23,14 @@ from contextlib import suppress
 from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, Sponsored
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens, short
-from weft.peer.messages import Hurry, Joining, OfferNote, Release, SponsorAnswer, SponsorPlease, WardPass
 from weft.peer.context import Place
 from weft.peer.group.records import Records
+from weft.peer.messages import Hurry, Joining, OfferNote, Release, SponsorAnswer, SponsorPlease, WardPass
 from weft.peer.round.driver import Rounds
 from weft.rng import order_key
-from weft.sync.round.groups import Offer, claims_in, order_of
-from weft.sync.records.messages import Manifest
 from weft.sync.merge.reduce import EncodedPart, named
+from weft.sync.records.messages import Manifest
+from weft.sync.round.groups import Offer, claims_in, order_of
 from weft.wire import digest_of, seal
 
 LOOK_S = 0.5

@@ -23,13 +23,13 @@ from statistics import median_low
 from weft.errors import NetError, PeerError, Refused
 from weft.events import JoinTooSlow, Notice
 from weft.ids import PeerId
-from weft.peer.join.state_fetch import Arrival, Beats
-from weft.peer.join.hold_rule import DAY_S
-from weft.peer.messages import BlockAnswer, BlockPlease
-from weft.peer.join.pace import Lag, Pace
 from weft.peer.context import Place
-from weft.peer.state.replica import Replica
+from weft.peer.join.hold_rule import DAY_S
+from weft.peer.join.pace import Lag, Pace
+from weft.peer.join.state_fetch import Arrival, Beats
+from weft.peer.messages import BlockAnswer, BlockPlease
 from weft.peer.round.driver import Rounds
+from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
 LOOK_S = 1.0

@@ -23,20 +23,20 @@ from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.events import Notice
 from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.membership.membership import Membership
-from weft.run.amend import first_charter
-from weft.peer.join.state_fetch import Arrival, Heads
-from weft.peer.join.ranking import Asking
-from weft.peer.fork.split import patience_s
 from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, open_branch
-from weft.run.config import Genesis
+from weft.peer.context import Place
+from weft.peer.fork.split import patience_s
+from weft.peer.fork.watch import Lookout
+from weft.peer.join.backpressure import Plea
+from weft.peer.join.ranking import Asking
+from weft.peer.join.state_fetch import Arrival, Heads
+from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
+from weft.peer.round.driver import Rounds
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.state.legacies import Legacies
-from weft.peer.fork.watch import Lookout
-from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
-from weft.peer.context import Place
-from weft.peer.join.backpressure import Plea
 from weft.peer.state.replica import Replica
-from weft.peer.round.driver import Rounds
+from weft.run.amend import first_charter
+from weft.run.config import Genesis
 from weft.sync.records.messages import Certificate, Manifest, next_base
 from weft.sync.round.rules import Durable
 from weft.wire import digest_of

@@ -20,9 +20,9 @@ from contextlib import suppress
 
 from weft.events import RunBlocked, RunUnblocked
 from weft.ids import PeerId
+from weft.peer.context import Place
 from weft.peer.join.hold_rule import Blocks
 from weft.peer.messages import BlockAnswer, BlockPlease
-from weft.peer.context import Place
 
 LOOK_S = 0.5  # between two looks whether there is still something to wait for
 

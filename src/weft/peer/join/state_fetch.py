@@ -27,16 +27,16 @@ from weft.events import Notice, StateJoined
 from weft.ids import Digest, PeerId, short
 from weft.net.blobs.first import first_of
 from weft.net.messages import Heartbeat
-from weft.peer.fork.choice import NEAR
-from weft.store.index import StateIndex
-from weft.peer.messages import StateOffer, StateRequest
-from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
-from weft.store.partial import MAX_OFFER_NBYTES, Partial, drop
-from weft.peer.context import Place
 from weft.net.multi_source import pull
-from weft.peer.state.replica import Replica
 from weft.net.shares import Blob
+from weft.peer.context import Place
+from weft.peer.fork.choice import NEAR
+from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
+from weft.peer.messages import StateOffer, StateRequest
+from weft.peer.state.replica import Replica
 from weft.progress import Meter
+from weft.store.index import StateIndex
+from weft.store.partial import MAX_OFFER_NBYTES, Partial, drop
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, decode, digest_of

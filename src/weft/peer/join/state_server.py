@@ -17,14 +17,14 @@ from torch import Tensor
 
 from weft.ids import Digest, PeerId
 from weft.peer.chain import Chain, as_many_as_fit
-from weft.store.index import StateIndex, VectorIndex
-from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, StateOffer, StateRequest
 from weft.peer.context import Place
+from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, StateOffer, StateRequest
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunks
+from weft.store.index import StateIndex, VectorIndex
+from weft.sync.merge.sharded import gathered
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
-from weft.sync.merge.sharded import gathered
 from weft.wire import Buffer, digest, digest_of, encode
 
 PIN_S = 600.0  # after the last request for it: a newcomer on a slow link comes back for more

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from weft.data.assign import beyond
 from weft.events import TrainsOn
 from weft.ids import Round
-from weft.run.config import Genesis
-from weft.peer.state.carry import Carry
 from weft.peer.context import Place
 from weft.peer.loop.lease import Training
+from weft.peer.state.carry import Carry
+from weft.run.config import Genesis
 from weft.sync.records.messages import Manifest
 from weft.wire import digest_of
 

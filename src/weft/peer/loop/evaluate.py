@@ -12,14 +12,14 @@ from torch import Tensor
 
 from weft.events import Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
-from weft.run.config import Genesis, RunConfig
-from weft.train.learner import Learner, Measure
-from weft.peer.messages import Evaluation
 from weft.peer.context import Place
+from weft.peer.messages import Evaluation
 from weft.peer.state.replica import Replica
 from weft.peer.unmeasured import Unmeasured
 from weft.progress import Meter
+from weft.run.config import Genesis, RunConfig
 from weft.sync.records.messages import Manifest
+from weft.train.learner import Learner, Measure
 
 SAMPLE_TOKENS = 300
 WAIT_S = 10.0  # for the last leader's evaluation, before another makes it

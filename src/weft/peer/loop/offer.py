@@ -5,12 +5,12 @@ It does not know what becomes of it.
 
 from weft.events import PayloadOffered
 from weft.ids import Round
-from weft.peer.state.carry import Carry
-from weft.peer.group.groups import Groups, Turn
-from weft.peer.state.legacies import Legacies
 from weft.peer.context import Place
-from weft.peer.state.replica import Replica
+from weft.peer.group.groups import Groups, Turn
 from weft.peer.round.driver import Rounds
+from weft.peer.state.carry import Carry
+from weft.peer.state.legacies import Legacies
+from weft.peer.state.replica import Replica
 from weft.sync.round.groups import payload_of
 from weft.sync.round.neighbours import is_gossip
 

@@ -9,22 +9,22 @@ from weft.events import GraphChosen, LegacyCounted, MethodTuned, PayloadRejected
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
+from weft.peer.context import Outcome, Place
+from weft.peer.loop.lease import Training
+from weft.peer.loop.sentinel import Sentinel
 from weft.peer.round.outcome import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.round.pending_acts import REMOVALS, told, why_removed
-from weft.run.config import Genesis
 from weft.peer.state.carry import OUTDATED, Carry, dropped
 from weft.peer.state.mixing import Met
-from weft.peer.context import Outcome, Place
 from weft.peer.state.replica import Replica
-from weft.peer.loop.sentinel import Sentinel
-from weft.store.chunks import replica_digest
-from weft.peer.loop.lease import Training
 from weft.peer.unmeasured import Unmeasured
+from weft.run.config import Genesis
+from weft.store.chunks import replica_digest
 from weft.sync.method.graph import spectral_gap
-from weft.sync.round.groups import counted_through
 from weft.sync.records.messages import Manifest, own_work
-from weft.sync.round.neighbours import has_result
 from weft.sync.records.tuning import LADDER, Tuned
+from weft.sync.round.groups import counted_through
+from weft.sync.round.neighbours import has_result
 from weft.wire import digest_of
 
 TORN = "it is exchanged with this peer, and is not here: only the other has moved"

@@ -19,8 +19,8 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId
 from weft.net.membership.membership import Membership
 from weft.net.node import Node
-from weft.peer.state.replica import Replica
 from weft.peer.round.driver import Rounds
+from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
 LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last outer step: it may need the results

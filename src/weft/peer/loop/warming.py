@@ -10,10 +10,10 @@ It does not know what a warm-up is (`Learner.warm_up`), nor how others learn of 
 
 from collections.abc import Callable
 
-from weft.train.learner import Learner
-from weft.peer.loop.pause import Pause
 from weft.peer.context import Place
+from weft.peer.loop.pause import Pause
 from weft.peer.state.replica import Replica
+from weft.train.learner import Learner
 
 
 class Warming:

@@ -28,35 +28,66 @@ import msgspec
 
 from weft.errors import DataError, DiskFull, PeerError
 from weft.ids import Attempt, Digest, PeerId, Tokens
-from weft.tasks import Tasks
-from weft.peer.round.outcome import Decided, Fate, Status, attempt_started, left_out
-from weft.peer.round.pending_acts import Acts
-from weft.peer.round.awaiting import Awaiting
 from weft.peer.chain import Chain
 from weft.peer.claims import legacy_tokens
+from weft.peer.context import Place
+from weft.peer.messages import Decision, Letter
+from weft.peer.round.awaiting import Awaiting
 from weft.peer.round.gather import Gathering
 from weft.peer.round.inbox import Hearing
-from weft.peer.state.legacies import KeptLegacy
 from weft.peer.round.lies import Lies
 from weft.peer.round.measured import Memory
 from weft.peer.round.merge import Merging
-from weft.peer.messages import Decision, Letter
+from weft.peer.round.outcome import Decided, Fate, Status, attempt_started, left_out
 from weft.peer.round.payloads import Parts, Wanted
-from weft.peer.context import Place
-from weft.store.votes import Promises
-from weft.peer.round.reach import Reach
+from weft.peer.round.pending_acts import Acts
 from weft.peer.round.quorum import Standing
+from weft.peer.round.reach import Reach
 from weft.peer.round.timers import Timers
 from weft.peer.round.validity import Weighing
-from weft.sync.round import round as machine
-from weft.sync.records.charter import Charter
+from weft.peer.state.legacies import KeptLegacy
+from weft.store.votes import Promises
 from weft.sync.governance.legacy import charter_after
-from weft.sync.round.machine import Broadcast, Commit, Fetch, Input, Leave, Measured, Merge, Moved, Noticed, Output, Paused, Persist, Rerouted, Send, SetTimer, State, TimedOut, Timer, Trained
-from weft.sync.records.messages import AnyRoundMessage, Base, Certificate, Collect, Committed, GroupRecord, Manifest, Promise, Ready, counted_of
-from weft.sync.round.neighbours import takes_from
-from weft.sync.merge.reduce import EncodedPart
-from weft.sync.round.rules import Durable, leader
 from weft.sync.merge.fragments import Scope
+from weft.sync.merge.reduce import EncodedPart
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import (
+    AnyRoundMessage,
+    Base,
+    Certificate,
+    Collect,
+    Committed,
+    GroupRecord,
+    Manifest,
+    Promise,
+    Ready,
+    counted_of,
+)
+from weft.sync.round import round as machine
+from weft.sync.round.machine import (
+    Broadcast,
+    Commit,
+    Fetch,
+    Input,
+    Leave,
+    Measured,
+    Merge,
+    Moved,
+    Noticed,
+    Output,
+    Paused,
+    Persist,
+    Rerouted,
+    Send,
+    SetTimer,
+    State,
+    TimedOut,
+    Timer,
+    Trained,
+)
+from weft.sync.round.neighbours import takes_from
+from weft.sync.round.rules import Durable, leader
+from weft.tasks import Tasks
 
 MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
 

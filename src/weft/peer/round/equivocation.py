@@ -24,9 +24,20 @@ from weft.keys import verify
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import Shown
-from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
 from weft.sync.governance.equivocation import binds, contradiction
-from weft.sync.records.messages import Accept, AnyRoundMessage, Base, Certificate, Collect, Goodbye, Prepare, Promise, Propose, RoundNote
+from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
+from weft.sync.records.messages import (
+    Accept,
+    AnyRoundMessage,
+    Base,
+    Certificate,
+    Collect,
+    Goodbye,
+    Prepare,
+    Promise,
+    Propose,
+    RoundNote,
+)
 from weft.sync.round.rules import leader
 from weft.wire import Signed, unseal
 

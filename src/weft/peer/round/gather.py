@@ -21,19 +21,19 @@ from collections.abc import Callable, Mapping
 
 from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, Digest, PeerId
-from weft.tasks import Tasks
 from weft.peer.chain import Chain
+from weft.peer.context import Place
 from weft.peer.messages import Gathered
 from weft.peer.round.payloads import Parts
-from weft.peer.context import Place
 from weft.peer.round.reach import Reach
 from weft.peer.round.timers import Timers
+from weft.sync.records.messages import Contribution, Ready
 from weft.sync.round.deadline import TELL_S
 from weft.sync.round.groups import contribution
 from weft.sync.round.machine import Lost
-from weft.sync.records.messages import Contribution, Ready
 from weft.sync.round.neighbours import is_well_dealt
 from weft.sync.round.rules import is_under_way, leader
+from weft.tasks import Tasks
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
 AGAIN_S = 1.0  # between two tries to fetch a payload that is announced

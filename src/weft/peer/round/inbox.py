@@ -15,21 +15,32 @@ from weft.ids import PeerId, Round, short
 from weft.keys import verify
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
+from weft.peer.context import Place
+from weft.peer.messages import Decision, Letter
 from weft.peer.round.early import Early
+from weft.peer.round.equivocation import Witness
 from weft.peer.round.gather import Gathering
 from weft.peer.round.leaps import Leaps
-from weft.peer.messages import Decision, Letter
-from weft.peer.context import Place
 from weft.peer.round.proofs import Proofs
 from weft.peer.round.reach import Reach
 from weft.peer.round.timers import Timers
 from weft.peer.round.validity import Weighing
-from weft.peer.round.equivocation import Witness
 from weft.sync.records.acts import Warrant
 from weft.sync.records.charter import Charter
+from weft.sync.records.messages import (
+    AnyRoundMessage,
+    Base,
+    Collect,
+    Committed,
+    GroupRecord,
+    Manifest,
+    Propose,
+    Ready,
+    RoundNote,
+    manifest_in,
+)
 from weft.sync.round.groups import is_true
 from weft.sync.round.machine import Noticed, Received, State
-from weft.sync.records.messages import AnyRoundMessage, Base, Collect, Committed, GroupRecord, Manifest, Propose, Ready, RoundNote, manifest_in
 from weft.wire import Signed, unseal
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from weft.clock import Clock
 from weft.ids import Attempt, PeerId
-from weft.sync.round.machine import State
 from weft.sync.records.messages import AnyRoundMessage, Collect, Prepare, Propose
+from weft.sync.round.machine import State
 
 SLACK = 0.75  # others' timers may be that much shorter
 

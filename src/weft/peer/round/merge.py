@@ -29,19 +29,19 @@ from weft.errors import PayloadError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round
 from weft.peer.chain import Chain
+from weft.peer.context import Place
 from weft.peer.round.gather import Gathering
 from weft.peer.round.payloads import Parts, Wanted
-from weft.peer.context import Place
-from weft.sync.records.charter import Charter
-from weft.sync.method.choices import Choices
 from weft.sync.merge.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
-from weft.sync.round.groups import counted, payload_of
-from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
-from weft.sync.records.messages import Base, Collect, Contribution, Manifest
-from weft.sync.round.neighbours import NOTHING, has_result, is_gossip, taken, takes_from
+from weft.sync.merge.fragments import Scope
 from weft.sync.merge.reduce import EncodedPart, Merger, decode_parts
 from weft.sync.merge.replies import Replies
-from weft.sync.merge.fragments import Scope
+from weft.sync.method.choices import Choices
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import Base, Collect, Contribution, Manifest
+from weft.sync.round.groups import counted, payload_of
+from weft.sync.round.machine import MergeDone, MergeFailed, Noticed, ResultHeld
+from weft.sync.round.neighbours import NOTHING, has_result, is_gossip, taken, takes_from
 from weft.sync.round.weights import awaited_weight, weight_of
 from weft.wire import Buffer
 

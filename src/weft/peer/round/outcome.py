@@ -9,10 +9,10 @@ from typing import Literal
 
 from weft.events import AttemptStarted
 from weft.ids import PeerId
-from weft.sync.round import machine
 from weft.sync.governance.enact import accused
-from weft.sync.round.machine import Input, State
 from weft.sync.records.messages import Base, Manifest
+from weft.sync.round import machine
+from weft.sync.round.machine import Input, State
 from weft.sync.round.rules import leader
 from weft.wire import Buffer
 

@@ -28,12 +28,21 @@ from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven, Notic
 from weft.ids import Digest, PeerId, short
 from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
-from weft.peer.round.awaiting import Awaiting
 from weft.peer.chain import Chain
-from weft.peer.round.lies import Lies
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
+from weft.peer.round.awaiting import Awaiting
+from weft.peer.round.lies import Lies
+from weft.sync.governance.enact import (
+    Void,
+    accused,
+    in_effect,
+    note_in,
+    objection,
+    read_act,
+    read_ballot,
+    read_contradiction,
+)
 from weft.sync.records.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
-from weft.sync.governance.enact import Void, accused, in_effect, note_in, objection, read_act, read_ballot, read_contradiction
 from weft.sync.records.messages import Manifest
 from weft.wire import Signed, decode, digest_of, printable
 

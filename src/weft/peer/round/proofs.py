@@ -9,8 +9,8 @@ It does not know what makes a quorum.
 from weft.ids import Attempt, PeerId
 from weft.keys import Identity
 from weft.peer.chain import Chain
-from weft.sync.round.machine import State
 from weft.sync.records.messages import Accept, AnyRoundMessage, Certificate, Committed, Goodbye, Manifest, RoundNote
+from weft.sync.round.machine import State
 from weft.sync.round.rules import is_quorum, spent_farewells
 from weft.wire import Signed, digest_of, seal
 

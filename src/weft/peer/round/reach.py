@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.sync.round.machine import Input, State
 from weft.sync.records.messages import Collect
+from weft.sync.round.machine import Input, State
 
 
 @dataclass(frozen=True)

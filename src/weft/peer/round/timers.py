@@ -15,9 +15,9 @@ from statistics import median
 from weft.clock import Clock
 from weft.ids import Attempt, PeerId
 from weft.peer.round.measured import Measured
+from weft.sync.records.tuning import NUM_SEEN, Seen
 from weft.sync.round.deadline import NUM_REMEMBERED, deadline_s
 from weft.sync.round.machine import Timer
-from weft.sync.records.tuning import NUM_SEEN, Seen
 
 # Times the median of an exchange. A newcomer makes one a third longer (net.turns.SHARE), and whoever uses the same line
 # for something else, too; to begin it anew costs all that has been sent.

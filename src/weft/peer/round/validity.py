@@ -18,14 +18,14 @@ from contextlib import suppress
 from weft.errors import PeerError
 from weft.events import Emit, PayloadRejected
 from weft.ids import PeerId
-from weft.tasks import Tasks
 from weft.peer.chain import Chain
 from weft.peer.round.merge import Merging
-from weft.peer.round.reach import Reach
 from weft.peer.round.quorum import Standing
-from weft.sync.round.machine import Noticed
+from weft.peer.round.reach import Reach
 from weft.sync.records.messages import AnyRoundMessage, Base, Manifest, Propose
+from weft.sync.round.machine import Noticed
 from weft.sync.round.rules import is_successor
+from weft.tasks import Tasks
 
 RECOVER_S = 5.0  # between two looks for results that nobody had
 

@@ -10,18 +10,18 @@ import torch
 from weft.errors import DiskFull
 from weft.events import CheckpointFailed, CheckpointSaved, Notice
 from weft.ids import BranchId, Round, Tokens
-from weft.run.amend import first_charter
 from weft.peer.chain import Chain
-from weft.peer.state.checkpoint import Contents, Snapshot, save
-from weft.run.config import Genesis
-from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
-from weft.store.journal import FULL_NBYTES
-from weft.train.learner import Learner
-from weft.peer.state.mixing import Met
 from weft.peer.context import Place
+from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
+from weft.peer.state.checkpoint import Contents, Snapshot, save
+from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
+from weft.run.amend import first_charter
+from weft.run.config import Genesis
+from weft.store.journal import FULL_NBYTES
 from weft.sync.records.messages import Base, Certificate, Manifest, counted_of, own_work
 from weft.sync.round.part_sizes import parts_of
+from weft.train.learner import Learner
 from weft.wire import Buffer, digest_of
 
 NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others

@@ -32,15 +32,15 @@ from weft.errors import CheckpointError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.round.outcome import Fate
-from weft.train.learner import Learner, Work
 from weft.peer.state.mixing import Met, Mixing
 from weft.peer.state.replica import Replica
 from weft.sync.merge import payload
-from weft.sync.round.groups import payload_of
-from weft.sync.records.messages import Counted
-from weft.sync.round.neighbours import has_result
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.merge.sharded import SpreadVector, alike
+from weft.sync.records.messages import Counted
+from weft.sync.round.groups import payload_of
+from weft.sync.round.neighbours import has_result
+from weft.train.learner import Learner, Work
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 FORGOTTEN = "a round that is forgotten may have counted them"  # why work is dropped that nobody can tell of

@@ -37,14 +37,14 @@ from weft.errors import CheckpointError, DataError, DiskFull
 from weft.ids import Digest, short
 from weft.net.messages import HexDigest, HexRun
 from weft.run.config import Genesis, RunConfig
+from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
+from weft.run.machine import PeerConfig
+from weft.store.chunks import chunk_bytes, chunks
 from weft.store.home import CHECKPOINT_FILE
 from weft.store.index import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName
-from weft.run.machine import PeerConfig
-from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
-from weft.store.chunks import chunk_bytes, chunks
+from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
-from weft.sync.merge.method import OUTER
 
 R = TypeVar("R")
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from weft.errors import CheckpointError, NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
-from weft.net.node import Node
-from weft.store.index import StateIndex
-from weft.peer.messages import ForkOffer, ForkRequest
-from weft.peer.context import Place
 from weft.net.multi_source import pull
+from weft.net.node import Node
 from weft.net.shares import Blob
+from weft.peer.context import Place
+from weft.peer.messages import ForkOffer, ForkRequest
 from weft.store.chunks import chunks, state_index
+from weft.store.index import StateIndex
 from weft.wire import Buffer, decode, digest, encode
 
 CALL_S = 60.0  # reading and hashing a large vector takes a while

@@ -35,20 +35,20 @@ from weft.events import BranchLeft, LegacyDropped, Notice
 from weft.ids import Digest, Round, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
-from weft.peer.state.checkpoint import read_vectors, write_vectors
 from weft.peer.claims import legacy_tokens
-from weft.peer.state.fork_state import ForkDonor, fetch_fork
-from weft.store.index import StateIndex
 from weft.peer.context import Place
+from weft.peer.state.checkpoint import read_vectors, write_vectors
+from weft.peer.state.fork_state import ForkDonor, fetch_fork
 from weft.peer.state.replica import Replica
-from weft.sync.records.charter import Charter
-from weft.sync.method.choices import LowRankConfig
-from weft.sync.merge.coding import legacy_codec_in
+from weft.store.index import StateIndex
 from weft.sync.governance.legacy import history
-from weft.sync.records.ancestry import Legacy, Parting, lacking, parting
-from weft.sync.records.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
+from weft.sync.merge.coding import legacy_codec_in
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.reduce import EncodedPart, encode_parts, named
+from weft.sync.method.choices import LowRankConfig
+from weft.sync.records.ancestry import Legacy, Parting, lacking, parting
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
 from weft.wire import Record, decode, digest_of, encode
 
 TURN_ROUNDS = 4  # for so long each one that came over has its turn before the next

@@ -15,18 +15,18 @@ from weft.ids import Round
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis
 from weft.run.confinement import confinement
-from weft.sync.records.charter import Charter
-from weft.sync.merge.coding import reply_codec_in
 from weft.sync.governance.legacy import charter_after
-from weft.sync.records.messages import Manifest, next_base
+from weft.sync.merge.coding import reply_codec_in
+from weft.sync.merge.fragments import Scope
 from weft.sync.merge.method import OUTER, Method
-from weft.sync.round.neighbours import has_result
 from weft.sync.merge.outer import State as OuterState
 from weft.sync.merge.outer import StepContext
 from weft.sync.merge.reduce import decode_parts
-from weft.sync.method.schedule import lr
-from weft.sync.merge.fragments import Scope
 from weft.sync.merge.sharded import SpreadVector, alike, empty_like
+from weft.sync.method.schedule import lr
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import Manifest, next_base
+from weft.sync.round.neighbours import has_result
 from weft.sync.round.part_sizes import parts_of
 from weft.wire import Buffer
 

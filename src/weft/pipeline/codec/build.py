@@ -8,7 +8,15 @@ from typing import Literal, assert_never
 from weft.codec import build as vectors
 from weft.codec.codec import Codec
 from weft.codec.config import Bf16Config, Fp8Config, Fp32Config, Int2Config, Int4Config, Int8Config
-from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig, check_gradients
+from weft.pipeline.codec.activations import (
+    BY_DEFAULT,
+    ActivationConfig,
+    AqSgdConfig,
+    GradientConfig,
+    LplrConfig,
+    SubspaceConfig,
+    check_gradients,
+)
 from weft.pipeline.codec.aqsgd import aqsgd
 from weft.pipeline.codec.boundary import ActivationCodec, Boundaries, Boundary, Flat, Shape
 from weft.pipeline.codec.lplr import Lplr

@@ -27,10 +27,10 @@ from typing import Any, TypeVar
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, Refused
 from weft.ids import Digest, PeerId, short
 from weft.net.messages import MAX_REASON_CHARS
-from weft.tasks import Tasks
 from weft.pipeline.device import Parcel
 from weft.pipeline.link import Lane
 from weft.pipeline.split.messages import MAX_WAITING, HandedOver, HasTaken, TeamLeft
+from weft.tasks import Tasks
 from weft.wire import printable
 
 T = TypeVar("T")

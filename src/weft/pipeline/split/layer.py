@@ -24,9 +24,9 @@ from torch import Tensor
 from weft.model.layers import Block, Rotation
 from weft.pipeline.device import Parcel
 from weft.pipeline.split.cut import Segment, num_tokens
-from weft.pipeline.split.tensor_parallel import HeadsPass
 from weft.pipeline.split.ring_attention import KeyValues, SegmentPass, segment_rotation
 from weft.pipeline.split.team import Branches, Team
+from weft.pipeline.split.tensor_parallel import HeadsPass
 
 Activations = Float[Tensor, "batch tokens width"]
 

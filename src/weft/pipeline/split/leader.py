@@ -30,7 +30,6 @@ from weft.ids import Digest, PeerId
 from weft.model.backward import Passed, forward
 from weft.model.flat import Part
 from weft.model.transformer import SectionModule, mean_loss
-from weft.tasks import Tasks
 from weft.pipeline.device import Encode, Given
 from weft.pipeline.sender import CALL_S
 from weft.pipeline.split.member import Means
@@ -38,6 +37,7 @@ from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer
 from weft.pipeline.split.section import Passing
 from weft.pipeline.split.team import Team, together
 from weft.pipeline.torch_device import Edges, TorchDevice, finite_loss
+from weft.tasks import Tasks
 from weft.wire import Buffer, digest
 
 SUM_BPS = 50e6  # bytes a second at least, at which a helper makes its sum ready

@@ -24,8 +24,6 @@ from torch import Tensor
 from weft.codec.dense import Fp32
 from weft.errors import NetError, NotFinite, PeerError, Refused
 from weft.ids import Digest, PeerId
-from weft.tasks import Tasks
-from weft.pipeline.step import Beat
 from weft.pipeline.device import Parcel, parcel
 from weft.pipeline.link import Lane
 from weft.pipeline.schedule import Run
@@ -33,6 +31,8 @@ from weft.pipeline.split.exchange import Handover
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
 from weft.pipeline.split.section import LayersAt, Passing
 from weft.pipeline.split.team import Team
+from weft.pipeline.step import Beat
+from weft.tasks import Tasks
 
 MAX_HELPED = 256  # micro-batches of a step that are on their way, or were given up: many more than any member takes
 

@@ -23,13 +23,13 @@ from weft.model.config import ModelConfig
 from weft.model.flat import FlatModel
 from weft.model.layers import Block, rotation
 from weft.model.transformer import SectionModule
-from weft.pipeline.step import Beat
 from weft.pipeline.split.config import SplitConfig
 from weft.pipeline.split.cut import Segment, heads_parts, num_tokens, zigzag
-from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
 from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import put, select
 from weft.pipeline.split.team import Team
+from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
+from weft.pipeline.step import Beat
 
 Activations = Float[Tensor, "batch tokens width"]
 Vector = Float[Tensor, " num"]

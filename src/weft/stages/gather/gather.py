@@ -29,18 +29,18 @@ from pathlib import Path
 from weft.clock import Clock
 from weft.errors import CheckpointError, NetError, PeerError, Refused
 from weft.events import CheckpointSaved, Emit, Notice
-from weft.ids import Digest, PeerId, Round
-from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
 from weft.executor import Compute
-from weft.store.home import PeerFolder
+from weft.ids import Digest, PeerId, Round
 from weft.peer.join.offers import Offered
+from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
 from weft.run.staged import StagedConfig
-from weft.store.chunks import chunk_bytes
 from weft.stages.gather.whole import Whole, common, in_words
 from weft.stages.reader import Window
+from weft.store.chunks import chunk_bytes
+from weft.store.home import PeerFolder
+from weft.sync.merge.method import OUTER
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
-from weft.sync.merge.method import OUTER
 from weft.wire import Buffer, digest_of
 
 AGREE_S = 60.0  # for all stages to come to one round

@@ -21,22 +21,22 @@ from weft.clock import Clock, SystemClock
 from weft.data.tokenizer import MAX_BLOB_NBYTES
 from weft.errors import CheckpointError, ConfigError
 from weft.events import Emit
-from weft.ids import Digest, PeerId, RunId, short
-from weft.net.messages import Contact
-from weft.net.node import Node
-from weft.tasks import Tasks
-from weft.net.ticket import Ticket, read
 from weft.executor import Inline, Threads
+from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_run
 from weft.launch.session import Footing, Options, connect, footing, open_for
-from weft.store.home import Home, PeerFolder
-from weft.run.outline import admission_of
+from weft.net.messages import Contact
+from weft.net.node import Node
+from weft.net.ticket import Ticket, read
 from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run
+from weft.run.outline import admission_of
 from weft.run.staged import StagedConfig
 from weft.stages.gather.gather import Gathered, Gathering, Means, Sources, folders_of, found_in
 from weft.stages.messages import StageNews
-from weft.stages.table import Roll
 from weft.stages.reader import Window
+from weft.stages.table import Roll
+from weft.store.home import Home, PeerFolder
+from weft.tasks import Tasks
 
 NEWS_S = 2.0
 MEET_S = 15.0  # until members of all stages are linked: each tells what it holds every two seconds

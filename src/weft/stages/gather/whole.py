@@ -19,8 +19,8 @@ import torch
 
 from weft.errors import DiskFull
 from weft.model.flat import layout
-from weft.store.pool import Pool
 from weft.run.staged import StagedConfig
+from weft.store.pool import Pool
 from weft.wire import Buffer
 
 ROOM = 2.05  # times the vector: the mapped file, and the checkpoint that is written from it

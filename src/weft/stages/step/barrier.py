@@ -10,8 +10,8 @@ from typing import Any
 
 from weft.ids import PeerId
 from weft.net.node import Node
-from weft.pipeline.step import Beat, Beats, Progress
 from weft.pipeline.messages import Passing
+from weft.pipeline.step import Beat, Beats, Progress
 
 LOOK_S = 0.5  # until it is looked again: that a member is gone is told by nobody
 

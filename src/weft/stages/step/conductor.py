@@ -26,22 +26,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
-from weft.executor import Compute
 from weft.peer.state.replica import Replica
-from weft.train.section import SectionTrainer
-from weft.run.staged import StagedConfig
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.step import Beat
 from weft.pipeline.worker import Sum, Worker
+from weft.run.staged import StagedConfig
+from weft.stages.step.barrier import Pulse
 from weft.stages.step.reports import ASK_S, Notes, States
 from weft.stages.step.snapshots import Pinning
-from weft.stages.step.barrier import Pulse
 from weft.stages.step.source import Source
 from weft.stages.step.teams import Teaming
 from weft.stages.step.tied_conductor import TiedConductor
 from weft.sync.records.messages import Manifest
+from weft.train.section import SectionTrainer
 from weft.wire import digest_of
 
 SETTLE_S = 10.0  # for what was sent back to be accepted or not, once the step is over

@@ -15,30 +15,30 @@ from torch import Tensor
 from weft.clock import Clock
 from weft.errors import CheckpointError
 from weft.events import Emit, Event
+from weft.executor import Compute
 from weft.ids import PeerId
 from weft.keys import Identity
 from weft.net.channel import Channel
 from weft.net.node import Node
-from weft.peer.state.checkpoint import Snapshot, load
-from weft.executor import Compute
-from weft.store.home import Home, PeerFolder
-from weft.run.machine import PeerConfig
-from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.context import Data
-from weft.store.pool import Pool
-from weft.train.section import SectionTrainer
-from weft.run.staged import StagedConfig, channel_of
-from weft.train.tied import TiedTrainer
-from weft.train.trainer import Trainer
+from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.state.checkpoint import Snapshot, load
 from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.member import HelpDesk
-from weft.stages.step.conductor import Conductor
+from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig, channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, PinAt, PinnedAnswer, State
-from weft.stages.step.snapshots import Pinning
 from weft.stages.step.barrier import Pulse
+from weft.stages.step.conductor import Conductor
+from weft.stages.step.snapshots import Pinning
 from weft.stages.step.tied_conductor import TiedConductor
+from weft.store.home import Home, PeerFolder
+from weft.store.pool import Pool
+from weft.train.section import SectionTrainer
+from weft.train.tied import TiedTrainer
+from weft.train.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from weft.events import Notice
 from weft.ids import PeerId
 from weft.launch.fetch import fetch_initial
 from weft.run.genesis import initial
-from weft.stages.step.membership import Grounds
 from weft.stages.messages import StageBegin
+from weft.stages.step.membership import Grounds
 
 LOOK_S = 3.0  # until it is asked again for first weights that nobody delivers
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from weft.data.batch import Batch, Batches
 from weft.executor import Compute
-from weft.pipeline.step import Beat
 from weft.pipeline.device import Given
 from weft.pipeline.origin import Origin
+from weft.pipeline.step import Beat
 
 LOOK_S = 0.5  # at whether what is measured should be broken off
 

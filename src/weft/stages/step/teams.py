@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Iterable
 from weft.clock import Clock
 from weft.errors import CallFailed
 from weft.events import Emit, TeamFormed
-from weft.ids import Digest, PeerId
 from weft.executor import Compute
-from weft.train.section import SectionTrainer
-from weft.run.staged import StagedConfig
-from weft.pipeline.step import Beat
+from weft.ids import Digest, PeerId
 from weft.pipeline.link import Lane
-from weft.pipeline.split.member import HelpDesk, Helping, Means
 from weft.pipeline.split.leader import Lead
+from weft.pipeline.split.member import HelpDesk, Helping, Means
+from weft.pipeline.step import Beat
 from weft.pipeline.worker import Worker
+from weft.run.staged import StagedConfig
+from weft.train.section import SectionTrainer
 
 Team = tuple[PeerId, ...]
 

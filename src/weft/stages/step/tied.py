@@ -17,11 +17,11 @@ from torch import Tensor
 
 from weft.events import Event, Notice
 from weft.peer.peer import Peer
-from weft.stages.step.membership import Grounds, Membership
 from weft.stages.messages import State
+from weft.stages.step.membership import Grounds, Membership
 from weft.stages.step.opening import first_weights
-from weft.stages.table import Roll
 from weft.stages.step.tied_conductor import TiedConductor
+from weft.stages.table import Roll
 
 LOOK_S = 0.05
 KEEPER = -1  # in place of a stage: who has its newest state holds it until an end stage does

@@ -24,20 +24,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import NetError, PeerError, Refused
+from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
-from weft.executor import Compute
 from weft.peer.state.replica import Replica
-from weft.train.tied import TiedTrainer
 from weft.peer.unmeasured import Unmeasured
-from weft.pipeline.step import Beat
 from weft.pipeline.exactly_once import NONE, Told
+from weft.pipeline.step import Beat
 from weft.pipeline.worker import Sum
 from weft.stages.messages import BeatAnswer, BeatRequest
+from weft.stages.step.barrier import Pulse
 from weft.stages.step.reports import ASK_S, Notes, States
 from weft.stages.step.snapshots import Pinning
-from weft.stages.step.barrier import Pulse
 from weft.sync.records.messages import Manifest
+from weft.train.tied import TiedTrainer
 from weft.wire import digest_of
 
 NOTHING = -1  # no beat

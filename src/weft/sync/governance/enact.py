@@ -19,9 +19,22 @@ from weft.codec import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
 from weft.ids import PeerId, short
 from weft.keys import verify
-from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, MAX_LETTER_NBYTES, Act, Amend, AnyDeed, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
-from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
 from weft.sync.governance.equivocation import contradiction
+from weft.sync.records.acts import (
+    MAX_CONTRADICTION_NBYTES,
+    MAX_LETTER_NBYTES,
+    Act,
+    Amend,
+    AnyDeed,
+    Ballot,
+    Ban,
+    Pardon,
+    Remove,
+    Succeed,
+    Warrant,
+    changes_of,
+)
+from weft.sync.records.charter import MAX_BANNED, MAX_TOKENS_PER_STEP, Body, Charter, Expelled, Settings, Struck
 from weft.sync.records.messages import RoundNote
 from weft.wire import Signed, decode, unseal
 

@@ -20,7 +20,18 @@ It does not check signatures.
 from dataclasses import dataclass
 
 from weft.ids import Attempt, Digest
-from weft.sync.records.messages import MAX_COUNT, Accept, AnyRoundMessage, Collect, Goodbye, Prepare, Promise, Propose, RoundNote, Vote
+from weft.sync.records.messages import (
+    MAX_COUNT,
+    Accept,
+    AnyRoundMessage,
+    Collect,
+    Goodbye,
+    Prepare,
+    Promise,
+    Propose,
+    RoundNote,
+    Vote,
+)
 from weft.wire import digest_of
 
 

@@ -18,10 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from weft.ids import Round, Tokens
-from weft.sync.records.acts import Warrant
-from weft.sync.records.charter import Charter
 from weft.sync.governance.enact import Enacted, Void, enact
+from weft.sync.records.acts import Warrant
 from weft.sync.records.ancestry import Fork, History, Stretch, with_fork, with_taken
+from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Brought, Manifest
 from weft.sync.records.tuning import Tuned, is_allowed, tuned_charter
 

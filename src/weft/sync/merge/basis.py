@@ -25,9 +25,9 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.codec.exact import matmul
-from weft.sync.method.choices import BasisName, LowRankConfig
 from weft.sync.merge.low_rank import LowRank
 from weft.sync.merge.outer import State
+from weft.sync.method.choices import BasisName, LowRankConfig
 from weft.sync.method.schedule import cos_pi
 
 SIDE = 64

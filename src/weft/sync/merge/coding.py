@@ -25,9 +25,9 @@ from weft.codec import (
 )
 from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.sync.merge.reduce import Coding
 from weft.sync.method.choices import Choices
 from weft.sync.records.messages import Brought
-from weft.sync.merge.reduce import Coding
 
 
 def codec_in(choices: Choices, round: int) -> Codec:

@@ -30,8 +30,8 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.ids import PeerId
-from weft.sync.method.choices import Choices, MixConfig, PairNesterovConfig
 from weft.sync.merge.outer import State
+from weft.sync.method.choices import Choices, MixConfig, PairNesterovConfig
 
 SLOW, MOMENTUM, COPY = "slow", "pair_momentum", "copy"  # names in a state; of a neighbour's copy, with its name
 

@@ -17,9 +17,9 @@ from weft.codec import bounds
 from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.sync.merge import mean
-from weft.sync.method.choices import Rule
 from weft.sync.merge.mean import MAX_WEIGHT
 from weft.sync.merge.reduce import EncodedPart, decode_parts, encode_parts, named
+from weft.sync.method.choices import Rule
 from weft.wire import Buffer
 
 

@@ -4,8 +4,8 @@ It does not know how they are made known (`weft.extension`).
 """
 
 from weft.sync.merge import outer as optimizers
-from weft.sync.method.choices import Choices, ExtensionOuterConfig
 from weft.sync.merge.coding import codec_in, reply_codec_in
+from weft.sync.method.choices import Choices, ExtensionOuterConfig
 
 
 def require(choices: Choices) -> None:

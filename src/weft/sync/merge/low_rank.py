@@ -28,8 +28,8 @@ from torch import Tensor
 
 from weft.codec.exact import matmul
 from weft.rng import integers64, stream
-from weft.sync.method.choices import LowRankConfig
 from weft.sync.merge.outer import State, norm
+from weft.sync.method.choices import LowRankConfig
 
 _AT_ONCE = 1 << 18  # numbers of a matrix that are multiplied together: 2 MiB in float64
 _LEAST = 1e-6  # length of what is left of a column, relative to it, below which it is in the others' span

@@ -38,10 +38,18 @@ from weft.codec import bounds
 from weft.sync.merge import basis as bases
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.basis import Shapes
-from weft.sync.method.choices import Choices, InnerConfig, MixConfig, MuonConfig, OptimizerConfig, PairNesterovConfig, check
-from weft.sync.merge.outer import State, StepContext
 from weft.sync.merge.fragments import Scope
+from weft.sync.merge.outer import State, StepContext
 from weft.sync.merge.sharded import SpreadVector
+from weft.sync.method.choices import (
+    Choices,
+    InnerConfig,
+    MixConfig,
+    MuonConfig,
+    OptimizerConfig,
+    PairNesterovConfig,
+    check,
+)
 
 OUTER = "outer"  # the name of the parameters among the replicated vectors
 _NOTHING: State = {}

@@ -31,7 +31,16 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from weft.extension import make
-from weft.sync.method.choices import AdamWConfig, DelayedNesterovConfig, ExtensionOuterConfig, InnerSgdConfig, NesterovConfig, OuterConfig, SgdConfig, SignSgdConfig
+from weft.sync.method.choices import (
+    AdamWConfig,
+    DelayedNesterovConfig,
+    ExtensionOuterConfig,
+    InnerSgdConfig,
+    NesterovConfig,
+    OuterConfig,
+    SgdConfig,
+    SignSgdConfig,
+)
 from weft.sync.method.extension import Extension
 
 State = dict[str, Float32[Tensor, " _"]]  # of any sizes

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from weft.sync.merge import feedback
 from weft.sync.merge.coding import codec_in
+from weft.sync.merge.fragments import Scope
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import State
 from weft.sync.merge.reduce import encode_parts
-from weft.sync.merge.fragments import Scope
 from weft.wire import Buffer
 
 

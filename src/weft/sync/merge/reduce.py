@@ -30,10 +30,10 @@ from weft.codec.codec import Codec
 from weft.errors import PayloadError
 from weft.ids import Digest
 from weft.sync.merge import mean
-from weft.sync.method.choices import Rule
 from weft.sync.merge.mean import MAX_WEIGHT
 from weft.sync.merge.outer import clip_factor, norm
 from weft.sync.merge.sharded import SpreadVector
+from weft.sync.method.choices import Rule
 from weft.wire import Buffer, digest
 
 ALIGNMENT = MAX_BLOCK  # elements; every codec's block divides it, so a part's encoding does not depend on the cut

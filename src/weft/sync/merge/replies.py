@@ -19,10 +19,10 @@ from torch import Tensor, zeros
 
 from weft.ids import Digest, Round
 from weft.sync.merge import feedback
-from weft.sync.method.choices import Choices
 from weft.sync.merge.coding import reply_codec_in
-from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.merge.fragments import Scope
+from weft.sync.merge.reduce import EncodedPart, named
+from weft.sync.method.choices import Choices
 
 
 class Replies:

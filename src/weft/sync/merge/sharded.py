@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 
 from weft.codec import bounds
 from weft.ids import Digest
-from weft.sync.method.choices import OuterConfig
 from weft.sync.merge.outer import State, StepContext
+from weft.sync.method.choices import OuterConfig
 
 
 class Readable(Tensor):

@@ -25,7 +25,37 @@ from weft.codec import (
 from weft.codec.config import MAX_BLOCK
 from weft.config import Config
 from weft.errors import ConfigError
-from weft.sync.method.choices import AmongConfig, Basis, Choices, Decay, Degree, DelayedNesterovConfig, Every, Factors, Fragments, GraphConfig, InnerConfig, LowRankConfig, Lr, MeanEvery, MergeRule, Mix, MixConfig, Momentum, NesterovConfig, Overlap, PairNesterovConfig, Proximal, Pull, Rank, ReplyDecay, SgdConfig, SignSgdConfig, Step, Tune
+from weft.sync.method.choices import (
+    AmongConfig,
+    Basis,
+    Choices,
+    Decay,
+    Degree,
+    DelayedNesterovConfig,
+    Every,
+    Factors,
+    Fragments,
+    GraphConfig,
+    InnerConfig,
+    LowRankConfig,
+    Lr,
+    MeanEvery,
+    MergeRule,
+    Mix,
+    MixConfig,
+    Momentum,
+    NesterovConfig,
+    Overlap,
+    PairNesterovConfig,
+    Proximal,
+    Pull,
+    Rank,
+    ReplyDecay,
+    SgdConfig,
+    SignSgdConfig,
+    Step,
+    Tune,
+)
 from weft.sync.method.graph import GraphName
 from weft.sync.records.tuning import LADDER, START
 

@@ -15,10 +15,10 @@ from msgspec import Meta
 from weft.ids import PeerId, Round, RunId
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexPeer
-from weft.sync.records.acts import MAX_TOKENS, BatchSize, SeqLen, Succeed, TotalTokens
 from weft.sync.method.choices import Choices
-from weft.sync.records.ancestry import MAX_FORKS, MAX_TAKEN, Fork, Taken
 from weft.sync.method.schedule import ScheduleConfig
+from weft.sync.records.acts import MAX_TOKENS, BatchSize, SeqLen, Succeed, TotalTokens
+from weft.sync.records.ancestry import MAX_FORKS, MAX_TAKEN, Fork, Taken
 from weft.wire import Record
 
 MIN_ELECTORS = 3  # of two, no majority outlives one

@@ -28,8 +28,8 @@ from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.sync.records.acts import MAX_ACTS, Warrant
-from weft.sync.records.charter import Body, Charter
 from weft.sync.records.ancestry import Legacy
+from weft.sync.records.charter import Body, Charter
 from weft.sync.records.tuning import Tuned
 from weft.wire import Record, Signed, digest_of
 

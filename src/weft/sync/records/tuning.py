@@ -24,8 +24,8 @@ from msgspec import Meta
 
 from weft.codec import Bf16Config, CodecConfig, E3m0Config, Int8Config
 from weft.ids import Round
-from weft.sync.records.charter import Charter
 from weft.sync.method.choices import Choices
+from weft.sync.records.charter import Charter
 from weft.wire import Record
 
 LADDER: tuple[tuple[int, CodecConfig], ...] = (

@@ -7,19 +7,35 @@ A manifest is proposed only once a majority holds every result byte, so whatever
 from collections.abc import Set
 
 from weft.ids import PeerId, Tokens
-from weft.sync.records.acts import MAX_ACTS, Warrant
-from weft.sync.round.decide import propose
 from weft.sync.governance.enact import accused, in_effect
-from weft.sync.round.groups import claims_in, contribution, counted
 from weft.sync.governance.legacy import countable, enacted
-from weft.sync.round.machine import Broadcast, Fetch, Merge, MergeDone, MergeFailed, Output, Result, Send, SetTimer, State, is_leading, replace, results_of, then, without_plan
+from weft.sync.records.acts import MAX_ACTS, Warrant
 from weft.sync.records.messages import Base, Collect, Holding, Manifest, Merged, PartResult, Pass, Ready, Stuck
-from weft.sync.round.neighbours import NOTHING, is_gossip
-from weft.sync.round.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
-from weft.sync.round.leases import lease, shares, without_lease
-from weft.sync.round.stuck import judged
 from weft.sync.records.tuning import chosen
+from weft.sync.round.decide import propose
+from weft.sync.round.groups import claims_in, contribution, counted
+from weft.sync.round.leases import lease, shares, without_lease
+from weft.sync.round.machine import (
+    Broadcast,
+    Fetch,
+    Merge,
+    MergeDone,
+    MergeFailed,
+    Output,
+    Result,
+    Send,
+    SetTimer,
+    State,
+    is_leading,
+    replace,
+    results_of,
+    then,
+    without_plan,
+)
+from weft.sync.round.neighbours import NOTHING, is_gossip
 from weft.sync.round.part_sizes import uplinks
+from weft.sync.round.rules import is_quorum, is_sound, is_under_way, leader, spent_farewells
+from weft.sync.round.stuck import judged
 from weft.wire import digest_of
 
 

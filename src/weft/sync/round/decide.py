@@ -7,8 +7,21 @@ manifest in the same attempt. Every `Persist` stands before the messages that de
 import msgspec
 
 from weft.ids import Attempt, PeerId
-from weft.sync.round.machine import Broadcast, Commit, Output, Persist, Result, Send, SetTimer, State, at_attempt, is_leading, replace, then
 from weft.sync.records.messages import Accept, Committed, Manifest, Prepare, Promise, Propose, Refuse, Vote
+from weft.sync.round.machine import (
+    Broadcast,
+    Commit,
+    Output,
+    Persist,
+    Result,
+    Send,
+    SetTimer,
+    State,
+    at_attempt,
+    is_leading,
+    replace,
+    then,
+)
 from weft.sync.round.rules import is_quorum, is_successor, leader, may_accept, may_promise, spent_farewells
 from weft.wire import digest_of
 

@@ -25,7 +25,19 @@ from weft.ids import Digest, PeerId, RunId, Tokens
 from weft.net.messages import HexBranch, HexDigest, HexPeer, HexRun
 from weft.rng import order_key
 from weft.sync.records.charter import Charter
-from weft.sync.records.messages import MAX_COUNT, MAX_TOTAL, Base, Collect, Contribution, Counted, GroupClaim, GroupRecord, Manifest, Ready, Stake
+from weft.sync.records.messages import (
+    MAX_COUNT,
+    MAX_TOTAL,
+    Base,
+    Collect,
+    Contribution,
+    Counted,
+    GroupClaim,
+    GroupRecord,
+    Manifest,
+    Ready,
+    Stake,
+)
 from weft.sync.round.weights import weight
 from weft.wire import Record, digest, digest_of
 

@@ -29,10 +29,10 @@ from types import MappingProxyType
 from weft.data.assign import Lease, leases, release
 from weft.ids import PeerId, Tokens
 from weft.rng import order_key
-from weft.sync.records.charter import Charter
 from weft.sync.method.choices import AmongConfig, SampleConfig
-from weft.sync.round.groups import claims_in
+from weft.sync.records.charter import Charter
 from weft.sync.records.messages import MAX_UNCOUNTED, Base, Brought, GroupClaim, Manifest
+from weft.sync.round.groups import claims_in
 
 EVEN = 0.7  # of the pace: times of equal machines differ by so much when they are busy
 MAX_LEAD = 8.0  # beyond, a fast machine waits for the others' inner steps

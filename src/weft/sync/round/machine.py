@@ -12,9 +12,20 @@ import msgspec
 from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.sync.records.acts import Warrant
 from weft.sync.records.ancestry import Legacy
-from weft.sync.records.messages import AnyRoundMessage, Base, Collect, Contribution, Goodbye, GroupRecord, LegacyProof, Manifest, Ready, Vote
-from weft.sync.round.rules import Durable, is_quorum, leader, spent_farewells
+from weft.sync.records.messages import (
+    AnyRoundMessage,
+    Base,
+    Collect,
+    Contribution,
+    Goodbye,
+    GroupRecord,
+    LegacyProof,
+    Manifest,
+    Ready,
+    Vote,
+)
 from weft.sync.records.tuning import Seen
+from weft.sync.round.rules import Durable, is_quorum, leader, spent_farewells
 
 Timer = Literal["grace", "progress"]
 # grace: a quorum is ready, passes or is lost, how much longer the leader waits for the others.

@@ -18,9 +18,9 @@ It does not know parameters.
 from collections.abc import Sequence
 
 from weft.ids import Digest, PeerId, RunId
+from weft.sync.governance.legacy import unclaimed
 from weft.sync.method.choices import Choices
 from weft.sync.method.graph import Mixing, mixing
-from weft.sync.governance.legacy import unclaimed
 from weft.sync.records.messages import Base, Brought, Collect, Contribution, Manifest, PartResult
 from weft.wire import digest
 

@@ -17,9 +17,9 @@ It does not know how rates are measured.
 from collections.abc import Iterable, Mapping, Set
 
 from weft.ids import PeerId
-from weft.sync.records.messages import MAX_UPLINK, Base, Manifest
-from weft.sync.merge.reduce import cut
 from weft.sync.merge.fragments import Scope
+from weft.sync.merge.reduce import cut
+from weft.sync.records.messages import MAX_UPLINK, Base, Manifest
 
 LEAST = 4
 STAYS = 4  # a level this many times higher or lower is a change of the line, not of who measured it

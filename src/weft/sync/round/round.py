@@ -12,13 +12,80 @@ from typing import assert_never
 import msgspec
 
 from weft.ids import Attempt, PeerId
-from weft.sync.round.collect import announce, count_holder, follow, give_up, heed, hold, learn_result, make_plan, pass_on, propose_if_held, publish, replan, report_stuck
+from weft.sync.records.messages import (
+    Accept,
+    AnyRoundMessage,
+    Base,
+    Collect,
+    Committed,
+    Goodbye,
+    Holding,
+    Merged,
+    Pass,
+    Prepare,
+    Promise,
+    Propose,
+    Ready,
+    Refuse,
+    Stuck,
+    Vote,
+)
+from weft.sync.round.collect import (
+    announce,
+    count_holder,
+    follow,
+    give_up,
+    heed,
+    hold,
+    learn_result,
+    make_plan,
+    pass_on,
+    propose_if_held,
+    publish,
+    replan,
+    report_stuck,
+)
 from weft.sync.round.decide import accept, commit_if_chosen, conclude, count_vote, promise, propose
 from weft.sync.round.groups import contribution, is_true
-from weft.sync.round.machine import Broadcast, Input, Leave, Lost, Measured, MergeDone, MergeFailed, Moved, Noticed, Output, Paused, Persist, Received, Rerouted, Result, ResultHeld, Send, SetTimer, State, TimedOut, Trained, at_attempt, is_leading, replace, then, without_plan
-from weft.sync.records.messages import Accept, AnyRoundMessage, Base, Collect, Committed, Goodbye, Holding, Merged, Pass, Prepare, Promise, Propose, Ready, Refuse, Stuck, Vote
+from weft.sync.round.machine import (
+    Broadcast,
+    Input,
+    Leave,
+    Lost,
+    Measured,
+    MergeDone,
+    MergeFailed,
+    Moved,
+    Noticed,
+    Output,
+    Paused,
+    Persist,
+    Received,
+    Rerouted,
+    Result,
+    ResultHeld,
+    Send,
+    SetTimer,
+    State,
+    TimedOut,
+    Trained,
+    at_attempt,
+    is_leading,
+    replace,
+    then,
+    without_plan,
+)
 from weft.sync.round.neighbours import is_gossip, is_own, is_well_dealt
-from weft.sync.round.rules import Durable, is_quorum, is_successor, is_under_way, leader, may_promise, newest, spent_farewells
+from weft.sync.round.rules import (
+    Durable,
+    is_quorum,
+    is_successor,
+    is_under_way,
+    leader,
+    may_promise,
+    newest,
+    spent_farewells,
+)
 
 # Who was cut off alone has gone on by itself, and the others must be able to follow it: by one attempt in two minutes
 # (see peer.timers) that is three months. Who leaps on purpose never comes near MAX_COUNT within a round.

@@ -8,21 +8,21 @@ from torch import Tensor
 
 from unit.pipeline.split.layer import Case
 from weft.clock import VirtualClock
+from weft.executor import Compute, Inline
 from weft.ids import Digest, RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
 from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
-from weft.net.transport.memory import MemoryNetwork
 from weft.net.node import Node
-from weft.executor import Compute, Inline
+from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.link import Lane
 from weft.pipeline.split.cut import Segment, heads_parts
 from weft.pipeline.split.exchange import Handover, Seat
-from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
 from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import put, select
 from weft.pipeline.split.team import Team
+from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
 
 RUN = RunId("cd" * 32)
 TEAM = Digest("5e" * 32)

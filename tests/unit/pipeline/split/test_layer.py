@@ -7,9 +7,9 @@ from unit.pipeline.split.crew import TEAM, Crew, Found, by_heads, by_segments, l
 from unit.pipeline.split.layer import FAMILIES, Case, case
 from unit.pipeline.split.reference import distance
 from weft.clock import SystemClock
+from weft.executor import Threads
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.executor import Threads
 from weft.pipeline.link import Lane
 from weft.pipeline.split.cut import contiguous, zigzag
 from weft.pipeline.split.exchange import Handover

@@ -15,13 +15,13 @@ from weft.model import FlatModel, ModelConfig, flatten, initial_vector
 from weft.model.flat import cut
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
-from weft.pipeline.step import Beat
 from weft.pipeline.codec.build import build
 from weft.pipeline.device import Given, Parcel, parcel
 from weft.pipeline.split.config import SplitConfig
-from weft.pipeline.split.member import HelpDesk, Helping, Means
 from weft.pipeline.split.leader import Lead, LedPassed
+from weft.pipeline.split.member import HelpDesk, Helping, Means
 from weft.pipeline.split.section import LayersAt, check_split
+from weft.pipeline.step import Beat
 from weft.pipeline.torch_device import TorchDevice
 
 TOKENS, SAMPLES, BATCH = 12, 2, 4

@@ -1,0 +1,135 @@
+"""What `weft doctor` finds, and that one broken check does not end the examination."""
+
+import json
+import os
+import platform
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from unit.cli.small import Weft
+from weft.cli.doctor import findings
+from weft.cli.doctor import torch as findings_torch
+from weft.cli.doctor.finding import Finding
+from weft.clock import SystemClock
+
+
+def only(found: "list[Finding]") -> Finding:
+    (finding,) = found
+    return finding
+
+
+def test_this_machine_can_run_weft(weft: Weft) -> None:
+    answer = weft("doctor")
+    assert answer.code == 0, answer.out
+    for topic in ("platform", "python", "memory", "disk", "clock", "network", "iroh", "torch", "models"):
+        assert topic in answer.out
+
+
+def test_a_finding_that_blocks_comes_with_its_fix_and_an_exit_code(weft: Weft) -> None:
+    with socket.create_server(("", 0)) as taken:
+        answer = weft("doctor", "--port", taken.getsockname()[1])
+    assert answer.code == 1
+    assert "BLOCK" in answer.out
+    assert "--port 0" in answer.out
+
+
+def test_programs_get_one_object_with_names_that_stay(weft: Weft) -> None:
+    answer = weft("doctor", "--json")
+    told = json.loads(answer.out)
+    assert (answer.code, told["exit_code"], told["format"], told["is_blocked"]) == (0, 0, 1, False)
+    assert set(told) == {"format", "is_blocked", "exit_code", "findings"}
+    assert all(set(each) == {"topic", "level", "text", "fix", "facts"} for each in told["findings"])
+    page = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
+    assert all(f"`{each['topic']}`" in page for each in told["findings"])
+    with socket.create_server(("", 0)) as taken:
+        answer = weft("doctor", "--json", "--port", taken.getsockname()[1])
+    told = json.loads(answer.out)
+    assert (answer.code, told["exit_code"], told["is_blocked"]) == (1, 1, True)
+    (blocking,) = [each for each in told["findings"] if each["level"] == "block"]
+    assert blocking["topic"] == "network"
+    assert "--port 0" in blocking["fix"]
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken() -> object:
+        raise OSError("odd")
+
+    monkeypatch.setattr(findings, "check_memory", broken)
+    found = list(findings.examine(tmp_path, 0))
+    assert Finding("memory", "note", "could not be examined: OSError: odd") in found
+    assert found[-1].topic == "models"
+
+
+@pytest.mark.parametrize(
+    ("release", "fix"),
+    [("5.15.90.1-microsoft-standard-WSL2", "networkingMode=mirrored"), ("4.4.0-19041-Microsoft", "--set-version")],
+)
+def test_windows_subsystem_is_told_apart(monkeypatch: pytest.MonkeyPatch, release: str, fix: str) -> None:
+    monkeypatch.setattr(platform, "release", lambda: release)
+    assert fix in only(list(findings.check_platform())).fix
+
+
+@pytest.mark.parametrize(("version", "level"), [((3, 10), "block"), ((3, 12), "ok"), ((3, 14), "block")])
+def test_other_pythons_block(version: tuple[int, int], level: str) -> None:
+    assert only(list(findings.check_python(version))).level == level
+
+
+def test_little_memory_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 28, total=1 << 33))
+    assert only(list(findings.check_memory())).level == "block"
+
+
+def test_a_containers_bound_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 << 30, total=16 << 30))
+    monkeypatch.setattr(findings, "host_free_nbytes", lambda: 1 << 28)
+    finding = only(list(findings.check_memory()))
+    assert finding.level == "block"
+    assert "container" in finding.text
+
+
+def test_a_home_that_cannot_be_written_blocks(tmp_path: Path) -> None:
+    assert only(list(findings.check_disk(tmp_path / "new"))).level == "ok"
+    assert only(list(findings.check_disk(Path("/proc/none")))).level == "block" or not os.path.isdir("/proc")
+
+
+def test_few_open_files_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (64, 8192))
+    assert only(list(findings.check_files())).fix == "run: ulimit -n 4096"
+
+
+def test_a_disk_with_another_clock_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(findings, "_file_time", lambda _folder: SystemClock().wall() + 60)
+    assert "off" in only(list(findings.check_clock(tmp_path))).text
+
+
+def test_a_card_that_torch_cannot_use_comes_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(findings_torch, "_nvidia_card", lambda: "NVIDIA H200")
+    for cuda, fix in ((None, "torch"), ("13.0", "driver")):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        found = [each for each in findings_torch.check_torch() if each.topic == "gpu"]
+        assert only(found).level == "note"
+        assert "H200" in only(found).text
+        assert fix in only(found).fix
+
+
+@pytest.mark.parametrize(("compiled", "level"), [(["sm_80", "sm_90"], "ok"), (["sm_50", "sm_60"], "note")])
+def test_a_build_without_code_for_the_card_is_noted(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[str], level: str
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: compiled)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _number: "H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _number: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _number: (1, 2))
+    assert only(list(findings_torch._check_cuda("torch"))).level == level

@@ -1,0 +1,155 @@
+"""What a person reads at the end of a run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from unit.cli.small import Kept
+from weft.cli.model.generate import excerpt
+from weft.cli.run.summary import summary
+from weft.cli.screen.view import Line, View
+from weft.events import Evaluated
+from weft.ids import Digest, PeerId, Round, Tokens
+from weft.peer.peer import Outcome
+from weft.pipeline.config import PipelineConfig
+from weft.run.staged import staged
+from weft.store.home import CHECKPOINT_FILE
+from weft.sync.method.presets import DdpConfig, spell_out
+
+ME, ANNA, BERT = (PeerId(letter * 64) for letter in "cab")
+
+
+def outcome_of(kept: Kept) -> Outcome:
+    return Outcome(
+        reason="complete",
+        run=kept.run,
+        peer=ME,
+        round=Round(12),
+        committed_tokens=Tokens(12_000),
+        replica=Digest("d" * 64),
+        loss=1.25,
+        nats_per_byte=1.5,
+        sample="x = 1\n",
+        sent_nbytes=3_000_000,
+        received_nbytes=1_000_000,
+        checkpoint=Path("checkpoint"),
+    )
+
+
+def test_the_end_of_a_run_is_told_with_its_figures_and_what_to_try(kept: Kept) -> None:
+    text = summary(outcome_of(kept), replace(View(), ring_nbytes=400_000_000), "weft --home h")
+    for words in (
+        "run small: complete after 12,000 tokens, round 12",
+        "held-out     1.2500 nats per token, 1.5000 nats per byte",
+        "bytes        3 MB sent, 1 MB received",
+        "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
+        "checkpoint   checkpoint",
+        "x = 1",
+        f"weft --home h generate {kept.run.run[:8]}",
+    ):
+        assert words in text
+    assert "the others" not in text  # there were none
+
+
+def test_of_others_it_tells_the_round_and_leaves_their_digests_to_them(kept: Kept) -> None:
+    lines = {
+        ME: Line(name="me", state="stopped", round=12),
+        BERT: Line(name="bert", state="left", round=11),
+        ANNA: Line(name="anna", state="joined"),
+    }
+    text = summary(outcome_of(kept), replace(View(), lines=lines), "weft").splitlines()
+    start = text.index(f"replica      {'d' * 64}")
+    assert [line.strip() for line in text[start + 1 : start + 4]] == [
+        "of this peer; after the same round all have the same one",
+        "anna: joined",
+        "bert: left, last heard of at round 11",
+    ]
+
+
+def test_whoever_brought_a_complete_run_to_its_end_has_finished(kept: Kept) -> None:
+    lines = {ANNA: Line(name="anna", state="finishing", round=11), BERT: Line(name="bert", state="left", round=3)}
+    outcome, view = outcome_of(kept), replace(View(), lines=lines)
+    text = summary(outcome, view, "weft")
+    assert "anna: finished\n" in text
+    assert "bert: left, last heard of at round 3\n" in text
+    stopped = summary(replace(outcome, reason="asked to by SIGINT"), view, "weft")
+    assert "anna: finishing, last heard of at round 11" in stopped
+    hint = "tickets      that name this machine alone"
+    assert hint in stopped
+    assert hint not in text
+    lines = {ANNA: Line(name="anna", state="left", round=11), BERT: Line(name="bert", state="left", round=3)}
+    assert hint not in summary(replace(outcome, reason="asked to"), replace(View(), lines=lines), "weft")
+
+
+def test_the_heldout_loss_is_told_with_its_round_and_its_tokens(kept: Kept) -> None:
+    made = Evaluated(round=Round(10), loss=1.25, nats_per_byte=1.5, num_tokens=65_536, committed_tokens=Tokens(9))
+    text = summary(outcome_of(kept), replace(View(), evaluated=made), "weft")
+    assert "at round 10, on 65,536 tokens; weft eval takes all held-out text" in text
+
+
+def test_a_long_path_has_a_line_of_its_own_and_all_others_fit_the_terminal(kept: Kept) -> None:
+    lines = {ANNA: Line(name="anna", state="left", round=11)}
+    folder = Path("/home") / ("a" * 90)
+    view = replace(View(), lines=lines, ring_nbytes=400_000_000)
+    text = summary(replace(outcome_of(kept), checkpoint=folder), view, "weft").splitlines()
+    assert text[text.index("checkpoint") + 1] == str(folder)
+    assert [line for line in text if len(line) > 80] == [str(folder)]
+
+
+def cut(kept: Kept, checkpoint: Path) -> Outcome:
+    """Return how a peer of a run with stages ended."""
+    model = msgspec.structs.replace(kept.run.model, num_layers=5, is_tied=False)
+    whole = msgspec.structs.replace(kept.run, model=model, method=spell_out(DdpConfig(), 2), has_even_leases=True)
+    run = staged(whole, (Digest("1" * 64), Digest("2" * 64)), PipelineConfig())
+    return replace(outcome_of(kept), run=run, checkpoint=checkpoint, loss=None, nats_per_byte=None, sample=None)
+
+
+def test_of_a_section_nothing_is_suggested_that_takes_a_whole_model(kept: Kept) -> None:
+    ended = cut(kept, Path("run") / "stage-1" / "checkpoint")
+    lines = {ANNA: Line(name="anna", state="finished")}
+    text = summary(ended, replace(View(), lines=lines), "weft --home h")
+    assert text.count("of stage 2 of 2, layer") == 2
+    assert "stage 2 of 2, layers 4-5 alone" in text
+    assert f"weft --home h gather {ended.run.run[:8]}" in text
+    assert "weft --home h gather TICKET" in text
+    for verb in ("generate", "eval", "export"):
+        assert f"weft --home h {verb}" not in text
+    assert "after the same round all have the same one" not in text
+
+
+def test_of_a_whole_model_that_was_put_together_the_usual_is_suggested(kept: Kept) -> None:
+    ended = cut(kept, Path("run") / "checkpoint")
+    text = summary(ended, View(), "weft")
+    assert f'weft generate {ended.run.run[:8]} "def "' in text
+    assert "of a section" in text
+    assert "gather" not in text
+
+
+def write_text(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+
+
+def test_who_held_no_part_of_the_model_reads_no_figures_and_only_what_is_there(kept: Kept, tmp_path: Path) -> None:
+    nothing = replace(cut(kept, tmp_path / "checkpoint"), replica=Digest(""), loss=None, reason="asked to by SIGINT")
+    assert summary(nothing, View(), "weft").splitlines()[1:] == [
+        "run small: asked to by SIGINT; this peer trained nothing now",
+        "bytes        3 MB sent, 1 MB received",
+    ]
+    write_text(tmp_path / "stage-1" / "checkpoint" / CHECKPOINT_FILE)
+    assert "weft gather TICKET" in summary(nothing, View(), "weft")
+    write_text(tmp_path / "checkpoint" / CHECKPOINT_FILE)
+    assert f"weft generate {nothing.run.run[:8]}" in summary(nothing, View(), "weft")
+
+
+def test_of_a_sample_a_few_lines_are_shown_and_a_dot_for_what_cannot_be() -> None:
+    assert excerpt("a\ufffd\x1b\x00b\tc") == "a...b\tc"
+    assert excerpt("\n".join("abcdefghijkl")) == "a\nb\nc\nd\ne\nf\ng\nh\n..."
+    assert max(len(line) for line in excerpt("x" * 500).splitlines()) == 80
+
+
+def test_two_machines_of_one_name_are_told_apart(kept: Kept) -> None:
+    lines = {BERT: Line(name="gpu", state="left", round=11), ANNA: Line(name="gpu", state="left", round=12)}
+    text = summary(outcome_of(kept), replace(View(), lines=lines), "weft").splitlines()
+    assert len([line for line in text if line.strip().startswith("gpu:")]) == 2

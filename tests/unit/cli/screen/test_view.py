@@ -1,0 +1,588 @@
+"""The view as a fold, and how it is drawn."""
+
+import io
+from dataclasses import replace
+from functools import reduce
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from weft.cli.screen.draw import curve, draw, progress, scale, traffic
+from weft.cli.screen.screen import PlainScreen, plain_line
+from weft.cli.screen.view import MAX_NOTABLE, Facts, Line, View, update
+from weft.cost import training as cost
+from weft.dashboard import figures
+from weft.dashboard.words import notable
+from weft.events import (
+    ActWaits,
+    BranchOpened,
+    CheckpointSaved,
+    ConnectionDropped,
+    CountedThrough,
+    DataReady,
+    Entry,
+    Evaluated,
+    Event,
+    JoinTooSlow,
+    LinkDown,
+    LinkUp,
+    MajorityLost,
+    MemberGone,
+    MemberJoined,
+    MemberLeft,
+    MemberProgress,
+    MemberStrays,
+    MemberSuspected,
+    Notice,
+    NotLearning,
+    PeerStarted,
+    PeerStopped,
+    RoundCommitted,
+    RoundMissed,
+    RunBlocked,
+    RunUnblocked,
+    Sampled,
+    Sponsored,
+    StepDone,
+    TrainsOn,
+    Working,
+)
+from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
+
+A, B, C = (PeerId(letter * 64) for letter in "abc")
+FACTS = Facts(run="r", total_tokens=1000, tokens_per_step=10)
+NUM = 1_000_000
+
+
+def entry(event: Event, peer: PeerId = A, at: float = 100.0) -> Entry:
+    return Entry(v=1, at=at, peer=peer, event=event)
+
+
+def started(peer: PeerId = A, name: str = "anna") -> Entry:
+    return entry(PeerStarted(run=RunId("f" * 64), name=name, software="", device="cpu", num_parameters=NUM), peer)
+
+
+def step(loss: float, peer: PeerId = A, num_tokens: int = 10, duration_s: float = 0.1) -> Entry:
+    done = StepDone(
+        step=Step(1), loss=loss, learning_rate=0.1, gradient_norm=1.0, num_tokens=num_tokens, duration_s=duration_s
+    )
+    return entry(done, peer)
+
+
+def commit(
+    number: int,
+    committed: int,
+    peer: PeerId = A,
+    at: float = 100.0,
+    contributors: tuple[PeerId, ...] = (A, B),
+    tokens: int = 100,
+    num_through: int = 0,
+) -> Entry:
+    committed_ = RoundCommitted(
+        branch=BranchId("f" * 64),
+        round=Round(number),
+        attempt=Attempt(0),
+        manifest=Digest("0" * 64),
+        contributors=contributors,
+        left_out={},
+        num_through=num_through,
+        tokens=Tokens(tokens),
+        committed_tokens=Tokens(committed),
+        sent_nbytes=1000,
+        received_nbytes=500,
+        duration_s=0.1,
+        work_s=1.0,
+    )
+    return entry(committed_, peer, at)
+
+
+def progressed(member: PeerId, state: str = "training") -> Entry:
+    return entry(
+        MemberProgress(
+            member=member, name="bert", round=Round(3), state=state, loss=2.5, tokens_per_s=700.0, link="tls"
+        )
+    )
+
+
+def evaluated(committed: int, per_byte: float, peer: PeerId = A) -> Entry:
+    made = Evaluated(
+        round=Round(1), loss=2 * per_byte, nats_per_byte=per_byte, num_tokens=9, committed_tokens=Tokens(committed)
+    )
+    return entry(made, peer)
+
+
+def fold(*entries: Entry, view: View | None = None) -> View:
+    return reduce(update, entries, View(facts=FACTS) if view is None else view)
+
+
+# --- the fold ---
+
+
+def test_a_peer_is_shown_with_what_it_says_of_itself() -> None:
+    line = fold(started(), step(3.0), commit(7, 100)).lines[A]
+    assert (line.name, line.round, line.loss, line.state) == ("anna", 7, 3.0, "training")
+    assert line.tokens_per_s == pytest.approx(100.0)
+
+
+def test_the_view_before_is_left_as_it_was() -> None:
+    before = fold(started())
+    after = update(before, step(3.0))
+    assert before.lines[A].loss is None
+    assert after.lines[A].loss == 3.0
+
+
+def test_others_are_shown_by_what_they_tell_in_heartbeats() -> None:
+    line = fold(started(), progressed(B), entry(LinkUp(remote=B, transport="tls", address="tls://x:1"))).lines[B]
+    assert (line.name, line.round, line.loss, line.tokens_per_s, line.link) == ("bert", 3, 2.5, 700.0, "tls")
+
+
+def test_what_a_peer_says_of_itself_beats_what_others_say() -> None:
+    view = fold(started(), started(B, "bert"), step(3.0, B), progressed(B, state="joining"))
+    assert view.lines[B].state == "training"
+    assert view.lines[B].loss == 3.0
+
+
+@pytest.mark.parametrize(
+    ("event", "state"),
+    [
+        (MemberSuspected(member=B, silent_s=6.0, reason=""), "silent"),
+        (MemberGone(member=B, silent_s=8.0), "gone"),
+        (MemberLeft(member=B), "left"),
+        (MemberJoined(member=B, name="bert"), "joined"),
+    ],
+)
+def test_a_member_is_shown_as_it_comes_and_goes(event: Event, state: str) -> None:
+    assert fold(started(), entry(event)).lines[B].state == state
+
+
+def test_a_lost_majority_is_the_state_of_who_lost_it() -> None:
+    lost = MajorityLost(
+        branch=BranchId("f" * 64), round=Round(1), alive=1, electorate=3, opens_branch_in_s=60.0, reason="gone"
+    )
+    assert fold(started(), entry(lost)).lines[A].state == "1 of 3 left"
+
+
+def test_a_link_that_broke_is_down() -> None:
+    up, down = LinkUp(remote=B, transport="iroh", address="iroh://x"), LinkDown(remote=B, reason="reset")
+    assert fold(entry(up)).lines[B].link == "iroh"
+    assert fold(progressed(B), entry(up), entry(down)).lines[B].link == "down"
+
+
+def test_who_came_for_an_errand_is_no_longer_shown() -> None:
+    up, down = LinkUp(remote=B, transport="tls", address=""), LinkDown(remote=B, reason="closed")
+    assert set(fold(started(), entry(up)).lines) == {A, B}
+    assert set(fold(started(), entry(up), entry(down)).lines) == {A}
+
+
+def test_a_commit_that_all_report_counts_once_and_its_bytes_for_each() -> None:
+    view = fold(commit(1, 100, A), commit(1, 100, B))
+    assert view.committed_tokens == 100
+    assert len(view.commits) == 1
+    assert (view.sent_nbytes, view.received_nbytes) == (2000, 1000)
+
+
+def test_the_curve_has_one_point_per_commit_the_mean_over_all_peers_steps() -> None:
+    view = fold(step(4.0), step(2.0, B), commit(1, 100), commit(1, 100, B), step(1.0), commit(2, 200))
+    assert view.losses == ((100, 3.0), (200, 1.0))
+
+
+def test_a_round_that_does_not_go_on_counts_no_tokens_twice() -> None:
+    assert fold(commit(5, 500), commit(2, 200, B)).committed_tokens == 500
+
+
+def test_bytes_are_held_against_a_ring_for_the_same_steps() -> None:
+    # 100 tokens of two peers with 10 tokens per step: five steps each.
+    view = fold(started(), commit(1, 100))
+    ring = cost.ring_ddp_traffic(NUM, 2, 5)
+    assert view.ring_nbytes == ring.sent_nbytes + ring.received_nbytes
+
+
+def test_a_ring_would_go_through_those_without_a_vote_too() -> None:
+    # 100 tokens of two peers and three wards with 10 tokens per step: two steps each.
+    view = fold(started(), commit(1, 100, num_through=3))
+    ring = cost.ring_ddp_traffic(NUM, 5, 2)
+    assert view.ring_nbytes == ring.sent_nbytes + ring.received_nbytes
+
+
+def test_who_is_counted_with_its_sponsor_is_not_left_out() -> None:
+    view = fold(started(C, "carl"), entry(CountedThrough(round=Round(1), tokens=Tokens(5)), C), commit(1, 100, C))
+    assert view.lines[C].state == "training"
+    assert fold(commit(2, 200, C), view=view).lines[C].state == "left out"
+
+
+def test_a_peer_alone_would_need_no_ring() -> None:
+    assert fold(started(), commit(1, 100, contributors=(A,))).ring_nbytes == 0
+
+
+def test_time_left_follows_the_pace_of_the_commits() -> None:
+    view = fold(commit(1, 100, at=100.0), commit(2, 200, at=110.0))
+    assert view.time_left_s == pytest.approx(80.0)
+    assert update(view, replace_at(step(1.0), 115.0)).time_left_s == pytest.approx(75.0)
+
+
+def replace_at(before: Entry, at: float) -> Entry:
+    return Entry(v=before.v, at=at, peer=before.peer, event=before.event)
+
+
+def test_time_left_is_unknown_before_the_second_commit() -> None:
+    assert fold(commit(1, 100)).time_left_s is None
+    assert replace(fold(commit(1, 100), commit(2, 200, at=200.0)), facts=None).time_left_s is None
+
+
+def test_an_evaluation_that_all_report_counts_once() -> None:
+    assert fold(evaluated(100, 2.0), evaluated(100, 2.0, B), evaluated(200, 1.5)).evaluations == (
+        (100, 2.0),
+        (200, 1.5),
+    )
+
+
+def test_sample_and_checkpoint_are_kept() -> None:
+    view = fold(
+        entry(Sampled(round=Round(1), prompt="def ", text="f")),
+        entry(CheckpointSaved(path="p", round=Round(1), digest=Digest("0" * 64), nbytes=1)),
+        entry(PeerStopped(reason="complete")),
+    )
+    assert (view.sample, view.checkpoint, view.lines[A].state) == ("def f", "p", "finished")
+
+
+def test_only_the_last_notable_events_stay_each_once() -> None:
+    view = fold(*(entry(Notice(text=f"n{n}")) for n in range(20)), entry(Notice(text="n19"), B))
+    assert tuple(news.text for news in view.notables) == tuple(f"n{n}" for n in range(20 - MAX_NOTABLE, 20))
+
+
+def test_what_happens_again_is_told_again_but_not_by_everybody() -> None:
+    gone = Notice(text="C is gone")
+    said = [entry(gone, at=100), entry(gone, B, at=101), entry(gone, at=110), entry(gone, B, at=112)]
+    assert [news.at for news in fold(*said).notables] == [100, 110]
+    view, lines = View(), []
+    for each in [*said, entry(gone, B, at=200)]:
+        after = update(view, each)
+        lines.append(plain_line(view, after, each))
+        view = after
+    assert lines == ["C is gone", None, "C is gone", None, "C is gone"]
+
+
+def test_no_words_of_others_reach_the_terminal_as_commands() -> None:
+    evil = "a\x1b]0;owned\x07\x1b[2Jb"
+    said = [
+        entry(Notice(text=evil)),
+        entry(MemberJoined(member=B, name=evil)),
+        entry(MemberProgress(member=B, name=evil, round=Round(1), state=evil, loss=None, tokens_per_s=1.0, link=evil)),
+        entry(Sampled(round=Round(1), prompt="", text=evil + "\n\tc")),
+    ]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw(fold(*said)))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    plain = "".join(str(plain_line(View(), View(), each)) for each in said)
+    assert "\x1b]0" not in shown
+    assert "\x1b[2J" not in shown
+    assert "\x07" not in shown
+    assert "\x1b" not in plain
+    assert fold(*said).sample == "a?]0;owned??[2Jb\n\tc"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([A, B, C]), st.integers(0, 900)), max_size=40))
+def test_any_order_of_entries_can_be_shown(said: list[tuple[int, PeerId, int]]) -> None:
+    def make(kind: int, peer: PeerId, number: int) -> Entry:
+        return (
+            started(peer),
+            step(number / 100, peer),
+            commit(number, number, peer, at=100.0 + number),
+            progressed(peer),
+            evaluated(number, 1.0, peer),
+            entry(MemberGone(member=peer, silent_s=1.0)),
+        )[kind]
+
+    view = fold(*(make(*each) for each in said))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw(view))
+    assert view.committed_tokens == max((n for kind, _, n in said if kind == 2), default=0)
+
+
+# --- words ---
+
+TOO_SLOW = JoinTooSlow(received_bps=950e3, added_bps=2.9e6, needs_s=130.0, is_blocking=False)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (MemberJoined(member=B, name="bert"), "bert joined"),
+        (MemberLeft(member=B), "bert left with a goodbye"),
+        (MemberGone(member=B, silent_s=8.0), "bert is gone"),
+        (Sponsored(round=Round(1), sponsor=B), "anna contributes through bert: there is no room among those who vote"),
+        (
+            RunBlocked(by=B, needs_s=90.0, longest_s=600.0),
+            "bert is slower than this run: anna announces nothing until it is in, about 1:30 by its own account, 10:00",
+        ),
+        (RunUnblocked(by=B, blocked_s=61.0, reason="it is in"), "anna waits for bert no more, after 1:01: it is in"),
+        (TOO_SLOW, "receives 950 kbit/s, and the run adds 2.9 Mbit/s of results"),
+        (TOO_SLOW, "`weft join --blocking` asks members to wait until it is in, about 2:10 at this pace"),
+        (msgspec.structs.replace(TOO_SLOW, is_blocking=True), "Members are asked to wait until it is in, about 2:10"),
+        (
+            msgspec.structs.replace(TOO_SLOW, is_in=True),
+            "falls behind again: it receives 950 kbit/s, and the run adds 2.9",
+        ),
+        (RoundMissed(round=Round(3), carried_tokens=Tokens(1), reason="late"), "anna missed round 3"),
+        (
+            MemberStrays(member=B, round=Round(3), what="loss", value=5.88, usual=2.4),
+            "the loss of bert is 5.88 where that of the others is 2.40",
+        ),
+        (
+            MemberStrays(member=B, round=Round(3), what="update", value=0.36, usual=0.06),
+            "an update of bert is 6 times as long",
+        ),
+        (
+            MemberStrays(member=B, round=Round(3), what="update", value=0.01, usual=0.2),
+            "an update of bert is 1/20 as long",
+        ),
+        (
+            MemberStrays(member=B, round=Round(3), what="loss", value=2.5, usual=2.4, is_back=True),
+            "the loss of bert is like the others' again",
+        ),
+        (
+            NotLearning(round=Round(9), committed_tokens=Tokens(65536), first_loss=3.69, loss=4.31),
+            "after 65,536 tokens the members' loss is 4.31, no lower than the 3.69",
+        ),
+        (ActWaits(by=B, kind="amend", subject=""), "amend: handed in by bert"),
+        (ActWaits(by=B, kind="ban", subject=A), "ban anna: handed in by bert"),
+        (ConnectionDropped(address="bulk stream", remote=B, reason="gone"), "anna could not fetch from bert: gone"),
+        (ConnectionDropped(address="tls (incoming)", remote=B, reason="x"), "a connection with bert was dropped: x"),
+        (ConnectionDropped(address="1.2.3.4:5", remote=None, reason="x"), "a connection with 1.2.3.4:5 was dropped"),
+        (ConnectionDropped(address="", remote=None, reason="no handle is left"), "a connection was dropped: no handle"),
+        (BranchOpened(branch=BranchId("f" * 64), round=Round(1), members=(A,), reason="alone"), "1 peers go on"),
+        (TrainsOn(branch=BranchId("f" * 64), round=Round(1), steps=80), "anna trains on meanwhile, for at most 80"),
+    ],
+)
+def test_what_matters_is_said_with_names(event: Event, words: str) -> None:
+    names = {A: "anna", B: "bert"}
+    assert words in (notable(entry(event), lambda peer: names[peer]) or "")
+
+
+def test_what_a_peer_did_before_it_said_its_name_is_told_with_it() -> None:
+    ready = entry(DataReady(num_shards=1, fetched_nbytes=1000, train_tokens=1, heldout_tokens=1))
+    assert [news.text for news in fold(ready, started()).notables] == ["anna fetched 1 kB of data"]
+
+
+def test_routine_is_not_notable() -> None:
+    assert [notable(each, str) for each in (step(1.0), commit(1, 1), progressed(B), evaluated(1, 1.0))] == [None] * 4
+
+
+# --- drawing ---
+
+
+def test_the_curve_falls_where_the_loss_falls() -> None:
+    rows = curve([4.0, 3.0, 2.0, 1.0], width=10, height=4)
+    heights = [sum(row[column] != " " for row in rows) for column in range(4)]
+    assert heights == sorted(heights, reverse=True)
+    assert heights[0] == 4
+    assert rows[-1][-1] != " "  # the lowest value is still there
+
+
+def test_a_long_curve_is_averaged_to_its_width() -> None:
+    rows = curve([1.0, 3.0] * 50, width=10, height=2)
+    assert [len(row) for row in rows] == [10, 10]
+    assert len(set(rows[-1])) == 1  # all columns are the same mean
+
+
+def test_the_whole_view_is_drawn() -> None:
+    entries = [started(), progressed(B), entry(LinkUp(remote=B, transport="tls", address="tls://x:1"))]
+    for number in range(1, 5):
+        entries += [step(5.0 - number), commit(number, 100 * number, at=100.0 + number)]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw(fold(*entries, evaluated(400, 1.9), entry(Notice(text="a thing"))), 100))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for words in (
+        "anna",
+        "bert",
+        "tls",
+        "round 4",
+        "40 %",
+        "loss 1.000",
+        "1.900 nats per byte",
+        "ring DDP",
+        "█",
+        "a thing",
+    ):
+        assert words in text
+
+
+def test_work_that_takes_long_is_shown_in_the_place_of_the_state() -> None:
+    work = Working(what="evaluating", unit="windows", done=45, total=100, rate=1.0, left_s=55.0, is_over=False)
+    view = fold(started(), step(2.0), entry(work))
+    assert any("evaluating 45 %" in line for line in drawn(view))
+    view = fold(entry(msgspec.structs.replace(work, is_over=True)), view=view)
+    assert not any("evaluating" in line for line in drawn(view))
+    assert any("training" in line for line in drawn(view))
+
+
+def test_bytes_are_shown_beside_the_rings() -> None:
+    view = replace(View(), sent_nbytes=3_000_000, received_nbytes=1_000_000, ring_nbytes=400_000_000)
+    assert traffic(view).splitlines() == [
+        "sent 3 MB, received 1 MB",
+        "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
+    ]
+    two = replace(view, lines={A: Line(is_heard=True), B: Line(is_heard=True)})
+    assert traffic(two).startswith("2 peers together sent 3 MB")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (3_200_000, "3.2 MB"), (812e6, "812 MB"), (1.5e12, "1.5 TB")]
+)
+def test_bytes_read_well(count: float, text: str) -> None:
+    assert figures.nbytes(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (100, "1:40"), (7500, "2 h 05"), (3 * 86400, "3.0 days")])
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert figures.duration(seconds) == text
+
+
+def drawn(view: View, width: int = 80, height: int = 40) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(draw(view, width, height))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def busy() -> View:
+    """A long run of many tokens, with everything that the line of progress can say."""
+    entries = [started(), *(step(1.385, num_tokens=10) for _ in range(3)), evaluated(100, 1.4241)]
+    view = fold(*entries, commit(14_812, 3_030_000, at=100.0), step(1.5), commit(14_813, 3_031_000, at=130.0))
+    return replace(view, facts=Facts(run="r", total_tokens=4_510_000, tokens_per_step=10))
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 100])
+def test_the_line_of_progress_never_takes_a_second_line(width: int) -> None:
+    line = progress(busy(), width)
+    assert len(line) <= width
+    assert "round 14813" in line
+    assert [each for each in drawn(busy(), width) if each == line.rstrip()] == [line.rstrip()]
+    assert "67 %" in line
+    if width >= 80:
+        assert "held-out 1.424" in line
+
+
+def test_who_waits_says_for_how_many() -> None:
+    view = replace(fold(started()), facts=replace(FACTS, wait_for=3))
+    assert progress(view) == progress(view, 80) == "waiting for 2 more peers"
+    assert "waiting" in drawn(view)[1]
+    linked = update(view, entry(LinkUp(remote=B, transport="tls", address="tls://x:1")))
+    assert progress(linked) == "waiting for 2 more peers"  # it is no member yet
+    view = update(linked, entry(MemberJoined(member=B, name="bert")))
+    assert progress(view) == "waiting for 1 more peer"
+    assert "waiting" not in progress(update(view, step(3.0)))
+
+
+def test_the_plain_screen_says_that_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainScreen().start(replace(FACTS, wait_for=2))
+    assert capsys.readouterr().err == "waiting for 1 more peer\n"
+
+
+def test_who_is_about_to_join_is_shown_as_joining() -> None:
+    view = fold(started(), entry(LinkUp(remote=B, transport="tls", address="tls://x:1")))
+    assert view.lines[B].state == "joining"
+    assert fold(progressed(B), entry(LinkUp(remote=B, transport="tls", address=""))).lines[B].state == "training"
+
+
+def test_peers_of_a_complete_run_have_finished() -> None:
+    up = [entry(LinkUp(remote=peer, transport="tls", address="")) for peer in (B, C)]
+    named = [
+        progressed(B),
+        entry(
+            MemberProgress(
+                member=C, name="cleo", round=Round(1), state="training", loss=None, tokens_per_s=1.0, link="tls"
+            )
+        ),
+    ]
+    early = entry(MemberLeft(member=C))
+    down = entry(LinkDown(remote=B, reason="closed"))
+    view = fold(started(), *up, *named, early, commit(9, 1000), entry(MemberLeft(member=B)), down)
+    view = fold(
+        entry(PeerStopped(reason="complete")), entry(MemberSuspected(member=A, silent_s=1, reason="")), view=view
+    )
+    assert {peer: line.state for peer, line in view.lines.items()} == {A: "finished", B: "finished", C: "left"}
+    text = "\n".join(drawn(view))
+    assert "down" not in text
+    assert "0 peers" not in text
+    assert "left" not in progress(view)
+
+
+def test_what_happened_is_wrapped_and_never_cut() -> None:
+    reason = " ".join(f"word{number}" for number in range(40))
+    lines = drawn(fold(started(), entry(Notice(text=reason))))
+    assert " ".join(line.strip() for line in lines).endswith(reason)
+    assert max(map(len, lines)) <= 80
+    many = fold(started(), *(entry(Notice(text=f"{number} {reason}")) for number in range(6)))
+    assert len(drawn(many)) <= 12
+    assert len(drawn(many, height=10)) <= 10
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_whole_names() -> None:
+    view = fold(
+        entry(PeerStarted(run=RunId("f" * 64), name="annabel-of-the-north", software="", device="", num_parameters=1)),
+        step(2.0),
+    )
+    for width in (40, 50, 59):
+        title, row, *_ = drawn(view, width)
+        assert "annabel-of-the-north" in row
+        assert "state" in title
+        assert "tokens/s" not in title
+    assert "tokens/s" in drawn(view, 60)[0]
+
+
+def test_noise_is_not_drawn_as_a_fall() -> None:
+    noise = [1.40 + 0.02 * (number % 2) for number in range(40)]
+    rows = curve(noise, width=64, height=6)
+    heights = [sum(row[column] != " " for row in rows) for column in range(40)]
+    assert set(heights) == {6}
+    assert scale([1.40, 1.42]) == (pytest.approx(1.42 * 0.75), 1.42)
+    assert scale([1.0, 4.0]) == (1.0, 4.0)
+
+
+# --- plain lines ---
+
+
+def lines_of(*entries: Entry) -> list[str]:
+    view, lines = View(facts=FACTS), []
+    for each in entries:
+        after = update(view, each)
+        line = plain_line(view, after, each)
+        view = after
+        if line is not None:
+            lines.append(line)
+    return lines
+
+
+def test_one_plain_line_per_commit_evaluation_and_change() -> None:
+    lines = lines_of(
+        started(),
+        step(3.0),
+        commit(1, 100),
+        commit(1, 100, B),
+        evaluated(100, 2.0),
+        evaluated(100, 2.0, B),
+        entry(MemberGone(member=B, silent_s=8.0)),
+        entry(MemberGone(member=B, silent_s=8.0), C),
+        commit(2, 200, at=110.0),
+    )
+    assert len(lines) == 4
+    assert lines[0].startswith("round 1  ")
+    assert "2.0000 nats per byte" in lines[1]
+    assert lines[2].endswith("is gone")
+    assert lines[3].startswith("round 2  1 peer  200 of 1k tokens (20 %)")
+
+
+def test_progress_says_no_more_than_all() -> None:
+    assert "(100 %)" in progress(fold(commit(1, 1200)))
+
+
+def test_the_plain_screen_writes_to_standard_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = PlainScreen()
+    screen.start(FACTS)
+    screen.write(commit(1, 100))
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("round 1  ")

@@ -1,0 +1,323 @@
+"""Runs as `weft.launch.peer` makes them: other machines' files, going on after a stop, and what cannot be done."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from unit.peer.crew import Crew
+from weft.codec import Fp32Config
+from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, TooLarge, Unreachable
+from weft.events import DataReady, RoundCommitted, StepDone
+from weft.ids import PeerId, RunId
+from weft.keys import Identity, open_identity, read_peer
+from weft.launch import peer as launch
+from weft.net.ticket import issue, read
+from weft.peer.peer import Peer
+from weft.peer.state.checkpoint import Snapshot, load
+from weft.run.outline import KeysAdmission
+from weft.store.home import Home
+from weft.sync.method.presets import FedAvgConfig
+from weft.sync.method.schedule import ConstantConfig
+from weft.train import device
+
+# --- data ---
+
+
+async def test_a_joiner_trains_on_the_founders_files_and_not_on_its_own(tmp_path: Path) -> None:
+    """Two machines whose own libraries differ: the run's data are the founder's, byte for byte."""
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await asyncio.wait((a.task, asyncio.ensure_future(a.started.wait())), return_when=asyncio.FIRST_COMPLETED)
+        (tmp_path / "text.txt").write_text("another library\n" * 1000)  # what b would pack
+        b = crew.join("b")
+        await crew.done(a, b)
+    (ready,) = b.seen(DataReady)
+    shards = {info.digest for info in (*a.peer.run.data.train, *a.peer.run.data.heldout)}
+    assert ready.fetched_nbytes == 2 * (ready.train_tokens + ready.heldout_tokens)
+    assert {path.name for path in b.home.shards.folder.iterdir()} == shards
+    assert all(b.id in event.contributors for event in a.seen(RoundCommitted))
+
+
+# --- going on ---
+
+
+async def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
+    """Stopped in the middle of a round and started again: the same bits as a run that was never stopped."""
+
+    async def alone(name: str, stops_at: int) -> tuple[str, list[str]]:
+        folder = tmp_path / name
+        folder.mkdir()
+        crew, reasons = Crew(folder, num_peers=1, num_rounds=6, train={"schedule": ConstantConfig(lr=1e-2)}), []
+        home = Home(folder / "home")
+
+        def prepare(peer: Peer) -> Coroutine[Any, Any, None]:
+            async def stop() -> None:
+                await crew.members[-1].until(RoundCommitted, lambda event: event.round >= stops_at)
+                peer.stop("asked to")
+
+            return stop()
+
+        async with crew.deadline():
+            while True:
+                member = crew.found("a", home=home, prepare=prepare if stops_at and not reasons else None)
+                outcome = await member.task
+                assert outcome is not None
+                reasons.append(outcome.reason)
+                if outcome.reason == "complete":
+                    return outcome.replica, reasons
+
+    whole, _ = await alone("whole", 0)
+    parts, reasons = await alone("parts", 3)
+    assert reasons == ["asked to", "complete"]
+    assert parts == whole
+
+
+async def test_a_joiner_that_comes_again_brings_its_inner_optimizer(tmp_path: Path) -> None:
+    """Its steps are counted on, and its moments are those it left with."""
+    crew = Crew(tmp_path, num_peers=2, num_rounds=10_000)
+    home = Home(tmp_path / "b")
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        b = crew.join("b", home=home)
+        await b.until(RoundCommitted, lambda event: event.round >= 3)
+        b.peer.stop("asked to")
+        await b.task
+        left = load(home.folder(a.peer.run.run, b.id).checkpoint)
+        found: dict[str, Tensor] = {}
+
+        def look(peer: Peer) -> None:
+            restore = peer._saver.restore
+
+            def restored(snapshot: Snapshot) -> None:
+                restore(snapshot)
+                found.update({name: vector.clone() for name, vector in peer._trainer.private_state().items()})
+
+            peer._saver.restore = restored  # type: ignore[method-assign]
+
+        again = crew.join("b", home=home, prepare=look)
+        step = await again.until(StepDone)
+        await again.until(RoundCommitted, lambda event: again.id in event.contributors)
+    assert again.id == b.id
+    assert step.step == left.counters["num_steps"] + 1 > 1
+    assert found["moment1"].equal(left.private["moment1"])
+    assert found["moment1"].count_nonzero()
+
+
+async def test_a_joiner_that_nobody_answers_goes_on_with_its_checkpoint_and_without_one_says_so(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2, num_rounds=10_000, orphan_after_s=1.0)
+    home = Home(tmp_path / "b")
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        b = crew.join("b", home=home)
+        await b.until(RoundCommitted, lambda event: event.round >= 2)
+        for member in (b, a):
+            member.peer.stop("asked to")
+            await member.task
+        again = crew.join("b", a.ticket, home=home)
+        alone = await again.until(RoundCommitted)
+        assert alone.contributors == (again.id,)
+        with pytest.raises(Unreachable):
+            await crew.join("c", a.ticket).task
+
+
+async def test_a_ticket_whose_maker_is_gone_leads_back_who_met_others(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=3, num_rounds=10_000)
+    home = Home(tmp_path / "c")
+    async with crew.deadline():
+        a = crew.found("a", wait_for=3)
+        b, c = crew.join("b"), crew.join("c", home=home)
+        await c.until(RoundCommitted)
+        for member in (c, a):
+            member.peer.stop("asked to")
+            await member.task
+        assert {contact.peer for contact in read(a.ticket).contacts} == {a.id}
+        again = crew.join("c", a.ticket, home=home)
+        await again.until(RoundCommitted, lambda event: again.id in event.contributors)
+        for member in (b, again):
+            member.peer.stop("asked to")
+            await member.task
+    assert again.id == c.id
+
+
+@pytest.mark.slow
+async def test_tickets_outlive_the_maker_of_the_run_where_they_name_others(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=4, num_rounds=10_000)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        b = crew.join("b")
+        await b.until(RoundCommitted)
+        kept = list(a.home.root.glob("runs/*/*/ticket"))
+        later = await until_it_names(kept[0], b.id)
+        a.peer.stop("asked to")
+        await a.task
+        assert not kept[0].exists()  # `weft ticket` hands out nothing that leads nowhere
+        # Made by the maker while others were there; made by another; and the first one, which names the maker alone.
+        c = crew.join("c", later)
+        await c.started.wait()
+        await b.until(RoundCommitted, lambda event: c.id in event.contributors)
+        d = crew.join("d", b.ticket)
+        await d.started.wait()
+        await b.until(RoundCommitted, lambda event: d.id in event.contributors)
+        assert {contact.peer for contact in read(a.ticket).contacts} == {a.id}
+        with pytest.raises(Unreachable, match=r"^nobody answered\. Tried a \("):
+            await crew.join("e", a.ticket).task
+        for member in (b, c, d):
+            member.peer.stop("asked to")
+            await member.task
+
+
+async def until_it_names(file: Path, peer: PeerId) -> str:
+    """Return the ticket in `file` once it names `peer`: it is renewed a moment after somebody came."""
+    while True:
+        text = file.read_text()  # noqa: ASYNC240  # a few hundred bytes, just written
+        if peer in {contact.peer for contact in read(text).contacts}:
+            return text
+        await asyncio.sleep(0.05)
+
+
+# --- what cannot be done ---
+
+
+def forged(ticket: str, **change: Any) -> str:
+    """Return the ticket, changed and signed by somebody else."""
+    given = read(ticket)
+    fields = {"run": given.run, "contacts": given.contacts, "secret": given.secret} | change
+    return issue(Identity.from_seed(bytes(32)), fields["run"], fields["contacts"], fields["secret"])
+
+
+async def test_a_ticket_of_another_run_is_a_ticket_mismatch(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        with pytest.raises(TicketMismatch, match="run abababab, which is not trained where it leads"):
+            await crew.join("b", forged(a.ticket, run=RunId("ab" * 32))).task
+
+
+async def test_a_ticket_with_another_secret_is_refused(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        with pytest.raises(Refused, match="ticket"):
+            await crew.join("b", forged(a.ticket, secret=b"another secret!!")).task
+
+
+async def test_a_key_that_the_run_does_not_list_is_refused(tmp_path: Path) -> None:
+    listed = Identity.from_seed(b"k" * 32).peer
+    crew = Crew(tmp_path, num_peers=2, admission=KeysAdmission(keys=(listed,)))
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        with pytest.raises(Refused):
+            await crew.join("b", a.ticket).task
+
+
+async def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await a.started.wait()
+        a.peer.stop("over")
+        await a.task
+        with pytest.raises(Unreachable, match="nobody answered"):
+            await crew.join("b", a.ticket).task
+
+
+async def test_a_run_goes_on_under_the_identity_that_keeps_it_or_not_at_all(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=1, num_rounds=3)
+    async with crew.deadline():
+        with open_identity(tmp_path / "a" / "keys" / "peer-0.pem", create=True):  # another run's, at that time
+            first = crew.found("a")
+            await first.task
+        assert read_peer(first.home.keys / "peer-1.pem") == first.id
+        again = crew.found("a")
+        outcome = await again.task
+        assert outcome is not None
+        assert (again.id, outcome.round) == (first.id, 3), "peer-0 is free now, but peer-1 keeps the run"
+        with open_identity(first.home.keys / "peer-1.pem"), pytest.raises(KeyLocked, match="already"):
+            await crew.found("a").task
+
+
+async def test_a_model_that_does_not_fit_is_refused_before_anybody_is_invited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = Crew(tmp_path, num_peers=1)
+    num = 32 * 257 * 4  # about the embedding: room for two vectors of it, which is too little to train
+    monkeypatch.setattr(device, "host_free_nbytes", lambda: 4 * num)
+    async with crew.deadline():
+        member = crew.found("a")
+        with pytest.raises(TooLarge):
+            await member.task
+    assert not member.started.is_set()
+
+
+async def test_a_key_in_use_is_refused_with_the_fix(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2, key=tmp_path / "key.pem")
+        await a.started.wait()
+        with pytest.raises(KeyLocked, match="--key"):
+            await crew.join("b", a.ticket, key=tmp_path / "key.pem").task
+
+
+async def test_a_loss_that_is_not_finite_ends_the_peer(tmp_path: Path) -> None:
+    def prepare(peer: Peer) -> None:
+        peer.place.initial.fill_(float("nan"))
+
+    crew = Crew(tmp_path, num_peers=1)
+    async with crew.deadline():
+        with pytest.raises(NotFinite, match="learning rate"):
+            await crew.found("a", prepare=prepare).task
+
+
+# --- threads ---
+
+
+def workers() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith(("train", "serve"))]
+
+
+async def test_a_peers_threads_end_with_it(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        b = crew.join("b")
+        await crew.done(a, b)
+        assert not workers()
+
+
+async def test_a_peer_that_is_cancelled_ends_with_the_step_under_way(tmp_path: Path) -> None:
+    every = 20_000
+    crew = Crew(tmp_path, num_peers=1, method=FedAvgConfig(every=every, codec=Fp32Config()))
+    async with crew.deadline():
+        a = crew.found("a")
+        await a.until(StepDone)
+        a.task.cancel()
+        await asyncio.wait([a.task])
+        assert a.task.cancelled()
+        assert not workers()
+        assert len(a.seen(StepDone)) < every
+
+
+async def test_first_weights_are_made_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_in: list[threading.Thread] = []
+    initial = launch.initial
+
+    def told(*args: Any) -> Any:
+        made_in.append(threading.current_thread())
+        return initial(*args)
+
+    monkeypatch.setattr(launch, "initial", told)
+    crew = Crew(tmp_path, num_peers=2)
+    async with crew.deadline():
+        a = crew.found("a", wait_for=2)
+        await crew.done(a, crew.join("b"))
+    assert len(made_in) == 2
+    assert threading.main_thread() not in made_in

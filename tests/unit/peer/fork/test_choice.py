@@ -1,0 +1,93 @@
+"""One peer's word about progress, or its signature, moves nobody who is in a round with others."""
+
+import msgspec
+import pytest
+
+from charters import charter
+from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
+from weft.keys import Identity
+from weft.net.messages import Heartbeat
+from weft.peer.chain import genesis, open_branch, signers
+from weft.peer.fork.choice import NEAR, Proof, chosen, furthest, is_further, is_heeded
+from weft.sync.records.ancestry import Fork
+from weft.sync.records.charter import Charter
+from weft.sync.records.messages import Accept, Certificate, Manifest, RoundNote
+from weft.wire import digest_of, seal
+
+MAIN, OTHER = BranchId("a" * 64), BranchId("b" * 64)
+A = PeerId("1" * 64)
+OPENING = open_branch(genesis(RunId(MAIN), A, charter(4)), [A], A, MAIN)
+
+
+def at(branch: BranchId, tokens: int, round: int = 5) -> Manifest:
+    return msgspec.structs.replace(OPENING, branch=branch, committed_tokens=Tokens(tokens), round=Round(round))
+
+
+def forked_at(round: int, left: BranchId = MAIN) -> Charter:
+    fork = Fork(branch=left, round=Round(round), manifest="0" * 64, members=(A,), committed_tokens=Tokens(100))
+    return msgspec.structs.replace(charter(4), forks=(fork,))
+
+
+def heeds(mine: Manifest, in_sight: int, other: Manifest, num_signers: int, after: Charter | None = None) -> bool:
+    return is_heeded(mine, after or charter(4), in_sight, Proof(other, num_signers))
+
+
+@pytest.mark.parametrize("in_sight", [2, 3, 7])
+@pytest.mark.parametrize("branch", [MAIN, OTHER])
+def test_what_one_has_signed_moves_nobody_who_has_another_in_sight(in_sight: int, branch: BranchId) -> None:
+    assert not heeds(at(MAIN, 1000), in_sight, at(branch, 10**18, 10**6), 1)
+
+
+@pytest.mark.parametrize(("in_sight", "num_signers"), [(5, 3), (2, 2), (3, 9), (1, 1)])
+def test_of_branches_that_as_many_stand_on_the_one_that_counts_more_goes_on(in_sight: int, num_signers: int) -> None:
+    assert heeds(at(MAIN, 1000), in_sight, at(OTHER, 1001), num_signers)
+    assert not heeds(at(MAIN, 1000), in_sight, at(OTHER, 999), num_signers)
+
+
+def test_one_alone_goes_over_to_two_whatever_it_counts() -> None:
+    assert heeds(at(OTHER, 5000, 90), 1, at(MAIN, 1000, 20), 2, forked_at(12))
+
+
+def test_one_alone_does_not_go_back_to_what_its_branch_began_from() -> None:
+    assert not heeds(at(OTHER, 5000, 90), 1, at(MAIN, 1000, 11), 2, forked_at(12))
+
+
+def test_who_comes_goes_where_two_are_and_else_where_most_is_counted() -> None:
+    assert chosen([at(OTHER, 10**18), at(MAIN, 1000), at(MAIN, 1001)]) == MAIN
+    assert chosen([at(OTHER, 1001), at(MAIN, 1000)]) == OTHER
+    assert chosen([*3 * [at(MAIN, 1000)], *2 * [at(OTHER, 900)], at(OTHER, 10**18)]) == MAIN
+    assert chosen([at(MAIN, 1000), at(OTHER, 1000)]) == MAIN
+
+
+def test_no_later_round_is_believed_in_than_most_may_have_reached() -> None:
+    assert furthest([Round(40), Round(41), Round(10**6)]) == 41 + NEAR
+    assert furthest([Round(40), Round(10**6)]) == 40 + NEAR
+
+
+@pytest.mark.parametrize("name", ["00" * 32, "ff" * 32])
+def test_a_branch_just_opened_is_preferred_to_the_one_it_leaves(name: str) -> None:
+    opened, left = at(BranchId(name), 1000, 6), at(MAIN, 1000, 5)
+    assert is_further(opened, left)
+    assert not is_further(left, opened)
+
+
+def test_a_heartbeat_is_further_as_a_head_is() -> None:
+    beat = Heartbeat(
+        name="x", branch=OTHER, round=Round(3), manifest=None, state="", loss=None, tokens_per_s=0.0, committed_tokens=9
+    )
+    assert is_further(beat, at(MAIN, 8, 7))
+    assert not is_further(beat, at(MAIN, 10, 2))
+
+
+def test_of_a_certificate_valid_votes_of_those_known_count() -> None:
+    one, other, stranger, late = (Identity.generate() for _ in range(4))
+    manifest = at(OTHER, 1000)
+
+    def vote(voter: Identity, attempt: int = 0, of: Manifest = manifest) -> object:
+        accept = Accept(attempt=Attempt(attempt), manifest=digest_of(of))
+        return seal(voter, RoundNote(branch=OTHER, round=Round(5), message=accept))
+
+    forged = msgspec.structs.replace(vote(other, of=at(OTHER, 5)), signer=late.peer)  # type: ignore[type-var]
+    votes = (vote(one), vote(stranger), vote(other, attempt=1), forged)
+    certificate = Certificate(attempt=Attempt(0), manifest=manifest, votes=votes, farewells=())  # type: ignore[arg-type]
+    assert signers(certificate, [one.peer, other.peer, late.peer]) == {one.peer}

@@ -1,0 +1,59 @@
+"""Whom to ask, and what is believed of what they offer."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from charters import charter
+from weft.clock import VirtualClock
+from weft.ids import BranchId, Digest, PeerId, RunId
+from weft.peer.chain import genesis, open_branch
+from weft.peer.join.offers import Offered, most_offered, opened
+from weft.peer.join.ranking import FAILED_S, Asking
+from weft.peer.messages import StateOffer
+from weft.sync.round.machine import replace
+
+RUN = RunId("cc" * 32)
+A, B, C, D = (PeerId(digit * 64) for digit in "abcd")
+HEAD = open_branch(genesis(RUN, A, charter()), [A, B], A, BranchId(RUN))
+X, Y = Digest("1" * 64), Digest("2" * 64)
+
+
+def test_who_tells_of_the_most_is_asked_first_and_who_just_failed_last() -> None:
+    clock, beats = VirtualClock(), {}
+    for peer, tokens, round in ((A, 10, 1), (B, 30, 2), (C, 30, 3)):
+        beats[peer] = SimpleNamespace(committed_tokens=tokens, round=round, manifest=X)
+    members: Any = SimpleNamespace(heartbeat_of=beats.get)
+    node: Any = SimpleNamespace(peers=(A, B, C, D))
+    asking = Asking(node, members, clock)
+    assert asking.furthest_first() == [C, B, A, D]
+    asking.note_failure(C, B)
+    assert asking.furthest_first() == [A, D, C, B]
+    clock.advance(FAILED_S - 1)
+    asking.note_failure(A)
+    clock.advance(1)
+    assert asking.furthest_first() == [C, B, D, A]
+
+
+def test_what_most_offer_is_believed() -> None:
+    one, other = (Offered(head=HEAD, charter=charter(), index=index) for index in (X, Y))
+    chosen = most_offered([(A, one), (B, other), (C, other)])
+    assert (chosen.index, chosen.donors) == (Y, (B, C))
+    assert most_offered([(A, one), (C, other)]).index == Y, "however they came"
+    assert most_offered([(C, other), (A, one)]).index == Y
+
+
+@pytest.mark.parametrize("what", ["nothing", "charter", "run", ""])
+def test_an_offer_is_of_this_run_and_whole(what: str) -> None:
+    offer = StateOffer(head=HEAD, index=X, charter=charter())
+    if what == "nothing":
+        offer = replace(offer, index=None)
+    if what == "charter":
+        offer = replace(offer, charter=replace(charter(), max_seq_len=8))
+    found = opened(offer, RunId("dd" * 32) if what == "run" else RUN)
+    said = {"nothing": "no state of this run", "charter": "another charter", "run": "no state of this run"}
+    if what:
+        assert said[what] in str(found)
+    else:
+        assert found == Offered(head=HEAD, charter=charter(), index=X)

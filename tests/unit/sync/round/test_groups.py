@@ -1,0 +1,323 @@
+"""Groups: what a manifest holds of them, who trains on what, and that two levels give what one would."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charters import charter
+from model.world import contribution as bare
+from model.world import first_base
+from weft.codec import Fp32Config
+from weft.codec.build import build
+from weft.data.assign import leases
+from weft.errors import PayloadError, WireError
+from weft.ids import Attempt, BranchId, PeerId, Round, Tokens
+from weft.peer.chain import open_branch
+from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
+from weft.sync.merge.mean import merge
+from weft.sync.merge.reduce import Coding, Merger, cut, encode_parts
+from weft.sync.records.messages import MAX_GROUP, GroupRecord, Manifest, Ready, Stake, next_base
+from weft.sync.round import round
+from weft.sync.round.collect import new_manifest
+from weft.sync.round.groups import (
+    NUM_HANDED,
+    claim_of,
+    counted_through,
+    is_grace_due,
+    is_true,
+    may_close,
+    order_of,
+    record_of,
+    slices,
+    sources,
+    tokens_of,
+)
+from weft.sync.round.leases import are_fair, shares
+from weft.sync.round.machine import Received, State, Trained
+from weft.sync.round.rules import is_successor, leader
+from weft.wire import decode, digest, digest_of, encode
+
+BASE = msgspec.structs.replace(first_base(4), keeper=None)
+QUOTA = BASE.charter.settings.quota
+ORDER = [leader(BASE, Attempt(attempt)) for attempt in range(4)]
+SPONSOR = ORDER[1]
+WARDS = [PeerId(f"{number:064x}") for number in range(1, 4)]
+CODEC = build(Fp32Config())
+
+
+def stakes(tokens: int = 4, samples: int = QUOTA, wards: list[PeerId] = WARDS) -> list[Stake]:
+    return [Stake(peer=peer, tokens=Tokens(tokens), samples=samples) for peer in (*wards, SPONSOR)]
+
+
+def group(**changes: Any) -> GroupRecord:
+    record = record_of(BASE, SPONSOR, changes.pop("stakes", stakes()), [digest(b"payload")] * 4)
+    return msgspec.structs.replace(record, **changes)
+
+
+def planned(record: GroupRecord | None) -> State:
+    """Return the first leader's state once all have announced, the sponsor with its group."""
+    state = round.begin(ORDER[0], BASE)
+    for number, peer in enumerate(BASE.electorate):
+        parts = bare(BASE, number, 0).parts
+        if peer == ORDER[0]:
+            state = round.step(state, Trained(tokens=Tokens(4), parts=parts))[0]
+        else:
+            ready = (
+                Ready(tokens=Tokens(16), parts=parts, group=record)
+                if peer == SPONSOR
+                else Ready(tokens=Tokens(4), parts=parts)
+            )
+            state = round.step(state, Received(sender=peer, message=ready))[0]
+    return state
+
+
+def manifest_of(state: State) -> Manifest:
+    assert state.plan is not None
+    results = {part: digest(b"merged") for part in range(BASE.num_parts)}
+    return new_manifest(msgspec.structs.replace(state, results=results), state.plan)
+
+
+def test_a_group_is_counted_as_one_and_leased_for_all_its_peers() -> None:
+    manifest = manifest_of(planned(group()))
+    (counted,) = [each for each in manifest.contributions if each.peer == SPONSOR]
+    assert counted.group == claim_of(group(), BASE.charter)
+    assert counted.tokens == 16
+    assert counted_through(manifest) == 3
+    leased = {lease.peer: lease.num_windows for lease in manifest.leases}
+    assert leased == {peer: 4 * QUOTA if peer == SPONSOR else QUOTA for peer in BASE.electorate}
+    assert is_successor(BASE, manifest)
+
+
+def test_a_lease_for_more_peers_than_were_claimed_is_no_successor() -> None:
+    manifest = manifest_of(planned(group()))
+    wanted = {lease.peer: lease.num_windows for lease in manifest.leases}
+    leased, cursor = leases(BASE.cursor, {**wanted, SPONSOR: 5 * QUOTA})
+    assert not is_successor(BASE, msgspec.structs.replace(manifest, leases=leased, cursor=cursor))
+    leased, cursor = leases(BASE.cursor, {**wanted, ORDER[2]: 2 * QUOTA})
+    assert not is_successor(BASE, msgspec.structs.replace(manifest, leases=leased, cursor=cursor))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sponsor": ORDER[2]},
+        {"round": Round(BASE.round + 1)},
+        {"branch": BranchId("ee" * 32)},
+        {"run": "ee" * 32},
+        {"stakes": tuple(stakes()[:-1])},  # without the sponsor
+        {"stakes": tuple(stakes() + stakes()[:1])},  # one twice
+        {"stakes": tuple(stakes(wards=[ORDER[2]]))},  # an elector, which is counted by itself
+        {"stakes": tuple(stakes(samples=QUOTA + 1))},
+    ],
+)
+def test_a_record_that_cannot_be_is_not_heard(changes: dict[str, Any]) -> None:
+    record = group(**changes)
+    assert is_true(BASE, SPONSOR, group())
+    assert not is_true(BASE, SPONSOR, record)
+    assert SPONSOR not in planned(record).ready
+
+
+def test_who_is_banned_is_counted_through_nobody() -> None:
+    base = msgspec.structs.replace(BASE, charter=msgspec.structs.replace(BASE.charter, banned=(WARDS[0],)))
+    assert not is_true(base, SPONSOR, group())
+
+
+def test_an_electorate_takes_no_more_than_the_run_says() -> None:
+    base = msgspec.structs.replace(BASE, charter=msgspec.structs.replace(BASE.charter, electors=5))
+    state = planned(None)
+    state = msgspec.structs.replace(
+        state, durable=msgspec.structs.replace(state.durable, base=base), joiners=frozenset(WARDS)
+    )
+    manifest = manifest_of(state)
+    assert len(manifest.members) == 5
+    assert is_successor(base, manifest)
+    members = tuple(sorted((*BASE.electorate, *WARDS[:2])))
+    quotas = dict.fromkeys(members, QUOTA)
+    leased, cursor = leases(BASE.cursor, quotas)
+    six = msgspec.structs.replace(
+        manifest, members=members, joined=tuple(WARDS[:2]), uplinks=(16,) * 6, leases=leased, cursor=cursor
+    )
+    assert not is_successor(base, six)
+    assert is_successor(BASE, msgspec.structs.replace(six, charter=digest_of(BASE.charter)))
+
+
+def test_what_was_leased_to_a_group_is_not_leased_again() -> None:
+    manifest = manifest_of(planned(group()))
+    base = next_base(manifest, BASE.charter)
+    assert {lease.peer for lease in base.uncounted} == set(BASE.electorate) - {SPONSOR}
+
+
+# --- shares and slices ---
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=0, max_size=MAX_GROUP - 1),
+    st.integers(1, 40),
+    st.booleans(),
+    st.integers(1, 12),
+)
+def test_a_lease_is_cut_into_whole_disjoint_slices(asked: list[int], own: int, is_even: bool, unit: int) -> None:
+    rules = msgspec.structs.replace(charter(10, batch_size=unit), has_even_leases=is_even)
+    members = [
+        Stake(peer=PeerId(f"{number:064x}"), tokens=Tokens(0), samples=samples) for number, samples in enumerate(asked)
+    ]
+    sponsor = Stake(peer=SPONSOR, tokens=Tokens(0), samples=own)
+    record = record_of(BASE, SPONSOR, [*members, sponsor], [])
+    num = shares(rules, [SPONSOR], {}, {SPONSOR: claim_of(record, rules)})[SPONSOR]
+    found = slices(num, record, rules)
+    assert next(iter(found)) == SPONSOR
+    end = 0
+    for here in found.values():
+        assert here.start == end
+        assert len(here) > 0
+        assert len(here) % unit == 0
+        end = here.stop
+    assert end <= num
+    assert set(found) <= {stake.peer for stake in record.stakes if stake.samples}
+    if is_even:
+        assert {len(here) for here in found.values()} == {rules.settings.quota}
+        assert end == num
+
+
+def test_slices_are_what_was_asked_for() -> None:
+    rules = charter(10, batch_size=4)
+    record = record_of(
+        BASE,
+        SPONSOR,
+        [
+            Stake(peer=WARDS[0], tokens=Tokens(0), samples=8),
+            Stake(peer=SPONSOR, tokens=Tokens(0), samples=40),
+            Stake(peer=WARDS[1], tokens=Tokens(9), samples=0),
+            Stake(peer=WARDS[2], tokens=Tokens(0), samples=4),
+        ],
+        [],
+    )
+    assert slices(52, record, rules) == {SPONSOR: range(40), WARDS[0]: range(40, 48), WARDS[2]: range(48, 52)}
+    assert slices(44, record, rules) == {SPONSOR: range(40), WARDS[0]: range(40, 44)}
+    assert tokens_of(record, WARDS[1]) == 9
+    assert tokens_of(record, ORDER[0]) == 0
+
+
+def test_a_group_may_be_leased_no_more_than_its_peers_may_train() -> None:
+    rules = charter(10, batch_size=4)
+    greedy = claim_of(group(stakes=tuple(stakes(samples=10**6))), BASE.charter)
+    assert shares(rules, [SPONSOR], {}, {SPONSOR: greedy}) == {SPONSOR: 160}
+    opening = open_branch(BASE, BASE.electorate, ORDER[0], BASE.branch)
+    quotas = dict.fromkeys(BASE.electorate, 40)
+    leased, cursor = leases(0, {**quotas, SPONSOR: 80})
+    base = msgspec.structs.replace(BASE, charter=rules)
+    assert not are_fair(base, rules, msgspec.structs.replace(opening, leases=leased, cursor=cursor))
+
+
+def test_groups_are_about_even_and_each_peer_has_an_order_of_its_own() -> None:
+    electors = [PeerId(f"{number:064x}") for number in range(16)]
+    firsts = [order_of(BASE.run, PeerId(f"{number:064x}"), electors)[0] for number in range(100, 1100)]
+    sizes = [firsts.count(elector) for elector in electors]
+    assert min(sizes) > 30
+    assert max(sizes) < 100
+    assert set(order_of(BASE.run, electors[3], electors)) == set(electors) - {electors[3]}
+
+
+# --- when ---
+
+
+def test_a_sponsor_waits_for_the_living_until_the_grace_is_over() -> None:
+    everybody = {*WARDS, SPONSOR}
+    assert not may_close(everybody, {SPONSOR}, set(), is_grace_over=False)
+    assert not may_close(everybody, {SPONSOR, *WARDS[:2]}, set(), is_grace_over=False)
+    assert may_close(everybody, {SPONSOR, *WARDS[:2]}, {WARDS[2]}, is_grace_over=False)
+    assert may_close(everybody, everybody, set(), is_grace_over=False)
+    assert may_close(everybody, {SPONSOR}, set(), is_grace_over=True)
+    assert not is_grace_due(everybody, {SPONSOR, WARDS[0]})
+    assert is_grace_due(everybody, {SPONSOR, *WARDS[:2]})
+
+
+# --- means ---
+
+PARTS = cut(50_000, [16, 4, 8])
+
+
+def vectors(num: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(50_000, generator=generator) for _ in range(num)]
+
+
+def test_two_levels_give_the_mean_of_all() -> None:
+    tokens, all_vectors = [64, 32, 200, 64, 7, 64], vectors(6)
+    weights = [min(each, 64) for each in tokens]
+    groups = [range(3), range(3, 5), range(5, 6)]
+    top = [Merger(len(part), Coding(CODEC, CODEC), awaited=64) for part in PARTS]
+    for members in groups:
+        mean = GroupMean(CODEC, PARTS)
+        for number in members:
+            mean.add(weights[number], encode_parts(CODEC, all_vectors[number], PARTS))
+        for merger, part in zip(top, mean.result(CODEC), strict=True):
+            merger.add(sum(weights[number] for number in members), part.encoded)
+    flat = [Merger(len(part), Coding(CODEC, CODEC), awaited=64) for part in PARTS]
+    for number, vector in enumerate(all_vectors):
+        for merger, encoded in zip(flat, encode_parts(CODEC, vector, PARTS), strict=True):
+            merger.add(weights[number], encoded)
+    for one, other, part in zip(top, flat, PARTS, strict=True):
+        a, b = (torch.frombuffer(bytearray(each.result().encoded), dtype=torch.float32) for each in (one, other))
+        assert a.numel() == len(part)
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_the_mean_of_a_group_is_the_mean_that_merging_gives() -> None:
+    mean = GroupMean(CODEC, PARTS)
+    for tokens, vector in zip((3, 5), vectors(2), strict=True):
+        payload = b"".join(bytes(memoryview(part)) for part in encode_parts(CODEC, vector, PARTS))
+        assert len(payload) == payload_nbytes(CODEC, PARTS)
+        mean.add(tokens, split(CODEC, payload, PARTS))
+    expected = merge(zip((3, 5), vectors(2), strict=True))
+    encoded = b"".join(bytes(memoryview(part.encoded)) for part in mean.result(CODEC))
+    assert encoded == expected.numpy().tobytes()
+
+
+def test_what_is_no_payload_leaves_the_mean_as_it_was() -> None:
+    mean = GroupMean(CODEC, PARTS)
+    first, second = vectors(2)
+    mean.add(3, encode_parts(CODEC, first, PARTS))
+    second[49_999] = float("nan")
+    broken = b"".join(second[part.start : part.stop].numpy().tobytes() for part in PARTS)
+    with pytest.raises(PayloadError):
+        mean.add(5, split(CODEC, broken, PARTS))
+    with pytest.raises(PayloadError):
+        split(CODEC, broken[:-4], PARTS)
+    with pytest.raises(PayloadError):
+        mean.add(0, encode_parts(CODEC, first, PARTS))
+    encoded = b"".join(bytes(memoryview(part.encoded)) for part in mean.result(CODEC))
+    assert encoded == first.numpy().tobytes()
+    with pytest.raises(PayloadError):
+        GroupMean(CODEC, PARTS).result(CODEC)
+
+
+# --- what was decided ---
+
+
+@pytest.mark.parametrize("num", range(MAX_GROUP))
+def test_nobody_hands_results_on_to_more_than_two_and_everybody_is_near_the_sponsor(num: int) -> None:
+    wards = [PeerId(f"{number:064x}") for number in range(num)]
+    found = sources(SPONSOR, wards)
+    assert list(found) == wards
+    assert max(Counter(found.values()).values(), default=0) <= NUM_HANDED
+
+    def distance(peer: PeerId) -> int:
+        return 0 if peer == SPONSOR else 1 + distance(found[peer])
+
+    assert all(distance(ward) <= 6 for ward in wards)
+
+
+@pytest.mark.parametrize("changes", [{"peers": bytes(32)}, {"peers": bytes(100)}, {"tokens": (4,)}, {"samples": ()}])
+def test_a_record_whose_columns_differ_in_length_is_none(changes: dict[str, Any]) -> None:
+    record = group()
+    fields = {"peers": record.peers, "tokens": record.tokens, "samples": record.samples} | changes
+    whole = msgspec.msgpack.decode(encode(record)) | fields
+    assert decode(encode(record), GroupRecord) == record
+    with pytest.raises(WireError):
+        decode(msgspec.msgpack.encode(whole, order="sorted"), GroupRecord)
