@@ -22,7 +22,7 @@ from types import TracebackType
 import psutil
 
 from weft.events import Entry, Event, StepDone
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.sim.namespaces import Lines
 
 SOURCE = Path(__file__).parents[1] / "src"

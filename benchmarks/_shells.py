@@ -19,7 +19,7 @@ import msgspec
 
 from weft.cli.run.running import Report
 from weft.events import Evaluated, Event, RoundCommitted, StepDone
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 
 MACHINE = ("--transports", "tls", "--host", "127.0.0.1", "--device", "cpu", "--threads", "1")
 MEET_S, TRAIN_S, STOP_S = 120.0, 1800.0, 30.0

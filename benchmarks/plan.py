@@ -28,7 +28,7 @@ from weft.cli.plan.question import Method, Named, Own, Prices
 from weft.cli.plan.question import run as ask
 from weft.cli.plan.speed_here import Timed, measure, num_cores
 from weft.events import RoundCommitted
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.plan.forecast import Pace, load_of, pace_of
 from weft.plan.serving import Serving, serving
 from weft.plan.timing import Line

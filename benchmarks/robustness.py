@@ -23,7 +23,7 @@ from statistics import mean, stdev
 from benchmarks.report import load, load_line, table, write
 from weft.data import CorpusConfig, TextSource
 from weft.events import RoundCommitted
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.peer.loop import evaluate as evaluation
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.sim.faults import Drop, Fault, Stop

@@ -41,7 +41,7 @@ from weft.codec import (
 )
 from weft.codec.build import build
 from weft.events import RoundCommitted
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.store.journal import Journal
 from weft.sync.merge.outer import AdamW, Nesterov, Outer, Sgd, StepContext
 from weft.sync.merge.reduce import Coding, Merger, cut, decode_parts, encode_parts, named

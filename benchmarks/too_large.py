@@ -25,7 +25,7 @@ from benchmarks._simulation import read_run_file
 from benchmarks.report import load, load_line, table, write
 from weft.cost import pipeline as cost_pipeline
 from weft.events import Event, RoundCommitted, StageHeld
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.model.config import num_parameters
 from weft.model.sections import Section, sections, whole
 from weft.run.genesis import seal

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from weft.errors import PeerError
-from weft.net.transport.base import Accept, Lane, Stream
 
 
 class Tasks:
@@ -26,18 +25,6 @@ class Tasks:
         self._running[task] = None
         task.add_done_callback(self._ended)
         return task
-
-    def serve(self, accept: Accept, stream: Stream, lane: Lane) -> None:
-        """Hand `stream` to `accept` in a task, and close it should that fail."""
-
-        async def run() -> None:
-            try:
-                await accept(stream, lane)
-            except BaseException:
-                await stream.close()
-                raise
-
-        self.spawn(run())
 
     async def aclose(self, grace_s: float = 0.0) -> None:
         """Cancel every task but the caller's after `grace_s` seconds, and wait until they have ended."""

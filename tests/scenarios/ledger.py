@@ -21,13 +21,13 @@ from torch import Tensor
 from scenarios.rules import Place, stakes
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round
-from weft.peer.round.outcome import Fate
 from weft.peer.state.carry import OUTDATED, Carry
 from weft.peer.state.mixing import Met
 from weft.sim.world import Life
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.messages import GroupRecord, Manifest
 from weft.sync.round.groups import payload_of
+from weft.sync.round.machine import Fate
 from weft.sync.round.neighbours import dealt, is_gossip
 from weft.train.trainer import Work
 

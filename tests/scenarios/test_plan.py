@@ -12,7 +12,7 @@ from weft.cli.plan.question import machines_of
 from weft.codec import Fp32Config
 from weft.data import ByteTokenizer, CorpusConfig, TextSource
 from weft.events import RoundCommitted
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.plan import profiles
 from weft.plan.forecast import Pace, pace_of
 from weft.plan.question import Question, cluster_of

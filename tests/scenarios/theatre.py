@@ -12,7 +12,7 @@ from scenarios import rules
 from scenarios.swarm import BATCH, EVERY, FEDAVG, LEASE_TOKENS, MODEL, SEQ_LEN, write_corpus
 from weft.data import CorpusConfig, TextSource
 from weft.events import BranchLeft, Event, RoundCommitted
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.run.config import RunFile, TrainConfig
 from weft.sim.faults import Fault
 from weft.sim.play import Machine, Played, play

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.events import Entry
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 
 RUN = """
 name = "two shells"

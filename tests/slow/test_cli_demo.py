@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from weft.events import RoundCommitted
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.model import read_folder
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 from unit.cli.small import RUN, TEXT
 from weft.cli.run.running import Report
 from weft.events import DataReady, LinkUp, RoundCommitted
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 
 pytestmark = pytest.mark.slow
 

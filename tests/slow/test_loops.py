@@ -7,7 +7,7 @@ import pytest
 
 from unit.library.processes import Process, ending, replica
 from weft.events import Entry, Event, RoundCommitted, StateJoined
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 
 from weft.config import load
 from weft.events import MemberGone, RoundCommitted, Sponsored
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.run.config import RunFile
 from weft.sim.play import play
 from weft.sim.scenario import Scenario

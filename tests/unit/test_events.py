@@ -17,7 +17,7 @@ from weft.errors import ConfigError
 from weft.event_file import JsonlSink
 from weft.events import Entry, Event, EventLog, MemorySink, Notice, StepDone
 from weft.ids import PeerId, Step
-from weft.log_file import LogTail, read_jsonl
+from weft.log import LogTail, read_jsonl
 
 PEER = PeerId("ab" * 32)
 

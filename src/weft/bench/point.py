@@ -29,7 +29,7 @@ from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.events import Entry, Evaluated, Event, RoundCommitted, StepDone
 from weft.ids import Digest
-from weft.log_file import read_lines
+from weft.log import read_lines
 from weft.model.flat import layout
 from weft.run.config import RunConfig
 from weft.run.staged import StagedConfig

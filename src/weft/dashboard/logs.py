@@ -10,7 +10,7 @@ from pathlib import Path
 
 from weft.errors import ConfigError
 from weft.events import Entry
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 
 LOG_FILES = ("*.jsonl", "*/*.jsonl", "*/*/*.jsonl")
 

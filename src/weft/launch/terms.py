@@ -1,7 +1,7 @@
 """What joining a run costs this machine: shown to a person who is asked whether to.
 
-Bytes of data, disk, training memory and of a round follow from the run in closed form (`weft.cost.training`). How often a round
-comes around does not: it is reckoned from what its inner steps take the fastest member, as members tell
+Bytes of data, disk, training memory and of a round follow from the run in closed form (`weft.cost.training`). How often
+a round comes around does not: it is reckoned from what its inner steps take the fastest member, as members tell
 (`weft.launch.company`). Where none has made any, from what they would take if this machine did nothing but multiply
 matrices of the model's shape, which is measured in a moment, one thread at a time: threads that wait for one another
 beside a busy program would measure that program. An `Allowance` then holds what is really moved against what was shown.

@@ -46,7 +46,7 @@ from weft.events import (
 )
 from weft.ids import PeerId, RunId, short
 from weft.keys import verify
-from weft.log_file import read_lines
+from weft.log import read_lines
 from weft.net.channel import Channel
 from weft.net.node import Node
 from weft.observe.light_client import Proving

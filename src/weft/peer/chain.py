@@ -7,7 +7,7 @@ further behind fetches the state instead.
 It does not know tensors, nor who asks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from weft.data import leases
@@ -35,6 +35,7 @@ from weft.sync.round.rules import is_quorum, is_successor
 from weft.wire import Buffer, Signed, digest_of, encode, unseal
 
 M = TypeVar("M")
+Heads = Sequence[tuple[PeerId, Manifest]]  # who holds which
 
 FIRST = Round(0)
 RESULTS_NBYTES = 512 << 20  # of the last rounds' results, kept for others

@@ -12,14 +12,14 @@ the last manifest tells, so who was just started believes a group what all other
 the bound, and of another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
 whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
 
-Who rests may have trained in the place of one who was drawn and is away (`weft.peer.loop.stand_in`): it is allowed one lease
-more in that round, within the bound.
+Who rests may have trained in the place of one who was drawn and is away (`weft.peer.loop.stand_in`): it is allowed one
+lease more in that round, within the bound.
 
 In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.
 
-A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.legacy`). Its tokens are the
-difference between two manifests: the head of the branch that was given up, and the last common one. A head that no
-member of the last common one has signed counts as one lease.
+A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.legacy`). Its tokens
+are the difference between two manifests: the head of the branch that was given up, and the last common one. A head that
+no member of the last common one has signed counts as one lease.
 
 It does not know payloads, nor whether the work was done.
 """

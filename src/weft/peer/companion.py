@@ -13,11 +13,18 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from weft.ids import Digest, PeerId
-from weft.peer.state.replica import Replica
 from weft.peer.unmeasured import Unmeasured
 from weft.sync.records.messages import Manifest
+
+
+class Parameters(Protocol):
+    """The run's parameters, as a replica holds them, and the manifest that they belong to."""
+
+    outer: Tensor
+    head: Manifest | None
 
 
 class Companion(Protocol):
@@ -37,6 +44,6 @@ class Companion(Protocol):
         """
         ...
 
-    def evaluator(self, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+    def evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
         """Return what measures the run's parameters."""
         ...

@@ -9,9 +9,8 @@ from msgspec import Meta
 
 from weft.config import Config
 from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig, GradientConfig, check_gradients
+from weft.pipeline.messages import MAX_MICRO_BATCH
 from weft.pipeline.split.config import SplitConfig
-
-MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece
 
 
 class PipelineConfig(Config, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ from weft.net.messages import HexDigest, HexPeer
 from weft.pipeline.exactly_once import Attempt, BatchId
 from weft.wire import Record
 
+MAX_MICRO_BATCH = 1 << 10  # samples: their activations are sent in one piece
+
 MAX_TOKENS_NBYTES = 768 << 10  # of a micro-batch, four bytes a token: they fit a call's body
 MAX_STAGES = 1024  # more layers than any model has
 

@@ -313,7 +313,8 @@ class SyncConfig(Config, frozen=True, kw_only=True):
         ):  # a program wrote it: files are checked as they are read
             raise ConfigError(
                 f"method is {self.method!r:.80}, of type {type(self.method).__name__}. Allowed: a row of "
-                "weft.sync.method.presets, such as DiLoCoConfig(every=30) or FedAvgConfig(), or a weft.sync.method.choices.Choices."
+                "weft.sync.method.presets, such as DiLoCoConfig(every=30) or FedAvgConfig(), or a "
+                "weft.sync.method.choices.Choices."
             )
         if not isinstance(self.peers, int) or not 1 <= self.peers <= MAX_PEERS:
             raise ConfigError(f"peers is {self.peers!r:.80}. Allowed: a whole number from 1 to {MAX_PEERS}.")

@@ -41,6 +41,7 @@ from weft.pipeline.config import PipelineConfig
 from weft.progress import Meter
 from weft.run.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
 from weft.run.confinement import seeded
+from weft.run.host import check_host
 from weft.run.machine import PeerConfig
 from weft.run.outline import data_ready
 from weft.run.staged import StagedConfig, staged
@@ -51,7 +52,6 @@ from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import missed
 from weft.sync.records.acts import MAX_TOKENS
 from weft.sync.records.charter import MAX_TOKENS_PER_STEP
-from weft.train.device import check_host
 
 MAX_RUN_NBYTES = wire.MAX_RECORD_NBYTES  # a RunConfig: its shards' names are most of it
 MAX_TOKENIZER_NBYTES = tokenizers.MAX_BLOB_NBYTES

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import psutil
 
+from weft.cost import training as cost
+from weft.errors import TooLarge
+
+_SPARE = 0.9  # of what is free may be planned for; the rest is the allocator's slack and other programs' growth
+
 
 def host_free_nbytes() -> int:
     """Return the bytes this process may still take: what the system has, or what its container allows it."""
@@ -61,3 +66,24 @@ def _container_free_nbytes(root: Path) -> list[int]:
         except (OSError, ValueError):  # no such group, or the limit is the word "max"
             continue
     return left
+
+
+def check_host(num: int) -> None:
+    """Refuse parameters of which the host cannot hold even the least a peer keeps there: them and a momentum.
+
+    Asked before anything is allocated; `check_fits` knows the rest once the run is known.
+
+    Raises:
+        TooLarge: says the figures.
+    """
+    needed, free = 2 * cost.vector_nbytes(num), host_free_nbytes()
+    if needed > _SPARE * free:
+        raise TooLarge(
+            f"{num:,} parameters are to be held here. This machine would need at least "
+            f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close "
+            "other programs, or use a larger machine."
+        )
+
+
+def _gigabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.2f} GB"

@@ -30,7 +30,7 @@ from typing import Any
 from weft.clock import Clock, SystemClock
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.events import Entry, RoundCommitted
-from weft.log_file import LogTail
+from weft.log import LogTail
 from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop, parted
 from weft.sim.namespaces import Lines
 from weft.sim.scenario import Kind, Scenario, at_present

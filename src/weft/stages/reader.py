@@ -6,8 +6,8 @@
     beat      how many rounds of the first stage are in a state: stages count their own rounds, and may skip some
     pull      the vectors of it that are wanted, from all who offer that state at once
 
-It asks what newcomers ask (`weft.peer.join.state_server` answers), and takes no part in the stage. What comes has the digest that
-it is named by, and goes where the caller says as it comes: no vector is held here.
+It asks what newcomers ask (`weft.peer.join.state_server` answers), and takes no part in the stage. What comes has the
+digest that it is named by, and goes where the caller says as it comes: no vector is held here.
 
 Failure:
 - a member vanishes or lies: the others deliver the rest; nobody is left: PeerError, and what has come has been given.

@@ -104,23 +104,6 @@ def _name(device: torch.device) -> str:
 # --- memory ---
 
 
-def check_host(num: int) -> None:
-    """Refuse parameters of which the host cannot hold even the least a peer keeps there: them and a momentum.
-
-    Asked before anything is allocated; `check_fits` knows the rest once the run is known.
-
-    Raises:
-        TooLarge: says the figures.
-    """
-    needed, free = 2 * cost.vector_nbytes(num), host_free_nbytes()
-    if needed > _SPARE * free:
-        raise TooLarge(
-            f"{num:,} parameters are to be held here. This machine would need at least "
-            f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close "
-            "other programs, or use a larger machine."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """How much of what a peer needs lies on one machine, and on one of its devices."""

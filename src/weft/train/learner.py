@@ -2,8 +2,9 @@
 
     start(outer) ──► train(positions) ──► local() ──► set_local(outer - carry) ──► train(positions) ──► ...
 
-`Trainer` makes the steps itself, on a transformer. Where members train in loops of their own (`weft.library`), the loop is
-lent the steps and makes them in its own thread. What a peer's rounds, states, checkpoints and pauses need is the same.
+`Trainer` makes the steps itself, on a transformer. Where members train in loops of their own (`weft.library`), the loop
+is lent the steps and makes them in its own thread. What a peer's rounds, states, checkpoints and pauses need is the
+same.
 
 All calls are one after the other, but `park` and `unpark`, which may come beside whoever reads or sets what is kept.
 """

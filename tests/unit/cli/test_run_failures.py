@@ -18,7 +18,7 @@ from weft.cli.run.running import Report
 from weft.events import CheckpointFailed, CheckpointSaved, Event, Notice, RoundCommitted
 from weft.ids import RunId
 from weft.keys import Identity
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.model import Transformer
 from weft.net.ticket import issue, read
 from weft.peer.loop import shutdown as parting

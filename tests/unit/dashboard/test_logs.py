@@ -8,7 +8,7 @@ from weft.cli.watch.sources import follow_logs
 from weft.dashboard.logs import logged, older
 from weft.event_file import JsonlSink
 from weft.events import Entry, Notice
-from weft.log_file import LogTail
+from weft.log import LogTail
 
 LINE_NBYTES = 200  # more than one here
 

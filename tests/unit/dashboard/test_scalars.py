@@ -10,7 +10,7 @@ from weft.dashboard.scalars import Figures, ScalarSink, make_sink
 from weft.errors import ConfigError
 from weft.events import Evaluated, RoundMissed, Sampled
 from weft.ids import Round, Tokens
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 
 ENTRIES = (
     said(A, started("anna"), 1.0),

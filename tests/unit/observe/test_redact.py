@@ -19,7 +19,7 @@ from weft.events import (
     TransportUp,
 )
 from weft.ids import Digest, PeerId, Round, RunId, Step
-from weft.log_file import _all_events
+from weft.log import _all_events
 from weft.observe.redact import HIDDEN, MAX_TEXT, PRIVATE, public, scrubbed
 
 SECRETS = (

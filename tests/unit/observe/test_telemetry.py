@@ -7,7 +7,7 @@ from weft.clock import VirtualClock
 from weft.events import VERSION, Entry, Event, MemberProgress, Notice, StepDone, TransportUp
 from weft.ids import PeerId, Round, RunId, Step
 from weft.keys import Identity, verify
-from weft.log_file import read_lines
+from weft.log import read_lines
 from weft.observe.telemetry import (
     MAX_KEPT,
     MAX_LINES,

@@ -11,12 +11,12 @@ from unit.peer import tiny
 from weft.codec import CodecConfig, Fp32Config, Int4Config, RandomKConfig, TopKConfig
 from weft.codec.build import build
 from weft.ids import Round
-from weft.peer.round.outcome import Fate
 from weft.peer.state.carry import Carry
 from weft.peer.state.replica import Replica
 from weft.rng import integers64, stream
 from weft.sync.merge.reduce import decode_parts
 from weft.sync.method.choices import Choices, SgdConfig
+from weft.sync.round.machine import Fate
 from weft.train.learner import Learner, Work
 
 NUM, ROUNDS = 300, 1000

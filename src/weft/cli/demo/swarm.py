@@ -23,7 +23,7 @@ from typing import IO
 from weft.errors import PeerError, WeftError
 from weft.events import Entry
 from weft.ids import RunId
-from weft.log_file import LogTail
+from weft.log import LogTail
 from weft.net.ticket import read
 
 DEVICE = "cpu"  # that all have: a demo comes out the same everywhere

@@ -78,7 +78,7 @@ async def follow_logs(
     Raises:
         ConfigError: a line is no event, or a file cannot be read.
     """
-    from weft.log_file import LogTail, read_jsonl
+    from weft.log import LogTail, read_jsonl
 
     tails = [LogTail(path) for path in paths]
     earlier = [part for path in paths for part in older(path)]

@@ -51,6 +51,17 @@ class Stream(Protocol):
 
 
 Accept = Callable[[Stream, Lane], Awaitable[None]]
+
+
+async def accepted(accept: Accept, stream: Stream, lane: Lane) -> None:
+    """Hand `stream` to `accept`, and close it should that fail."""
+    try:
+        await accept(stream, lane)
+    except BaseException:
+        await stream.close()
+        raise
+
+
 OnDrop = Callable[[str, str], None]  # told (address, reason) of every incoming connection that proved no key
 
 

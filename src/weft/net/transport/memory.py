@@ -16,7 +16,7 @@ from contextvars import Context, copy_context
 from weft import rng
 from weft.errors import DialError
 from weft.ids import PeerId, short
-from weft.net.transport.base import Accept, Lane
+from weft.net.transport.base import Accept, Lane, accepted
 from weft.net.transport.memory_link import Line, Link, Pipe
 from weft.tasks import Tasks
 from weft.wire import Buffer
@@ -196,7 +196,7 @@ class MemoryTransport:
     def _take(self, stream: "MemoryStream", lane: Lane) -> None:
         assert self._accept is not None  # only listening transports are found
         self._streams[stream] = None
-        self._context.run(self._tasks.serve, self._accept, stream, lane)
+        self._context.run(self._tasks.spawn, accepted(self._accept, stream, lane))
 
 
 class MemoryStream:

@@ -20,9 +20,8 @@ from weft.ids import BranchId, PeerId, Round
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
-from weft.peer.chain import signers
+from weft.peer.chain import Heads, signers
 from weft.peer.fork.choice import MOST_NEEDED, NEAR, Proof, believed, is_further, is_heeded
-from weft.peer.join.state_fetch import Heads
 from weft.peer.messages import ChainAnswer, ChainRequest
 from weft.peer.round.driver import Rounds
 from weft.peer.state.replica import Replica

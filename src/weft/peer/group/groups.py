@@ -21,11 +21,11 @@ from weft.peer.group.broadcast import Handing
 from weft.peer.group.leaf import Ward
 from weft.peer.group.records import Records
 from weft.peer.round.driver import Rounds
-from weft.peer.round.outcome import Status
 from weft.peer.state.carry import Carry
 from weft.peer.unmeasured import Unmeasured
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.messages import Manifest
+from weft.sync.round.machine import Status
 from weft.tasks import Tasks
 
 

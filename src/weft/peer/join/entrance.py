@@ -23,13 +23,13 @@ from weft.errors import NetError, PeerError, Refused, WeftError
 from weft.events import Notice
 from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.membership.membership import Membership
-from weft.peer.chain import RESULTS_NBYTES, Chain, branch_name, genesis, open_branch
+from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, open_branch
 from weft.peer.context import Place
 from weft.peer.fork.split import patience_s
 from weft.peer.fork.watch import Lookout
 from weft.peer.join.backpressure import Plea
 from weft.peer.join.ranking import Asking
-from weft.peer.join.state_fetch import Arrival, Heads
+from weft.peer.join.state_fetch import Arrival
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
 from weft.peer.round.driver import Rounds
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped

@@ -29,6 +29,7 @@ from weft.net.blobs.first import first_of
 from weft.net.messages import Heartbeat
 from weft.net.multi_source import pull
 from weft.net.shares import Blob
+from weft.peer.chain import Heads
 from weft.peer.context import Place
 from weft.peer.fork.choice import NEAR
 from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
@@ -42,7 +43,6 @@ from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, decode, digest_of
 
 OFFER_S = 60.0  # for a member to copy its state and name the chunks
-Heads = Sequence[tuple[PeerId, Manifest]]
 Beats = Callable[[], Mapping[PeerId, Heartbeat]]
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from weft.events import Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
+from weft.peer.companion import Parameters
 from weft.peer.context import Place
 from weft.peer.messages import Evaluation
-from weft.peer.state.replica import Replica
 from weft.peer.unmeasured import Unmeasured
 from weft.progress import Meter
 from weft.run.config import Genesis, RunConfig
@@ -37,7 +37,7 @@ class Evaluator(Unmeasured):
     """
 
     def __init__(
-        self, run: RunConfig, place: Place, trainer: Measure, replica: Replica, is_stopping: Callable[[], bool]
+        self, run: RunConfig, place: Place, trainer: Measure, replica: Parameters, is_stopping: Callable[[], bool]
     ) -> None:
         super().__init__()
         assert place.data is not None
@@ -151,7 +151,7 @@ class Evaluator(Unmeasured):
 
 
 def make_evaluator(
-    run: Genesis, place: Place, trainer: Learner, replica: Replica, is_stopping: Callable[[], bool]
+    run: Genesis, place: Place, trainer: Learner, replica: Parameters, is_stopping: Callable[[], bool]
 ) -> Unmeasured:
     """Return what measures the outer parameters of `run`."""
     if not isinstance(run, RunConfig):

@@ -21,8 +21,9 @@ from weft.peer.unmeasured import Unmeasured
 from weft.run.config import Genesis
 from weft.store.chunks import replica_digest
 from weft.sync.method.graph import spectral_gap
+from weft.sync.method.presets import LADDER
 from weft.sync.records.messages import Manifest, own_work
-from weft.sync.records.tuning import LADDER, Tuned
+from weft.sync.records.tuning import Tuned
 from weft.sync.round.groups import counted_through
 from weft.sync.round.neighbours import has_result
 from weft.wire import digest_of

@@ -38,7 +38,7 @@ from weft.peer.round.inbox import Hearing
 from weft.peer.round.lies import Lies
 from weft.peer.round.measured import Memory
 from weft.peer.round.merge import Merging
-from weft.peer.round.outcome import Decided, Fate, Status, attempt_started, left_out
+from weft.peer.round.outcome import Decided, attempt_started, left_out
 from weft.peer.round.payloads import Parts, Wanted
 from weft.peer.round.pending_acts import Acts
 from weft.peer.round.quorum import Standing
@@ -67,6 +67,7 @@ from weft.sync.round import round as machine
 from weft.sync.round.machine import (
     Broadcast,
     Commit,
+    Fate,
     Fetch,
     Input,
     Leave,
@@ -81,6 +82,7 @@ from weft.sync.round.machine import (
     Send,
     SetTimer,
     State,
+    Status,
     TimedOut,
     Timer,
     Trained,

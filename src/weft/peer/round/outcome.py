@@ -5,21 +5,15 @@ It does not know what the leader knew, which decided.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from weft.events import AttemptStarted
 from weft.ids import PeerId
 from weft.sync.governance.enact import accused
 from weft.sync.records.messages import Base, Manifest
 from weft.sync.round import machine
-from weft.sync.round.machine import Input, State
+from weft.sync.round.machine import Fate, Input, State, Status
 from weft.sync.round.rules import leader
 from weft.wire import Buffer
-
-Status = Literal["alive", "suspected", "gone", "joining"]  # what membership says of a peer
-Fate = Literal["late", "travelling", "lost"]
-# late: announced too late, or not at all; travelling: announced in time, and others have begun to fetch it;
-# lost: announced in time, and nobody has.
 
 PAUSED = "it is paused"
 RESTING = "it was not drawn for this round"

@@ -26,7 +26,6 @@ from weft.net.blobs.blobs import StillComing
 from weft.net.blobs.first import first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Place
-from weft.peer.round.outcome import Status
 from weft.peer.round.rates import Rates
 from weft.store.pool import Pool
 from weft.sync.merge.coding import codec_in, group_codec_in, payload_codec_in, reply_codec_in
@@ -36,7 +35,7 @@ from weft.sync.merge.group_mean import GroupMean, payload_nbytes, split
 from weft.sync.merge.reduce import EncodedPart, cut, decode_parts
 from weft.sync.merge.sharded import SpreadVector
 from weft.sync.records.messages import Base, Brought, Certificate, Collect, Contribution, Manifest
-from weft.sync.round.machine import Noticed, ResultHeld
+from weft.sync.round.machine import Noticed, ResultHeld, Status
 from weft.sync.round.neighbours import dealt, is_gossip, receives
 from weft.sync.round.part_sizes import parts_of
 from weft.wire import Buffer

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from weft.ids import Attempt, BranchId, PeerId
 from weft.peer.chain import Chain
 from weft.peer.messages import StandingNote
-from weft.peer.round.outcome import Status
 from weft.store.votes import Promises
 from weft.sync.records.messages import Base
-from weft.sync.round.machine import Input, Noticed, Rerouted, State
+from weft.sync.round.machine import Input, Noticed, Rerouted, State, Status
 from weft.sync.round.rules import is_quorum, leader
 
 # After sleep or a majority lost: others call again within seconds, and the round that they sleep in may end meanwhile.

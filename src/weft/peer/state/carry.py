@@ -31,7 +31,6 @@ from weft.codec import CodecConfig, RandomKConfig
 from weft.errors import CheckpointError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
-from weft.peer.round.outcome import Fate
 from weft.peer.state.mixing import Met, Mixing
 from weft.peer.state.replica import Replica
 from weft.sync.merge import payload
@@ -39,6 +38,7 @@ from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.merge.sharded import SpreadVector, alike
 from weft.sync.records.messages import Counted
 from weft.sync.round.groups import payload_of
+from weft.sync.round.machine import Fate
 from weft.sync.round.neighbours import has_result
 from weft.train.learner import Learner, Work
 

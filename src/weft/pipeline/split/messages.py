@@ -25,8 +25,7 @@ from msgspec import Meta
 
 from weft.ids import Digest
 from weft.net.messages import HexDigest, HexPeer, Reason
-from weft.pipeline.config import MAX_MICRO_BATCH
-from weft.pipeline.messages import Number, Stage
+from weft.pipeline.messages import MAX_MICRO_BATCH, Number, Stage
 from weft.pipeline.split.cut import MAX_TEAM, MIN_TEAM
 from weft.wire import Record, digest
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
-from weft.peer.state.replica import Replica
+from weft.peer.companion import Parameters
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.step import Beat
 from weft.pipeline.worker import Sum, Worker
@@ -61,7 +61,7 @@ class Part:
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
     teaming: Teaming | None  # None: all members compute alone
     pinning: Pinning
-    make_evaluator: Callable[["Conductor", Replica, Callable[[], bool]], Unmeasured]
+    make_evaluator: Callable[["Conductor", Parameters, Callable[[], bool]], Unmeasured]
 
 
 class Conductor:
@@ -228,7 +228,7 @@ class Conductor:
         """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
         return self._states.beat_after(manifest)
 
-    def evaluator(self, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+    def evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
         return self._part.make_evaluator(self, replica, is_stopping)
 
     def _is_announced(self) -> bool:

@@ -9,9 +9,9 @@ import msgspec
 from torch import Tensor
 
 from weft.ids import PeerId
+from weft.peer.companion import Parameters
 from weft.peer.peer import Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot
-from weft.peer.state.replica import Replica
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.origin import Origin
 from weft.pipeline.worker import Bounds, Worker
@@ -127,7 +127,7 @@ class Member(Membership):
         state = super()._state
         return "joining" if state == "ready" and not self.conductor.is_in_step else state
 
-    def _evaluator(self, conductor: Conductor, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+    def _evaluator(self, conductor: Conductor, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
         grounds = self._grounds
         needs = Needs(grounds.clock, grounds.has_busy, grounds.run.num_parameters)
         if self._source is None:

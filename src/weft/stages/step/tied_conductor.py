@@ -27,7 +27,7 @@ from weft.errors import NetError, PeerError, Refused
 from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
-from weft.peer.state.replica import Replica
+from weft.peer.companion import Parameters
 from weft.peer.unmeasured import Unmeasured
 from weft.pipeline.exactly_once import NONE, Told
 from weft.pipeline.step import Beat
@@ -135,5 +135,5 @@ class TiedConductor:
         self._pulse.look()
         return False
 
-    def evaluator(self, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:  # noqa: ARG002
+    def evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:  # noqa: ARG002
         return Unmeasured()  # this run is never complete

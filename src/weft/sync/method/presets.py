@@ -57,7 +57,20 @@ from weft.sync.method.choices import (
     Tune,
 )
 from weft.sync.method.graph import GraphName
-from weft.sync.records.tuning import LADDER, START
+
+# The pairs of inner steps per round and codec that `auto` moves on, from what learns most of a token on.
+LADDER: tuple[tuple[int, CodecConfig], ...] = (
+    (10, Bf16Config()),
+    (10, Int8Config()),
+    (10, E3m0Config()),
+    (20, E3m0Config()),
+    (30, E3m0Config()),
+    (50, E3m0Config()),
+    (100, E3m0Config()),
+    (200, E3m0Config()),
+    (500, E3m0Config()),
+)
+START = 4  # until something is measured
 
 
 class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):

@@ -22,24 +22,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from weft.codec import Bf16Config, CodecConfig, E3m0Config, Int8Config
+from weft.codec import CodecConfig
 from weft.ids import Round
 from weft.sync.method.choices import Choices
+from weft.sync.method.presets import LADDER
 from weft.sync.records.charter import Charter
 from weft.wire import Record
 
-LADDER: tuple[tuple[int, CodecConfig], ...] = (
-    (10, Bf16Config()),
-    (10, Int8Config()),
-    (10, E3m0Config()),
-    (20, E3m0Config()),
-    (30, E3m0Config()),
-    (50, E3m0Config()),
-    (100, E3m0Config()),
-    (200, E3m0Config()),
-    (500, E3m0Config()),
-)
-START = 4  # until something is measured
 PACE = 5  # rounds from one change to the next, at least,
 SOON = 3  # and down from where members wait far too long
 FAR = 2.0  # times the share that the run allows

@@ -31,6 +31,11 @@ Timer = Literal["grace", "progress"]
 # grace: a quorum is ready, passes or is lost, how much longer the leader waits for the others.
 # progress: a quorum is ready and nothing committed, how much longer this member follows the present attempt.
 
+Status = Literal["alive", "suspected", "gone", "joining"]  # what membership says of a peer
+Fate = Literal["late", "travelling", "lost"]  # of what a peer brought and a round did not count
+# late: announced too late, or not at all; travelling: announced in time, and others have begun to fetch it;
+# lost: announced in time, and nobody has.
+
 replace = msgspec.structs.replace
 
 
@@ -120,7 +125,7 @@ class Noticed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What membership says of a peer."""
 
     peer: PeerId
-    status: Literal["alive", "suspected", "gone", "joining"]
+    status: Status
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True, tag=True):

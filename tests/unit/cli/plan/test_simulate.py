@@ -8,7 +8,7 @@ import pytest
 from unit.cli.small import Weft
 from weft.config import from_tree
 from weft.events import RoundCommitted
-from weft.log_file import read_jsonl
+from weft.log import read_jsonl
 from weft.sim.scenario import Scenario
 
 SCENARIO = """

@@ -12,12 +12,12 @@ from weft.clock import VirtualClock
 from weft.codec import Bf16Config, Fp32Config, Int8Config
 from weft.errors import CheckpointError
 from weft.model import initial_vector
-from weft.peer.round.outcome import Fate
 from weft.peer.state.carry import OVERDUE_ROUNDS, Carry
 from weft.peer.state.replica import Replica
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
+from weft.sync.round.machine import Fate
 from weft.train.trainer import Trainer
 
 LEASE = np.arange(8)

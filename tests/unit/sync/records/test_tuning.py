@@ -7,9 +7,9 @@ from charters import charter
 from weft.codec import Bf16Config, E3m0Config, Int8Config
 from weft.ids import Round
 from weft.sync.method.choices import Choices, NesterovConfig
-from weft.sync.method.presets import AutoConfig, spell_out
+from weft.sync.method.presets import LADDER, START, AutoConfig, spell_out
 from weft.sync.records.charter import Charter
-from weft.sync.records.tuning import LADDER, PACE, SOON, START, Seen, Tuned, chosen, is_allowed, rung_of, tuned_charter
+from weft.sync.records.tuning import PACE, SOON, Seen, Tuned, chosen, is_allowed, rung_of, tuned_charter
 
 NOW = Round(100)
 
