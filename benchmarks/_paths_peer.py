@@ -18,7 +18,7 @@ from weft.events import Event, LinkDown, LinkUp
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.net.admission import Anyone
-from weft.net.blobs import ranges
+from weft.net.blobs import striped
 from weft.net.blobs.relay import RelayConfig
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
@@ -58,7 +58,7 @@ def node_of(options: dict[str, Any]) -> Node:
 
 
 async def main(options: dict[str, Any]) -> None:
-    ranges.MAX_STREAMS = options.get("num_streams", ranges.MAX_STREAMS)
+    striped.MAX_STREAMS = options.get("num_streams", striped.MAX_STREAMS)
     node = node_of(options)
     Gauge(node, SystemClock())  # what `weft doctor` asks
     blob = bytes(options["nbytes"])

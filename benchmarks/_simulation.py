@@ -28,11 +28,11 @@ from weft.store.chunks import replica_digest
 from weft.store.home import Home
 from weft.sync.merge import feedback
 from weft.sync.merge.coding import codec_in, coding_in, reply_codec_in
+from weft.sync.merge.feedback import Replies
 from weft.sync.merge.fragments import Scope
 from weft.sync.merge.method import Method
 from weft.sync.merge.outer import State, StepContext
 from weft.sync.merge.reduce import Merger, cut, decode_parts, encode_parts
-from weft.sync.merge.replies import Replies
 from weft.sync.method.schedule import lr
 from weft.train.trainer import Trainer
 

@@ -35,9 +35,8 @@ from weft.pipeline.codec.build import build
 from weft.pipeline.device import Given, Passed
 from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
-from weft.pipeline.origin import Origin
 from weft.pipeline.routing import Near, Route
-from weft.pipeline.sender import Sender
+from weft.pipeline.sender import Origin, Sender
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Worker
 from weft.wire import Buffer

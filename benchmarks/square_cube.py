@@ -22,7 +22,7 @@ from weft.model import ModelConfig, flatten
 from weft.model.backward import forward
 from weft.model.sections import sections
 from weft.model.transformer import SectionModule
-from weft.pipeline.origin import PER_STAGE
+from weft.pipeline.sender import PER_STAGE
 from weft.plan.pipeline import NUM_HOPS
 from weft.plan.square_cube import Setting, compute_s, utilisation
 

@@ -11,8 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Before any weft module is imported: every annotated function of these rooms checks its tensors' shapes. Elsewhere the
 # checker stumbles over Protocols.
-SHAPED = ["model", "codec", "sync.method", "sync.outer", "sync.reduce", "data.batch"]
-SHAPED += [f"peer.{name}" for name in ("checkpoint", "contribution", "replica")]
+SHAPED = ["model", "codec", "data.batch"]
+SHAPED += [f"sync.merge.{name}" for name in ("method", "outer", "reduce")]
+SHAPED += [f"peer.state.{name}" for name in ("checkpoint", "carry", "replica")]
 install_import_hook([f"weft.{room}" for room in SHAPED], "beartype.beartype")
 
 # A slow machine is no fault of the code: hypothesis does not time examples.

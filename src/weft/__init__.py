@@ -2,14 +2,15 @@
 
 The rooms, from the ground up (imports go downward only, never sideways):
 
-    cli                                   one verb per file
-    door                                  `weft.Sync`: any PyTorch loop as a peer
-    peer                                  composition root: joins the rooms below
-    inference                             sampling from a trained model
-    sync                                  the distributed algorithms
-    net                                   transports, calls, membership, transfer
-    model  data  codec  cost              leaves: no sockets, no event loop, no clock
-    errors ids clock rng keys wire config events        the ground floor
+    cli  dashboard                          one verb per file; what people see
+    sim  bench                              production peers on a virtual clock
+    stages  library  ranks  plan  launch    around a peer: how it is started, as what, and what that will take
+    peer                                    a peer of one run
+    train  run  store  observe              this machine: inner steps, what all share, files, looking on
+    sync  pipeline                          the distributed algorithms
+    net                                     transports, calls, membership, blobs
+    model  data  codec  cost  inference     leaves: no sockets, no event loop, no clock
+    errors ids clock rng keys wire config events ...    the ground floor
 """
 
 from weft.lazy import __getattr__ as __getattr__

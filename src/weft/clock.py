@@ -6,8 +6,6 @@ time unchanged, and two runs schedule the same callbacks in the same order.
 
 Several processes can be played on one loop. What runs in the context of one (`VirtualClock.context_of`), with all tasks
 and timers that come of it, can be frozen and thawed as by SIGSTOP and SIGCONT.
-
-It does not know threads: code that runs on a virtual clock computes inline.
 """
 
 import asyncio

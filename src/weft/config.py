@@ -3,9 +3,6 @@
 A component's config is a `Config` struct beside its code, its fields annotated with the allowed range
 (`Annotated[int, msgspec.Meta(ge=1, description="...")]`). msgspec checks a file; where it finds a fault, the
 types are walked again beside the file to say which file, which field, what was found and what is allowed.
-
-It knows no room's config, and no rule between two fields: that is a `ValueError` from the struct's own
-`__post_init__`, whose message is passed on.
 """
 
 import difflib

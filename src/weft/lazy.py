@@ -3,7 +3,7 @@
     weft.Sync, weft.SyncConfig, weft.Machine, weft.extend        docs/library.md
     weft.train, weft.Chart, weft.Run                             docs/notebook.md
 
-Each stands here with the module that it comes from. It does not know what they are.
+Each stands here with the module that it comes from.
 """
 
 from importlib import import_module

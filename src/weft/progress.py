@@ -3,8 +3,7 @@
     with Meter("tokenizing", "B", emit, clock, total) as meter:
         meter.add(num)
 
-Of what takes less than `EVERY_S` nothing is told; of the rest so often, and once when it is over. It does not know what
-the work is, nor how it is shown.
+Of what takes less than `EVERY_S` nothing is told; of the rest so often, and once when it is over.
 """
 
 from collections import deque

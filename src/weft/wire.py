@@ -5,7 +5,7 @@ fields and the keys of mappings sorted by name and every number in its shortest 
 equal bytes on every machine. `decode` refuses bytes that
 are not the canonical form of what they decode to: no two byte strings mean the same record.
 
-Only bytes that come from this file are hashed or signed. It knows no room's records.
+Only bytes that come from this file are hashed or signed.
 """
 
 from collections.abc import Callable

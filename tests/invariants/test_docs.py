@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from weft.cli.home import Place
 from weft.cli.main import make_app
-from weft.cli.place import Place
 
 HOUSE = Path(__file__).parents[2]
 PAGES = sorted([*HOUSE.glob("*.md"), *HOUSE.glob("docs/**/*.md"), *HOUSE.glob("recipes/**/*.md")])
@@ -52,17 +52,18 @@ def defined_words(page: str) -> list[str]:
 
 
 def tree_names(page: str) -> list[str]:
-    """Return the paths that the README's tree draws: "src/weft/" at the margin, its children indented."""
+    """Return the paths that the README's tree draws: "src/weft/" at the margin, what lies in a folder further in."""
     block = re.search(r"^```text\n(src/weft/\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert block is not None
-    names, parent = [], ""
+    names: list[str] = []
+    above: list[tuple[int, str]] = []  # the folders that a line may lie in: how far they are indented, and their paths
     for line in block[1].splitlines():
-        name = line.strip().split("  ")[0]
-        if not line.startswith(" "):
-            parent = name.split()[0]
-            names.append(parent)
-        else:
-            names += [f"{parent}{part}" for part in name.split()]
+        indent = len(line) - len(line.lstrip())
+        above = [(further, path) for further, path in above if further < indent]
+        parent = above[-1][1] if above else ""
+        here = [f"{parent}{part}" for part in line.strip().split("  ")[0].split()]
+        names += here
+        above.append((indent, here[-1]))
     return names
 
 
@@ -148,7 +149,9 @@ def test_every_room_is_in_the_tree_of_the_readme() -> None:
     drawn = {
         name.rstrip("/").removesuffix(".py") for name in tree_names((HOUSE / "README.md").read_text(encoding="utf-8"))
     }
-    rooms = [path for path in (HOUSE / "src" / "weft").iterdir() if not path.name.startswith(("_", "py.typed"))]
+    top = HOUSE / "src" / "weft"
+    rooms = [path for path in top.iterdir() if not path.name.startswith(("_", "py.typed"))]
+    rooms += [path.parent for path in top.rglob("__init__.py") if path.parent != top]
     there = {path.relative_to(HOUSE).as_posix().removesuffix(".py") for path in rooms}
     assert there - drawn == set()
 
@@ -200,8 +203,12 @@ def test_what_stands_in_a_fence_is_no_link() -> None:
 
 
 def test_a_tree_is_read() -> None:
-    sample = "```text\nsrc/weft/\n  errors wire  the floor\n  net/    bytes\ntests/   mirror\n```\n"
-    assert tree_names(sample) == ["src/weft/", "src/weft/errors", "src/weft/wire", "src/weft/net/", "tests/"]
+    sample = (
+        "```text\nsrc/weft/\n  errors wire  the floor\n  net/    bytes\n    blobs/  by digest\n  a/ b/  both\n"
+        "tests/   mirror\n```\n"
+    )
+    below = ["errors", "wire", "net/", "net/blobs/", "a/", "b/"]
+    assert tree_names(sample) == ["src/weft/", *(f"src/weft/{name}" for name in below), "tests/"]
 
 
 def test_commands_are_found_and_prose_is_not() -> None:

@@ -17,10 +17,9 @@ from invariants import vectors
 from weft import keys, wire
 from weft.clock import VirtualClock
 from weft.data import ByteTokenizer, DataIndex, ShardInfo, ShardStore
-from weft.event_file import JsonlSink
 from weft.events import EventLog, LinkDown, MemorySink, RoundMissed
 from weft.ids import Attempt, Digest, PeerId, Round, Tokens
-from weft.log import read_jsonl
+from weft.log import JsonlSink, read_jsonl
 from weft.model import ModelConfig, initial_vector
 from weft.net import ticket
 from weft.peer.chain import Chain

@@ -99,4 +99,4 @@ def test_a_promise_needs_place_and_reason() -> None:
     assert unreasoned("# TODO: later") == ["# TODO: later"]
     assert unreasoned("# FIXME this is slow") == ["# FIXME this is slow"]
     assert unreasoned("# TODO(rpc): bound") == ["# TODO(rpc): bound"]
-    assert unreasoned("# TODO(net/rpc.py): bound the queue once relays are measured") == []
+    assert unreasoned("# TODO(net/link/rpc.py): bound the queue once relays are measured") == []

@@ -1,4 +1,5 @@
-"""Machines of net/swim.py with nothing between them but a heap of messages: time, loss, freezes and lies are scripted.
+"""Machines of net/membership/swim.py with nothing between them but a heap of messages: time, loss, freezes and lies are
+scripted.
 
 A proof is the claim itself, without a signature. A link stands between two machines where either keeps it; bytes on it
 arrive in order or, while a path is cut, not at all.
@@ -111,7 +112,7 @@ class Machine:
                 world.dial(self, peer, is_answered=True)
             case _:
                 self.log.append((world.now, output))
-                if isinstance(output, Gone):  # as net/heartbeat.py does
+                if isinstance(output, Gone):  # as net/membership/membership.py does
                     world.at(world.now, lambda: world.hang_up(self, world.by_id[output.peer]))
 
     def told(self, sender, news, is_compared=False):

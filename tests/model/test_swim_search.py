@@ -1,4 +1,5 @@
-"""Machines of net/swim.py under random losses, freezes, cuts, lies and deaths: who answers is not left for dead.
+"""Machines of net/membership/swim.py under random losses, freezes, cuts, lies and deaths: who answers is not left for
+dead.
 
 Each schedule is random for a minute and quiet after it. Then every living machine must believe every living one alive
 and no dead one. No incarnation ever falls (the world checks at each step). Broken rules make the search fail."""

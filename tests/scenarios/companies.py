@@ -19,7 +19,7 @@ from weft.run.genesis import Sealed
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.stages.gather.gather import Gathered
-from weft.stages.harvest import gather_at_end
+from weft.stages.launch import gather_at_end
 from weft.stages.peer import Company
 from weft.stages.step.membership import Kit, Membership
 from weft.store.home import Home

@@ -21,8 +21,8 @@ from weft.executor import Inline
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.blobs.blobs import inline
-from weft.net.holders import small_from
 from weft.net.link.handshake import Passport
+from weft.net.multi_source import small_from
 from weft.net.node import Node
 from weft.net.transport.memory import SCHEME
 from weft.peer.join import state_server as donor_module

@@ -17,11 +17,11 @@ from weft.errors import PeerError
 from weft.events import PayloadRejected, RoundCommitted
 from weft.ids import Digest, PeerId, Round
 from weft.net.node import Node
+from weft.sync.costs import round_traffic
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.method.choices import Choices, InnerConfig, NesterovConfig, SgdConfig
 from weft.sync.records.messages import Certificate, Collect, Holding, Manifest, Merged
 from weft.sync.round.machine import Input, MergeDone, MergeFailed, Received, is_leading, results_of
-from weft.sync.traffic import round_traffic
 from weft.wire import Buffer, digest
 
 MakeSwarm = Callable[..., Swarm]

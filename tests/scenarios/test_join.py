@@ -15,8 +15,7 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchOpened, Notice, RoundCommitted, StateJoined, Working
 from weft.executor import Inline
 from weft.ids import PeerId
-from weft.net.multi_source import SILENT_S
-from weft.net.shares import Blob
+from weft.net.multi_source import SILENT_S, Blob
 from weft.peer.join import state_fetch as arrival
 from weft.run.config import ShapedModel
 from weft.store.index import CHUNK_NBYTES

@@ -18,8 +18,8 @@ from weft.net.node import Node
 from weft.net.transport.frame import encode_frame
 from weft.peer.messages import Decision, Letter, StandingNote
 from weft.peer.round.driver import MAX_GIVEN_UP
-from weft.peer.round.lies import Lies
 from weft.peer.round.payloads import FETCH_FLOOR_S
+from weft.peer.round.pending_acts import Lies
 from weft.sync.records.messages import (
     MAX_COUNT,
     Accept,

@@ -7,8 +7,8 @@ from scenarios.conftest import Fetched
 from scenarios.swarm import EVERY
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Int8Config
+from weft.sync.costs import round_traffic
 from weft.sync.method.choices import Choices, NesterovConfig, SampleConfig
-from weft.sync.traffic import round_traffic
 
 DELTA = Choices(every=EVERY, send="delta", apply=NesterovConfig(), codec=Int8Config())
 METHODS = {  # and the rounds while each of four members makes its inner steps

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from weft import events
 from weft.clock import VirtualClock
 from weft.errors import ConfigError
-from weft.event_file import JsonlSink
 from weft.events import Entry, Event, EventLog, MemorySink, Notice, StepDone
 from weft.ids import PeerId, Step
-from weft.log import LogTail, read_jsonl
+from weft.log import JsonlSink, LogTail, read_jsonl
 
 PEER = PeerId("ab" * 32)
 

@@ -18,7 +18,7 @@ Failure:
 - nobody else is there: it serves what it has, and waits.
 - something else breaks here: it says goodbye and raises, rather than follow nothing and look alive.
 
-It does not know what a state means. It believes what most donors offer, as a newcomer does (docs/threat_model.md).
+It believes what most donors offer, as a newcomer does (docs/threat_model.md).
 """
 
 import asyncio
@@ -34,12 +34,10 @@ from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, 
 from weft.events import DataReady, Emit, Notice, PeerStopped, StateJoined
 from weft.executor import Compute
 from weft.ids import BranchId, Digest, PeerId, Round, short
-from weft.net.holders import small_from
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
-from weft.net.multi_source import pull
+from weft.net.multi_source import Blob, pull, small_from
 from weft.net.node import Node
-from weft.net.shares import Blob
 from weft.peer.chain import as_many_as_fit
 from weft.peer.fork.choice import NEAR, believed, is_further
 from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened

@@ -7,8 +7,6 @@
 A new state is put beside the old one, chunk by chunk; what both have in common is there already, also after a crash.
 Once all of it is on disk `state.bin` is replaced, and only then is what nobody names any more removed. What is read is
 checked against its digest, certificates against the votes that prove them.
-
-It does not know where states come from, nor what they mean.
 """
 
 import re

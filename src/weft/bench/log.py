@@ -6,8 +6,6 @@ after one that is final is refused, for nobody can tell which of them is true.
 
 Lines end with "\n" and hold no other. Whoever writes holds a lock file beside them, so that of two benches none loses
 what the other wrote.
-
-It does not know plans.
 """
 
 import csv

@@ -16,8 +16,6 @@
 Each table of a row's grid stands for all combinations of its values; the row's points are those of all its tables.
 What a row may change is its method and how inner steps are made. Data, model, batch, peers and length are the plan's,
 so that losses can be compared: a row that would change them is refused, as is a length that its rounds do not divide.
-
-It does not know how a point is played, nor what came of it.
 """
 
 import copy

@@ -2,7 +2,7 @@
 
 A point far above all that are any good is drawn at the upper edge, as a triangle. Equal figures give an equal file.
 
-It does not know how points are played. It needs matplotlib, which is an extra.
+It needs matplotlib, which is an extra.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 
 Its peers are production peers on a virtual clock. Of the last state one text would be drawn by each of them, which
 nobody reads, and what one evaluates the others need not: that is left out.
-
-It does not know where lines are kept.
 """
 
 import importlib.metadata

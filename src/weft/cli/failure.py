@@ -1,13 +1,11 @@
 """What a person reads when a command fails: one paragraph on standard error, and an exit code.
 
-    an error of weft's own           its message; the exit code of its class
-    Ctrl-C                           nothing more; 130, as shells have it
-    wrong usage                      what is wrong, and which help to read; 2
-    no room on a disk, from anywhere 41, as DiskFull
-    out of memory, from anywhere     42, as OutOfMemory
-    anything else                    where the traceback was written; 1
-
-It does not know how errors come about.
+an error of weft's own           its message; the exit code of its class
+Ctrl-C                           nothing more; 130, as shells have it
+wrong usage                      what is wrong, and which help to read; 2
+no room on a disk, from anywhere 41, as DiskFull
+out of memory, from anywhere     42, as OutOfMemory
+anything else                    where the traceback was written; 1
 """
 
 import errno
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import typer
 
-from weft.cli.paragraph import terminal_width, wrapped
+from weft.cli.terminal import terminal_width, wrapped
 from weft.errors import DiskFull, OutOfMemory, WeftError
 from weft.wire import printable
 

@@ -10,18 +10,23 @@ Of a run with stages each peer keeps sections, which are no model: they are chos
 how a model is made of them (`weft gather`).
 
 It reads no checkpoint.
+
+Where a command works: the home folder that holds identities, data and runs.
 """
 
 import re
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
+import typer
 
 from weft.errors import CheckpointError
 from weft.ids import short
+from weft.library.home import default_home
 from weft.wire import printable
 
 CHECKPOINT_FILE = "checkpoint.json"
@@ -150,3 +155,20 @@ class _Named(msgspec.Struct):
     """As much of a RunConfig as a listing shows; it is not checked."""
 
     name: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Place:
+    """The home of one command; the default until the command line has said otherwise."""
+
+    def __init__(self) -> None:
+        self.home = default_home()
+
+
+def home_of(context: typer.Context) -> Path:
+    """Return the home that --home, WEFT_HOME or the platform chose."""
+    return cast(Place, context.obj).home
+
+
+def command_for(home: Path) -> str:
+    """Return what a person types before a verb to work in `home`."""
+    return "weft" if home == default_home() else f"weft --home {shlex.quote(str(home))}"

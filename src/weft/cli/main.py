@@ -2,8 +2,6 @@
 
 A verb's file is imported whether or not it is asked for, so it imports nothing heavy at its top; `weft --help` and
 most mistakes are answered before torch is loaded.
-
-It does not know what any verb does.
 """
 
 import sys
@@ -17,8 +15,8 @@ import weft
 from weft.cli.demo import demo
 from weft.cli.doctor import doctor
 from weft.cli.failure import explain, explain_usage
+from weft.cli.home import Place
 from weft.cli.model import eval, export, generate, inspect, tokenizer
-from weft.cli.place import Place
 from weft.cli.plan import bench, methods, plan, simulate
 from weft.cli.run import act, anchor, gather, join, keys, pause, ticket, train
 from weft.cli.watch import report, status, watch

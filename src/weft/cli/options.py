@@ -2,13 +2,31 @@
 
     07:00   2h30m   90min   2026-12-01   2026-12-01T07:00   20rounds   5Mtokens
 
-It does not know how a peer leaves.
+Options that several commands share: fields of a dataclass, which a command takes as one value.
+
+@dataclass(frozen=True)
+class Stay:
+    until: Annotated[str | None, typer.Option(help="Leave at a time.")] = None
+
+@spread
+def train(context: typer.Context, stay: Stay) -> None: ...        # weft train --until 07:00
+
+Quantities as people write them, in the units of the settings: 20mbit, 50GB.
+
+Letters may be of either case. Rates are bits per second, because that is how lines are sold, and powers of ten; bytes
+too, and KiB, MiB, GiB and TiB are powers of two. What may mean bytes per second (20MB/s, 20MBps) is no rate.
+
+Text files named on a command line, which start from the folder the command is run in.
 """
 
+import inspect
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta, tzinfo
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
 from weft.events import CountedThrough, Emit, Entry, Notice, PeerStarted, RoundCommitted, StepDone
@@ -111,3 +129,129 @@ class Contributed:
         if self.until.rounds is not None:
             return f"{self.until.rounds:,} rounds"
         return "" if self.until.tokens is None else f"{self.until.tokens:,} tokens"
+
+
+Command = Callable[..., None]
+
+
+def spread(command: Command) -> Command:
+    """Return `command` with each field of its dataclass parameters as an option of its own, in order."""
+    own = inspect.signature(command).parameters.values()
+    kinds = ((each.name, each.annotation) for each in own)
+    groups = {name: kind for name, kind in kinds if isinstance(kind, type) and is_dataclass(kind)}
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    shown = [each for one in own for each in (_options(groups[one.name]) if one.name in groups else [_by_name(one)])]
+    with_options.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return with_options
+
+
+def _options(group: type[Any]) -> list[inspect.Parameter]:
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=field.type,
+        )
+        for field in fields(group)
+    ]
+
+
+def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(?:e\+?(\d{1,2}))?\s*([a-z/]*)", re.IGNORECASE)
+_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SPELLINGS = ("bit", "bit/s", "bitps", "bps")
+_RATES = {unit.replace("bit", each): size for unit, size in _BITS.items() for each in _SPELLINGS}
+_LEAST_BARE_BPS = 1e5  # no line is slower, and as megabits nobody has as many: 20 is meant as 20mbit, perhaps
+_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+_BYTES |= {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
+
+
+def rate_bps(option: str, text: str | None) -> float | None:
+    """Return a rate in bits per second: 20mbit, 1.5 gbit/s, 800kbps, or a plain number that is no small one.
+
+    Raises:
+        ConfigError: it is none; names `option`.
+    """
+    if text is None:
+        return None
+    match = _match(text, _RATES)
+    found = 0.0 if match is None or match[3].endswith("Bps") else _value(match, _RATES)
+    if match is None or found <= 0:
+        raise ConfigError(
+            f"{option} {text[:80]}: Allowed: a rate above 0, such as 20mbit; units are {', '.join(_BITS)}."
+        )
+    if not match[3] and found < _LEAST_BARE_BPS:
+        raise ConfigError(
+            f"{option} {text[:80]}: a number without a unit is bits per second, which would be next to nothing. Write "
+            f"{found:g}mbit if you mean megabits; units are {', '.join(_BITS)}."
+        )
+    return found
+
+
+def nbytes(option: str, text: str | None) -> int | None:
+    """Return a number of bytes: 50GB, 512 MiB, or a plain number.
+
+    Raises:
+        ConfigError: it is none; names `option`.
+    """
+    if text is None:
+        return None
+    match = _match(text, _BYTES)
+    if match is None:
+        raise ConfigError(
+            f"{option} {text[:80]}: Allowed: a number of bytes, such as 50GB; units are {', '.join(_BYTES)}."
+        )
+    return int(_value(match, _BYTES))
+
+
+def _match(text: str, units: Mapping[str, float]) -> re.Match[str] | None:
+    match = _QUANTITY.fullmatch(text.strip())
+    return None if match is None or (match[3] and match[3].lower() not in units) else match
+
+
+def _value(match: re.Match[str], units: Mapping[str, float]) -> float:
+    return float(match[1]) * 10.0 ** int(match[2] or 0) * units.get(match[3].lower(), 1.0)
+
+
+if TYPE_CHECKING:
+    from weft.data.files import Document
+
+
+def own_nbytes(paths: Sequence[str]) -> int | None:
+    """Return about how much text --data names; None where that cannot be told."""
+    from weft.data import TextSource
+    from weft.data.corpus import text_nbytes
+    from weft.errors import DataError
+
+    try:
+        return text_nbytes(TextSource(paths=tuple(paths)), Path.cwd())
+    except DataError:
+        return None  # whoever reads it says why
+
+
+def own_documents(paths: Sequence[str]) -> "Iterator[Document]":
+    """Yield the documents that --data names.
+
+    Raises:
+        DataError: nothing there, unreadable, or not UTF-8.
+    """
+    from glob import has_magic
+
+    from weft.data import TextSource
+    from weft.data.corpus import documents
+    from weft.errors import DataError
+
+    for path in paths:
+        if not Path(path).exists() and not has_magic(path):
+            raise DataError(f"--data {path}: no such file or folder in {Path.cwd()}.")
+    return documents(TextSource(paths=tuple(paths)), Path.cwd())

@@ -4,18 +4,26 @@
     the same again       the process ends at once
     too slow             after `_PATIENCE_S` the process ends by itself, and says so
 
-It does not know what a peer does when it is told to stop.
+The event loop that verbs with a network run on.
+
+Ends this process when another one is gone: no peer of a demo outlives the demo.
+
+On Linux the kernel sends the signal; everywhere a thread looks as well, since the parent may be gone already. The
+signal is SIGTERM, so the peer says goodbye.
 """
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
 import threading
+from collections.abc import Coroutine
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import psutil
 import typer
 
 from weft.cli.screen.screen import Screen
@@ -91,3 +99,31 @@ class Stopper:
         self._screen.close()
         print(f"weft: {message}", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(code)
+
+
+T = TypeVar("T")
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` to its end on a loop of its own and return what it returns."""
+    # The tls transport watches sockets, which no other loop does on every platform.
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(main)
+
+
+_PR_SET_PDEATHSIG = 1
+_LOOK_EVERY_S = 1.0
+
+
+def stop_with_parent(pid: int) -> None:
+    """Send this process SIGTERM once the process `pid` is gone."""
+    if sys.platform == "linux" and os.getppid() == pid:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    threading.Thread(target=_watch, args=(pid,), daemon=True, name="parent-watch").start()
+
+
+def _watch(pid: int) -> None:
+    waiting = threading.Event()
+    while psutil.pid_exists(pid) and os.getppid() in (pid, 0):
+        waiting.wait(_LOOK_EVERY_S)
+    signal.raise_signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.quantity import nbytes, rate_bps
+from weft.cli.options import nbytes, rate_bps
 from weft.config import from_tree, load_tree, replace_field
 from weft.errors import ConfigError
 

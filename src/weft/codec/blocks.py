@@ -3,7 +3,7 @@
 Layout: the scales, then the codes, both in order; the last block may be short. Codes of less than a byte fill bytes
 from the lowest bit up; bits beyond the last code are zero.
 
-A `Scheme` says what scales and codes are. It does not know how they travel, and this file does not know what they mean.
+A `Scheme` says what scales and codes are.
 """
 
 from collections.abc import Iterator

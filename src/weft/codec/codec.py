@@ -8,8 +8,6 @@ Every codec keeps four promises, and one table-driven suite (tests/contract) hol
 - *sized*: an encoding of `num` values has exactly `nbytes(num)` bytes, little-endian, no header;
 - *exact*: each step is one correctly rounded fp32 operation per element, a bit operation, or a maximum, which has no
   order. Hence the same bytes on every instruction set, thread count and library version.
-
-It does not know parts, peers or rounds.
 """
 
 from typing import Protocol, runtime_checkable

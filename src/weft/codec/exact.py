@@ -7,8 +7,6 @@
 2 (bits - 1) + log2(k) <= 53 for a sum of k products, so 24 bits do for k = 64, as many as fp32 has. No thread, no
 blocking, no fused multiply-add can change a bit. It costs float64 arithmetic, four to eight times that of fp32 on a
 CPU.
-
-It does not know what is multiplied.
 """
 
 import torch

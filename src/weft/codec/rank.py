@@ -14,8 +14,6 @@ Where C(n, k) has more bits than that, the places are cut into quarters. How man
 all ways to deal k out; then follows a rank for each quarter, of as many bits as its count asks for, and zeros up to the
 length of the longest. 256 of 4096 take 1390 bits, 1 % more than one number would. Where a bitmap of n bits is no longer
 than that, it is taken.
-
-It does not know what is kept at the places.
 """
 
 from collections.abc import Sequence

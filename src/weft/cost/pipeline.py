@@ -8,8 +8,7 @@
 As of pipeline/ and model/backward.py: a micro-batch keeps what autograd needs until its gradient has come, then what
 its weights' gradients are made of until they count. Logits are kept in the last section alone.
 
-It does not know torch, nor who holds a section: `weft.cost.training` has the rest of what a peer holds, and
-`plan.pipeline` the seconds. A number on its way counts as fp32 until it is encoded.
+A number on its way counts as fp32 until it is encoded.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,7 @@
 All are functions of plain numbers, and each says what it was checked against. What is measured differs from them by
 what they leave out: transport framing (22 bytes per 16 KiB of TLS, 40 bytes per TCP packet), retries, allocator slack.
 
-It does not know torch, nor any room: whoever has configs fills in the small records below. Bytes are integers; a GB is
-10^9 bytes; bps are bits per second.
+Bytes are integers; a GB is 10^9 bytes; bps are bits per second.
 """
 
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ class Traffic:
         return Traffic(self.sent_nbytes * count, self.received_nbytes * count)
 
 
-PART_ALIGNMENT = 4096  # elements: sync/reduce.py cuts parts at its multiples
+PART_ALIGNMENT = 4096  # elements: sync/merge/reduce.py cuts parts at its multiples
 
 
 def part_size(num: int, num_peers: int, index: int = 0) -> int:

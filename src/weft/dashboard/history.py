@@ -15,7 +15,7 @@ gradients would have moved for the same steps.
 Of a run with stages, rows of `rounds`, `train` and `bytes` are of one stage, which stands for the run
 (`dashboard.stages`); what the others committed is in `beside`. Where a row is of a stage, that is its last column.
 
-It does not know where entries come from, nor who is shown them.
+What is known of a run before anything happened, and how it stands: records without behaviour.
 """
 
 import math
@@ -24,12 +24,9 @@ from typing import Any
 
 from weft.dashboard import figures
 from weft.dashboard.advice import advice_of
-from weft.dashboard.now import About, Now, PeerNow
-from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
-from weft.dashboard.routine import described
-from weft.dashboard.severity import ROUTINE, SEVERITIES, severity_of
-from weft.dashboard.stages import Lead, Stages, led, stage_of, state_at_commit, told
-from weft.dashboard.words import notable
+from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
+from weft.dashboard.stages import Lead, StageNow, Stages, led, stage_of, state_at_commit, told
+from weft.dashboard.words import ROUTINE, SEVERITIES, described, notable, severity_of
 from weft.events import (
     ActEnacted,
     CountedThrough,
@@ -64,6 +61,55 @@ from weft.events import (
 )
 from weft.ids import PeerId, short
 from weft.wire import printable
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is known of the run, as far as it is."""
+
+    name: str | None = None
+    id: str | None = None
+    total_tokens: int | None = None
+    tokens_per_step: int | None = None  # of one peer
+    num_parameters: int | None = None
+    method: str | None = None
+    layers: tuple[str, ...] = ()  # of each stage, in words; empty: the run has none, as far as is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerNow:
+    """A peer as it stands."""
+
+    key: str
+    name: str
+    is_here: bool
+    tokens_per_s: float
+    round: int | None
+    device: str
+    software: str
+    counted_tokens: int  # that rounds counted of it
+    sent_nbytes: int
+    received_nbytes: int
+    num_missed: int
+    is_heard: bool
+    stages: tuple[int, ...] = ()  # that it holds, from 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Now:
+    """How a run stands, in figures."""
+
+    num_rounds: int
+    committed_tokens: int
+    total_tokens: int | None
+    moved_nbytes: int
+    ring_nbytes: int
+    loss: float | None
+    heldout: float | None
+    num_events: tuple[int, ...]  # by severity
+    peers: tuple[PeerNow, ...]
+    stages: tuple[StageNow, ...] = ()
+
 
 Row = list[Any]
 Tree = dict[str, Any]

@@ -1,6 +1,6 @@
 """The logs of a run on this machine: which they are, and what is in them, in order.
 
-A path is a log file, a peer's folder or a run's folder. It does not know what entries mean.
+A path is a log file, a peer's folder or a run's folder.
 """
 
 import heapq

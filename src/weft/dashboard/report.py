@@ -19,11 +19,10 @@ from typing import Any
 from weft.config import dump
 from weft.dashboard import figures
 from weft.dashboard.chart import Curve, chart
-from weft.dashboard.in_words import in_words
-from weft.dashboard.now import PeerNow
+from weft.dashboard.history import PeerNow
 from weft.dashboard.run import Run
-from weft.dashboard.severity import WARNING
-from weft.run.again import MODEL, TOKENIZER, run_file_of
+from weft.dashboard.words import WARNING, in_words
+from weft.run.amend import MODEL, TOKENIZER, run_file_of
 from weft.run.config import RunConfig
 
 MAX_FAULTS = 40  # that are told one by one, and moves

@@ -1,11 +1,9 @@
 """`weft.Run`: a run that has been logged, as records: for a report, a notebook, or a table of pandas.
 
-    run = weft.Run.load("runs/RUN")            a run's folder in the home, a peer's folder in it, or a log file
-    pandas.DataFrame(run.frame())              a record for each round
-    run.frame("peers")                         for each peer
-    run.frame("Evaluated")                     for each event of a kind: docs/formats.md has their fields
-
-It does not know how a run is drawn.
+run = weft.Run.load("runs/RUN")            a run's folder in the home, a peer's folder in it, or a log file
+pandas.DataFrame(run.frame())              a record for each round
+run.frame("peers")                         for each peer
+run.frame("Evaluated")                     for each event of a kind: docs/formats.md has their fields
 """
 
 from collections.abc import Sequence
@@ -16,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from weft.dashboard.history import History
-from weft.dashboard.in_words import in_words
+from weft.dashboard.history import About, History
 from weft.dashboard.logs import find_logs, logged
-from weft.dashboard.now import About
 from weft.dashboard.stages import layers_of
+from weft.dashboard.words import in_words
 from weft.errors import ConfigError, WeftError
 from weft.events import Entry
 from weft.ids import Digest, RunId

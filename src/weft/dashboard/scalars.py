@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import msgspec
 
 from weft.errors import ConfigError
-from weft.event_file import JsonlSink
 from weft.events import Entry, Evaluated, Event, PeerStarted, RoundCommitted, RoundMissed, Sampled, Sink, StepDone
+from weft.log import JsonlSink
 
 Figures = dict[str, float]
 

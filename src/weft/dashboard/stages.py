@@ -5,8 +5,6 @@
 
 Each stage has rounds of its own, which go together. Those of the first count what the run has trained; whoever hears
 none of it goes by the lowest stage that it hears. Stages are counted from 0 in events, and from 1 in words.
-
-It does not know how any of it is shown.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,15 @@
-"""Events a person wants to hear of, each as one sentence. Routine has none: steps, commits, progress."""
+"""Events a person wants to hear of, each as one sentence. Routine has none: steps, commits, progress.
+
+The choices of a run's method in one line, for a person.
+
+What happens in routine, in words: of events that `notable` has no sentence for.
+
+How much an event concerns a person: 0 routine, 1 good to know, 2 look at it, 3 something is broken.
+"""
 
 from collections.abc import Callable
+
+import msgspec
 
 from weft.dashboard import figures
 from weft.dashboard.stages import ordinal, prefixed
@@ -9,12 +18,17 @@ from weft.events import (
     ActRefused,
     ActWaits,
     AdmissionRefused,
+    AttemptStarted,
     BranchLeft,
     BranchOpened,
     CheckpointFailed,
+    CheckpointSaved,
     ConnectionDropped,
+    CountedThrough,
     DataReady,
     Entry,
+    Evaluated,
+    Event,
     FellBack,
     GraphChosen,
     HeldDropped,
@@ -22,34 +36,49 @@ from weft.events import (
     LegacyCounted,
     LegacyDropped,
     LieProven,
+    LinkDown,
+    LinkUp,
     LoopStalled,
     MajorityLost,
     MemberGone,
     MemberJoined,
     MemberLeft,
+    MemberProgress,
     MemberRecovered,
     MemberStrays,
     MemberSuspected,
     MethodTuned,
     MicroBatchChanged,
+    MicroBatchFailed,
     Notice,
     NotLearning,
     Paused,
+    PayloadOffered,
     PayloadRejected,
+    PeerStarted,
+    PeerStopped,
     Resumed,
+    RoundCommitted,
     RoundMissed,
+    RoundProven,
     RunBlocked,
     RunUnblocked,
+    Sampled,
     Sponsored,
     StageEmpty,
     StageHeld,
     StageLeft,
+    StagesSeen,
     StateJoined,
+    StepDone,
     TeamFormed,
     TrainsOn,
+    TransportUp,
     WarmedUp,
+    Working,
 )
 from weft.ids import PeerId, short
+from weft.sync.method.choices import Choices
 from weft.wire import printable
 
 SLEPT_S = 5.0  # a shorter stall concerns nobody but who reads the log
@@ -214,3 +243,107 @@ def _too_slow(event: JoinTooSlow) -> str:
         f"to wait until it is in, {needs}; afterwards, too, it must receive {added}. A faster line would help, or a "
         "run with more inner steps a round"
     )
+
+
+def in_words(choices: Choices) -> str:
+    """Return the five choices, and what of the rest is not as usual."""
+    said = [
+        f"every {choices.every} inner steps" if choices.every > 1 else "every inner step",
+        f"{choices.send} in {_named(choices.codec)}",
+    ]
+    if choices.reply != choices.codec:
+        said.append(f"back in {_named(choices.reply)}")
+    if choices.feedback is not None or choices.reply_feedback is not None:
+        said.append("with feedback")
+    if choices.fragments > 1:
+        said.append(f"in {choices.fragments} fragments")
+    if choices.overlap:
+        said.append(f"overlapping {choices.overlap} steps")
+    said.append("among all" if choices.among == "all" else f"among {_named(choices.among)}")
+    said.append(f"{choices.merge} applied by {_named(choices.apply)}")
+    if choices.wait != "all":
+        said.append("waiting for whoever is ready")
+    return ", ".join(said)
+
+
+def _named(config: msgspec.Struct | str) -> str:
+    """Return a choice by its name, with its numbers: nesterov (lr 0.7, momentum 0.9)."""
+    if isinstance(config, str):
+        return config
+    tag = str(config.__struct_config__.tag)
+    numbers = (f"{name} {getattr(config, name)}" for name in config.__struct_fields__)
+    inside = ", ".join(numbers)
+    return f"{tag} ({inside})" if inside else tag
+
+
+def described(event: Event, name: Callable[[PeerId], str]) -> str:
+    """Return what happened in routine, in words."""
+    return prefixed(event, _words(event, name))
+
+
+def _words(event: Event, name: Callable[[PeerId], str]) -> str:
+    match event:
+        case RoundCommitted():
+            counted = f"{len(event.contributors) + event.num_through} counted"
+            left = f", without {', '.join(map(name, event.left_out))}" if event.left_out else ""
+            took_s = event.work_s + event.duration_s
+            return f"round {event.round}: {counted}{left}, {event.tokens:,} tokens in {took_s:.1f} s"
+        case PeerStarted():
+            return f"{event.name} starts on {event.device}, {event.software}"
+        case PeerStopped():
+            return f"stops: {event.reason}"
+        case Evaluated():
+            return f"held-out loss {event.loss:.4f} after round {event.round}, {event.nats_per_byte:.4f} nats per byte"
+        case Sampled():
+            return f"a sample of what the model writes after round {event.round}"
+        case AttemptStarted():
+            return f"{name(event.leader)} leads round {event.round}, attempt {event.attempt}: {event.reason}"
+        case LinkUp():
+            return f"a link to {name(event.remote)} over {event.transport}"
+        case LinkDown():
+            return f"no link to {name(event.remote)}: {event.reason}"
+        case PayloadOffered():
+            return f"offers {event.tokens:,} tokens to round {event.round}, in {figures.nbytes(event.nbytes)}"
+        case CountedThrough():
+            return f"{event.tokens:,} tokens of it are counted in round {event.round}, through its sponsor"
+        case CheckpointSaved():
+            return f"saves round {event.round}, {figures.nbytes(event.nbytes)}"
+        case TransportUp():
+            return f"can be reached over {event.transport}"
+        case WarmedUp():
+            return f"ready to train after {event.duration_s:.1f} s, {event.micro_batch} samples at a time"
+        case DataReady():
+            return f"has the data: {event.train_tokens:,} tokens to train on, {event.heldout_tokens:,} held out"
+        case StagesSeen():
+            sizes = ", ".join(str(len(members)) for members in event.members)
+            rates = ", ".join(figures.amount(rate) for rate in event.rates)
+            waiting = ", ".join(map(str, event.waiting))
+            return f"peers by stage: {sizes}; {rates} samples/s; {waiting} micro-batches wait"
+        case MicroBatchFailed():
+            whose = f"a micro-batch that {name(event.member)} sent"
+            return f"{whose} is given up in {ordinal([event.stage], 0)}, and goes to another member: {event.reason}"
+    fields = (f"{key} {getattr(event, key)}" for key in event.__struct_fields__ if key != "stage")
+    return ", ".join(fields)[:200]
+
+
+SEVERITIES = ("routine", "note", "warning", "error")
+ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
+
+_ROUTINE = (
+    *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough, RoundProven),
+    *(LinkUp, LinkDown, TransportUp, CheckpointSaved, Sampled, Working, StagesSeen),
+)
+_WARNINGS = (
+    *(MemberSuspected, MemberGone, MemberStrays, LoopStalled, RoundMissed, PayloadRejected, FellBack, JoinTooSlow),
+    *(ActRefused, AdmissionRefused, ConnectionDropped, LegacyDropped, BranchOpened, StageEmpty, HeldDropped),
+)
+_ERRORS = (MajorityLost, CheckpointFailed, NotLearning, LieProven)
+
+
+_OF_KIND = dict.fromkeys(_ROUTINE, ROUTINE) | dict.fromkeys(_WARNINGS, WARNING) | dict.fromkeys(_ERRORS, ERROR)
+
+
+def severity_of(event: Event) -> int:
+    if isinstance(event, MemberStrays) and event.is_back:
+        return NOTE
+    return _OF_KIND.get(type(event), NOTE)

@@ -10,8 +10,6 @@ The shuffle is a keyed permutation of the integers below n that is computed wher
 nowhere: a Feistel network (Luby and Rackoff 1988) over the next power of four, walked along its cycles until
 it is back below n (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). Integers only: the same on
 every machine. It serves to shuffle; it hides nothing.
-
-It does not know tokens, files, or how large anybody's quota should be.
 """
 
 from collections.abc import Iterable, Mapping

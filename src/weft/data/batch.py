@@ -1,8 +1,7 @@
 """Token tensors for the inner loop: windows of a run's shards, by position.
 
-`Batches` maps every shard of one split, checks each when it is first touched, and gathers whole batches at
-once; a window may lie across shards. It does not know whose positions they are (`weft.data.assign`), nor
-devices: the trainer moves tensors.
+`Batches` maps every shard of one split, checks each when it is first touched, and gathers whole batches at once; a
+window may lie across shards.
 
 Not re-exported by the package: it is the only file here that needs torch.
 """

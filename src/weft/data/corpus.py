@@ -9,7 +9,7 @@ document stays on its side when others are added, and on any machine. A source o
 1 / heldout_fraction) is cut instead: the end of each document is held out, as nanoGPT does with one.
 
 These settings stay on the machine that makes the run. What its peers receive are shards and their digests
-(`weft.data.store`), so no received record names a path. It does not know tokens.
+(`weft.data.store`), so no received record names a path.
 """
 
 from collections.abc import Iterator

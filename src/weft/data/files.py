@@ -2,8 +2,6 @@
 
 Every reader yields `Document`s one at a time, in an order that depends on names only, and says which file and
 which line is at fault when it cannot go on. A document is held in memory whole.
-
-It does not know which documents are held out, nor tokens.
 """
 
 import os

@@ -9,7 +9,7 @@ Techniques for Language Modeling", section 3; discounts by their equation 26), t
 with counts of occurrences at the highest order, counts of distinct left neighbours below it, and 1 / vocabulary at
 the bottom. A gram is one integer in base `vocab_size`, so counting is sorting.
 
-It does not know bytes or text: losses are nats per token. On byte tokens a context of k tokens is k bytes.
+On byte tokens a context of k tokens is k bytes.
 """
 
 import numpy as np

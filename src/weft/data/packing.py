@@ -3,8 +3,6 @@
 Documents follow one another with the tokenizer's end-of-text between them, training and held-out text in
 streams of their own; a stream is cut into shards wherever one is full. The same corpus and tokenizer give the
 same digests on every machine.
-
-It does not know sequences, batches or peers.
 """
 
 from collections.abc import Callable, Iterator

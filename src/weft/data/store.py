@@ -7,8 +7,6 @@ hands them to `add`. A store whose index nobody else is told (`data = "private"`
 
 Writing is atomic: a file is complete and synced before it has its name. Reading trusts nothing: a shard is
 checked against its digest, its length and the vocabulary before its first use, then mapped into memory.
-
-It knows neither text nor networks, and not where in a run a token is used.
 """
 
 import errno

@@ -7,8 +7,6 @@ gives a tokenizer.json that Hugging Face's fast tokenizers load and that encodes
 Text never makes a control token: where a document spells out "<|endoftext|>", it is encoded as the letters it
 is made of. (Programs that load the exported tokenizer.json read it as the control token unless told otherwise:
 `encode_special_tokens = True` tells them.)
-
-It does not know where text comes from, nor the model; `check_vocabulary` compares two numbers.
 """
 
 import re

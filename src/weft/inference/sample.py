@@ -5,8 +5,6 @@ distribution at one number from the caller's generator: equal logits and an equa
 
 A text may grow past the model's context. The cache cannot slide, since positions are inside its keys, so when it is
 full the newest half of the context is read again and generation goes on from there.
-
-It does not know text: tokens in, tokens out.
 """
 
 from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ from weft.executor import Threads
 from weft.ids import Digest, RunId
 from weft.keys import Identity, open_identity
 from weft.launch.session import Footing, Options, connect, footing
-from weft.net.holders import small_from
+from weft.net.multi_source import small_from
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.run.host import limit_cores

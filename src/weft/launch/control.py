@@ -6,8 +6,6 @@
 
 No socket is opened: whoever may write into the folder, its owner, may ask. Files work on every system and have no
 longest path. A wish that belongs to another user is not heeded, nor one that an earlier process left.
-
-It does not know what else a person may want to know of a peer.
 """
 
 import asyncio

@@ -7,8 +7,6 @@ whole ones are what an interruption leaves, and what is fetched again of one is 
 Failure:
 - a member that vanishes or lies: the others deliver, those too that were met or named since the first let this peer in.
 - this process ends: the next one fetches what is missing.
-
-It does not know when to join, how a round works, nor the state (`arrival` does).
 """
 
 import asyncio
@@ -19,16 +17,14 @@ from weft.data import DataIndex, Tokenizer, check_vocabulary, from_bytes
 from weft.errors import GenesisMismatch, PeerError
 from weft.events import Emit
 from weft.ids import Digest, PeerId
-from weft.net.holders import everybody, small_from
-from weft.net.multi_source import pull
+from weft.net.multi_source import Blob, everybody, pull, small_from
 from weft.net.node import Node
-from weft.net.shares import Blob
 from weft.progress import Meter
 from weft.run.config import Genesis, RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, read_run
 from weft.run.outline import data_ready
 from weft.store.home import Home
-from weft.sync.merge.known import require
+from weft.sync.merge.coding import require
 from weft.wire import Buffer
 
 

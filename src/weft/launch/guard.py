@@ -6,7 +6,6 @@
     until               the time has come: the peer leaves
 
 How much is moved per second, VRAM and cores need nobody who looks: `net.throttle`, torch and the system hold them.
-It does not know how a peer leaves or pauses.
 """
 
 import asyncio
@@ -22,8 +21,8 @@ from weft.data import write_atomically
 from weft.errors import ConfigError, DataError, DiskFull
 from weft.events import Emit, Notice
 from weft.net.transport.rate_limit import Ration, Valve
-from weft.run.caps import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at
 from weft.run.host import process_nbytes
+from weft.run.machine import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at
 
 LOOK_S = 1.0
 KEEP_S = 5.0  # between two writes of what was moved: a crash forgets no more

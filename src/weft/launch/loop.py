@@ -6,7 +6,7 @@ It is as `launch`, with tensors in the place of a model, and a loop in the place
     outcome = await join(ticket_text, config, loop, options, on_started=...)
 
 A run that this machine has founded before goes on: with the parameters it began with, whatever the model was built with
-this time. It does not know threads, nor what the loop does.
+this time.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from weft.run.outline import admission_of, public
 from weft.store.chunks import raw
 from weft.store.home import Home
 from weft.store.tickets import keep_secret, read_secret
-from weft.sync.merge.known import require
+from weft.sync.merge.coding import require
 from weft.sync.method.presets import spell_out
 from weft.train.device import check_fits_loop
 from weft.train.learner import Learner

@@ -4,7 +4,7 @@
     outcome = await join(ticket_text, options, agree=ask_person, on_started=...)
 
 Both return when the run is complete or the peer was stopped. A run that this machine has kept before goes on where its
-checkpoint stands. It does not know how anything is shown.
+checkpoint stands.
 """
 
 import asyncio
@@ -23,12 +23,11 @@ from weft.errors import ConfigError, Unreachable
 from weft.events import Emit, Event, Notice, Working
 from weft.executor import Compute, Threads
 from weft.ids import PeerId
-from weft.launch.company import Company
 from weft.launch.fetch import fetch_files, fetch_initial, fetch_run
 from weft.launch.guard import Guarded
 from weft.launch.session import Footing, Options, connect, footing, open_for
 from weft.launch.succession import charter_at, require_going, require_unended
-from weft.launch.terms import Terms, terms
+from weft.launch.terms import Company, Terms, terms
 from weft.net.admission import Admission, new_secret
 from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node

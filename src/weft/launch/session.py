@@ -1,7 +1,4 @@
-"""What a process stands on, member or anchor: identity, log, node, ticket, and the guard over what its machine gives.
-
-It knows no run but by its name, and needs no torch.
-"""
+"""What a process stands on, member or anchor: identity, log, node, ticket, and the guard over what it may use."""
 
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -11,12 +8,12 @@ from pathlib import Path
 
 from weft.clock import SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
-from weft.event_file import JsonlSink
 from weft.events import ConnectionDropped, Emit, Event, EventLog, Sink
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
+from weft.log import JsonlSink
 from weft.net.admission import Admission, ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.link.links import VIA
@@ -28,7 +25,7 @@ from weft.net.transport.base import Transport
 from weft.net.transport.iroh import IrohTransport
 from weft.net.transport.rate_limit import Throttled
 from weft.net.transport.tls import TlsTransport
-from weft.observe import relaying
+from weft.observe import telemetry
 from weft.observe.telemetry import Bulletins
 from weft.run.machine import PeerConfig
 from weft.store.home import Home, PeerFolder
@@ -75,7 +72,7 @@ class Footing:
         via = self.identity if VIA in settings.transports else None
         node = Node(passport, self._transports(), SystemClock(), self.emit, relay=settings.relay, via=via)
         Gauge(node, SystemClock())
-        relaying.serve(self.bulletins, node, SystemClock())
+        telemetry.serve(self.bulletins, node, SystemClock())
         for peer, addresses in read_addresses(folder).items():
             node.remember(peer, addresses)
 

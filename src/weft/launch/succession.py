@@ -4,8 +4,6 @@
     at a member                  charter_at          what holds of the run now: its settings, and where it will go on
 
 A member of the successor, whose genesis names the run before, answers an old ticket in its handshake.
-
-It does not know how a successor begins.
 """
 
 from contextlib import suppress

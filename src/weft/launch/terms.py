@@ -2,14 +2,27 @@
 
 Bytes of data, disk, training memory and of a round follow from the run in closed form (`weft.cost.training`). How often
 a round comes around does not: it is reckoned from what its inner steps take the fastest member, as members tell
-(`weft.launch.company`). Where none has made any, from what they would take if this machine did nothing but multiply
+(`weft.launch.terms`). Where none has made any, from what they would take if this machine did nothing but multiply
 matrices of the model's shape, which is measured in a moment, one thread at a time: threads that wait for one another
 beside a busy program would measure that program. An `Allowance` then holds what is really moved against what was shown.
 
-It does not know how fast the links are: slow ones make rounds longer and the bytes per day fewer.
+Who trains in a run already and how fast, heard by a peer that is linked and has not decided yet whether to join.
+
+    async with Company(node, clock) as company:
+        ...                              # heartbeats come with every link, and every two seconds
+        pace = await company.pace()
+
+Whoever takes part sends heartbeats; who only reads the terms sends none, and is not counted. In a run with stages
+members speak to those of their own: there all that are linked are taken for members.
+
+What it hears are others' words: enough for an estimate.
 """
 
+import asyncio
+import math
+from contextlib import suppress
 from dataclasses import dataclass
+from types import TracebackType
 
 import msgspec
 import psutil
@@ -18,19 +31,80 @@ import torch
 from weft.clock import Clock
 from weft.cost import training as cost
 from weft.cost.pipeline import crossing, section_flops
+from weft.cost.training import HEARTBEAT_S
 from weft.ids import PeerId, RunId
-from weft.launch.company import NOBODY, Pace
 from weft.model.config import ModelConfig
-from weft.net.messages import Contact
+from weft.net.messages import Contact, Heartbeat
+from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
+from weft.sync.costs import round_traffic
 from weft.sync.merge.method import Method
-from weft.sync.traffic import round_traffic
 from weft.train import section_memory as holding
 from weft.train.device import Device, choose, decoder, needed_nbytes
+
+CALLED_S = 1.0  # for the other members of a run that has begun to call a newcomer that one of them told them of
+HEARD_S = HEARTBEAT_S + 0.5  # for a first heartbeat of who is linked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    num_members: int  # that were heard
+    num_linked: int = 0  # who are here, heard or not: in a run with stages members speak to those of their stage
+    tokens_per_s: float  # inner steps of the fastest of them; 0: none has made any
+
+    def steps_s(self, num_tokens: int) -> float | None:
+        """Return the seconds that inner steps on so many tokens take the fastest; None where that is not known."""
+        return num_tokens / self.tokens_per_s if self.tokens_per_s else None
+
+
+NOBODY = Pace(num_members=0, tokens_per_s=0.0)
+
+
+class Company:
+    """Listens from the first link on, until it is left; heartbeats are then for `Membership`."""
+
+    def __init__(self, node: Node, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._began = clock.now()
+        self._heard: dict[PeerId, Heartbeat] = {}
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> "Company":
+        self._node.on_note(Heartbeat, self._on_heartbeat)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._node.ignore(Heartbeat)
+
+    async def pace(self) -> Pace:
+        """Return what was heard, once everybody who may be heard had the time to speak."""
+        while self._clock.now() < self._until():
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._until() - self._clock.now()):
+                    await self._news.wait()
+        training = [beat for beat in self._heard.values() if not beat.is_anchor]
+        speeds = [beat.tokens_per_s for beat in training if math.isfinite(beat.tokens_per_s)]
+        return Pace(num_members=len(training), num_linked=len(self._node.peers), tokens_per_s=max(speeds, default=0.0))
+
+    def _until(self) -> float:
+        """Return how long to listen: not at all where a run waits to begin and all that are linked have spoken."""
+        if not set(self._node.peers) <= set(self._heard):
+            return self._began + HEARD_S
+        has_begun = any(beat.manifest is not None for beat in self._heard.values())
+        return self._began + (CALLED_S if has_begun else 0.0)
+
+    async def _on_heartbeat(self, peer: PeerId, heartbeat: Heartbeat) -> None:
+        self._heard[peer] = heartbeat
+        self._news.set()
+
 
 CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
 LEAST_ROUND_S = 0.01  # of two peers on one machine with next to nothing to train: messages, and promises on the disk

@@ -8,8 +8,6 @@
 Failure:
 - the member that was asked ends or vanishes (it may be the one to be removed): the next one is asked.
 - nothing is decided in time: the last answer says that it waits, and members go on without whoever asked.
-
-It does not know where the act comes from, nor how the links came about.
 """
 
 import asyncio

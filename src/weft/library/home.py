@@ -1,6 +1,6 @@
 """Where a process works that was told no home: the folder for a program's data on this platform.
 
-The only file that asks the platform for a default. It does not know what lies in a home (`weft.store.home` does).
+The only file that asks the platform for a default.
 """
 
 from pathlib import Path

@@ -2,8 +2,8 @@
 
     train(positions) ──► Lending ──► the loop's own steps, on data of its own; positions say how many, and no more
 
-It does not know what the loop does. The state of its optimizer and its place in its data are the loop's own: a
-checkpoint holds the parameters, and how many steps were made.
+The state of its optimizer and its place in its data are the loop's own: a checkpoint holds the parameters, and how many
+steps were made.
 """
 
 import math

@@ -1,10 +1,8 @@
 """How a loop leaves: with what it made last counted, where that can be waited for, and at the latest at Python's exit.
 
-    finish     the loan ends ──► rounds go by until nothing is carried ──► stop
-                                 at most MOST_ROUNDS, and as long as those take by what was measured, at least LEAST_S
-    exit       the main thread has ended ──► close, before Python waits for threads that nobody would end
-
-It does not know the loop.
+finish     the loan ends ──► rounds go by until nothing is carried ──► stop
+                             at most MOST_ROUNDS, and as long as those take by what was measured, at least LEAST_S
+exit       the main thread has ended ──► close, before Python waits for threads that nobody would end
 """
 
 import asyncio

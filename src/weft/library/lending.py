@@ -6,8 +6,6 @@
 The loop runs only while steps are lent; between two loans it waits inside `begin` or `made`, and its tensors may be
 read and written. Steps may be taken back: the one under way is finished, and no further one begins. The loop may leave
 for good; then nothing is lent any more.
-
-It does not know tensors, rounds or asyncio.
 """
 
 import math

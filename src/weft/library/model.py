@@ -5,8 +5,6 @@
 
 Two names of the same memory are one tensor, under the first of them, whether they are one object or two, as in
 `model.state_dict()`. Tensors that share their memory in part are refused: writing one would change the other.
-
-It does not know vectors, peers, nor who trains.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping

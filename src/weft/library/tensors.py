@@ -5,8 +5,6 @@
 Which are in it, `model` says. Buffers of a module are not: they stay each member's own. A dtype narrower than fp32
 holds a rounded value; what rounding left is kept beside it, so that `read` right after `write` returns the same bits,
 and a difference of two reads is what training did.
-
-It does not know peers, nor who trains.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@
 It returns when the run is complete. The peer lives in a thread of its own; callbacks are called in the caller's, so a
 slow one holds up no round, and one that raises, or Ctrl-C, ends the peer with a goodbye and a checkpoint. Called again
 it goes on from there.
-
-It does not know what callbacks do with events.
 """
 
 import asyncio

@@ -10,8 +10,6 @@ sum is the one that torch's own backward pass makes, bit for bit.
 
 Where memory is scarce, a pass keeps its input alone, and is made again when its gradient is asked for (`Recomputing`).
 
-It does not know why weights wait.
-
 After Qi et al., Zero Bubble Pipeline Parallelism, 2401.10241, section 2.
 """
 

@@ -1,7 +1,7 @@
 """Keys and values of the tokens already read, so that the next token costs one token.
 
 The buffers are allocated once, for the longest context; each forward pass with the cache appends what it read. All
-sequences of a batch are equally long. It does not know attention or positions beyond their count.
+sequences of a batch are equally long.
 """
 
 import torch

@@ -4,8 +4,6 @@ A `ModelConfig` is part of what all peers of a run share, so it fixes every shap
 numbers. A config that came from elsewhere has fields in range once it is decoded; whether the model they describe
 is one this machine wants is a second question, asked with `check_bounds` before any memory is allocated.
 
-It does not know torch.
-
 Llama (arXiv:2302.13971), grouped queries (arXiv:2305.13245), norms on queries and keys (Qwen3, arXiv:2505.09388).
 """
 

@@ -9,8 +9,6 @@ biases), each in the order of the forward pass: one optimizer group is one range
               <------------------ decayed ----------------------------->||<-- not decayed ->
 
 A section of a model has a vector of its own, laid out alike: what of the whole's it has, in the same order.
-
-It does not know what the tensors compute; `transformer` builds the modules, under the same names.
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@
 All layers of a model are alike, so a cut is how many each section has. It is a function of the config and the number of
 sections alone: all peers cut alike. A tied matrix lies in both end sections; or apart from them, as a piece of its own,
 where those who hold either keep one vector of it together (`pieces`).
-
-It does not know torch, nor who holds a section.
 """
 
 import heapq

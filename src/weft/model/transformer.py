@@ -2,8 +2,6 @@
 
 Build it under `torch.device("meta")` to allocate nothing; `flat.flatten` or `flat.assemble` then gives it memory. The
 weights a plain `Transformer(config)` starts with are torch's own and are no run's initial weights (`initial`).
-
-It does not know how it is trained, stored or synchronised.
 """
 
 from collections.abc import Iterable

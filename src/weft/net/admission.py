@@ -8,7 +8,7 @@ Both ends of a connection check each other. The secret never travels: what trave
 over the run and both keys in order. The transport has verified those keys, so a proof overheard by one peer is
 worth nothing in another's hands, nor when shown to another peer.
 
-It does not know connections. A run that admits anyone trusts every key equally; see docs/threat_model.md.
+A run that admits anyone trusts every key equally; see docs/threat_model.md.
 """
 
 import hmac

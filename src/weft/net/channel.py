@@ -8,8 +8,6 @@
 What is said on a channel is heard by the same channel of others: its calls and notes have its name before theirs.
 Links, addresses, blobs and admission are the node's. A process of a peer that leaves a channel and comes back counts as
 another one, as a restart does.
-
-It does not know who takes part: whoever makes it says so.
 """
 
 import hashlib

@@ -19,7 +19,7 @@ A bulk connection, one direction at a time:
       RangeRequest ────────────────►         a digest and a range of it: the same, and of the bytes only these
     A holder that was asked to dial (BulkPlease) says BulkOffer first; requests then come to the dialler.
 
-A stream between two peers that cannot reach each other, through one that reaches both (net/via.py):
+A stream between two peers that cannot reach each other, through one that reaches both (net/blobs/via.py):
 
     dialler                       relay                        target
       RelayPlease ─────────────────► Relayed ────────────────────►
@@ -259,7 +259,7 @@ class Farewell(Record, frozen=True, kw_only=True, tag="Farewell"):
     signed: Signed
 
 
-# --- membership of more than 32 (net/swim.py) ---
+# --- membership of more than 32 (net/membership/swim.py) ---
 
 Incarnation = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Claims = Annotated[tuple[Signed, ...], Meta(max_length=MAX_NEWS)]  # Presence, Accusation, Departure

@@ -10,9 +10,6 @@
 
 It dials on demand, trying transports in the order given; a link once lost is dialled again by the next call, or at
 once where `keep` asks for it. Who links to several tells each of the others where it may be reached.
-
-It does not know who is a member, what a record means, or which transport it runs on: in a simulation the same node
-runs on a virtual clock and the memory transport.
 """
 
 import asyncio
@@ -51,8 +48,7 @@ from weft.net.link.handshake import Passport
 from weft.net.link.links import Link, Links, OnLink
 from weft.net.link.listener import Door
 from weft.net.link.traffic import Meter, Meters
-from weft.net.link.trial import Trial, failed
-from weft.net.link.unreached import nobody
+from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.transport.base import Transport
 from weft.net.transport.rate_limit import Bucket
@@ -62,7 +58,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
 BAN_GRACE_S = 2.0  # between a ban and the end of links to the key: it is told meanwhile
-FEW_CONTACTS = 8  # told to a newcomer of a large swarm, which learns the others' from net/gossip.py
+FEW_CONTACTS = 8  # told to a newcomer of a large swarm, which learns the others' from net/membership/gossip.py
 SETTLE_S = 1.0  # contacts come in crowds, and whoever writes them down syncs a disk
 
 

@@ -2,8 +2,6 @@
 
 A probe says hello with a key of its own and no address, so nobody is told of it, and hangs up. It takes no link away
 from a peer that runs on this machine.
-
-It does not know what a person should do about it (`unreached`, `cli/findings_ticket`).
 """
 
 import asyncio

@@ -7,7 +7,6 @@ short from one that was mistyped. Base32 in lower case survives chat programs, s
 aloud; white space inside is ignored.
 
 A ticket is a secret: it is shown to the person who asked for it and kept in no log; `repr` hides it.
-It does not know whether the members inside are alive.
 """
 
 import base64

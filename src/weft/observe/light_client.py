@@ -14,8 +14,6 @@ Failure:
 - one tells what no majority signed: it is named, and not asked for a minute.
 - nobody knows how it goes on (the members are on another branch, or it was out of touch for too long): after a minute
   it begins anew, once more than half agree where.
-
-It does not know what peers say of rounds in words (`observer`).
 """
 
 import asyncio

@@ -1,11 +1,9 @@
 """What of an event may be told to whoever watches a run.
 
-    of rounds, members, training     as it is: members tell each other
-    addresses, paths                 left empty
-    words for people                 without what looks like an address, a path or a ticket
-    of this machine's door           nothing
-
-It does not know who watches, nor how events travel.
+of rounds, members, training     as it is: members tell each other
+addresses, paths                 left empty
+words for people                 without what looks like an address, a path or a ticket
+of this machine's door           nothing
 """
 
 import re

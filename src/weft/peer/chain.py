@@ -3,8 +3,6 @@
 A manifest follows on the head when a quorum of the electorate that the head names accepted it; `proven` checks the
 signatures. Results are kept as long as they fit a budget, so that newcomers and stragglers can replay them; who is
 further behind fetches the state instead.
-
-It does not know tensors, nor who asks.
 """
 
 from collections.abc import Iterable, Sequence

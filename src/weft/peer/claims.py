@@ -20,8 +20,6 @@ In a stage of a pipeline it is allowed what is routed to it: the bound is a mult
 A legacy weighs no more than the median of the others, whatever it claims (`weft.sync.governance.legacy`). Its tokens
 are the difference between two manifests: the head of the branch that was given up, and the last common one. A head that
 no member of the last common one has signed counts as one lease.
-
-It does not know payloads, nor whether the work was done.
 """
 
 import msgspec

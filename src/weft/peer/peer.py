@@ -15,8 +15,6 @@ Failure:
 - it is told to pause (`pausing`): it trains no more and frees its device, and stays a member that votes and follows.
 - something breaks here (the disk, a loss that is not finite, weft itself): it says goodbye where it still can, and
   raises; the last checkpoint stays.
-
-It does not know transports, nor how anything is shown.
 """
 
 import asyncio
@@ -44,11 +42,9 @@ from weft.peer.loop.ahead import Ahead
 from weft.peer.loop.evaluate import make_evaluator
 from weft.peer.loop.lease import Training
 from weft.peer.loop.offer import Offering
-from weft.peer.loop.pause import Pause
+from weft.peer.loop.pause import Pause, Warming
 from weft.peer.loop.report import Report
-from weft.peer.loop.shutdown import Parting
-from weft.peer.loop.unless import Stopped, Unless
-from weft.peer.loop.warming import Warming
+from weft.peer.loop.shutdown import Parting, Stopped, Unless
 from weft.peer.round.driver import Rounds
 from weft.peer.round.mailbox import Mailbox
 from weft.peer.round.outcome import Decided

@@ -1,7 +1,4 @@
-"""How a run whose model is cut into sections passes micro-batches through them, as a run file says it.
-
-It does not know how many sections there are, nor who holds them.
-"""
+"""How a run whose model is cut into sections passes micro-batches through them, as a run file says it."""
 
 from typing import Annotated
 

@@ -1,10 +1,8 @@
 """What computes a section: the micro-batches of a stage go through it, and nothing else does.
 
-    passed = device.forward(given)             # its output is ready to be sent
-    gradient = passed.backward(of_output)      # of its input, ready to be sent
-    passed.count()                             # its weights' gradients are added to the section's
-
-It does not know who sends what to whom.
+passed = device.forward(given)             # its output is ready to be sent
+gradient = passed.backward(of_output)      # of its input, ready to be sent
+passed.count()                             # its weights' gradients are added to the section's
 """
 
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 
 A peer may hold several stages, and begin micro-batches beside. What names a stage that it does not hold is answered so
 that whoever said it goes elsewhere.
-
-It does not know what is done with it.
 """
 
 from weft.ids import PeerId

@@ -16,8 +16,6 @@ Each member works out the same from the same reports. Four rules keep that true 
     what a round counted or assigned is past: it is counted by nobody else (`settled`)
     who brings what others have counted meanwhile, having been away, gives up all it brings (`clashes`)
 
-It does not know tensors, nor how reports travel.
-
 After Ryabinin et al., SWARM, 2301.11913, where what was sent twice counts twice.
 """
 

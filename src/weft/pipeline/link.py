@@ -2,8 +2,6 @@
 
 A peer is among those that it sends work to where it holds the next stage, too, or begins micro-batches as a member of
 the first: what it says to itself takes the same way, less the network.
-
-It does not know what is said.
 """
 
 import asyncio

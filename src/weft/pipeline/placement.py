@@ -10,8 +10,6 @@ and who has just moved stays, so nobody goes to and fro.
 Sections may be unequal work: a peer's rate is that in a section of usual work, and a stage is as fast as its members'
 rates added up, over what a sample takes there.
 
-It does not know how a state is fetched, nor what peers tell.
-
 After Ryabinin et al., SWARM, 2301.11913, section 3.3: there one peer moves each time, the least loaded of the least
 loaded stage to the most loaded one, whatever that gains.
 """

@@ -13,10 +13,16 @@ A newcomer stands at the back, at the median's pace, and counts as slower than t
 burst to a machine that has never computed. A nearer peer is asked first by as much as it is nearer, which moves its
 turns and leaves its share.
 
-Whoever sends work has one of these for each stage it sends to. It does not know sockets, nor what the work is.
+Whoever sends work has one of these for each stage it sends to.
 
 After Ryabinin et al., SWARM, 2301.11913, section 3.2 and its appendix: there charges are never taken back and newcomers
 stand in front.
+
+How fast a peer is, as those see it that send it work: a moving average of seconds per unit of work, without bias.
+
+    m <- (1 - a) m + a x,  k <- k + 1,  mean = m / (1 - (1 - a)^k)
+
+as Adam's moments are made unbiased (Kingma and Ba, 1412.6980, section 3): after one measurement the mean is that one.
 """
 
 import math
@@ -27,8 +33,33 @@ from enum import Enum
 from statistics import median
 
 from weft.ids import PeerId
-from weft.pipeline.pace import Pace
 from weft.rng import order_key
+
+ALPHA = 0.1  # of the newest measurement, as SWARM's (2301.11913)
+
+
+class Pace:
+    """Of one peer."""
+
+    def __init__(self, alpha: float = ALPHA) -> None:
+        self._alpha = alpha
+        self._sum = 0.0
+        self._weight = 0.0  # 1 - (1 - a)^k
+
+    @property
+    def is_known(self) -> bool:
+        return self._weight > 0.0
+
+    @property
+    def mean(self) -> float:
+        """Return seconds per unit. Something must have been measured."""
+        return self._sum / self._weight
+
+    def measured(self, seconds_per_unit: float) -> None:
+        """Take one more measurement up."""
+        self._sum += self._alpha * (seconds_per_unit - self._sum)
+        self._weight += self._alpha * (1.0 - self._weight)
+
 
 FIRST_S = 1.0  # per unit of work, while nobody's pace is known
 WARM_TURNS = 4  # in which a newcomer is charged more

@@ -15,7 +15,13 @@ Failure:
 - nobody takes it: it waits until somebody may.
 - a member that delivers other bytes than it named: the next attempt.
 
-It does not know what a micro-batch is made of, nor where this peer has it from.
+Begins micro-batches, and keeps so many on their way that no stage waits.
+
+    origin = Origin(peer, sender, num_stages=3, first=...)
+    returned = await origin.begin(given)       # as many at once as are asked; some of them wait
+
+In a pipeline of S stages 1F1B has S micro-batches on their way for each peer of the first. Here one more each travels
+between any two, for links take time, and queues level out what peers do not.
 """
 
 import asyncio
@@ -31,8 +37,7 @@ from weft.pipeline.device import Given, Parcel
 from weft.pipeline.exactly_once import Attempt, BatchId
 from weft.pipeline.link import Lane
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
-from weft.pipeline.pace import Pace
-from weft.pipeline.routing import Failure, Reserved, Route
+from weft.pipeline.routing import Failure, Pace, Reserved, Route
 from weft.rng import order_key
 from weft.tasks import Tasks
 from weft.wire import Buffer
@@ -276,3 +281,27 @@ class Sender:
             self._ended[attempt] = attempt == sent.accepted
         while len(self._ended) > MAX_REMEMBERED:
             self._ended.pop(next(iter(self._ended)))
+
+
+PER_STAGE = 2  # micro-batches on their way
+
+
+class Origin:
+    """Of one member of the first stage.
+
+    Args:
+        sender: to the first stage.
+        first: number of its first micro-batch: no process of this peer has begun one so high.
+    """
+
+    def __init__(self, me: PeerId, sender: Sender, num_stages: int, first: int) -> None:
+        self._me = me
+        self._sender = sender
+        self._next = first
+        self._room = asyncio.Semaphore(PER_STAGE * num_stages)
+
+    async def begin(self, given: Given) -> Returned:
+        """Have a micro-batch computed and counted by all stages; wait for room before."""
+        async with self._room:
+            batch, self._next = BatchId(self._me, self._next), self._next + 1
+            return await self._sender.send(batch, given, 0, is_first=True)

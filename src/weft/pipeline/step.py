@@ -5,8 +5,6 @@
 Members of the first stage begin the micro-batches of a beat, and tell once all of theirs have come back. A beat is over
 for a member of any stage once all who had micro-batches to begin have told so, or are gone; or somebody is further,
 because the first stage went on without who was late. What comes of an earlier beat later counts all the same.
-
-It does not know messages.
 """
 
 from collections.abc import Callable

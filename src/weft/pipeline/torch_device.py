@@ -5,8 +5,6 @@ comes again from there, or goes there again, has the same, wherever it stands.
 
 Of each micro-batch the gradient of its mean loss is added, in the proportion that it has of a full one: the sum over n
 full micro-batches, divided by n, is the gradient of the mean of all their samples.
-
-It does not know peers.
 """
 
 from functools import partial

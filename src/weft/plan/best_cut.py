@@ -6,8 +6,6 @@
 Whole models are timed with the run's own method, and with ddp and sparseloco beside (`plan.forecast`), among those
 machines that have the memory; stages with the run's method. All by tokens a second: what rare outer steps cost in loss
 is the same for a stage as for a whole model of as many members, as far as anybody has published.
-
-It does not know how a run is begun with other stages than its file has.
 """
 
 from collections.abc import Iterator

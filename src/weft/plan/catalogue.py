@@ -1,8 +1,6 @@
 """The methods that a run file can name, side by side: their choices, what they send, and when to pick one.
 
 Bytes follow from the codecs and `cost.py`: of one peer among `PEERS`, of a model of the size `MODEL`, both ways alike.
-
-It does not know how good a model they train: `plan.loss` has what was published of that.
 """
 
 from collections.abc import Iterator
@@ -10,6 +8,7 @@ from dataclasses import dataclass
 
 from weft.model.config import named
 from weft.model.flat import layout
+from weft.sync.costs import round_traffic
 from weft.sync.method.presets import (
     AsyncDiLoCoConfig,
     AutoConfig,
@@ -27,7 +26,6 @@ from weft.sync.method.presets import (
     StreamingConfig,
     spell_out,
 )
-from weft.sync.traffic import round_traffic
 
 PEERS = 4
 MODEL = "nano"

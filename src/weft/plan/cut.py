@@ -7,8 +7,7 @@ has the memory for. A stage is as fast as its members' rates added up. Steps are
 made by each stage among its own members, on their lines, when a step is over, and the slowest one's is waited for.
 
 What encoding and decoding of activations takes is in the seconds of a micro-batch; so is what messages, digests and
-encryption take where peers have less than a core each: elsewhere that goes on beside. It does not know evaluation, nor
-faults, nor stages that change.
+encryption take where peers have less than a core each: elsewhere that goes on beside.
 """
 
 import heapq
@@ -33,7 +32,7 @@ from weft.plan.serving import codec_s, sent_nbytes, serving
 from weft.plan.timing import Kind, Load, RoundTime
 from weft.run.staged import check_tied
 from weft.sync.merge.method import most_sent
-from weft.sync.method.staged import check_staged
+from weft.sync.method.choices import check_staged
 from weft.train.device import decoder
 from weft.train.section_memory import (
     SPARE,

@@ -1,11 +1,9 @@
 """What a run takes: seconds, tokens per second, bytes, memory, energy, money, and the same in one data centre.
 
-    round       timing.round_time, with what processors do beside it
-    speed       tokens of a round / its seconds
-    energy      watts while a machine trains, a share of them while it waits
-    multiplier  what the run takes by what the data centre takes, as a product of named parts
-
-It does not know where the figures it is given come from.
+round       timing.round_time, with what processors do beside it
+speed       tokens of a round / its seconds
+energy      watts while a machine trains, a share of them while it waits
+multiplier  what the run takes by what the data centre takes, as a product of named parts
 """
 
 import math

@@ -12,8 +12,6 @@ inner steps take, or until it has the payload of the last of its wards.
 Peers choose sponsors by a hash, so groups differ in size; rounds wait for the largest, as large as the largest of so
 many is expected to be. Of a result that is handed on, all but one part are reckoned to be there before the first of
 them leaves again: parts share the line.
-
-It does not know who came first, and so votes: it takes those that are nearest.
 """
 
 import math

@@ -9,8 +9,6 @@ The last line is the term of data in the parametric loss of Hoffmann et al., 220
 Between the rows the relative difference is interpolated by the logarithms of parameters and replicas; beyond them the
 nearest row holds, and beyond eight replicas the published power of their number. Fewer than 30 steps are credited
 with nothing. All of it was measured on text in tokens of about four bytes, with some thousands of rounds.
-
-It does not know this run's data: an estimate of a trend, with no more than that behind it.
 """
 
 import math

@@ -3,8 +3,6 @@
 The fastest by tokens alone would always be the one that hardly ever synchronises, so rows are ranked by the time to the
 loss that data-parallel training reaches on the run's tokens (`Pace.same_loss_s`). Rows of which that is not known, or
 that leave fewer than `MIN_ROUNDS` outer steps, are shown and never chosen.
-
-It does not know how a method trains, only what was published of it.
 """
 
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ longer than its machine, or fewer micro-batches may be under way than would hide
 Where weights' gradients take no time of their own, members are alike, one in each of S stages, and lines are infinite,
 M micro-batches take M + S - 1 times one: the bubble of 1F1B and GPipe, (S - 1) / (M + S - 1).
 
-It does not know what is computed, nor who should hold which stage (`plan.cut`).
-
 Narayanan et al., PipeDream-Flush, 2006.09503; Qi et al., Zero Bubble Pipeline Parallelism, 2401.10241.
 """
 
@@ -24,9 +22,8 @@ from typing import Literal
 
 from weft.cost.pipeline import Crossing
 from weft.cost.training import Traffic
-from weft.pipeline.origin import PER_STAGE
-from weft.pipeline.schedule import MAX_OWED
-from weft.pipeline.worker import Bounds
+from weft.pipeline.sender import PER_STAGE
+from weft.pipeline.worker import MAX_OWED, Bounds
 from weft.plan.timing import Line
 
 # Each way over a boundary: a call that names what is there, a request for it, the first of its bytes.

@@ -1,7 +1,4 @@
-"""Machines and lines that are known by name: what `profiles.toml` says of them.
-
-It does not know what is reckoned from them.
-"""
+"""Machines and lines that are known by name: what `profiles.toml` says of them."""
 
 import tomllib
 from collections.abc import Sequence

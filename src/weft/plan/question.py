@@ -1,7 +1,4 @@
-"""What a plan is asked: a run, who would train it, and what it is held against.
-
-It does not know files or command lines, nor what follows.
-"""
+"""What a plan is asked: a run, who would train it, and what it is held against."""
 
 from dataclasses import dataclass, replace
 

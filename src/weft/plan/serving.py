@@ -7,9 +7,8 @@
 
 All are of an elector, which has more of it than a ward: what a sponsor decodes and hands on for its wards is in it.
 
-It does not know lines, nor with whom a processor is shared. Sources: benchmarks/reports/serving.md, and of messages and
-bytes rounds.md and averaging.md beside it. One machine measured them; another one is faster or slower by as much as its
-inner steps are.
+Sources: benchmarks/reports/serving.md, and of messages and bytes rounds.md and averaging.md beside it. One machine
+measured them; another one is faster or slower by as much as its inner steps are.
 """
 
 from dataclasses import dataclass

@@ -12,10 +12,6 @@ and each time that something is handed over there are 1.5 round trips: what is r
 A split shortens the time of one micro-batch, and the memory it takes of each peer. Peers with a micro-batch each send
 each other nothing and do more in the same time: a split is for micro-batches that are fewer than peers, or that one
 cannot hold.
-
-It does not know what else a link carries, nor that small or odd pieces of work are slower than large ones: norms,
-residuals, encryption and threads that wait for each other are not in it. benchmarks/reports/split.md has what was
-measured beside it.
 """
 
 from collections.abc import Sequence

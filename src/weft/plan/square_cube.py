@@ -8,8 +8,6 @@ activations are C numbers each way: the wider a layer, the longer a machine work
 
 with c the seconds that a micro-batch computes, b those that its bytes, both ways, take, and r round trips.
 
-It does not know queues, nor uneven machines (`plan.pipeline` does).
-
 Ryabinin et al., SWARM, 2301.11913, section 3.1.
 """
 

@@ -11,8 +11,6 @@ commits for a majority. Leaders rotate, so the figure is the mean over who leads
     a lossy stream      no faster than MSS / RTT sqrt(3 / (2 p))                    Mathis et al. (1997), equation 3
 
 Payloads and results do not overlap: a result is complete only once every contribution to it has come.
-
-It does not know what the bytes are, and nothing of processors: what encoding and encrypting take, its caller adds.
 """
 
 import math

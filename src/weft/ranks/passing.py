@@ -1,7 +1,4 @@
-"""A piece of a vector, whole on rank 0 and dealt out among the ranks: from these to there, or back.
-
-It does not know whether numbers are dealt out by strips or by rows.
-"""
+"""A piece of a vector, whole on rank 0 and dealt out among the ranks: from these to there, or back."""
 
 from collections.abc import Sequence
 

@@ -30,10 +30,17 @@ from weft.net.messages import HexDigest, HexPeer, HexRun
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.run.outline import AdmissionConfig, TicketAdmission
-from weft.sync.method.choices import AdamWConfig, Choices, InnerSgdConfig, OptimizerConfig, check, check_graph
+from weft.sync.method.choices import (
+    AdamWConfig,
+    Choices,
+    InnerSgdConfig,
+    OptimizerConfig,
+    check,
+    check_graph,
+    check_staged,
+)
 from weft.sync.method.presets import DiLoCoConfig, MethodConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig, ScheduleConfig
-from weft.sync.method.staged import check_staged
 from weft.sync.records.acts import BatchSize, TotalTokens
 from weft.sync.records.charter import MAX_STEWARDS, Electors, Settings
 from weft.sync.records.messages import MAX_GROUP

@@ -8,8 +8,6 @@ home, whence peers fetch it by digest (`outline.public` says what they may reque
 
 A private run's RunConfig names tokenizer and model but no shard, not even held-out ones: every peer packs its own
 files into a store that is never served, and evaluates on what it holds out of them.
-
-It does not know peers, tickets or devices.
 """
 
 import math
@@ -40,14 +38,13 @@ from weft.pipeline.codec.activations import SubspaceConfig
 from weft.pipeline.config import PipelineConfig
 from weft.progress import Meter
 from weft.run.config import FolderModel, Genesis, LoopConfig, RunConfig, RunFile, ShapedModel, SizedModel
-from weft.run.confinement import seeded
 from weft.run.host import check_host
 from weft.run.machine import PeerConfig
 from weft.run.outline import data_ready
-from weft.run.staged import StagedConfig, staged
+from weft.run.staged import StagedConfig, seeded, staged
 from weft.store.chunks import raw
 from weft.store.home import Home
-from weft.sync.merge.known import require
+from weft.sync.merge.coding import require
 from weft.sync.method.presets import spell_out
 from weft.sync.method.schedule import missed
 from weft.sync.records.acts import MAX_TOKENS

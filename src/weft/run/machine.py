@@ -1,8 +1,17 @@
 """What one machine gives to a run (`PeerConfig`): device, threads, transports, caps.
 
 It stays on its machine and is read without torch, which an anchor does not have.
+
+What one machine gives to a run at most, and the decisions that follow from it: pure, each a few lines.
+
+    CapsConfig                            bytes, memory, cores, hours: the table [caps] of a machine file
+    is_open(hours, minute)                whether this minute of the day is within the hours
+    is_near(moved, cap)                   whether the day's bytes are nearly spent
 """
 
+import re
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,7 +21,94 @@ from weft.errors import ConfigError
 from weft.net.blobs.relay import RelayConfig
 from weft.net.transport.iroh import IrohConfig
 from weft.net.transport.tls import TlsConfig
-from weft.run.caps import CapsConfig
+
+# Rounds wait for an uplink of 1 Mbit/s and give up on less (see `parts`): a member with less would carry its work for
+# ever, and a download as slow would never catch up.
+LEAST_BPS = 1e6
+LEAST_DAY_NBYTES = 10_000_000  # heartbeats of a few members alone
+NEAR = 0.9  # of a day's bytes: time to say so
+DAY_MIN = 24 * 60
+
+_HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-4]):([0-5]\d)")
+
+_Rate = Annotated[float, msgspec.Meta(ge=LEAST_BPS, description="bits per second, over all connections together")]
+
+
+class CapsConfig(Config, frozen=True, kw_only=True):
+    """The most that a run may take of this machine; what is left out has no cap."""
+
+    upload_bps: _Rate | None = None
+    download_bps: _Rate | None = None
+    day_nbytes: (
+        Annotated[
+            int, msgspec.Meta(ge=LEAST_DAY_NBYTES, description="bytes sent and received from midnight to midnight")
+        ]
+        | None
+    ) = None
+    memory_nbytes: (
+        Annotated[int, msgspec.Meta(ge=1, description="bytes of main memory that the process takes")] | None
+    ) = None
+    vram_nbytes: Annotated[int, msgspec.Meta(ge=1, description="bytes that torch takes on the GPU")] | None = None
+    cores: Annotated[int, msgspec.Meta(ge=1, le=1024, description="CPUs that the process runs on")] | None = None
+    hours: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(max_length=24, description='local times at which it trains, such as "22:00-07:00"'),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.hours:
+            span(text)
+
+
+def span(text: str) -> tuple[int, int]:
+    """Return the minutes of the day at which a range begins and ends: "22:00-07:00" passes midnight.
+
+    Raises:
+        ConfigError: it is no such range.
+    """
+    match = _HOURS.fullmatch(text.strip())
+    begin, end = (int(match[1]) * 60 + int(match[2]), int(match[3]) * 60 + int(match[4])) if match else (0, 0)
+    if match is None or begin == end or end > DAY_MIN:
+        raise ConfigError(f"hours: {text[:40]!r} is no range of the day. Write it as 22:00-07:00 or 12:30-14:00.")
+    return begin, end % DAY_MIN
+
+
+def is_open(hours: Sequence[str], minute: int) -> bool:
+    """Return whether `minute` of the day, from 0, lies in one of the ranges; where there is none, always."""
+    spans = [span(text) for text in hours]
+    within = (begin <= minute < end if begin < end else minute >= begin or minute < end for begin, end in spans)
+    return not spans or any(within)
+
+
+def opens_at(hours: Sequence[str], minute: int) -> int:
+    """Return the minute of the day at which the next range begins."""
+    return min((span(text)[0] for text in hours), key=lambda begin: (begin - minute) % DAY_MIN)
+
+
+def clock_face(minute: int) -> str:
+    """Return a minute of the day as people read it: 07:05."""
+    return f"{minute // 60:02d}:{minute % 60:02d}"
+
+
+def minute_of(local: datetime) -> int:
+    return local.hour * 60 + local.minute
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes moved on a day of this machine's calendar: what is kept between starts."""
+
+    day: str  # 2026-11-21
+    nbytes: int
+
+
+def moved_on(day: str, before: Moved | None, nbytes: int = 0) -> Moved:
+    """Return what was moved on `day` with `nbytes` more; a new day begins at 0."""
+    same = before.nbytes if before is not None and before.day == day else 0
+    return Moved(day=day, nbytes=same + nbytes)
+
+
+def is_near(moved: Moved, cap_nbytes: int) -> bool:
+    return moved.nbytes >= NEAR * cap_nbytes
 
 
 class PeerConfig(Config, frozen=True, kw_only=True):

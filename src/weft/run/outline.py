@@ -2,7 +2,7 @@
 
     outline = read_outline(data, run)        # checked: these are the bytes that the run is named after
 
-An anchor keeps and serves a run whose model it cannot compute. It does not know methods, codecs or models.
+An anchor keeps and serves a run whose model it cannot compute.
 """
 
 from collections.abc import Callable

@@ -9,26 +9,30 @@ tickets and handshakes name.
 Where embedding and head are one matrix, that has a run of its own, too, with the number after the last stage's: its
 members are those of both end stages.
 
-It does not know how micro-batches pass from one stage to the next.
+The weights of a run whose activations are sent in a subspace, which the model is held to (`pipeline.subspace`).
 """
 
 import math
 from typing import Annotated, Any
 
 import msgspec
+from jaxtyping import Float32
+from torch import Tensor
 
 from weft.errors import ConfigError
 from weft.ids import Digest
+from weft.model import initial_vector
 from weft.model.config import ModelConfig, num_parameters
 from weft.model.flat import layout
 from weft.model.sections import Section, num_section_parameters, pieces, sections
 from weft.net.messages import HexDigest
+from weft.pipeline.codec.activations import SubspaceConfig
+from weft.pipeline.codec.subspace import Confined, confined
 from weft.pipeline.config import PipelineConfig
 from weft.pipeline.messages import MAX_STAGES
 from weft.pipeline.split.section import check_split
-from weft.run.config import RunConfig, VectorShape
-from weft.sync.method.choices import Choices
-from weft.sync.method.staged import check_staged
+from weft.run.config import Genesis, RunConfig, VectorShape
+from weft.sync.method.choices import Choices, check_staged
 from weft.sync.records.acts import MAX_TOKENS
 from weft.wire import digest
 
@@ -158,3 +162,27 @@ def staged(run: RunConfig, initials: tuple[Digest, ...], pipeline: PipelineConfi
 def initial_of(initials: tuple[Digest, ...]) -> Digest:
     """Return what names the first weights of all pieces."""
     return digest("".join(initials).encode())
+
+
+def confinement(run: Genesis) -> Confined | None:
+    """Return what holds the weights of a stage's run to its space; None: they may be any.
+
+    Raises:
+        ConfigError: the space has more dimensions than the model.
+    """
+    if not isinstance(run, StagedConfig) or run.section is None:
+        return None
+    return _confined(run.model, run.section, run.pipeline)
+
+
+def seeded(model: ModelConfig, seed: int, section: Section, pipeline: PipelineConfig) -> Float32[Tensor, " num"]:
+    """Return the weights that a piece of a model starts from, in a run that makes them of its seed."""
+    vector, held = initial_vector(model, seed, section), _confined(model, section, pipeline)
+    if held is not None:
+        held.begin(vector)
+    return vector
+
+
+def _confined(model: ModelConfig, section: Section, pipeline: PipelineConfig) -> Confined | None:
+    config = pipeline.activations
+    return confined(config, model, section) if isinstance(config, SubspaceConfig) and section.num_sections > 1 else None

@@ -1,4 +1,7 @@
-"""Swarms of production peers on a virtual clock: what a run does on links and machines that are not there."""
+"""Swarms of production peers on a virtual clock: what a run does on links and machines that are not there.
+
+It does not know how a run is shown.
+"""
 
 from weft.sim.scenario import Scenario
 from weft.sim.world import Life, Member, World

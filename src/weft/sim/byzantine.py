@@ -4,8 +4,6 @@
 
 What is said otherwise is signed with the peer's own key. Where nothing is in force it is a node like any other. Luck is
 drawn in the order in which things are sent, so equal plays have equal luck.
-
-It does not know when a fault begins or ends: it is asked what is in force.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -8,11 +8,18 @@ cheap as it can be:
 
 Its loss is that of a model that guesses every token alike: nothing here tells how well a run would learn.
 
-It does not know time: who calls it lets pass what the tokens take.
+Sections in a simulated world: computing takes the virtual time that their share of the tokens takes.
+
+    PacedSection    computes what production computes
+    CostSection     computes nothing: bytes are as long as ever, and the loss is a guess's
+
+A micro-batch has three pieces, forward, input gradient and weights' gradients, which are taken to be alike.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32
@@ -22,9 +29,20 @@ from torch import Tensor, tensor
 from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.errors import CheckpointError
-from weft.train.learner import Work, nothing
+from weft.ids import PeerId
+from weft.model.config import ModelConfig, num_layer_parameters, num_table_parameters
+from weft.model.sections import Section, whole
+from weft.pipeline.codec.boundary import Shape
+from weft.pipeline.codec.build import build
+from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
+from weft.pipeline.worker import Sum
+from weft.stages.report import PIECES
+from weft.train.learner import NOTHING_CAME, Work, nothing
 from weft.train.optimizer import State
+from weft.train.section import SectionTrainer
+from weft.train.tied import TiedTrainer, halved
 from weft.train.trainer import Trainer
+from weft.wire import Buffer
 
 RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of rounds
 SPREAD = 1009  # a prime: u has so many values
@@ -116,3 +134,153 @@ class CostTrainer(Trainer):
 
 def change(positions: NDArray[np.int64]) -> float:
     return RATE * (1 + int(positions[0]) % SPREAD / SPREAD)
+
+
+class Owing(NamedTuple):
+    """Of one machine.
+
+    Args:
+        owe: lets what it computes take the time of so many tokens of the whole model.
+        name: of its process; no two have the same.
+    """
+
+    owe: Callable[[float], None]
+    name: str
+
+
+def share(model: ModelConfig, section: Section) -> float:
+    """Return a section's part of the work: a token is looked up for nothing, and the head multiplies."""
+    return _products(model, section) / _products(model, whole(model))
+
+
+def _products(model: ModelConfig, section: Section) -> int:
+    return len(section.layers) * num_layer_parameters(model) + section.is_last * num_table_parameters(model)
+
+
+class PacedSection(SectionTrainer):
+    def __init__(self, owing: Owing, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._owing = owing
+        self._share = share(self._run.model, self._section)
+
+    def owe(self, num_samples: int) -> None:
+        """Let a piece of a micro-batch take its time."""
+        self._owing.owe(num_samples * self._run.train.seq_len * self._share / PIECES)
+
+    def forward(self, given: Given) -> Passed:
+        self.owe(given.num_samples)
+        return _Paced(self, given.num_samples, self._passed(given))
+
+    def _passed(self, given: Given) -> Passed:
+        return super().forward(given)
+
+
+class _Paced:
+    def __init__(self, section: PacedSection, num_samples: int, passed: Passed) -> None:
+        self._section = section
+        self._num_samples = num_samples
+        self._passed = passed
+        self.output, self.loss = passed.output, passed.loss
+
+    def backward(self, gradient: Buffer | None, member: PeerId | None = None) -> Buffer | None:
+        self._section.owe(self._num_samples)
+        return self._passed.backward(gradient, member)
+
+    def count(self) -> None:
+        self._section.owe(self._num_samples)
+        self._passed.count()
+
+
+class CostSection(PacedSection, CostTrainer):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        shape = Shape(self._run.train.seq_len, self._run.model.width, self._run.model.vocab_size)
+        self._boundary = build(self._pipeline.activations, self._pipeline.gradients).boundary(shape)
+        self._num_made = 0
+
+    @property
+    def is_warm(self) -> bool:
+        return True
+
+    @property
+    def tokens_nbytes(self) -> int:
+        return TOKEN_NBYTES * (self._run.train.seq_len + 1)
+
+    def input_nbytes(self, num_samples: int) -> int:
+        return 0 if self._section.is_first else self._boundary.activations.nbytes(num_samples)
+
+    def gradient_nbytes(self, num_samples: int) -> int:
+        return 0 if self._section.is_last else self._boundary.gradients.nbytes(num_samples)
+
+    def _passed(self, given: Given) -> Passed:
+        boundary, section, num = self._boundary, self._section, given.num_samples
+        return _Nothing(
+            output=None if section.is_last else self._numbers(boundary.activations.nbytes(num)),
+            loss=self._loss if section.is_last else None,
+            gradient=None if section.is_first else self._numbers(boundary.gradients.nbytes(num)),
+        )
+
+    def _numbers(self, nbytes: int) -> Buffer:
+        """Return as many bytes, which nobody has made before."""
+        self._num_made += 1
+        return f"{self._owing.name} {self._section.number} {self._num_made} ".encode().ljust(nbytes, b"\0")[:nbytes]
+
+    def clear(self) -> None:
+        """Do nothing: nothing is added up."""
+
+    def make_step(self, total: Sum, committed_tokens: int, num_steps: int, pace: float) -> None:
+        if total.num_samples:
+            rate = self._steps.rate(committed_tokens, num_steps, pace)
+            self._vector.mul_(1 - self._change())
+            self._steps.done(self._loss, 0.0, rate, total.num_samples, self._clock.now())
+            self._made.append((self._loss, total.num_samples))
+
+    def gradient(
+        self,
+        positions: NDArray[np.int64],  # noqa: ARG002  # what was handed in counts
+        committed_tokens: int,
+        pace: float,
+    ) -> tuple[Float32[Tensor, " num"], Work]:
+        total, self._handed = self._handed, Sum()
+        began = self._clock.now()
+        if not total.num_samples:
+            return self._vector, NOTHING_CAME
+        rate = self._steps.rate(committed_tokens, 1, pace)
+        self._steps.done(self._loss, 0.0, rate, total.num_samples, began)
+        return self._vector * self._change(), self._steps.work([self._loss], total.num_samples, began)
+
+    def _change(self) -> float:
+        return RATE * (1 + 1 / (1 + self._num_made))  # another on each machine, and at each step
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """What a micro-batch comes to that is not computed."""
+
+    output: Buffer | None
+    loss: float | None
+    gradient: Buffer | None  # of its input
+
+    def backward(self, _gradient: Buffer | None, _member: PeerId | None = None) -> Buffer | None:
+        return self.gradient
+
+    def count(self) -> None:
+        """Add nothing."""
+
+
+class CostTied(TiedTrainer, CostTrainer):
+    """Of a machine that computes nothing."""
+
+    def hand_in(self, total: Sum) -> bool:
+        self._total += total
+        return True
+
+    def gradient(
+        self,
+        positions: NDArray[np.int64],  # noqa: ARG002  # what was handed in counts
+        committed_tokens: int,  # noqa: ARG002
+        pace: float,  # noqa: ARG002
+    ) -> tuple[Float32[Tensor, " num"], Work]:
+        total, self._total = self._total, Sum()
+        work = self._steps.work([self._loss], total.num_samples, self._clock.now())
+        return self._vector * RATE, halved(work)

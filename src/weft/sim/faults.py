@@ -1,12 +1,10 @@
 """What befalls machines, and when.
 
-    [[fault]]
-    type = "freeze"
-    peer = "lab-2"        # a machine, or a kind: all of it
-    at_round = 3          # or at_s
-    lasts_s = 12.0
-
-It does not know how any of it is done to a peer.
+[[fault]]
+type = "freeze"
+peer = "lab-2"        # a machine, or a kind: all of it
+at_round = 3          # or at_s
+lasts_s = 12.0
 """
 
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ means.
 All follow from their arguments alone, and what is found is frozen: so no peer could find anything else. In a play of a
 thousand peers each letter is read and checked by dozens of them, and that would be most of the work; in one of four
 peers that send the largest of their values at every step, places would be half of it.
-
-It does not know peers.
 """
 
 from collections.abc import Callable, Iterator

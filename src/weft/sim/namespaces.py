@@ -7,8 +7,6 @@
 
 A line is a veth pair with a token bucket (`tc tbf`) at either end. Packets of a cut pair are dropped where they come
 in, as where a router has gone: nothing is reset. It needs root, iproute2, tc, and iptables to cut.
-
-It does not know what runs on a machine.
 """
 
 import subprocess

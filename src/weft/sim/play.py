@@ -5,8 +5,6 @@
 The maker and all that are there from the start begin together, or as many of them as its electorate takes; others join
 later. A play ends when nobody runs any more and nobody is still to come, or at the scenario's limit. Each event goes to
 `write` as it happens, one JSON line as in a peer's own log: equal scenarios give equal lines, byte for byte.
-
-It does not know what a run computes, nor who reads the log.
 """
 
 import asyncio

@@ -12,8 +12,6 @@ Failure:
 - a process ends that nobody ended: it is noted in `broken`, with what it said last.
 - a process that is told to stop does not: it is killed, and noted.
 - this process ends, however: the others stop by themselves (`--parent`).
-
-It does not know what is trained, nor who judges how it went: the logs of the processes tell.
 """
 
 import asyncio

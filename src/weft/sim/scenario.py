@@ -15,8 +15,6 @@
 
 The first peer of the first kind is the run's maker. Two peers are as far apart as both are from the middle: delays add
 up, as do jitters, and a packet gets through if neither end loses it.
-
-It does not know how any of it is played.
 """
 
 from collections.abc import Iterable, Iterator

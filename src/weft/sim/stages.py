@@ -12,8 +12,6 @@ open. Who holds which stage all learn a little later than it is so, as from a le
 
 Who leaves a stage takes nothing more there, ends what it has taken, and goes once a round has counted that. A machine
 that fetches a state for another stage does so meanwhile.
-
-It does not know who should go where.
 """
 
 import asyncio
@@ -34,10 +32,9 @@ from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.pipeline.device import Given
 from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
-from weft.pipeline.origin import PER_STAGE, Origin
 from weft.pipeline.placement import Stage
 from weft.pipeline.routing import Near, Route
-from weft.pipeline.sender import PATIENCE_S, Sender
+from weft.pipeline.sender import PATIENCE_S, PER_STAGE, Origin, Sender
 from weft.pipeline.worker import Worker
 from weft.sim.stages_device import TOKENS, Machine, Script, ScriptedDevice
 from weft.sim.stages_round import Beat, Rounds

@@ -6,7 +6,7 @@
 A device says what a piece of work takes, and the machine lets so much time pass before it hands over what came of it,
 one piece at a time, whichever stage it is for. While its process stands still, nothing is computed.
 
-Activations are bytes that no other micro-batch has, of a length that the script sets. It does not know peers.
+Activations are bytes that no other micro-batch has, of a length that the script sets.
 """
 
 import asyncio

@@ -7,8 +7,6 @@
 Every so often all members report. Who has not within a while is left out, so that nothing is assigned; what it has
 counted waits for the next. Then, after an exchange, all take the same reports up. A member that stands still takes them
 up when it goes on, in their order.
-
-It does not know who becomes a member, and merges nothing.
 """
 
 import asyncio

@@ -6,13 +6,15 @@ membership, rounds, trainer and checkpoints. What a dead process still says is n
 
 Two plays of one scenario do the same in the same order.
 
-It does not know what is played.
+One process of a run with stages in a simulated world: the company that production has, and how it fared.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from weft import rng
@@ -20,7 +22,7 @@ from weft.clock import Clock, VirtualClock
 from weft.errors import CheckpointError, Unreachable
 from weft.events import VERSION, Entry, Event, RoundCommitted, StepDone
 from weft.executor import Compute, Inline
-from weft.ids import Tokens
+from weft.ids import Digest, Tokens
 from weft.keys import Identity
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
@@ -29,7 +31,7 @@ from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.node import Node
 from weft.net.ticket import MAX_CONTACTS
 from weft.net.transport.memory import SCHEME, MemoryNetwork
-from weft.observe import relaying
+from weft.observe import telemetry
 from weft.observe.telemetry import Bulletins
 from weft.peer.context import Data, MakeTrainer
 from weft.peer.peer import Outcome, Peer, Place
@@ -38,14 +40,77 @@ from weft.run.genesis import Sealed, initial
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sim.byzantine import CrookedNode
-from weft.sim.cost import CostTrainer
+from weft.sim.cost import CostSection, CostTied, CostTrainer, Owing, PacedSection
 from weft.sim.faults import Fault
-from weft.sim.sections import Owing
-from weft.sim.staged import OwingClock, StagedLife
+from weft.stages.launch import summed
+from weft.stages.peer import Company
 from weft.stages.step.membership import Kit
 from weft.store.home import Home
 from weft.sync.records.messages import Manifest
 from weft.train.trainer import Trainer
+
+
+class OwingClock:
+    """A machine's clock: while something is computed, with the time that it takes and that has not passed yet.
+
+    Args:
+        owed_s: returns that time.
+    """
+
+    def __init__(self, clock: Clock, owed_s: Callable[[], float]) -> None:
+        self._clock = clock
+        self._owed_s = owed_s
+
+    def now(self) -> float:
+        return self._clock.now() + self._owed_s()
+
+    def wall(self) -> float:
+        return self._clock.wall()
+
+
+class StagedLife:
+    """
+    Args:
+        computes: whether sections are computed; else they only take their time, and nothing is learnt.
+    """
+
+    def __init__(self, kit: Kit, owing: Owing, *, computes: bool) -> None:
+        if computes:
+            kit = replace(kit, make_section=partial(PacedSection, owing))
+        else:
+            kit = replace(kit, make_section=partial(CostSection, owing), make_tied=CostTied)
+        self._company = Company(kit)
+        self._heads: dict[int, Manifest] = {}  # of what it has held
+
+    async def live(self, wait_for: int | None) -> Outcome:
+        """Take part to the end.
+
+        Args:
+            wait_for: begin once so many peers are here; None: join.
+        """
+        await (self._company.join() if wait_for is None else self._company.found(wait_for))
+        return summed(self._company)
+
+    def stop(self, reason: str) -> None:
+        self._company.stop(reason)
+
+    def head(self, stage: int) -> Manifest | None:
+        """Return the last manifest of a stage that this process has taken up."""
+        member = self._company.members.get(stage)
+        if member is not None and member.peer.head is not None:
+            self._heads[stage] = member.peer.head
+        return self._heads.get(stage)
+
+    @property
+    def carried_tokens(self) -> Tokens:
+        """Return what it has trained in its stages and no manifest has counted."""
+        return Tokens(sum(member.peer.carried_tokens for member in self._company.members.values()))
+
+    @property
+    def replicas(self) -> dict[int, Digest]:
+        """Return the digests of what it held at the end, by stage."""
+        return {stage: outcome.replica for stage, outcome in sorted(self._company.outcomes.items())}
+
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -265,7 +330,7 @@ class World:
         others = self.known_to(member)
         for other in others:
             node.remember(other.id, [SCHEME + other.id], other.name)
-        relaying.serve(life.bulletins, node, clock)
+        telemetry.serve(life.bulletins, node, clock)
         await node.start()
         try:
             data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)

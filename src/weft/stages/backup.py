@@ -13,8 +13,6 @@ Failure:
 - the member vanishes meanwhile, or cannot deliver: the copy of before stays, and the next interval tries again.
 - no room on the disk: a notice, once; the stage goes without a copy.
 - two peers are told different things for a moment: both keep the stage, or neither does, until the next interval.
-
-It does not know who takes an empty stage up.
 """
 
 import asyncio

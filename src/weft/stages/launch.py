@@ -1,18 +1,111 @@
 """Takes part in a run with stages, on what `weft.launch.peer` has opened: found or joined, to its end.
 
-It does not know how anything is shown.
+At the end of a run with stages, the peer that began it gathers the whole model, while the others stay.
+
+    the first stage is complete ─► all stages have counted all, or will not ─► their sections, one after the other
+
+What it holds itself it takes from where it is; the rest it fetches. Members wait at the end as long as somebody says
+that it is busy (`measure.Needs`), so nobody is gone meanwhile.
+
+Failure:
+- no room for the whole model, or a section cannot be had: a notice says so; the sections stay where they are, and
+  `weft gather` puts them together another time.
 """
 
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from weft.clock import SystemClock
-from weft.ids import Digest, Round, Tokens
+from weft.errors import CheckpointError, WeftError
+from weft.events import Notice
+from weft.ids import Digest, PeerId, Round, Tokens
 from weft.launch.peer import Stand
 from weft.peer.peer import Outcome
-from weft.stages.harvest import gather_at_end, has_model
-from weft.stages.peer import Company
+from weft.stages.gather.gather import Found, Gathered, Gathering, Means, Sources, found_in
+from weft.stages.peer import FINISH_S, Company
+from weft.stages.reader import Window
 from weft.stages.step.membership import Kit
+from weft.store.chunks import chunk_bytes
+from weft.store.home import CHECKPOINT_FILE
+from weft.wire import Buffer, digest_of
+
+LOOK_S = 0.5
+WINDOW = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
+
+
+async def gather_at_end(company: Company) -> Gathered | None:
+    """Write the checkpoint of the whole run into this peer's folder of it; None: it cannot be had, and it was said."""
+    grounds, run = company.grounds, company.run
+    windows = {
+        stage: Window(grounds.node, run.of_stage(stage), WINDOW, grounds.compute, grounds.clock)
+        for stage in range(run.num_pieces)
+        if company.holding(stage) is None
+    }
+
+    def here(stage: int) -> list[Found]:
+        held = _held(company, stage)
+        return [held] if held is not None else found_in([grounds.folder], run, stage)
+
+    def members(stage: int) -> list[PeerId]:
+        return sorted(peer for peer in company.roll.held(stage) if grounds.node.is_linked(peer))
+
+    await _ended(company, windows, members)
+    means = Means(
+        tokenizer=grounds.data.tokenizer.to_bytes(),
+        scratch=grounds.folder.scratch,
+        compute=grounds.compute,
+        clock=grounds.clock,
+        emit=grounds.emit,
+    )
+    gathering = Gathering(run, means, windows, Sources(here=here, members=members))
+    try:
+        return await gathering.gather(grounds.folder.checkpoint)
+    except WeftError as error:
+        text = f"the whole model was not put together: {error} Its sections stay where they are: weft gather"
+        grounds.emit(Notice(text=text))
+        return None
+
+
+def has_model(folder: Path) -> bool:
+    """Return whether there is a checkpoint in a folder."""
+    return (folder / CHECKPOINT_FILE).exists()
+
+
+async def _ended(company: Company, windows: Mapping[int, Window], members: Callable[[int], list[PeerId]]) -> None:
+    """Wait until all stages have counted what the first one has trained, or have had the time to."""
+    clock, began = company.grounds.clock, company.grounds.clock.now()
+
+    async def beat(stage: int) -> int:
+        if stage in windows:
+            return await windows[stage].beat(members(stage)) or 0
+        member = company.holding(stage)
+        return 0 if member is None else member.conductor.beat.round
+
+    while clock.now() - began < FINISH_S:
+        first, *others = [await beat(stage) for stage in range(company.run.num_pieces)]
+        if first and all(each >= first for each in others):
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+def _held(company: Company, stage: int) -> Found | None:
+    """Return the section that this peer holds."""
+    member = company.holding(stage)
+    head = None if member is None else member.peer.head
+    if member is None or head is None:
+        return None
+    replica = member.peer.replica
+
+    def pieces() -> Iterator[Buffer]:
+        if replica.head != head:
+            raise CheckpointError(f"{company.run.called(stage)} went on meanwhile")
+        yield from chunk_bytes(replica.outer)
+
+    beat = member.conductor.beat_after(digest_of(head))
+    return Found(head, replica.charter, pieces, int(head.round) if beat is None else beat)
 
 
 async def take_part(stand: Stand, wait_for: int | None) -> Outcome:

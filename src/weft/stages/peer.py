@@ -14,10 +14,15 @@ Failure:
   says so; but not where one peer is left alone.
 - a stage of this peer breaks: the peer ends, and says why.
 
-It does not know rounds, nor micro-batches.
+What a peer does once a run is complete, while all members stay: they are told that it is under way.
+
+The pause of a peer that holds stages.
+
+The ways of one peer to the stages: a sender to each that it sends to, kept up with who computes there.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from weft.errors import TooLarge
@@ -26,25 +31,125 @@ from weft.ids import PeerId, Round
 from weft.peer.peer import Outcome
 from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
+from weft.pipeline.routing import Near, Route
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.member import HelpDesk
 from weft.stages.backup import Keeping
-from weft.stages.ending import Ending
 from weft.stages.messages import Shelved, StageNews
-from weft.stages.moving import MOVES, Moving
-from weft.stages.pausings import Pausings
-from weft.stages.placement import Entering
+from weft.stages.placement import MOVES, Entering, Moving
 from weft.stages.report import Telling
 from weft.stages.shelf import Shelf
 from weft.stages.step.barrier import Pulse
 from weft.stages.step.member import Member
 from weft.stages.step.membership import Grounds, Kit, Membership
 from weft.stages.step.opening import first_weights
+from weft.stages.step.teams import leaders
 from weft.stages.step.tied import Tied, TiedMember
 from weft.stages.table import Roll
-from weft.stages.ways import Ways
 from weft.tasks import Tasks
 from weft.train.section_memory import relative_costs
+
+
+class Ending:
+    """
+    Args:
+        tell: tells everybody whether it is under way.
+    """
+
+    def __init__(self, tasks: Tasks, tell: Callable[[], None]) -> None:
+        self.work: Callable[[], Awaitable[object]] | None = None  # what is to be done; None: nothing, or it has begun
+        self.is_under_way = False
+        self._tasks = tasks
+        self._tell = tell
+
+    def begin(self) -> None:
+        """Begin it, once."""
+        if self.work is None:
+            return
+        work, self.work, self.is_under_way = self.work, None, True
+
+        async def do() -> None:
+            try:
+                await work()
+            finally:
+                self.is_under_way = False
+                self._tell()
+
+        self._tasks.spawn(do())
+        self._tell()
+
+
+class Pausings:
+    """The pause of all that a peer holds, as one."""
+
+    def __init__(self, members: Callable[[], Iterable[Membership]], tell: Callable[[], None]) -> None:
+        self._members = members
+        self._tell = tell
+        self._reasons: list[str] = []
+
+    def want(self, reason: str) -> None:
+        self._reasons.append(reason)
+        for member in self._members():
+            member.peer.pausing.want(reason)
+        self._tell()
+
+    def want_no_more(self, reason: str) -> None:
+        self._reasons = [each for each in self._reasons if each != reason]
+        for member in self._members():
+            member.peer.pausing.want_no_more(reason)
+
+    def take_over(self, member: Membership) -> None:
+        """Let what has come to be held pause, too, where this peer is paused."""
+        for reason in self._reasons:
+            member.peer.pausing.want(reason)
+
+    async def settled(self) -> None:
+        for member in list(self._members()):
+            await member.peer.pausing.settled()
+        self._tell()
+
+    @property
+    def is_away(self) -> bool:
+        return any(member.peer.pausing.is_away for member in self._members())
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(self._reasons)
+
+
+class Ways:
+    def __init__(self, grounds: Grounds, roll: Roll) -> None:
+        self._node = grounds.node
+        self._lane = grounds.lane
+        self._desk = grounds.desk
+        self._clock = grounds.clock
+        self._split = grounds.run.pipeline.split
+        self._roll = roll
+        self._routes: dict[int, Route] = {}
+
+    def sender(self, stage: int) -> Sender:
+        """Return what sends to a stage: one for all that do."""
+        senders = self._desk.senders
+        if stage not in senders:
+            route = self._routes[stage] = Route(self._node.peer)
+            senders[stage] = Sender(self._lane, stage, route, self._clock)
+            self.look()
+        return senders[stage]
+
+    def look(self) -> None:
+        """Take up who computes which stage now."""
+        for stage, route in self._routes.items():
+            ready = self._roll.ready(stage)
+            if self._split is not None:
+                leading = leaders(ready, self._split.members)
+                ready = {peer: each for peer, each in ready.items() if peer in leading}
+            linked = {self._node.peer, *self._node.peers}
+            route.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
+
+    async def aclose(self) -> None:
+        for sender in self._desk.senders.values():
+            await sender.aclose()
+
 
 NEWS_S = 2.0
 SILENT_S = 10.0

@@ -12,8 +12,6 @@ digest that it is named by, and goes where the caller says as it comes: no vecto
 Failure:
 - a member vanishes or lies: the others deliver the rest; nobody is left: PeerError, and what has come has been given.
 - a member offers vectors of other lengths than the run's: WireError, before any of it is fetched.
-
-It does not know what a state is for.
 """
 
 import asyncio
@@ -30,9 +28,8 @@ from weft.executor import Compute
 from weft.ids import Digest, PeerId, short
 from weft.net.blobs.first import first_of
 from weft.net.channel import Channel
-from weft.net.multi_source import pull
+from weft.net.multi_source import Blob, pull
 from weft.net.node import Node
-from weft.net.shares import Blob
 from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
 from weft.peer.messages import StateOffer, StateRequest
 from weft.progress import Meter

@@ -5,8 +5,13 @@
 A peer's bytes are all of one node: each commit tells of those since the last commit of any of its stages. A step takes
 from the one before to its end, with all that is waited for; what a round's work took is what the device was at work.
 
-It does not know what a stage computes.
+A `Compute` that says how long the device was at work, waiting apart.
+
+How fast a peer computes a stage: seconds of its device for each sample that goes all the way.
 """
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -15,7 +20,44 @@ from weft.events import Emit, Event, RoundCommitted, StagesSeen, StepDone
 from weft.executor import Compute
 from weft.net.node import Node
 from weft.stages.table import Roll
-from weft.stages.timed import Timed
+
+T = TypeVar("T")
+
+
+class Timed:
+    """
+    Args:
+        on_spent: called with the seconds of each piece of training.
+    """
+
+    def __init__(self, compute: Compute, clock: Clock, on_spent: Callable[[float], None]) -> None:
+        self._compute = compute
+        self._clock = clock
+        self._on_spent = on_spent
+
+    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+        began, ended = 0.0, None  # type: tuple[float, float | None]
+
+        def timed() -> T:
+            nonlocal began, ended
+            began = self._clock.now()
+            try:
+                return work()
+            finally:
+                ended = self._clock.now()
+
+        try:
+            return await self._compute.train(timed, num_tokens)
+        finally:
+            if ended is not None:  # else it goes on, though nobody waits for it any more
+                self._on_spent(ended - began)
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        return await self._compute.serve(work)
+
+    async def aclose(self) -> None:
+        """Do nothing: others compute there, too."""
+
 
 SHOW_S = 60.0  # between two events that say the same
 
@@ -68,3 +110,26 @@ class Telling:
         rates = tuple(sum(each.rate for each in stage.values()) for stage in stages)
         waiting = tuple(sum(each.num_waiting for each in stage.values()) for stage in stages)
         self._emit(StagesSeen(members=members, rates=rates, waiting=waiting, names=names))
+
+
+KEEPS = 0.98  # of what was measured before, at each piece of work: the last hundred or so count
+PIECES = 3  # of a sample's way: forward pass, input gradient, weights' gradients
+
+
+class Busy:
+    """Of one stage. A piece of work is of one micro-batch."""
+
+    def __init__(self, micro_batch: int) -> None:
+        self._micro_batch = micro_batch
+        self._spent_s = 0.0
+        self._num = 0.0
+
+    def note(self, spent_s: float) -> None:
+        """Take up what a piece of work took."""
+        self._spent_s = KEEPS * self._spent_s + spent_s
+        self._num = KEEPS * self._num + 1
+
+    @property
+    def rate(self) -> float:
+        """Samples a second that this peer would compute if it never waited; 0.0: nothing was measured."""
+        return self._num * self._micro_batch / (PIECES * self._spent_s) if self._spent_s > 0 else 0.0

@@ -1,6 +1,6 @@
 """Who holds which stage, as each peer says of itself.
 
-It is a plain table: what is heard goes in, what is asked comes out. It does not know links, nor how news travel.
+It is a plain table: what is heard goes in, what is asked comes out.
 """
 
 from collections.abc import Iterator, Sequence

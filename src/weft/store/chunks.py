@@ -8,7 +8,7 @@ A chunk is a blob: newcomers fetch it by digest, a checkpoint is checked by it, 
 where. The digest of the replicated vectors' index is what a replica prints at the end: equal digests, equal bits.
 
 Chunks are views into the vector's own memory, in the order of the machine; every machine that torch trains on is
-little-endian. It does not know what the vectors mean.
+little-endian.
 """
 
 from collections.abc import Iterator, Mapping

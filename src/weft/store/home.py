@@ -22,8 +22,6 @@
 
 Shards and blobs may be shared by many peers and runs: a name is the digest of what it names, and a file appears
 whole or not at all. What is read is checked first.
-
-It does not know where the root is: that is for the command line to say, which may ask the environment.
 """
 
 import re

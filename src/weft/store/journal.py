@@ -12,8 +12,6 @@ that fails together with all others.
 Failure:
 - there is no room, or the folder cannot be written: nothing is kept until the next checkpoint, and it can be asked why.
 - what is read is not what its name says: it is ignored, with all rounds after it.
-
-It does not know how results are made, nor what a state is.
 """
 
 import os

@@ -9,8 +9,6 @@ digest, and takes those that have it. So a crash at any moment costs no more tha
 Failure:
 - no room on the disk: the state comes into memory alone, and a restart fetches it anew.
 - the folder holds something else than a state on its way: it is as if it were empty.
-
-It does not know where chunks come from.
 """
 
 import shutil
@@ -25,7 +23,7 @@ from weft.codec.bounds import Empty
 from weft.data import write_atomically
 from weft.errors import DataError, WireError
 from weft.ids import Digest
-from weft.net.shares import Blob
+from weft.net.multi_source import Blob
 from weft.store.chunks import chunks
 from weft.store.index import StateIndex
 from weft.sync.records.charter import Charter

@@ -10,8 +10,6 @@ view of it is gone.
 
 Where there is little memory beside what is trained, blocks lie in files without a name: the system keeps of them in
 memory what there is room for.
-
-It does not know what the memory is for.
 """
 
 import os

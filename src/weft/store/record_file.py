@@ -1,8 +1,6 @@
 """One canonical record in a file that is replaced whole.
 
 Nothing that is read is believed: a file that is absent, damaged or too large holds nothing.
-
-It does not know what the record means.
 """
 
 from contextlib import suppress

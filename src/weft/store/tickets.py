@@ -6,8 +6,6 @@
 
 Secret and ticket are for their owner's eyes only. Each file is replaced whole or stays as it was, so a full disk takes
 nothing away.
-
-It does not know networks, nor when there is something new to keep.
 """
 
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ for two of these writes.
 A record holds what binds this peer in its present round, and how far it has voted on the branches that it has left. A
 peer that comes back from an older checkpoint finds rounds before it that it has voted in and no longer knows how: it
 must not vote in them again, or they could be decided twice.
-
-It does not know how a round is agreed on.
 """
 
 import errno

@@ -6,8 +6,6 @@ Memory: where it runs out, the micro-batch is halved and the whole batch begins 
 fp16: its smallest number is 6e-8, so the loss is multiplied before the backward pass and the gradient divided after it
 (Micikevicius et al., 1710.03740, section 3.2). The factor is halved, and the batch begins again, where a gradient
 overflows; it is doubled after 2000 batches without.
-
-It does not know learning rates, clipping, or what becomes of the gradient.
 """
 
 import math

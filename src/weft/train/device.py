@@ -7,8 +7,6 @@
 
 A CPU's memory must be counted before it is used: Linux promises more than it has and then kills. A GPU says when it is
 full, so there the trainer starts with the whole batch and halves.
-
-It does not know training; the figures are those of `weft.cost.training`.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +20,9 @@ from torch import dtype
 from weft.cost import training as cost
 from weft.errors import ConfigError, OutOfMemory, TooLarge
 from weft.model.config import ModelConfig, num_parameters
-from weft.run.caps import CapsConfig
 from weft.run.config import LoopConfig, RunConfig
 from weft.run.host import host_free_nbytes, process_nbytes
-from weft.run.machine import PeerConfig
+from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.costs import peer_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]

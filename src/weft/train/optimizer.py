@@ -10,8 +10,6 @@ torch's fused AdamW reads and writes each number once. It is called as a functio
 vectors and a count, which a checkpoint saves as they are) and because making a `torch.optim.Optimizer` imports the
 compiler, which takes seconds. Last bits differ between instruction sets: it is for what stays on one peer.
 
-It does not know schedules, clipping, or what a gradient is the mean of.
-
 AdamW: Loshchilov and Hutter, 1711.05101, algorithm 2. Muon: Jordan et al., 2024; its length: Liu et al., 2502.16982,
 equation 4.
 """

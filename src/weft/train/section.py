@@ -5,8 +5,6 @@
     trainer.make_step(total, rate)          # methods that send deltas: an inner step on what has been added up
 
 All else is a `Trainer`'s, on the section's vector. Evaluation and text need all sections, and are made elsewhere.
-
-It does not know peers, beats or rounds.
 """
 
 from collections.abc import Callable
@@ -28,9 +26,8 @@ from weft.pipeline.device import Given, Passed
 from weft.pipeline.split.section import LayersAt
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Sum
-from weft.run.confinement import confinement
 from weft.run.machine import PeerConfig
-from weft.run.staged import StagedConfig
+from weft.run.staged import StagedConfig, confinement
 from weft.train.learner import NOTHING_CAME, Work
 from weft.train.tied import TiedTrainer
 from weft.train.trainer import Trainer

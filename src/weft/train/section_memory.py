@@ -8,8 +8,6 @@
 Parameters, moments, outer state and what rounds need are those of any run, of the section alone (`sync.memory`); in
 place of one micro-batch's activations stand those of all that are under way (`weft.cost.pipeline`). Nothing is counted
 of what later attempts bring, which is held within `pipeline.worker.Bounds.held_nbytes` where members die.
-
-It does not know what a machine has.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +24,7 @@ from weft.pipeline.codec import boundary
 from weft.pipeline.codec import build as build_boundary
 from weft.pipeline.codec.activations import AqSgdConfig, SubspaceConfig
 from weft.pipeline.config import PipelineConfig
-from weft.pipeline.origin import PER_STAGE
+from weft.pipeline.sender import PER_STAGE
 from weft.pipeline.worker import Bounds
 from weft.run.config import TrainConfig
 from weft.run.machine import PeerConfig

@@ -1,7 +1,4 @@
-"""What inner steps have in common wherever they are made: their rate, their count, and what is told of them.
-
-It does not know how a step is computed.
-"""
+"""What inner steps have in common wherever they are made: their rate, their count, and what is told of them."""
 
 import math
 from collections.abc import Callable

@@ -6,8 +6,6 @@
 
 A sample adds to the gradient twice, where the first section embeds its tokens and where the last one tells how likely
 they are; each end hands in its half. So the mean over halves counts twice, and a half is worth half a sample's tokens.
-
-It does not know who holds the ends.
 """
 
 from collections.abc import Callable

@@ -10,7 +10,9 @@ has neither: its parameters are the outer ones (on a CPU, the very same memory),
 `park` leaves the device: what it held goes to the host's memory, where it is read and set as before, until `unpark`.
 
 Everything here is synchronous and belongs to one thread at a time, but for `park` and `unpark`, which may come beside
-whoever reads or sets what is kept. It does not know peers, rounds, sockets or asyncio.
+whoever reads or sets what is kept.
+
+The model that a peer trains, over its local parameters: the run's, or the section of it that a stage has.
 """
 
 import threading
@@ -30,16 +32,33 @@ from weft.data.batch import Batches
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, WarmedUp
 from weft.inference.sample import Sampling, generate
-from weft.model import Transformer, assemble
+from weft.model import FlatModel, Transformer, assemble, attach, layout
+from weft.model.flat import Part
+from weft.model.transformer import SectionModule
 from weft.run.config import Genesis, RunConfig
 from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig
 from weft.train import optimizer as inner
 from weft.train.backward import Backward, LossScale
 from weft.train.device import allocating, check_fits, choose, limit_memory
 from weft.train.learner import Work, nothing
-from weft.train.local_model import model_over
 from weft.train.optimizer import InnerOptimizer, State
 from weft.train.steps import Steps, mean_loss, prompt_ids
+
+
+def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
+    """Return the run's model over `vector`, with a gradient beside it."""
+    section = run.section if isinstance(run, StagedConfig) else None
+    with torch.device("meta"):
+        module: Part = Transformer(run.model, has_recompute=peer.has_recompute)
+        if section is not None:  # whose passes are computed again as wholes, if they are
+            module = SectionModule(run.model, section)
+    attach(module, vector)
+    gradient = torch.zeros_like(vector)
+    spans = layout(run.model, section)
+    for span in spans:
+        module.get_parameter(span.name).grad = spans.view(gradient, span)
+    return FlatModel(module, vector, gradient)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from weft.bench.bench_trend import Trend, fit, gap_of
+from weft.bench.report import Trend, fit, gap_of
 
 
 def test_a_gap_is_between_equal_seeds() -> None:

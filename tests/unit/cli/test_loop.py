@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from weft.cli.doctor import ticket as findings_ticket
-from weft.cli.loop import run_loop
+from weft.cli.process import run_loop
 from weft.run.machine import PeerConfig
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.failure import explain
-from weft.cli.paragraph import wrapped
+from weft.cli.terminal import wrapped
 from weft.errors import ConfigError
 
 PATH = "/home/somebody/" + "a-long-folder/" * 6

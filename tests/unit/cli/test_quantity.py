@@ -2,10 +2,10 @@
 
 import pytest
 
-from weft.cli import quantity
+from weft.cli import options
 from weft.cli.run.join import capped
 from weft.errors import ConfigError
-from weft.run.caps import CapsConfig
+from weft.run.machine import CapsConfig
 
 
 @pytest.mark.parametrize(
@@ -25,36 +25,36 @@ from weft.run.caps import CapsConfig
     ],
 )
 def test_a_rate_is_bits_per_second(text: str, bps: float) -> None:
-    assert quantity.rate_bps("--up", text) == bps
+    assert options.rate_bps("--up", text) == bps
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("50GB", 50 * 10**9), ("512 MiB", 512 << 20), ("1tb", 10**12), ("1000", 1000), (".5kB", 500)]
 )
 def test_bytes_are_decimal_unless_they_say_otherwise(text: str, count: int) -> None:
-    assert quantity.nbytes("--memory", text) == count
+    assert options.nbytes("--memory", text) == count
 
 
 def test_what_is_not_given_is_nothing() -> None:
-    assert quantity.nbytes("--memory", None) is None
+    assert options.nbytes("--memory", None) is None
 
 
 @pytest.mark.parametrize("text", ["fast", "20mb", "20MB/s", "20MBps", "-1mbit", "0mbit", "0", "mbit", "", "1 2mbit"])
 def test_what_is_no_rate_names_the_option_and_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--up .*20mbit"):
-        quantity.rate_bps("--up", text)
+        options.rate_bps("--up", text)
 
 
 @pytest.mark.parametrize("text", ["20", "1000", "1e3", "99999"])
 def test_a_bare_small_number_may_mean_megabits_and_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--up {text}: .*Write .*mbit if you mean megabits"):
-        quantity.rate_bps("--up", text)
+        options.rate_bps("--up", text)
 
 
 @pytest.mark.parametrize("text", ["5GB/s", "20mbit", "much", ""])
 def test_what_is_no_number_of_bytes_names_the_option_and_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--per-day .*50GB"):
-        quantity.nbytes("--per-day", text)
+        options.nbytes("--per-day", text)
 
 
 def test_the_terms_show_what_is_capped_and_nothing_where_nothing_is() -> None:

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from weft.cli.spread import spread
+from weft.cli.options import spread
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.dashboard.history import LISTS, MAX_ROWS, History
-from weft.dashboard.now import About
+from weft.dashboard.history import LISTS, MAX_ROWS, About, History
 from weft.events import (
     VERSION,
     CheckpointFailed,

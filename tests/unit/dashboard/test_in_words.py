@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.dashboard.in_words import in_words
+from weft.dashboard.words import in_words
 from weft.sync.method.presets import (
     AsyncDiLoCoConfig,
     DdpConfig,

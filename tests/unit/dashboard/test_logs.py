@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from unit.dashboard.test_history import A, said
-from weft.cli.loop import run_loop
+from weft.cli.process import run_loop
 from weft.cli.watch.sources import follow_logs
 from weft.dashboard.logs import logged, older
-from weft.event_file import JsonlSink
 from weft.events import Entry, Notice
-from weft.log import LogTail
+from weft.log import JsonlSink, LogTail
 
 LINE_NBYTES = 200  # more than one here
 

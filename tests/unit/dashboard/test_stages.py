@@ -9,15 +9,12 @@ import pytest
 
 from unit.dashboard.test_history import A, B, C, commit, history, said, started, step
 from weft.dashboard.advice import advice_of
-from weft.dashboard.history import History
-from weft.dashboard.now import About
+from weft.dashboard.history import About, History
 from weft.dashboard.page.metrics import metrics_of
 from weft.dashboard.report import told_of
-from weft.dashboard.routine import described
 from weft.dashboard.run import Run
-from weft.dashboard.severity import NOTE, ROUTINE, WARNING, severity_of
 from weft.dashboard.stages import Lead, Stages, holding, layers_of, led, ordinal, slowest, state_at_commit, told
-from weft.dashboard.words import notable
+from weft.dashboard.words import NOTE, ROUTINE, WARNING, described, notable, severity_of
 from weft.events import (
     Entry,
     Event,

@@ -12,10 +12,9 @@ from unit.peer.crew import Crew
 from weft.clock import VirtualClock
 from weft.events import RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
-from weft.launch.company import CALLED_S, HEARD_S, NOBODY, Company, Pace
 from weft.launch.peer import join
 from weft.launch.session import Options
-from weft.launch.terms import Terms
+from weft.launch.terms import CALLED_S, HEARD_S, NOBODY, Company, Pace, Terms
 from weft.net.messages import Contact, Heartbeat
 from weft.net.ticket import issue, read
 from weft.run.machine import PeerConfig

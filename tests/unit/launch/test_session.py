@@ -15,7 +15,7 @@ from weft.launch import control
 from weft.launch.guard import DayCount
 from weft.launch.session import Footing
 from weft.observe.telemetry import Bulletins
-from weft.run.caps import CapsConfig
+from weft.run.machine import CapsConfig
 from weft.store.home import PeerFolder
 
 

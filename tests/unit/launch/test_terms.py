@@ -14,7 +14,7 @@ from weft.codec.dense import Fp32
 from weft.cost import training as cost
 from weft.ids import Digest, PeerId, RunId
 from weft.launch import terms
-from weft.launch.company import NOBODY, Pace
+from weft.launch.terms import NOBODY, Pace
 from weft.model import num_parameters
 from weft.net.messages import Contact
 from weft.net.ticket import Ticket

@@ -5,7 +5,7 @@ import heapq
 import pytest
 
 from weft.ids import Digest, PeerId
-from weft.net.shares import LATE_S, MAX_LACKING, MAX_UNDER_WAY, Blob, Shares
+from weft.net.multi_source import LATE_S, MAX_LACKING, MAX_UNDER_WAY, Blob, Shares
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 MIB = 1 << 20

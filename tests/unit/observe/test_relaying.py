@@ -11,8 +11,16 @@ from weft.errors import Unreachable, WireError
 from weft.events import VERSION, Entry, Notice
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
-from weft.observe.relaying import MAX_ANSWERS, MAX_ASKED, NOTHING, Relaying
-from weft.observe.telemetry import WINDOW_S, BulletinAnswer, BulletinRequest, Bulletins
+from weft.observe.telemetry import (
+    MAX_ANSWERS,
+    MAX_ASKED,
+    NOTHING,
+    WINDOW_S,
+    BulletinAnswer,
+    BulletinRequest,
+    Bulletins,
+    Relaying,
+)
 
 RUN = RunId("ab" * 32)
 VISITOR = PeerId("99" * 32)

@@ -12,7 +12,7 @@ from weft.keys import Identity, verify
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.round.proofs import Proofs, accept_of
+from weft.peer.round.inbox import Proofs, accept_of
 from weft.sync.records.messages import Accept, Certificate, Committed, Counted, Goodbye, Manifest, PartResult, RoundNote
 from weft.sync.round import round
 from weft.sync.round.leases import lease

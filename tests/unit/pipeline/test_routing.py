@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from weft.ids import PeerId
-from weft.pipeline.pace import Pace
-from weft.pipeline.routing import WARM_TURNS, Failure, Near, Reserved, Route
+from weft.pipeline.routing import WARM_TURNS, Failure, Near, Pace, Reserved, Route
 
 A, B, C, D = (PeerId(f"{number:064x}") for number in range(4))
 ME, OTHER = PeerId("e" * 64), PeerId("f" * 64)

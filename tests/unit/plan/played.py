@@ -21,9 +21,8 @@ from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.device import Given
 from weft.pipeline.dispatch import Desk
 from weft.pipeline.link import Lane
-from weft.pipeline.origin import Origin
 from weft.pipeline.routing import Near, Route
-from weft.pipeline.sender import Sender
+from weft.pipeline.sender import Origin, Sender
 from weft.pipeline.worker import Worker
 from weft.wire import Buffer
 

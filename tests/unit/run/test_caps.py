@@ -13,9 +13,19 @@ from weft.config import from_tree
 from weft.errors import ConfigError
 from weft.events import Event, Notice
 from weft.launch.guard import DayCount, Guard
-from weft.run.caps import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at, span
 from weft.run.host import chosen_cores, limit_cores, process_nbytes
-from weft.run.machine import PeerConfig
+from weft.run.machine import (
+    CapsConfig,
+    Moved,
+    PeerConfig,
+    clock_face,
+    is_near,
+    is_open,
+    minute_of,
+    moved_on,
+    opens_at,
+    span,
+)
 
 DAY_S = 86_400.0
 

@@ -13,8 +13,7 @@ from weft.cost import training as cost
 from weft.errors import ConfigError, TooLarge
 from weft.model import named, num_parameters
 from weft.run import host
-from weft.run.caps import CapsConfig
-from weft.run.machine import PeerConfig
+from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 from weft.train import device as module
 from weft.train.device import (

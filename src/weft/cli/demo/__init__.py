@@ -1,1 +1,1 @@
-"""demo: see the tree in README.md."""
+"""`weft demo`: four peers on this machine, from an empty folder to a model that writes."""

@@ -7,9 +7,9 @@ import msgspec
 
 from weft.cli.demo.ngram_baseline import ORDER
 from weft.cli.demo.swarm import Swarm
+from weft.cli.home import command_for
 from weft.cli.model.generate import excerpt
 from weft.cli.model.trained import Trained, open_trained
-from weft.cli.place import command_for
 from weft.cli.run.running import Report
 from weft.cli.run.summary import INDENT, beside, measured, try_next
 from weft.cli.screen.draw import ring

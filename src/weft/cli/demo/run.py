@@ -18,11 +18,11 @@ from typing import Any
 from weft.cli.demo import end as demo_end
 from weft.cli.demo import ngram_baseline as yardstick
 from weft.cli.demo.swarm import DEVICE, PeerFailed, Swarm
-from weft.cli.paragraph import tell, terminal_width, wrapped
 from weft.cli.plan import speed_here as here
-from weft.cli.plan.pace import tokens_in
+from weft.cli.plan.speed_here import tokens_in
 from weft.cli.screen.screen import Screen, make_screen
 from weft.cli.screen.view import Facts
+from weft.cli.terminal import tell, terminal_width, wrapped
 from weft.clock import SystemClock
 from weft.config import dump, from_tree, load_tree
 from weft.data import ByteTokenizer

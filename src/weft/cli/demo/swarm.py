@@ -5,9 +5,7 @@ line or in a file of this folder. Each writes its log below the shared home; `ne
 
 Failure:
 - a peer ends with an error: `check` raises, with the code and the last words of that peer.
-- this process ends, however: the peers stop by themselves (`weft.cli.parent`).
-
-It does not know what is trained.
+- this process ends, however: the peers stop by themselves (`weft.cli.process`).
 """
 
 import os

@@ -1,1 +1,1 @@
-"""doctor: see the tree in README.md."""
+"""`weft doctor`: what this machine is, can reach and can hold; what is in the way, and what to do about it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import settings
-from weft.cli.place import home_of
+from weft.cli.home import home_of
 
 if TYPE_CHECKING:
     from weft.cli.doctor.finding import Finding
@@ -62,7 +62,7 @@ def _show(findings: "Iterable[Finding]") -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from weft.cli.paragraph import wrapped
+    from weft.cli.terminal import wrapped
 
     console, num_blocking = Console(), 0
     for finding in findings:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from weft.cli.doctor.finding import Fact, Finding
-from weft.cli.loop import run_loop
+from weft.cli.process import run_loop
 from weft.clock import SystemClock
 from weft.dashboard import figures
 from weft.errors import WeftError
 from weft.keys import Identity
 from weft.net.link.handshake import Passport
-from weft.net.link.trial import Trial, called, listed, places, told, way
-from weft.net.link.unreached import FRESH, verdict
+from weft.net.link.trial import FRESH, Trial, called, listed, places, told, verdict, way
 from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node
 from weft.net.probe import probe_all

@@ -1,1 +1,1 @@
-"""model: see the tree in README.md."""
+"""Verbs on a trained model: generate, eval, export, inspect, and `weft tokenizer`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.place import home_of
+from weft.cli.home import home_of
 from weft.cli.terminal import WorkLine
 from weft.clock import SystemClock
 from weft.progress import Meter
@@ -134,7 +134,7 @@ def _heldout(trained: "Trained", home: Path) -> Text:
 def _given(trained: "Trained", paths: Sequence[str]) -> Text:
     import numpy as np
 
-    from weft.cli.texts import own_documents, own_nbytes
+    from weft.cli.options import own_documents, own_nbytes
 
     end = trained.tokenizer.end_of_text
     parts: list[NDArray[np.integer]] = []

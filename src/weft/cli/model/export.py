@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.place import home_of
+from weft.cli.home import home_of
 from weft.cli.terminal import WorkLine
 from weft.clock import SystemClock
 from weft.progress import Meter

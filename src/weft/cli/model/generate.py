@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.place import home_of
+from weft.cli.home import home_of
 
 if TYPE_CHECKING:
     from weft.data import Tokenizer

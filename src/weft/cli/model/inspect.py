@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.place import home_of
+from weft.cli.home import home_of
 from weft.dashboard import figures
 
 _START_NBYTES = 4096  # as much as tells files apart

@@ -26,7 +26,7 @@ def train(
     ] = None,
 ) -> None:
     """Train byte-level BPE; the same text gives the same tokenizer."""
-    from weft.cli.texts import own_documents, own_nbytes
+    from weft.cli.options import own_documents, own_nbytes
     from weft.data import StdlibSource, train_bpe, write_atomically
     from weft.data.corpus import documents, text_nbytes
     from weft.errors import ConfigError

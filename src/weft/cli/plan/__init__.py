@@ -1,1 +1,1 @@
-"""plan: see the tree in README.md."""
+"""Verbs that reckon and play: plan, methods, bench, simulate, and how fast this machine is."""

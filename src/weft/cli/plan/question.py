@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from weft.cli import settings
-from weft.cli.quantity import rate_bps
+from weft.cli.options import rate_bps
 from weft.codec import (
     Bf16Config,
     CodecConfig,

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from weft.cli.paragraph import terminal_width, wrapped
 from weft.cli.plan.question import Asked
+from weft.cli.terminal import terminal_width, wrapped
 from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.plan.forecast import Bill, Forecast, Hold, Part

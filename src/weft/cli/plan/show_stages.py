@@ -1,7 +1,4 @@
-"""What `weft plan` prints of a run with stages: for people, and as JSON for programs.
-
-It does not know how the figures come about (`weft.plan.cut`, `weft.plan.best_cut`).
-"""
+"""What `weft plan` prints of a run with stages: for people, and as JSON for programs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from weft.cli.paragraph import terminal_width, wrapped
 from weft.cli.plan.question import Asked
+from weft.cli.terminal import terminal_width, wrapped
 from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.plan.best_cut import Best, best_stages

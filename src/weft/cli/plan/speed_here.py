@@ -4,7 +4,14 @@ The median of many short runs is what the machine keeps up. Where several peers 
 cores as threads. Cores share caches and often units, so as many processes as have room make the same steps meanwhile;
 what one of them does is shared out among the peers.
 
-It does not know the run's data: the tokens are zeros, which take as long as any.
+How long a step takes, and how many tokens the peers of one machine train on in a given time.
+
+Of many short runs half are faster than what is told. The fastest one is up to a fifth faster than that even where
+nothing disturbs it, and no run keeps it up. Where another program wants all cores, threads wait for one another, and
+single steps take up to a hundred times as long: they are not told of while most are well.
+
+An estimate: peers that share the cores of one machine also exchange and evaluate, and other programs take their share.
+What is timed is for others to say: `weft.cli.plan.speed_here` times whole inner steps.
 """
 
 import multiprocessing
@@ -13,23 +20,63 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Semaphore
+from statistics import median
 
 import torch
 
-from weft.cli.plan.pace import usual_s
 from weft.cli.terminal import WorkLine
-from weft.clock import SystemClock
+from weft.clock import Clock, SystemClock
 from weft.cost import training as cost
 from weft.errors import TooLarge
 from weft.model import ModelConfig, Transformer, flatten
 from weft.model.config import num_parameters
 from weft.progress import Meter
-from weft.run.config import TrainConfig
+from weft.run.config import RunFile, TrainConfig
 from weft.run.host import host_free_nbytes
 from weft.run.machine import PeerConfig
 from weft.train import optimizer as inner
 from weft.train.backward import Backward
 from weft.train.device import Device, choose, decoder, device_free_nbytes
+
+_NUM_WARM = 3  # the first steps allocate, and wake threads
+_LEAST_STEPS, _MEASURED_S = 8, 3.0  # timed: so many at least, and then until so much time has passed
+_PATIENCE_S = 10.0  # of warm steps and of timed ones: the last of either begins before that
+_SHARE = 0.6  # of the time goes into inner steps, in the demo on two cores; the rest: exchange, outer steps, evaluation
+
+
+def tokens_in(run_file: RunFile, seconds: float, tokens_per_s: float) -> int:
+    """Return about how many tokens all peers commit in `seconds`, a whole number of rounds.
+
+    Args:
+        tokens_per_s: of each peer's inner steps, with all of them at work.
+    """
+    train = run_file.train
+    every = getattr(run_file.method, "every", 1)
+    per_round = every * run_file.peers * train.batch_size * train.seq_len
+    wanted = _SHARE * seconds * tokens_per_s * run_file.peers
+    return max(1, round(wanted / per_round)) * per_round
+
+
+def usual_s(step: Callable[[], None], clock: Clock | None = None) -> float:
+    """Return the seconds of the median of many steps. Takes about three; of long steps as many as begin in ten seconds
+    of warming up, and in ten of timing, one each at least.
+    """
+    clock = clock or SystemClock()
+
+    def took_s() -> float:
+        began = clock.now()
+        step()
+        return clock.now() - began
+
+    warm_s = 0.0
+    for _ in range(_NUM_WARM):
+        if warm_s < _PATIENCE_S:
+            warm_s += took_s()
+    all_s = [took_s()]
+    while (len(all_s) < _LEAST_STEPS or sum(all_s) < _MEASURED_S) and sum(all_s) < _PATIENCE_S:
+        all_s.append(took_s())
+    return median(all_s)
+
 
 _SPARE = 0.9
 _START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for

@@ -1,1 +1,1 @@
-"""run: see the tree in README.md."""
+"""Verbs that take part in a run, or speak to one: train, join, anchor, gather, pause, act, ticket, keys."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from weft.cli import settings
-from weft.cli.loop import run_loop
-from weft.cli.place import home_of
-from weft.cli.spread import spread
+from weft.cli.home import home_of
+from weft.cli.options import spread
+from weft.cli.process import run_loop
 from weft.ids import PeerId, short
 
 if TYPE_CHECKING:

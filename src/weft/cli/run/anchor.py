@@ -9,10 +9,10 @@ import typer
 
 import weft
 from weft.cli import settings
-from weft.cli.loop import run_loop
+from weft.cli.home import home_of
+from weft.cli.options import spread
 from weft.cli.options import until as read_until
-from weft.cli.place import home_of
-from weft.cli.spread import spread
+from weft.cli.process import run_loop
 from weft.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def anchor(
 
 
 def _run(text: str, options: "Options", stay: settings.Keep) -> None:
-    from weft.cli.parent import stop_with_parent
-    from weft.cli.process import NOTHING_TO_SAVE, Stopper
+    from weft.cli.process import NOTHING_TO_SAVE, Stopper, stop_with_parent
     from weft.cli.screen.screen import make_screen
     from weft.cli.screen.view import Facts
     from weft.launch.anchor import anchor as keep

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
-from weft.cli.place import command_for, home_of
-from weft.cli.spread import spread
+from weft.cli.home import command_for, home_of
+from weft.cli.options import spread
 from weft.cli.terminal import WorkLine
 from weft.dashboard import figures
 
@@ -33,7 +33,7 @@ def gather(
     here: settings.Here,
 ) -> None:
     """Put the sections of a run with stages together: fetch them from its members, or take those that lie here."""
-    from weft.cli.loop import run_loop
+    from weft.cli.process import run_loop
     from weft.cli.run.summary import beside, try_next
     from weft.ids import RunId, short
     from weft.launch.session import Options

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
+from weft.cli.home import home_of
+from weft.cli.options import spread
 from weft.cli.options import until as read_until
-from weft.cli.place import home_of
 from weft.cli.run.torchrun import served
-from weft.cli.spread import spread
 from weft.clock import SystemClock
 from weft.dashboard import figures
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weft.launch.terms import Allowance, Terms
     from weft.peer.context import Trainers
     from weft.peer.peer import Outcome
-    from weft.run.caps import CapsConfig
+    from weft.run.machine import CapsConfig
 
 
 @spread

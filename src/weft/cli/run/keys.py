@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.place import home_of
+from weft.cli.home import home_of
 
 _Key = Annotated[Path, typer.Argument(help="Key file.", show_default=False)]
 _Passphrase = Annotated[

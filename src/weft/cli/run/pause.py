@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.home import called
-from weft.cli.place import home_of
+from weft.cli.home import called, home_of
 
 if TYPE_CHECKING:
     from weft.launch.control import Word

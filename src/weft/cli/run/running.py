@@ -11,11 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from weft.cli.loop import run_loop
+from weft.cli.home import command_for
 from weft.cli.options import Contributed, Until
-from weft.cli.parent import stop_with_parent
-from weft.cli.place import command_for
-from weft.cli.process import NOTHING_TO_SAVE, Stopper
+from weft.cli.process import NOTHING_TO_SAVE, Stopper, run_loop, stop_with_parent
 from weft.cli.run.summary import summary
 from weft.cli.run.torchrun import trainers
 from weft.cli.screen.screen import make_screen

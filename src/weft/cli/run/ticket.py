@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.home import called
-from weft.cli.place import command_for, home_of
+from weft.cli.home import called, command_for, home_of
 from weft.ids import short
 
 

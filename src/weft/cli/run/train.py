@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
+from weft.cli.home import home_of
+from weft.cli.options import spread
 from weft.cli.options import until as read_until
-from weft.cli.place import home_of
 from weft.cli.run.torchrun import served
-from weft.cli.spread import spread
 from weft.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""screen: see the tree in README.md."""
+"""The live view of a terminal: what it knows, how that is drawn, and where."""

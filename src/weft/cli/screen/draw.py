@@ -1,6 +1,6 @@
 """The view as a terminal shows it: a line per peer and stage, the loss curve, bytes, time left, what happened last.
 
-Pure: a `View` in, something rich can print out. It does not know where it is printed.
+Pure: a `View` in, something rich can print out.
 """
 
 import math
@@ -12,10 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.paragraph import wrapped
 from weft.cli.screen.view import Line, View
+from weft.cli.terminal import wrapped
 from weft.dashboard import figures
-from weft.dashboard.reckoned import AWAY
+from weft.dashboard.figures import AWAY
 from weft.dashboard.stages import Stages, ordinal, rate, slowest
 
 _LEVELS = " ▁▂▃▄▅▆▇█"

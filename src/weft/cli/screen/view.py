@@ -5,15 +5,13 @@ before what others say of it. Of a run with stages, rounds, tokens and losses ar
 heard, and peers those of all (`dashboard.stages`). Loss is the mean over inner steps since the last commit; bytes are
 those of the peers that are heard, held against what a ring all-reduce of bf16 gradients would have moved for the same
 steps.
-
-It does not know terminals: `draw` and `screen` show it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from weft.dashboard import figures
-from weft.dashboard.reckoned import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
+from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, state_at_commit, told
 from weft.dashboard.words import notable
 from weft.events import (

@@ -1,1 +1,1 @@
-"""watch: see the tree in README.md."""
+"""Verbs that look at a run: status, watch, report, compare."""

@@ -127,7 +127,7 @@ async def _known_of(node: "Node") -> "tuple[str, StagedConfig | None]":
     """
     from weft.errors import WeftError
     from weft.ids import Digest, short
-    from weft.net.holders import small_from
+    from weft.net.multi_source import small_from
     from weft.run.genesis import read_run
     from weft.run.outline import read_outline
     from weft.run.staged import StagedConfig

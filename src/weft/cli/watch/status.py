@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import settings
-from weft.cli.place import home_of
+from weft.cli.home import home_of
 from weft.cli.watch.sources import Given
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def status(
     transports: settings.Transports = None,
 ) -> None:
     """Say how a run stands: its members, its loss, its bytes, what went wrong. Whoever asks trains nothing."""
-    from weft.cli.loop import run_loop
+    from weft.cli.process import run_loop
     from weft.cli.screen.screen import QuietScreen, make_screen
     from weft.cli.watch.sources import Logs, find, follow_logs
     from weft.dashboard.logs import logged

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import settings
-from weft.cli.place import home_of
+from weft.cli.home import home_of
 from weft.cli.watch.sources import Given
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def watch(
     transports: settings.Transports = None,
 ) -> None:
     """Show a run on a page of this machine: losses, peers, rounds, bytes, what is wrong. Ctrl-C ends it."""
-    from weft.cli.loop import run_loop
+    from weft.cli.process import run_loop
     from weft.cli.watch.sources import find
     from weft.rng import fresh_secret
 

@@ -1,1 +1,4 @@
-"""page: see the tree in README.md."""
+"""The page of `weft watch`: what a browser asks for, and what it is told as it happens.
+
+It does not know where events come from.
+"""

@@ -9,8 +9,7 @@ nobody up: nothing is queued for it.
 import asyncio
 from typing import Any
 
-from weft.dashboard.history import History
-from weft.dashboard.now import About
+from weft.dashboard.history import About, History
 from weft.events import Entry
 from weft.observe.redact import public_entry
 

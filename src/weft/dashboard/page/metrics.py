@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from weft.dashboard.history import History
-from weft.dashboard.now import Now
-from weft.dashboard.severity import SEVERITIES
+from weft.dashboard.history import History, Now
+from weft.dashboard.words import SEVERITIES
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -1,8 +1,6 @@
 """One blob, or a range of one, on one bulk stream: the request, the header, the bytes.
 
 A kept stream may have died unnoticed: what is asked on it first then fails as `StaleStream`, and a fresh one may work.
-
-It does not know who borrows streams, nor what digests mean.
 """
 
 import asyncio

@@ -7,8 +7,6 @@ A holder that is itself fetching what it is asked for lets the asker wait (`expe
 whose last has only to ask the one before it.
 
 Whoever hashes on another thread hands in an `offload`; on a virtual clock it runs inline.
-
-It does not know what a blob means or who may have it: `offer` takes a function that decides by peer and digest.
 """
 
 import asyncio

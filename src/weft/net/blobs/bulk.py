@@ -3,8 +3,6 @@
 The side that fetches opens a stream as the control link was opened, because that way works. When the other side
 dialled the link, it is asked to dial the bulk stream too (`BulkPlease`, answered by a stream that begins with
 `BulkOffer`), and only if that fails its addresses are tried.
-
-It does not know what travels on the streams.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""What the first of several peers delivers.
-
-It does not know what is asked for.
-"""
+"""What the first of several peers delivers."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar

@@ -7,8 +7,6 @@
 Not none: a swarm whose rounds exchange all the time would otherwise never let anybody in. Shares are of bytes, because
 what a line can carry is not known: what urgent blobs get through is what it carries. And not too few: a slice leaves at
 the latest after `STARVED_S`.
-
-It does not know what is sent.
 """
 
 import asyncio

@@ -2,8 +2,6 @@
 
 A method is named after its record type. Handlers are registered before the node starts or at any time later; a
 call to a method that nobody serves fails at the caller, a note that nobody heeds is dropped.
-
-It does not know connections.
 """
 
 from collections.abc import Awaitable, Callable

@@ -3,8 +3,6 @@
 The transport has verified both keys before. What can be wrong is told apart, because each needs another remedy:
 another version (`WireError`: update), another run (`GenesisMismatch`: ask for a ticket of the right one), no
 admission (`Refused`: ask a member). A refusal is a frame of its own, so the joiner's user reads the reason.
-
-It does not know which of several connections to one peer survives; `links` decides.
 """
 
 import asyncio

@@ -27,7 +27,8 @@ from weft.tasks import Tasks
 
 VIA = "via"  # the transport through another peer
 # Of an elector of the largest run: 63 wards, 31 electors, 8 of the overlay, as many that others keep or twice that, 16
-# idle ones (net/heartbeat.py). What is left is for newcomers, who ask one elector after another for a place.
+# idle ones (net/membership/membership.py). What is left is for newcomers, who ask one elector after another for a
+# place.
 MAX_LINKS = 192
 
 MAX_FORMER = 1024  # peers whose lost links are remembered: keys are free to make

@@ -6,9 +6,7 @@
       what is newer here, and its own lists of those ─────────►
       ◄─────────── what is newer there
 
-What a bucket and its sum are, net/view.py says, which keeps them as the roll changes.
-
-It does not know who said what, nor when to compare.
+What a bucket and its sum are, net/membership/anti_entropy_index.py says, which keeps them as the roll changes.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,13 +1,11 @@
 """Who is present in a large swarm, in the buckets in which views are compared: an index of a roll.
 
 A roll of a thousand changes with each claim that comes and is compared each second while it grows: to go through all of
-it each time would cost the swarm the square of its size. So `roll.put` keeps this beside it, and net/reconcile.py reads
-it: a change touches one bucket.
+it each time would cost the swarm the square of its size. So `roll.put` keeps this beside it, and
+net/membership/anti_entropy.py reads it: a change touches one bucket.
 
 A bucket holds the peers whose keys begin alike. Its sum covers the present ones with their incarnations; equal sums are
 taken for equal buckets. Whoever makes keys whose sums cancel hides those keys, and nobody else's.
-
-It does not know what is believed of anybody, nor this peer itself.
 """
 
 import msgspec

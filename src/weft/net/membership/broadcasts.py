@@ -6,10 +6,9 @@
 Each rumour goes at most once to each partner, never back to where it came from, and at most `LAMBDA` * log2(n + 1)
 times in all (Das, Gupta, Motivala, "SWIM", 2002, section 4.1). A stream loses nothing while it stands, so once over
 each link is enough, and partners are fewer than that bound unless somebody has far more links than meant. What a broken
-link lost, the comparison of views brings (net/reconcile.py). What is not urgent goes to `FEW` only, so that it is heard
-five times by each and not once over every link. A newer rumour about the same thing takes the place of the older.
-
-It does not know what a rumour says, nor who may believe it.
+link lost, the comparison of views brings (net/membership/anti_entropy.py). What is not urgent goes to `FEW` only, so
+that it is heard five times by each and not once over every link. A newer rumour about the same thing takes the place of
+the older.
 """
 
 import math

@@ -2,8 +2,6 @@
 
 A claim that does not hold is the fault of who passes it on: everybody checks before passing on. Claims read lately are
 remembered whole, so the same one from many links is checked once; peers of one process may share a reader.
-
-It does not know what is believed.
 """
 
 from blake3 import blake3

@@ -12,8 +12,6 @@ comes more than `STALL_S` late), that time counts as nobody's silence: the other
 listens for as long again, at most `LISTEN_S`, before it judges anybody: after a long sleep the others have closed
 their links, and those must come up first. A member that is gone and speaks again has recovered; a goodbye is final.
 Who has been away for `FORGET_S` is forgotten, and so is the one longest gone where a newcomer needs its place.
-
-It does not know what the electorate is: views only say who is suspected.
 """
 
 from typing import Annotated, assert_never

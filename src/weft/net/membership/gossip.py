@@ -9,8 +9,6 @@ With each ping and each answer goes this peer's heartbeat, so that linked peers 
 Failure:
 - a claim does not hold, or a note is out of bounds: the link it came over is dropped.
 - a link is full: what did not fit is lost on it, and found by comparing views.
-
-It does not know which regime is right; net/heartbeat.py chooses, and says who is alive where all links are kept.
 """
 
 import asyncio

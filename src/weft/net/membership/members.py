@@ -17,7 +17,7 @@ peer raises it.
 
 Presences expire when they are not renewed: time is measured by the receiver since it first saw that incarnation.
 
-Signatures have been checked before a claim comes here. It does not know links, messages or whom to probe.
+Signatures have been checked before a claim comes here.
 """
 
 import math

@@ -13,8 +13,6 @@ Who sends heartbeats is a member of this view, from the first on: a newcomer tha
 compiles sends none and is nobody whose silence matters. Where links are kept to all, every contact is dialled.
 `status` returns this peer's own heartbeat; the newest of each other that is linked is kept and is an event
 (`MemberProgress`).
-
-It does not know rounds, nor who has a vote.
 """
 
 import asyncio

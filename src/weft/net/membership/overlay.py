@@ -12,8 +12,6 @@ links of its four neighbours only.
 
 Which of both regimes a peer is in, it decides by the number of peers it knows, with hysteresis, and follows those it is
 linked to: so two peers differ for seconds, not for good.
-
-It does not know dialling, nor who is alive.
 """
 
 import heapq

@@ -10,19 +10,17 @@
 
 Any byte is an answer: whoever is heard is not pinged again. A claim goes round as a rumour, with each ping, each
 answer, and by itself where nothing else is said. Views are compared with one partner every quarter of a minute, so what
-was lost on a broken link arrives all the same. Who finds itself accused refutes (net/roll.py).
+was lost on a broken link arrives all the same. Who finds itself accused refutes (net/membership/members.py).
 
 A peer that stands still, or misses answers, is less sure of itself: `strain` makes it wait longer and ping less (local
 health, Dadgar, Phillips, Currey, "Lifeguard", 2018, section IV-A). After an own stall nobody is judged for a while.
 
-Where all links are kept (`is_active` false) nobody is pinged and net/membership.py says who is alive; claims are
-believed, refuted, and passed on to those who keep few links.
+Where all links are kept (`is_active` false) nobody is pinged and net/membership/full_mesh.py says who is alive; claims
+are believed, refuted, and passed on to those who keep few links.
 
 After Das, Gupta, Motivala, "SWIM: Scalable Weakly-consistent Infection-style Process Group Membership Protocol", 2002.
 There, whom to ping is drawn among all members; here among those linked, since a ping over a new connection costs more
-than all the rest: the overlay (net/overlay.py) keeps them few and different for everybody.
-
-It does not know signatures, sockets, or what a member does.
+than all the rest: the overlay (net/membership/overlay.py) keeps them few and different for everybody.
 """
 
 from collections.abc import Iterable

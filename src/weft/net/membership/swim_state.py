@@ -1,4 +1,4 @@
-"""What SWIM's machine knows, hears and says: the words of net/swim.py, which says what it does with them."""
+"""What SWIM's machine knows, hears and says: the words of net/membership/swim.py, which says what it does with them."""
 
 import msgspec
 

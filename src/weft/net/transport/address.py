@@ -1,8 +1,6 @@
 """Addresses as text, and which ones this machine can be reached at.
 
-    tls://203.0.113.7:4433      tls://[2001:db8::1]:4433
-
-It does not know the addresses a router or a cloud puts in front of this machine; the user names those.
+tls://203.0.113.7:4433      tls://[2001:db8::1]:4433
 """
 
 import ipaddress

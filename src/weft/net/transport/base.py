@@ -5,8 +5,6 @@ proven the Ed25519 key behind their `PeerId` before either sees the stream. A st
 streams carry small frames both ways at once; `bulk` streams carry one direction at a time, and an
 implementation may use blocking sockets in threads for them.
 
-It does not know frames, calls, runs or admission; `rpc` builds those on top.
-
 Failure (all implementations):
 - the other side vanishes: `send` or `recv_into` raises `PeerError`, at latest when the caller's deadline
   cancels it; a cancelled call leaves the stream unusable, so close it.

@@ -6,8 +6,6 @@
 
 The bound on a frame is checked before a byte of its payload is read or stored. After any error the position
 in the stream is lost, so close it.
-
-It does not know what a payload means.
 """
 
 import asyncio

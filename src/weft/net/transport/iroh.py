@@ -14,8 +14,6 @@ Failure:
 - a host that vanishes, or a killed process: silence for 30 s (not configurable from Python), then `PeerError`;
   deadlines of the caller are shorter.
 - iroh sends one UPnP multicast when it starts; it has no switch for that (docs/network.md).
-
-It does not know who may take part in a run: any key that proves itself gets a stream.
 """
 
 import asyncio
@@ -37,8 +35,7 @@ from weft.net.messages import MAX_ADDRESSES
 from weft.net.transport.address import host_of, reachable_hosts
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
 from weft.net.transport.gate import Gate, Handshakes
-from weft.net.transport.iroh_patch import mend
-from weft.net.transport.iroh_stream import IrohStream
+from weft.net.transport.iroh_patch import IrohStream, mend
 from weft.tasks import Tasks
 
 SCHEME = "iroh"

@@ -5,8 +5,6 @@ future of the event loop: on a `VirtualClock` a scenario takes no time, and two 
 
 Faults: `partition` makes a link swallow time (bytes wait as TCP would retransmit them, dials time out), `heal`
 lets them pass, `kill` resets every stream of a peer as a dead process does.
-
-It does not know encryption: a peer is who its transport says, and only this process can say so.
 """
 
 import asyncio

@@ -13,8 +13,6 @@ than MSS / RTT * sqrt(3 / (2 p)) (Mathis et al., "The macroscopic behavior of th
 1997, equation 3); another stream beside it is as fast again.
 
 What is under way belongs to nobody (each timer has an empty context), so it arrives also while its sender is frozen.
-
-It does not know who the peers are.
 """
 
 import asyncio

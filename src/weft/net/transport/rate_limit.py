@@ -9,8 +9,6 @@ before bulk, so heartbeats and votes pass beside any number of blobs. What is re
 transport's own flow control slows the sender. Control is read at once, and counts.
 
 Bytes are those that a stream takes and gives. What the transport adds around them, some 5 %, is not seen.
-
-It does not know what the bytes mean, nor when a day begins.
 """
 
 import asyncio

@@ -8,8 +8,6 @@ Failure:
 - a host that vanishes: unanswered bytes or keep-alive probes break the connection after about 25 s; deadlines of
   the caller are shorter.
 - who does not finish the handshake in time, or breaks it, is dropped, and `on_drop` says why.
-
-It does not know who may take part in a run: any key that proves itself gets a stream.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ from weft.net.transport import tcp
 from weft.net.transport.address import join_address, reachable_hosts, split_address
 from weft.net.transport.base import Accept, Lane, OnDrop, ignore_drop
 from weft.net.transport.gate import Gate, Handshakes
-from weft.net.transport.proxy import Proxy
+from weft.net.transport.tcp import Proxy
 from weft.net.transport.tls_certificate import client_context, make_certificate, server_context
 from weft.net.transport.tls_handshake import (
     PREAMBLE_NBYTES,

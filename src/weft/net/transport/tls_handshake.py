@@ -9,8 +9,6 @@
 
 A proof names the certificate of the server it was made for and that server's nonce, so it is worth nothing to
 anybody else, nor a second time. A server that speaks another version answers with its own preamble instead of TLS.
-
-It does not know sockets; it speaks over any `Stream`.
 """
 
 import hmac

@@ -4,8 +4,6 @@
 
 OpenSSL works on two buffers in memory here and never sees a socket, so the carrier may be any `Stream`, also one on a
 virtual clock. All of it runs in the event loop, in pieces small enough that others get their turn.
-
-It does not know who carries the bytes, nor how the ends come to trust each other (`tls_handshake`).
 """
 
 import asyncio

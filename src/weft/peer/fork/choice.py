@@ -12,8 +12,6 @@ included, two at most:
 Of two branches that meet one yields, then, whoever is linked to whom, for a certificate convinces whoever gets it. Who
 holds nothing, because it comes or comes back, goes by what it is told: of branches with something new, of those that
 two or more tell the one that counts most, and there no further than most tell.
-
-It does not know how a certificate or a state comes.
 """
 
 from collections.abc import Iterable, Sequence

@@ -14,8 +14,6 @@ Failure:
 - the opener's word comes when the round was decided after all: it is not followed.
 - the majority comes back first: the wait is over.
 - the opener vanishes after consent: its followers find no majority there either, and open the next branch.
-
-It does not know tensors, nor how two branches become one again.
 """
 
 import asyncio

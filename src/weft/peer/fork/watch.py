@@ -7,8 +7,6 @@ What is told and shown is weighed by `heed`.
 
 Failure:
 - who claims to be further shows nothing, or does not answer: another is asked that tells of the same branch.
-
-It does not know how a state comes.
 """
 
 import asyncio

@@ -14,8 +14,6 @@ Failure:
 - most do not, as they have another sponsor by now: they are not waited for without end.
 - this peer dies: its wards ask another elector. What it announced may be counted: all who heard it have the record.
 - it is paused: it lets its wards go.
-
-It does not know who asks whom, nor what a round decides.
 """
 
 import asyncio

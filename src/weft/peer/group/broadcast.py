@@ -11,8 +11,6 @@ Failure:
 - the sponsor dies when it has told: what is below who has it gets it from there; others find the decision like anybody
   who is behind (`Entrance.catch_up`).
 - a source delivers something else: it has another digest, and was never fetched.
-
-It does not know who is in a group, nor what a decision does.
 """
 
 import asyncio

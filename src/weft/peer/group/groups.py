@@ -1,10 +1,8 @@
 """How this peer takes part: as an elector, with wards or without, or as a ward. The main loop need not know which.
 
-    groups.turn          where it announces: `Sponsor` or `Ward`
-    groups.is_outside    neither: it has to ask its way in
-    groups.leased(...)   what it trains on
-
-It does not know training.
+groups.turn          where it announces: `Sponsor` or `Ward`
+groups.is_outside    neither: it has to ask its way in
+groups.leased(...)   what it trains on
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from weft.events import CountedThrough, RoundMissed
 from weft.ids import Digest, PeerId, Round, Tokens
+from weft.peer.companion import Unmeasured
 from weft.peer.context import Place
 from weft.peer.group.aggregator import Sponsor
 from weft.peer.group.broadcast import Handing
@@ -22,7 +21,6 @@ from weft.peer.group.leaf import Ward
 from weft.peer.group.records import Records
 from weft.peer.round.driver import Rounds
 from weft.peer.state.carry import Carry
-from weft.peer.unmeasured import Unmeasured
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.messages import Manifest
 from weft.sync.round.machine import Status

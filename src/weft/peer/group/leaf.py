@@ -12,8 +12,6 @@ Failure:
   asked, and the carry stays.
 - all electors are full or away: they are asked again, with growing pauses.
 - decisions are not heard: others tell that they are further, and the chain is fetched (`Entrance.catch_up`).
-
-It does not know training.
 """
 
 import asyncio

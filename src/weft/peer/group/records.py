@@ -6,8 +6,6 @@ for it by its digest; each serves what it has.
 Failure:
 - a record that a manifest names cannot be had: what this peer offered to that sponsor is taken for counted. It is lost
   then where it was not; it is never counted twice.
-
-It does not know who may be in a group.
 """
 
 import asyncio

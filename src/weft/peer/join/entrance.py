@@ -10,8 +10,6 @@
 Failure:
 - nobody has the state, or who has it vanishes: the next one is asked, again and again, until the peer is told to stop.
 - nobody else is left: the run goes on here, as a branch of its own where others may have gone further.
-
-It does not know rounds' decisions, nor how to end.
 """
 
 import asyncio

@@ -10,8 +10,6 @@ and who never heard of the newcomer, or does not want to wait, is slowed down by
 Failure:
 - the newcomer is gone, or falls silent: rounds go on, at the latest after `blocks.SILENT_S`.
 - it is never in: rounds go on after the longest time that this machine waits.
-
-It does not know whether the newcomer tells the truth.
 """
 
 import asyncio

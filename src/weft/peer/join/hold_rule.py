@@ -6,7 +6,7 @@ Whoever is admitted may ask, also under a key made for it, so all bounds but one
 who asks: `longest_s` of one block, and after it nine times as long without any. So at most a tenth of its time is spent
 waiting, whoever comes. The one is for fairness: a key is waited for once a day.
 
-Pure: it is told the time. It does not know what waiting means, nor how requests come.
+Pure: it is told the time.
 """
 
 from dataclasses import dataclass

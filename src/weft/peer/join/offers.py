@@ -1,6 +1,6 @@
 """States that members offer, and which of them is believed: what most of those asked offer.
 
-After a commit replicas are equal, and so are the digests of their chunks. It does not know what a state is for.
+After a commit replicas are equal, and so are the digests of their chunks.
 """
 
 from collections.abc import Sequence

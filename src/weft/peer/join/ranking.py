@@ -1,7 +1,4 @@
-"""Whom to ask for what is further than what is here: of those linked, who tells of the most; last, who just failed.
-
-It does not know what is asked for.
-"""
+"""Whom to ask for what is further than what is here: of those linked, who tells of the most; last, who just failed."""
 
 from weft.clock import Clock
 from weft.ids import PeerId

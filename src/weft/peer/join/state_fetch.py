@@ -12,8 +12,6 @@ Failure:
 - some donors vanish, lie or forget their pin: the others deliver the rest. All do: the caller asks again, and what has
   come stays.
 - members disagree what the state at one head is: what most of those asked offer is believed, and an event says so.
-
-It does not know whom a newcomer may trust beyond that, nor what it does with a state.
 """
 
 import asyncio
@@ -27,8 +25,7 @@ from weft.events import Notice, StateJoined
 from weft.ids import Digest, PeerId, short
 from weft.net.blobs.first import first_of
 from weft.net.messages import Heartbeat
-from weft.net.multi_source import pull
-from weft.net.shares import Blob
+from weft.net.multi_source import Blob, pull
 from weft.peer.chain import Heads
 from weft.peer.context import Place
 from weft.peer.fork.choice import NEAR

@@ -5,7 +5,6 @@ whatever is committed meanwhile, and go on with it when it was interrupted. Who 
 where it is pinned or still the present one, so that several members pin the same; else the present one. Few pins exist
 at a time, and none is dropped that somebody is fetching: askers share the newest, as long as what was committed since
 can be replayed. Chunks give way to rounds (`weft.net.blobs.priority`).
-It does not know who joins when.
 """
 
 import asyncio

@@ -9,8 +9,6 @@ this alike; while a majority is in sight nobody makes more than the method's ove
 
 Who sends gradients waits: one at parameters that do not move is one of a larger batch, of which a round counts no more
 than the lease, and it is carried through one round only.
-
-It does not know why the majority is lost, nor what comes then.
 """
 
 import asyncio

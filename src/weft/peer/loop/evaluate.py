@@ -1,7 +1,7 @@
 """Held-out loss and samples of the outer parameters, made by one member for all.
 
 The leader of a round evaluates after its outer step and tells the others; replicas are equal, so one figure holds for
-all. It does not know training.
+all.
 """
 
 import asyncio
@@ -12,10 +12,9 @@ from torch import Tensor
 
 from weft.events import Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
-from weft.peer.companion import Parameters
+from weft.peer.companion import Parameters, Unmeasured
 from weft.peer.context import Place
 from weft.peer.messages import Evaluation
-from weft.peer.unmeasured import Unmeasured
 from weft.progress import Meter
 from weft.run.config import Genesis, RunConfig
 from weft.sync.records.messages import Manifest

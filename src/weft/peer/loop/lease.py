@@ -2,8 +2,6 @@
 
 Where members are leased as much as they train, steps are made a few at a time, so that a peer which is later than the
 others soon stops and announces what it has. Where all are leased the same, a lease is one piece.
-
-It does not know what becomes of what was trained.
 """
 
 import math

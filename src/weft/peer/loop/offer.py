@@ -1,7 +1,4 @@
-"""What this peer brings to the present round: what it has trained, or what a branch of its own had counted.
-
-It does not know what becomes of it.
-"""
+"""What this peer brings to the present round: what it has trained, or what a branch of its own had counted."""
 
 from weft.events import PayloadOffered
 from weft.ids import Round

@@ -9,15 +9,15 @@ from weft.events import GraphChosen, LegacyCounted, MethodTuned, PayloadRejected
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
+from weft.peer.companion import Unmeasured
 from weft.peer.context import Outcome, Place
 from weft.peer.loop.lease import Training
-from weft.peer.loop.sentinel import Sentinel
+from weft.peer.loop.outliers import Sentinel
 from weft.peer.round.outcome import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.round.pending_acts import REMOVALS, told, why_removed
 from weft.peer.state.carry import OUTDATED, Carry, dropped
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
-from weft.peer.unmeasured import Unmeasured
 from weft.run.config import Genesis
 from weft.store.chunks import replica_digest
 from weft.sync.method.graph import spectral_gap

@@ -8,12 +8,13 @@ The word in the round is on disk before it is sent, so it is left out where the 
 Failure:
 - the last words fail in their turn: a notice says so, and the error that ends this peer stays the one that is told.
 
-It does not know why a peer leaves.
+Waiting that ends where this peer is told to stop.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from weft.events import Emit, Notice
 from weft.ids import PeerId
@@ -92,3 +93,38 @@ class Parting:
 
     def _tell(self, what: str, error: Exception) -> None:
         self._emit(Notice(text=f"this peer ends, and cannot {what}: {type(error).__name__}: {error}"))
+
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """This peer was told to stop while it waited."""
+
+
+class Unless:
+    """
+    Args:
+        stopping: set once it is.
+    """
+
+    def __init__(self, stopping: asyncio.Event) -> None:
+        self._stopping = stopping
+
+    async def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns, or end it when this peer is told to stop.
+
+        Raises:
+            Stopped: it was, and the work had not ended by itself.
+        """
+        working = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Stopped
+            return working.result()
+        finally:
+            for each in (working, stopping):
+                each.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)

@@ -3,8 +3,6 @@
 Otherwise nobody would bring anything, and the round would never end. Of those that rest and are here, in order, each
 takes the lease of one that is away, as long as there are any. Two that see it differently may train on the same
 samples; no more tokens are counted than were leased.
-
-It does not know how leases are drawn.
 """
 
 import asyncio

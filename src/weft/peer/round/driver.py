@@ -15,8 +15,6 @@ Failure:
   membership says so.
 - this peer crashes: in the same round it is bound by what its disk says it promised.
 - the disk fails: `on_failure` is told, and nothing that depends on the write is sent.
-
-It does not know what a payload means to training, nor when a run ends.
 """
 
 import asyncio
@@ -32,18 +30,15 @@ from weft.peer.chain import Chain
 from weft.peer.claims import legacy_tokens
 from weft.peer.context import Place
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.awaiting import Awaiting
 from weft.peer.round.gather import Gathering
 from weft.peer.round.inbox import Hearing
-from weft.peer.round.lies import Lies
-from weft.peer.round.measured import Memory
 from weft.peer.round.merge import Merging
 from weft.peer.round.outcome import Decided, attempt_started, left_out
 from weft.peer.round.payloads import Parts, Wanted
-from weft.peer.round.pending_acts import Acts
+from weft.peer.round.pending_acts import Acts, Awaiting, Lies
 from weft.peer.round.quorum import Standing
 from weft.peer.round.reach import Reach
-from weft.peer.round.timers import Timers
+from weft.peer.round.timers import Memory, Timers
 from weft.peer.round.validity import Weighing
 from weft.peer.state.legacies import KeptLegacy
 from weft.store.votes import Promises

@@ -12,8 +12,6 @@ Failure:
   and of more than fit it loses those of the latest attempts. So what it signs of attempts that nobody has come to, or
   of other kinds, pushes out nothing that it may contradict.
 - the only one that heard one side of a lie is gone: the lie is not proven.
-
-It does not know what makes a contradiction, nor what comes of it.
 """
 
 from collections.abc import Callable, Iterable

@@ -12,8 +12,6 @@ the one in which they have arrived.
 Who announces and does not deliver is not waited for: most owners have to say so, for one of them may lie.
 
 Only the first attempt of a round waits for payloads. Later ones plan with what was announced, and fetch then.
-
-It does not know who contributes, nor what an owner does with what it holds.
 """
 
 import asyncio

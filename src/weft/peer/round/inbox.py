@@ -5,35 +5,56 @@
 A letter that its sender did not sign ends the link it came on. One of a round gone by is answered with what was
 decided; one of the next round waits for it. What the machine hears it hears in any order, and some of it late.
 
-It does not know what letters decide.
+Letters that came before what they belong to: of the next round, and of a plan that has not come yet.
+
+A plan names everybody's payload, part by part: with 32 members it has 70 kB. On its leader's slow line some members
+have it a second before others, and an owner that is quick tells its result to members that do not know the plan. The
+round machine ignores such a letter, as it may; here it waits until the plan is there.
+
+How often another member may take this peer to a later attempt that it leads.
+
+    the first time in a round   at once: who was cut off alone has gone on by itself, and must be followed
+    again                       after as many timers of the present attempt as the other members have turns, nearly
+
+Else a member that leaps to attempt after attempt that it leads, and falls silent, would stop the round for ever; with
+this the others' turns come, whoever of a minority does so. What is not heard now is said again, and this peer's own
+timers bring it on meanwhile.
+
+The signed letters that prove a decision: who accepted the manifest, and who had left for good.
+
+Only what the machine counts is kept: a certificate says what the machine decided by, and nobody can take a vote out of
+it by sending another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from weft.clock import Clock
 from weft.errors import WireError
-from weft.ids import PeerId, Round, short
-from weft.keys import verify
+from weft.ids import Attempt, PeerId, Round, short
+from weft.keys import Identity, verify
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
 from weft.peer.context import Place
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.early import Early
 from weft.peer.round.equivocation import Witness
 from weft.peer.round.gather import Gathering
-from weft.peer.round.leaps import Leaps
-from weft.peer.round.proofs import Proofs
 from weft.peer.round.reach import Reach
 from weft.peer.round.timers import Timers
 from weft.peer.round.validity import Weighing
 from weft.sync.records.acts import Warrant
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import (
+    Accept,
     AnyRoundMessage,
     Base,
+    Certificate,
     Collect,
     Committed,
+    Goodbye,
     GroupRecord,
     Manifest,
+    Merged,
+    Prepare,
     Propose,
     Ready,
     RoundNote,
@@ -41,7 +62,143 @@ from weft.sync.records.messages import (
 )
 from weft.sync.round.groups import is_true
 from weft.sync.round.machine import Noticed, Received, State
-from weft.wire import Signed, unseal
+from weft.sync.round.rules import is_quorum, spent_farewells
+from weft.wire import Signed, digest_of, seal, unseal
+
+NUM_KEPT = 4  # letters of the next round, of one sender
+NUM_OTHERS = 8  # senders that are no members: the next round may count them in
+
+Told = tuple[PeerId, Signed, AnyRoundMessage]
+
+
+class Early:
+    def __init__(self) -> None:
+        self._next: list[tuple[PeerId, Signed, RoundNote]] = []
+        self._merged: dict[tuple[PeerId, int], tuple[Signed, Merged]] = {}  # by owner and part
+
+    def keep_for_next(self, sender: PeerId, signed: Signed, note: RoundNote, members: Collection[PeerId]) -> None:
+        """Keep a letter of the round after this one; its sender's oldest makes room, never another member's.
+
+        Args:
+            members: of this round.
+        """
+        mine = [each for each in self._next if each[0] == sender]
+        if len(mine) >= NUM_KEPT:
+            self._next.remove(mine[0])
+        others = list(dict.fromkeys(each[0] for each in self._next if each[0] not in members))
+        if sender not in members and sender not in others and len(others) >= NUM_OTHERS:
+            self._next = [each for each in self._next if each[0] != others[0]]
+        self._next.append((sender, signed, note))
+
+    def begin(self) -> list[tuple[PeerId, Signed, RoundNote]]:
+        """Begin another round: return what was kept for the next one, and forget plans that have not come."""
+        kept, self._next = self._next, []
+        self._merged.clear()
+        return kept
+
+    def is_kept(self, base: Base, plan: Collect | None, sender: PeerId, signed: Signed, message: object) -> bool:
+        """Keep the result of a plan that is still to come, an owner's latest of a part; return whether it is one."""
+        if not isinstance(message, Merged) or message.part >= base.num_parts or not _is_newer(message, plan):
+            return False
+        known = self._merged.get((sender, message.part))
+        if _is_newer(message, None if known is None else known[1]):
+            self._merged[sender, message.part] = signed, message
+        return True
+
+    def of_plan(self, plan: Collect) -> list[Told]:
+        """Return the results kept for a plan that has come, and forget those of plans before it."""
+        found: list[Told] = []
+        for (sender, part), (signed, merged) in sorted(self._merged.items(), key=lambda item: item[0]):
+            if not _is_newer(merged, plan):
+                del self._merged[sender, part]
+                found.append((sender, signed, merged))
+        return found
+
+
+def _is_newer(merged: Merged, than: Collect | Merged | None) -> bool:
+    return than is None or (merged.attempt, merged.revision) > (than.attempt, than.revision)
+
+
+SLACK = 0.75  # others' timers may be that much shorter
+
+
+class Leaps:
+    """Of one peer, round after round.
+
+    Args:
+        progress_s: returns how long this peer follows its present attempt.
+    """
+
+    def __init__(self, clock: Clock, progress_s: Callable[[], float]) -> None:
+        self._clock = clock
+        self._progress_s = progress_s
+        self._led_at: dict[PeerId, float] = {}  # when each took this peer to a later attempt of the present round
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._led_at.clear()
+
+    def may_lead(self, state: State, sender: PeerId, message: AnyRoundMessage) -> bool:
+        """Return whether to listen, where that may take this peer to a later attempt."""
+        if not isinstance(message, Prepare | Propose | Collect) or message.attempt <= state.attempt:
+            return True
+        if (led_at := self._led_at.get(sender)) is None:
+            return True
+        turns_s = SLACK * (len(state.base.electorate) - 1) * self._progress_s()
+        return self._clock.now() - led_at >= turns_s
+
+    def note(self, sender: PeerId, before: Attempt, after: Attempt) -> None:
+        """What the sender said was heard in one attempt, and this peer is in another now."""
+        if after != before:
+            self._led_at[sender] = self._clock.now()
+
+
+class Proofs:
+    """Those of the round after the chain's head."""
+
+    def __init__(self, identity: Identity, chain: Chain) -> None:
+        self._identity = identity
+        self._chain = chain
+        self._votes: dict[PeerId, Signed] = {}
+        self._farewells: dict[PeerId, Signed] = {}
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._votes, self._farewells = {}, {}
+
+    def keep(self, state: State, sender: PeerId, signed: Signed, message: AnyRoundMessage) -> None:
+        """Keep a letter if the machine, in this state, may count it."""
+        if isinstance(message, Accept):
+            is_wanted = state.proposal is not None and accept_of(state.attempt, state.proposal) == message
+            if is_wanted:
+                self._votes[sender] = signed
+        elif isinstance(message, Goodbye) and sender not in state.farewells:
+            self._farewells[sender] = signed
+
+    def seal(self, message: AnyRoundMessage) -> Signed:
+        """Sign what this peer says in the round."""
+        base = self._chain.base
+        return seal(self._identity, RoundNote(branch=base.branch, round=base.round, message=message))
+
+    def certify(self, state: State, committed: Committed) -> Certificate:
+        """Return the proof of what this peer's machine decided in `state`, its own vote included."""
+        mine = self.seal(accept_of(committed.attempt, committed.manifest))
+        votes = {peer: self._votes[peer] for peer in state.votes & self._votes.keys()} | {self._identity.peer: mine}
+        farewells: list[PeerId] = []  # as few as prove it: each may hold a manifest
+        for peer in sorted(spent_farewells(state.farewells, committed.attempt)):
+            if is_quorum(state.base, votes, farewells):
+                break
+            farewells.append(peer)
+        return Certificate(
+            attempt=committed.attempt,
+            manifest=committed.manifest,
+            votes=tuple(votes[peer] for peer in sorted(votes)),
+            farewells=tuple(self._farewells[peer] for peer in farewells),
+        )
+
+
+def accept_of(attempt: Attempt, manifest: Manifest) -> Accept:
+    return Accept(attempt=attempt, manifest=digest_of(manifest))
 
 
 class Hearing:

@@ -1,7 +1,4 @@
-"""Letters and decisions of others, kept until this peer knows the head of its branch.
-
-It does not know what they say.
-"""
+"""Letters and decisions of others, kept until this peer knows the head of its branch."""
 
 from contextlib import suppress
 

@@ -14,8 +14,6 @@ Failure:
 - an owner names another result than was found here, or one of what is no payload: it is not held, and counts as
   suspected in this round.
 - a payload is not here when its mean is named: the result is fetched, and believed.
-
-It does not know how bytes travel, nor the round's decisions.
 """
 
 import asyncio
@@ -33,9 +31,9 @@ from weft.peer.context import Place
 from weft.peer.round.gather import Gathering
 from weft.peer.round.payloads import Parts, Wanted
 from weft.sync.merge.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
+from weft.sync.merge.feedback import Replies
 from weft.sync.merge.fragments import Scope
 from weft.sync.merge.reduce import EncodedPart, Merger, decode_parts
-from weft.sync.merge.replies import Replies
 from weft.sync.method.choices import Choices
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Collect, Contribution, Manifest

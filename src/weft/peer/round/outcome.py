@@ -1,7 +1,4 @@
-"""A commit or another attempt as one peer saw it: the manifest, who is not counted, and why, as far as it knows.
-
-It does not know what the leader knew, which decided.
-"""
+"""A commit or another attempt as one peer saw it: the manifest, who is not counted, and why, as far as it knows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

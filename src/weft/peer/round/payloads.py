@@ -9,13 +9,18 @@ Failure:
 - an owner whose result is no payload: it is not held, and counts as suspected in this round, so another gets the part.
 - a holder that delivers a result too slowly, or is gone: the next one is asked.
 
-It does not know what is merged, nor the round's decisions.
+How fast each member sends, as this peer receives it: the median of its last transfers.
+
+All members fetch from one at the same time, so what each receives is alike a fraction of that one's uplink: the rates
+compare members, they are no line's capacity.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from statistics import median
 from weakref import WeakValueDictionary
 
 from weft.codec.codec import Codec
@@ -26,7 +31,6 @@ from weft.net.blobs.blobs import StillComing
 from weft.net.blobs.first import first_of
 from weft.peer.chain import Chain
 from weft.peer.context import Place
-from weft.peer.round.rates import Rates
 from weft.store.pool import Pool
 from weft.sync.merge.coding import codec_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.fragments import Scope
@@ -39,6 +43,26 @@ from weft.sync.round.machine import Noticed, ResultHeld, Status
 from weft.sync.round.neighbours import dealt, is_gossip, receives
 from weft.sync.round.part_sizes import parts_of
 from weft.wire import Buffer
+
+LEAST_NBYTES = 1 << 12  # of a transfer: a smaller one measures its delay only
+LEAST_S = 1e-4
+NUM_REMEMBERED = 9
+
+
+class Rates:
+    def __init__(self) -> None:
+        self._measured: dict[PeerId, deque[float]] = {}
+
+    def note(self, peer: PeerId, nbytes: int, took_s: float) -> None:
+        """A transfer from `peer` is complete."""
+        if nbytes >= LEAST_NBYTES:
+            rates = self._measured.setdefault(peer, deque(maxlen=NUM_REMEMBERED))
+            rates.append(nbytes / max(took_s, LEAST_S))
+
+    def known(self) -> dict[PeerId, float]:
+        """Return bytes per second."""
+        return {peer: median(rates) for peer, rates in self._measured.items()}
+
 
 # Between rounds, memory of so many fp32 vectors is kept for the next: for sums, payloads and results.
 POOL_VECTORS = 3

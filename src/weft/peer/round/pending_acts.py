@@ -15,23 +15,38 @@ Failure:
   member no more is dropped. So at most one lie of each member waits, until a manifest strikes it out.
 - a disk that is full: the act or proof waits in memory, and an event says that it would not outlive this process.
 
-It does not know how a manifest comes about, nor what an act means to training.
+What proves that members lie, on disk until a manifest has struck them out: it outlives the end of all who heard it.
+
+    lies.bin    the canonical record of one lie of each member, replaced whole
+
+What is read is taken up as if somebody had just told it, so nothing in the file is believed: a damaged one costs what
+it held. No more is kept than fits the record; the first that were proven go first into it.
+
+Letters of stewards and voters that wait for a round, on disk: whoever handed one in was told that it waits.
+
+    awaiting.bin    the canonical record of all of them, replaced whole
+
+What is read is taken up as if it were handed in again, so nothing in the file is believed: a damaged one costs what it
+held, and those that others keep come back from them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from weft.errors import DataError, DiskFull, WireError
 from weft.events import ActEnacted, ActRefused, ActWaits, Emit, LieProven, Notice
 from weft.ids import Digest, PeerId, short
+from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import MAX_REASON_CHARS
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import ActNote, CharterAnswer, CharterRequest, ContradictionNote, HandIn, HandInAnswer
-from weft.peer.round.awaiting import Awaiting
-from weft.peer.round.lies import Lies
+from weft.store.record_file import RecordFile
 from weft.sync.governance.enact import (
     Void,
     accused,
@@ -44,7 +59,70 @@ from weft.sync.governance.enact import (
 )
 from weft.sync.records.acts import MAX_ACTS, Act, Amend, Ballot, Ban, Pardon, Remove, Succeed, Warrant, changes_of
 from weft.sync.records.messages import Manifest
-from weft.wire import Signed, decode, digest_of, printable
+from weft.wire import Record, Signed, decode, digest_of, printable
+
+MAX_LIES = MAX_MEMBERS  # one of each of an electorate
+MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
+MARGIN_NBYTES = 1 << 10  # of one in the record, beside the bodies of its letters
+
+
+class KnownLies(Record, frozen=True, kw_only=True):
+    lies: Annotated[tuple[Warrant, ...], Meta(max_length=MAX_LIES)]
+
+
+class Lies:
+    """The file at `path`, which need not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordFile(path, KnownLies(lies=()), MAX_NBYTES)
+
+    def read(self) -> tuple[Warrant, ...]:
+        return self._file.read().lies
+
+    def keep(self, lies: Sequence[Warrant]) -> None:
+        """Keep as many of these as fit, in place of those before.
+
+        Raises:
+            DiskFull, DataError: it cannot be written; those before stay.
+        """
+        self._file.keep(KnownLies(lies=_that_fit(lies)))
+
+
+def _that_fit(lies: Sequence[Warrant]) -> tuple[Warrant, ...]:
+    chosen: list[Warrant] = []
+    left_nbytes = MAX_NBYTES - MARGIN_NBYTES
+    for lie in lies:
+        nbytes = MARGIN_NBYTES + sum(len(letter.body) for letter in lie.letters)
+        if len(chosen) < MAX_LIES and nbytes <= left_nbytes:
+            chosen.append(lie)
+            left_nbytes -= nbytes
+    return tuple(chosen)
+
+
+MAX_LETTERS = 4096  # more than all stewards and members may have waiting
+
+
+class Letters(Record, frozen=True, kw_only=True):
+    letters: Annotated[tuple[Signed, ...], Meta(max_length=MAX_LETTERS)]
+
+
+class Awaiting:
+    """The file at `path`, which need not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordFile(path, Letters(letters=()), MAX_NBYTES)
+
+    def read(self) -> tuple[Signed, ...]:
+        return self._file.read().letters
+
+    def keep(self, letters: Sequence[Signed]) -> None:
+        """Keep these in place of those before.
+
+        Raises:
+            DiskFull, DataError: it cannot be written; those before stay.
+        """
+        self._file.keep(Letters(letters=tuple(letters)))
+
 
 MAX_AHEAD = 8  # acts of one steward that may wait
 MAX_BALLOTS = 8  # of one member that may wait

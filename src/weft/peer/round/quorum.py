@@ -2,8 +2,6 @@
 
 Where a round takes long, members tell each other (`StandingNote`). From what they tell follows whether this round can
 be decided at all, and whether the attempt that this peer follows is one that nobody leads any more.
-
-It does not know what is proposed, nor what to do where no majority is left.
 """
 
 import math

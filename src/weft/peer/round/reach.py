@@ -1,4 +1,4 @@
-"""How a round's letters and payloads reach this peer's machine. It does not know what they say."""
+"""How a round's letters and payloads reach this peer's machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

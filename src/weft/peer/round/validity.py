@@ -7,8 +7,6 @@ Failure:
 - a leader's own proposal names results that cannot be had or applied: the leader is suspected, the next one leads.
 - a manifest accepted before names such results: they are looked for until they are here; until then the round has no
   outcome.
-
-It does not know what a round decides by.
 """
 
 import asyncio

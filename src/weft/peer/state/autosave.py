@@ -1,7 +1,4 @@
-"""A peer's checkpoint: what goes into it, when, and how a peer goes on from one, and from the journal of what followed.
-
-It does not know the file format (`checkpoint` does), nor whether others have gone further meanwhile.
-"""
+"""A peer's checkpoint: what goes into it, when, and how a peer goes on from one and from the journal after it."""
 
 from contextlib import suppress
 

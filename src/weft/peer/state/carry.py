@@ -17,8 +17,6 @@ the rest of a lease is trained. So no more is claimed than is leased, and all th
 
 Gradients are no displacement: one that was not counted is averaged into the next, once, weighted by tokens; after a
 second miss it is dropped, because it belongs to parameters too long ago.
-
-It does not know rounds' outcomes: it is told whether a commit counted what it last offered.
 """
 
 from collections.abc import Callable

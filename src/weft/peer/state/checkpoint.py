@@ -9,8 +9,6 @@
 `save` writes new files beside the old ones, then replaces checkpoint.json in one step, then removes what it no longer
 names. A crash at any point leaves the old checkpoint or the new one. Who reads while another process saves may find a
 file gone, and starts over with the newer checkpoint. Nothing read here can run code.
-
-It does not know when to save, nor how the state came about.
 """
 
 import json

@@ -1,8 +1,6 @@
 """Gives and fetches the outer parameters of a last common manifest: who opened a branch there has kept them.
 
 Who went on in the branch that was left has not, and needs them once its side is the one that is given up.
-
-It does not know what is subtracted from them.
 """
 
 import asyncio
@@ -15,9 +13,8 @@ from torch import Tensor
 
 from weft.errors import CheckpointError, NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
-from weft.net.multi_source import pull
+from weft.net.multi_source import Blob, pull
 from weft.net.node import Node
-from weft.net.shares import Blob
 from weft.peer.context import Place
 from weft.peer.messages import ForkOffer, ForkRequest
 from weft.store.chunks import chunks, state_index

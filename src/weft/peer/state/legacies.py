@@ -15,8 +15,6 @@ Failure:
   one: `BranchLeft` says what is lost.
 - somebody brought a shorter piece of it: `LegacyDropped` says how much was not counted, and `BranchLeft` where this
   peer comes over later.
-
-It does not know what a legacy weighs.
 """
 
 from collections.abc import Callable

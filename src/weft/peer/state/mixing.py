@@ -8,8 +8,6 @@
 What a gossip round needs of earlier ones is kept in memory only. Who lacks copies of its neighbours (`choco`) brings
 nothing to such rounds until the next mean, from which all begin anew; who lacks slow parameters and momentum (`noloco`)
 begins with those where it stands, and no momentum.
-
-It does not know rounds' outcomes, nor how payloads travel.
 """
 
 from collections.abc import Iterator, Mapping

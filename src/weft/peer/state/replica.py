@@ -1,7 +1,6 @@
 """The replicated state: outer parameters, outer optimizer, the manifest they belong to, and the charter after it.
 
 Everything here is computed the same way on every member (docs/adr: exact arithmetic), so equal heads mean equal bits.
-It does not know where results come from, nor this peer's own training.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from weft.errors import CheckpointError
 from weft.ids import Round
 from weft.run.amend import amended, first_charter
 from weft.run.config import Genesis
-from weft.run.confinement import confinement
+from weft.run.staged import confinement
 from weft.sync.governance.legacy import charter_after
 from weft.sync.merge.coding import reply_codec_in
 from weft.sync.merge.fragments import Scope

@@ -21,8 +21,6 @@ those that came first stay, where the least recently seen would be dropped just 
 Of a stage of several members each holds what came to it: a sample has another name for each of them, and gains where it
 goes the same way again.
 
-It does not know what names a sample, nor who the other side is.
-
 AQ-SGD: Wang et al., 2206.01299, algorithm 1. It passes a sample in full the first time; here in as few bits as later:
 messages of equal lengths.
 """

@@ -12,7 +12,7 @@ Every codec keeps four promises, to which one suite holds all:
 - *repeatable*: decoding a message once more, as work that is done again does, gives the same numbers;
 - *alone*: what needs something from before says so in the message, and is refused where that is not at hand.
 
-It does not know peers, nor what a section computes. Tensors are fp32 and on the CPU.
+Tensors are fp32 and on the CPU.
 """
 
 from dataclasses import dataclass

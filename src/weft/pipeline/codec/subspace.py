@@ -24,8 +24,6 @@ and no gain is in the way. They append the token's id to the coordinates; here t
 
 Both change weights to the same bits on every machine (`codec.exact`). The optimizer's moments are left as they are.
 
-It does not know how coordinates are encoded, nor who trains.
-
 Protocol Models (Ramasinghe et al., 2506.01260), as Pluralis' node0 has it. Experimental: others find that projections
 that do not change cost quality, and benchmarks/reports/activations.md has how much here.
 """

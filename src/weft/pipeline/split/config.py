@@ -1,7 +1,4 @@
-"""How a run has the members of a stage compute layers together, as a run file says it.
-
-It does not know who they are.
-"""
+"""How a run has the members of a stage compute layers together, as a run file says it."""
 
 from typing import Annotated, Literal
 

@@ -11,8 +11,6 @@ two runs of tokens, one as far from the start as the other from the end (zig-zag
 The token at place t looks at t + 1 keys and the one mirrored at T - t, together T + 1: a part of a tokens in each run
 has a (T + 1) pairs, whatever the shares. `contiguous` gives a run each, and the last parts most of the work.
 
-It does not know torch, nor peers.
-
 Striped assignment of causal work: Brandon et al., Striped Attention, 2311.09431; zig-zag as in common use since.
 """
 

@@ -13,8 +13,6 @@ computes it undivided.
 - a member's link goes down, or it says that it leaves: PeerError at every other member, whoever it waits for.
 - a member says nothing for `patience_s`: DeadlineExceeded.
 - other bytes than expected, too many, or the same twice: PayloadError here, CallFailed there.
-
-It does not know what is handed over.
 """
 
 import asyncio

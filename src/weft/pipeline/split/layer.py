@@ -10,8 +10,6 @@ By heads all members have all of x, y, dy and dx, the same bits. By segments eac
 computes on one block of keys and values, the next is on its way.
 
 Failure: as `handover` has it; nothing has been added to any gradient then.
-
-It does not know of layers before and after, nor what the team is for.
 """
 
 from collections.abc import Awaitable

@@ -10,8 +10,6 @@ Failure:
 - a helper does not help, or is gone on the way there: the micro-batch is computed undivided, and for a while all are.
 - a helper is gone on the way back: the micro-batch is given up, and its sender tries again.
 - a helper is gone with its part of what was counted: all that was counted with it is lost, as if this member were gone.
-
-It does not know how helpers are chosen, nor what a round is.
 """
 
 import asyncio

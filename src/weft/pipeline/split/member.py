@@ -8,8 +8,6 @@ What it found of micro-batches that count is added up, until who leads asks for 
 Failure:
 - whatever breaks ends the micro-batch here; who leads computes it undivided, or gives it up.
 - asked for the sum of other micro-batches than were counted, it has none.
-
-It does not know what is before and after the layers, nor when a round is over.
 """
 
 import asyncio
@@ -26,12 +24,12 @@ from weft.errors import NetError, NotFinite, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.pipeline.device import Parcel, parcel
 from weft.pipeline.link import Lane
-from weft.pipeline.schedule import Run
 from weft.pipeline.split.exchange import Handover
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
 from weft.pipeline.split.section import LayersAt, Passing
 from weft.pipeline.split.team import Team
 from weft.pipeline.step import Beat
+from weft.pipeline.worker import Run
 from weft.tasks import Tasks
 
 MAX_HELPED = 256  # micro-batches of a step that are on their way, or were given up: many more than any member takes

@@ -16,7 +16,7 @@ All else of a layer is done token by token: the gradient of each weight is the s
 
 Shapes: B batch, H query heads, K key and value heads, T a segment's tokens, D channels per head. Scores are computed
 for `TILE` queries at a time, whose scores a processor's cache holds; those that a causal mask hides are not computed,
-but for a tile's on the diagonal. It does not know who holds which segment. Numbers are fp32.
+but for a tile's on the diagonal. Numbers are fp32.
 
 Milakov and Gimelshein, Online normalizer calculation for softmax, 1805.02867, algorithm 3; Liu et al., Ring Attention,
 2310.01889, section 3; the way back as in FlashAttention-2, 2307.08691, algorithm 2.

@@ -7,8 +7,6 @@
     passing.add(weight, into)                      # what it found of the weights' gradients
 
 By heads a piece is all there is; by segments it is the member's tokens.
-
-It does not know who leads, nor what is before and after the layers.
 """
 
 from collections.abc import Callable, Mapping

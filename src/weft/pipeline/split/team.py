@@ -10,7 +10,7 @@ gives what comes out to all, which is 2 (n - 1) / n of the numbers each way. Eit
 the order of the members, so all have the same bits.
 
 Nothing is sent before it is finite, nor used (`NotFinite` of an own number, `PayloadError` of another's). Each member
-calls the same in the same order. It does not know layers.
+calls the same in the same order.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from weft.codec.dense import Fp32
 from weft.errors import PayloadError
 from weft.ids import short
 from weft.pipeline.device import Parcel, parcel
-from weft.pipeline.schedule import Run
 from weft.pipeline.split.cut import runs, shares
 from weft.pipeline.split.exchange import Seat
 from weft.pipeline.split.tensor_parallel import added
+from weft.pipeline.worker import Run
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ So there are two sums forward and two backward, each as large as x. `added` make
 numbers: whoever adds the same numbers finds the same bits. All parts have the norms; the gradient of each weight, norms
 as well, is the sum of what the parts find of it.
 
-It does not know who computes which part, nor how sums reach them. Numbers are fp32.
+Numbers are fp32.
 
 Shoeybi et al., Megatron-LM, 1909.08053, section 3, with parts of unequal size.
 """

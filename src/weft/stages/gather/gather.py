@@ -16,8 +16,6 @@ Failure:
   come of other stages left where it is.
 - a stage that nobody holds, nor this machine: PeerError, which names it.
 - no room on the disk: DiskFull, before anything is fetched.
-
-It does not know who is a member, nor when to gather.
 """
 
 import asyncio

@@ -6,8 +6,6 @@
 
 A section's tensors lie in the whole's vector in the same order, with those of other sections between them; tensors that
 lie side by side in both are one stretch.
-
-It does not know peers.
 """
 
 import shutil

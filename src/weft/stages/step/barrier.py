@@ -1,7 +1,4 @@
-"""How far the first stage is, as its members tell: waiting for a step to be over.
-
-It does not know what a step is made of.
-"""
+"""How far the first stage is, as its members tell: waiting for a step to be over."""
 
 import asyncio
 from collections.abc import Callable

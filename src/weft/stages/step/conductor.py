@@ -14,8 +14,6 @@ that has been merged, too.
 Rounds of the stages go together: that of the first stage numbers the beats, and the others follow. A stage that has
 fallen behind, or counts its rounds otherwise since a branch, goes on with the newest beat that it hears of. Who hears
 that another member has ended the step ends it, too: they may have come to different names for it.
-
-It does not know links, nor who may join.
 """
 
 import asyncio
@@ -29,8 +27,7 @@ from numpy.typing import NDArray
 from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
-from weft.peer.companion import Parameters
-from weft.peer.unmeasured import Unmeasured
+from weft.peer.companion import Parameters, Unmeasured
 from weft.pipeline.step import Beat
 from weft.pipeline.worker import Sum, Worker
 from weft.run.staged import StagedConfig

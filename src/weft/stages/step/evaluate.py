@@ -6,19 +6,35 @@
 Both stay at the end until nobody measures or fetches any more: all sections are needed for either.
 
 It samples no text: that takes a pass through all stages for each token.
+
+What is in step with the stages.
 """
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
 from weft.clock import Clock
 from weft.ids import Round
+from weft.peer.companion import Unmeasured
 from weft.peer.loop.evaluate import Evaluator
-from weft.peer.unmeasured import Unmeasured
-from weft.stages.step.conducted import Conducted
+from weft.pipeline.step import Beat
 from weft.stages.step.source import Source
+
+
+class Conducted(Protocol):
+    @property
+    def beat(self) -> Beat:
+        """Return the first step of the round that it is in."""
+        ...
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has been in any round, since this process began."""
+        ...
+
 
 FIRST_S = 3.0  # for whoever measures at the end to begin
 MOST_S = 600.0  # and as long as the whole model takes over a slow line

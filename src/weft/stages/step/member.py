@@ -1,7 +1,4 @@
-"""One stage that this peer holds: its membership, and the worker that micro-batches come to.
-
-It does not know which stages should be held, nor by whom.
-"""
+"""One stage that this peer holds: its membership, and the worker that micro-batches come to."""
 
 from collections.abc import Callable
 
@@ -9,21 +6,19 @@ import msgspec
 from torch import Tensor
 
 from weft.ids import PeerId
-from weft.peer.companion import Parameters
+from weft.peer.companion import Parameters, Unmeasured
 from weft.peer.peer import Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot
-from weft.peer.unmeasured import Unmeasured
-from weft.pipeline.origin import Origin
+from weft.pipeline.sender import Origin
 from weft.pipeline.worker import Bounds, Worker
-from weft.stages.busy import Busy
 from weft.stages.messages import Held, LeaveAnswer, MayLeave, State
+from weft.stages.report import Busy, Timed
 from weft.stages.step.conductor import Conductor, Part
 from weft.stages.step.evaluate import Bystander, Needs, StageEvaluator
 from weft.stages.step.membership import Grounds, Membership
 from weft.stages.step.source import Source
 from weft.stages.step.teams import Teaming
 from weft.stages.step.tied import TiedMember
-from weft.stages.timed import Timed
 from weft.train.device import choose
 from weft.train.section_memory import fitting
 

@@ -1,9 +1,7 @@
 """This peer in the run of one piece of a model: a `Peer` on a channel of the node, from its beginning to its end.
 
-    Member        (`member`)  of a section: micro-batches come to it
-    TiedMember    (`tied`)    of a matrix that both end sections have
-
-It does not know which pieces should be held, nor by whom.
+Member        (`member`)  of a section: micro-batches come to it
+TiedMember    (`tied`)    of a matrix that both end sections have
 """
 
 import asyncio

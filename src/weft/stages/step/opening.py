@@ -1,7 +1,4 @@
-"""Who holds which stage when a run begins, and what its section starts from.
-
-It does not know how fast anybody is: that is measured once all compute.
-"""
+"""Who holds which stage when a run begins, and what its section starts from."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""What the members of a piece's run tell each other of payloads, before these are announced.
-
-It does not know what follows from it.
-"""
+"""What the members of a piece's run tell each other of payloads, before these are announced."""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress

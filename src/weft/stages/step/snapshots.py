@@ -1,9 +1,7 @@
 """States that are asked for before they are there: all pieces' of one beat, for whoever puts the model together.
 
-    manifest = await pinning.at(beat)       # a member's answer: its state after so many beats is kept; None: it is not
-    await pinning.settled(beat, manifest)   # its conductor's word, once a round is over: nothing has changed since
-
-It does not know how a state is kept.
+manifest = await pinning.at(beat)       # a member's answer: its state after so many beats is kept; None: it is not
+await pinning.settled(beat, manifest)   # its conductor's word, once a round is over: nothing has changed since
 """
 
 import asyncio

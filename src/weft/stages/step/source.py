@@ -1,7 +1,4 @@
-"""Where micro-batches come from: windows of a lease, or held-out ones, a few samples at a time.
-
-It does not know steps; whoever calls it does.
-"""
+"""Where micro-batches come from: windows of a lease, or held-out ones, a few samples at a time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -14,7 +11,7 @@ from numpy.typing import NDArray
 from weft.data.batch import Batch, Batches
 from weft.executor import Compute
 from weft.pipeline.device import Given
-from weft.pipeline.origin import Origin
+from weft.pipeline.sender import Origin
 from weft.pipeline.step import Beat
 
 LOOK_S = 0.5  # at whether what is measured should be broken off

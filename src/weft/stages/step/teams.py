@@ -3,8 +3,6 @@
     ready    d a c e b   size 2        (a, b) (c, d) (e)        the first leads; who is left over computes alone
 
 All who know the same members find the same teams. Micro-batches go to those who lead.
-
-It does not know how a layer is shared, nor rounds.
 """
 
 from collections.abc import Callable, Collection, Iterable

@@ -4,8 +4,6 @@
     await tied.let_go(stage)              once the stage has ended
 
 Of its rounds nothing is told but notices: they are part of the end stages' (`tied_conductor`).
-
-It does not know which stages should be held.
 """
 
 import asyncio

@@ -12,8 +12,6 @@ Failure:
   a later round.
 - an end stage gives up what it brings, because others count it (`pipeline.tally`): the matrix's half has been merged.
 - this peer is paused: what it had added up goes with its device, as its sections' does.
-
-It does not know micro-batches.
 """
 
 import asyncio
@@ -27,8 +25,7 @@ from weft.errors import NetError, PeerError, Refused
 from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
-from weft.peer.companion import Parameters
-from weft.peer.unmeasured import Unmeasured
+from weft.peer.companion import Parameters, Unmeasured
 from weft.pipeline.exactly_once import NONE, Told
 from weft.pipeline.step import Beat
 from weft.pipeline.worker import Sum

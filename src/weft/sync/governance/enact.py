@@ -3,8 +3,6 @@
     genesis ──► charter ──warrants of a manifest──► charter ──► ...        `enact`, the same on every member
 
 What an act changes, it changes between two rounds: the round that decides it is computed by the charter before.
-
-It does not know how acts reach a leader.
 """
 
 import dataclasses

@@ -7,8 +7,6 @@
 so whoever makes a branch up, with whatever tokens, moves the parameters no further than one member's round does, nor
 the run's count of tokens. All of it can be checked from the base and the contributions alone. What is taken in is
 written into the charter, which comes with every state.
-
-It does not know who brings a legacy, nor where its vector was kept.
 """
 
 import dataclasses

@@ -1,1 +1,4 @@
-"""merge: see the tree in README.md."""
+"""What members make of vectors: encoded, cut into parts, averaged, applied, to the same bits on every machine.
+
+It does not know who agreed on what is merged.
+"""

@@ -11,8 +11,6 @@ undo to the same bits (`codec.exact`).
 
 DeMo: Peng et al., 2411.19870, section 3 (chunks of 64, two-dimensional for matrices). It leaves out what its paper does
 with matrices whose sides are no multiples of 64: smaller tiles. Here their edges are part of the rest.
-
-It does not know codecs nor steps.
 """
 
 import math

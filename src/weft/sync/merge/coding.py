@@ -5,7 +5,7 @@
     what a branch had counted  the same, or where that is lossy int8: it is handed in once
     a merged part              the method's reply codec, with feedback at its owner
 
-It does not know how bytes travel.
+Whether this process can compute by a method: its codecs and outer step may be from outside of weft.
 """
 
 from typing import assert_never
@@ -25,8 +25,9 @@ from weft.codec import (
 )
 from weft.codec.build import build
 from weft.codec.codec import Codec
+from weft.sync.merge import outer as optimizers
 from weft.sync.merge.reduce import Coding
-from weft.sync.method.choices import Choices
+from weft.sync.method.choices import Choices, ExtensionOuterConfig
 from weft.sync.records.messages import Brought
 
 
@@ -80,3 +81,15 @@ def _fine(values: Values) -> Values:
         case "bf16" | "fp32":
             return values
     assert_never(values)
+
+
+def require(choices: Choices) -> None:
+    """Refuse what this process cannot compute with.
+
+    Raises:
+        ConfigError: a codec or an outer step from outside of weft, which it does not know.
+    """
+    codec_in(choices, 0)
+    reply_codec_in(choices, 0)
+    if isinstance(choices.apply, ExtensionOuterConfig):
+        optimizers.build(choices.apply)

@@ -5,8 +5,6 @@
 Each fragment has pieces from all over the vector, so from all depths of the model, and all fragments are about as
 large. Streaming DiLoCo (Douillard et al., 2501.18512, section 3.1) deals out whole layers in the same strides; where
 a layer ends makes no difference to what is computed.
-
-It does not know what is done with the numbers.
 """
 
 import torch

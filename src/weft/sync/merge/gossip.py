@@ -14,8 +14,6 @@ parameters, from which inner steps start; mean D = D_i + sum_j w_ij (D_j - D_i),
 A round that makes the mean is one where everybody is everybody's neighbour: each brings where it would go on alone, and
 goes on from the mean of these.
 
-It does not know who the neighbours are, nor codecs or bytes.
-
 D-PSGD: Lian et al., 1705.09056, with the order of Chen and Sayed, "Diffusion adaptation strategies", 2012. CHOCO-SGD:
 Koloskova et al., 1902.00340, algorithm 2. NoLoCo: Kolehmainen et al., 2506.10911, section 3. Means now and then: Chen
 et al., 2105.09080.

@@ -5,8 +5,6 @@
 
 One accumulator and one decoded vector, whatever the number of peers. What is no payload is found before it changes the
 sum. The order of float64 sums is part of the result; a `GroupRecord` lists it.
-
-It does not know who the peers are.
 """
 
 from collections.abc import Sequence

@@ -13,8 +13,6 @@ after the other, in each step. Here a step is one round. Both factors are its by
 ACP-SGD (Zhang et al., ICDCS 2023, algorithm 1). docs/measured.md has what each learns.
 
 Vectors and small matrices are sent whole. What all compute alike is computed by `codec.exact`.
-
-It does not know codecs, feedback nor steps.
 """
 
 import math

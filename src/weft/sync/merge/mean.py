@@ -19,8 +19,6 @@ sum to one. With float64 every w x is exact (24 + 29 bits, for w < 2^29), so
 - the mean of equal vectors is that vector, bit for bit, where nobody is late; one contributor's mean is its own;
 - the result differs from the true mean by little more than the final rounding (fp32 sums lose up to n of those);
 - finite contributions have a finite mean: nothing can overflow on the way (n w x < 2^10 2^53 2^128).
-
-It does not know codecs, parts or peers.
 """
 
 from collections.abc import Iterable

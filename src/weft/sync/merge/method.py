@@ -20,7 +20,7 @@
 A run file names a row or spells the choices out (`type = "custom"`). Before a run starts, `spell_out` turns either into
 `Choices`, which RunConfig holds (all in `choices`): what depends on the number of peers is decided once, for all.
 
-`Method` is what a peer computes between rounds: tensors in, tensors out. It does not know rounds, peers or bytes sent.
+`Method` is what a peer computes between rounds: tensors in, tensors out.
 
 FedAvg: McMahan et al., 1602.05629, algorithm 1. DiLoCo: Douillard et al., 2311.08105, algorithm 1; streaming: Douillard
 et al., 2501.18512, algorithm 2; asynchronous: Liu et al., 2401.09135, algorithm 3. SparseLoCo: Sarfi et al.,

@@ -16,8 +16,6 @@ the C library. Two tensors are divided, never a tensor by a number: a GPU would 
 
 State is a mapping from name to flat fp32 tensor, so that it can be digested, shipped and saved without knowing the
 optimizer. The vectors are worked on in cache-sized chunks, in place; nothing of their size is allocated.
-
-It does not know schedules (the learning rate is an argument) nor peers.
 """
 
 import math

@@ -5,8 +5,6 @@
 
 The error is kept where it is added: of an orthonormal basis in that basis, of a projection in the parameters' own,
 because what it leaves out is part of the error.
-
-It does not know who counts what.
 """
 
 from collections.abc import Sequence

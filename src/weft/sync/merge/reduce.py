@@ -12,8 +12,6 @@ part is made so short that it moves no further than the median of theirs, the lo
 No owner sees more than its own part, so parts are shortened one by one; as each is bounded, so is the whole.
 
 It costs the owner 8 bytes per element of its own part, and one accumulator whatever the number of peers.
-
-It does not know who the peers are, nor how bytes travel.
 """
 
 from collections.abc import Sequence

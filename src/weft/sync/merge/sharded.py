@@ -3,7 +3,7 @@
     a site of three     |-- process 0 --|-- process 1 --|-- process 2 --|
 
 One process tells the others what is to be computed. It sees the vector as a tensor on no device, with which plain
-arithmetic works as with any other; what has to be bytes comes to it piece by piece. It does not know how.
+arithmetic works as with any other; what has to be bytes comes to it piece by piece.
 """
 
 from abc import abstractmethod

@@ -1,1 +1,4 @@
-"""method: see the tree in README.md."""
+"""What a method is: five choices, the rows that name some of them, learning rates, graphs of neighbours.
+
+It computes nothing on vectors (`weft.sync.merge` does), and needs no torch.
+"""

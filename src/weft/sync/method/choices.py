@@ -1,6 +1,8 @@
 """What a run file, a genesis and a charter say of a method: the rows, the choices behind them, the outer step.
 
 They are settings alone: `method` and `outer` compute by them. It needs no torch: an anchor reads charters.
+
+Which methods go with stages: those whose rounds all members make together, on their whole section.
 """
 
 from typing import Annotated, Literal
@@ -453,4 +455,19 @@ def check(choices: Choices, optimizer: OptimizerConfig) -> None:
         raise ConfigError(
             'train.optimizer: "muon" multiplies matrices, and machines round that differently, but a method that sends '
             'gradients steps on every member alike; set type = "adamw" or "sgd", or choose a method that sends deltas.'
+        )
+
+
+def check_staged(choices: Choices) -> None:
+    """Refuse methods that need the members of a stage to be out of step, or to see less than their section.
+
+    Raises:
+        ConfigError: says what to choose instead.
+    """
+    is_apart = choices.graph is not None or choices.among != "all" or choices.wait != "all"
+    if is_apart or choices.is_streaming or choices.tune:
+        raise ConfigError(
+            "method: in a stage all members make each round together, of all of their section: no neighbours, no "
+            "sample of members, no fragments or overlap, no tuning. Choose ddp, powersgd, fedavg, diloco, sparseloco "
+            "or demo, or set stages = 1."
         )

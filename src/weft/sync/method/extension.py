@@ -1,7 +1,7 @@
 """An outer step from outside of weft, whose state is held to what can be digested, shipped and cut into fragments, and
 whose every step to numbers: what breaks that ends the peer, before anybody is handed the result.
 
-That it gives the same bits on every machine is for its author to see to. It does not know where it comes from.
+That it gives the same bits on every machine is for its author to see to.
 """
 
 import math

@@ -18,7 +18,7 @@ to round it is that of the mean round. 0 means that some never hear of the other
 Where somebody is not counted in a round, weights to and from it are left out. That keeps the mean where w_ij = w_ji;
 `exponential` and `one_peer` move it then.
 
-Members stand in ascending order. The same integers give the same graph on every machine. It does not know parameters.
+Members stand in ascending order. The same integers give the same graph on every machine.
 
 Metropolis weights: Xiao, Boyd and Lall, "Distributed average consensus with time-varying Metropolis weights", 2006.
 Exponential graphs: Assran et al., 1811.10792; Ying et al., 2110.13363.

@@ -1,6 +1,6 @@
 """The rows: methods by name, each a few settings, and the choices that they come to.
 
-It knows no more of a method than `choices` does. What depends on the number of peers is decided here, once for all.
+What depends on the number of peers is decided here, once for all.
 """
 
 import math

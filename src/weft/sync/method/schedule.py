@@ -7,8 +7,6 @@
 
 Where the optimizer's moments are replicated (`ddp`) the rate must be the same bits on every member, so the cosine is a
 polynomial in Python floats (IEEE doubles, each operation rounded once), not the C library's.
-
-It does not know rounds: between two commits the caller adds the tokens it knows of.
 """
 
 import math

@@ -1,1 +1,4 @@
-"""records: see the tree in README.md."""
+"""What is signed, sent and kept of rounds: letters, manifests, acts, the charter, where branches part.
+
+It does not know what follows from a record.
+"""

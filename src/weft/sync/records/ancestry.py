@@ -6,8 +6,6 @@
 A charter lists the forks that led to its branch, oldest first, and the stretches of other branches that were taken in
 since. Both follow from manifests, so all members of a branch know them, newcomers included. Nothing is counted twice
 where no two stretches of a history overlap.
-
-It does not know what rounds count, nor who tells.
 """
 
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 The charter is a function of the genesis and of all manifests since. A manifest names the digest of the charter that
 holds after it, so whoever takes over a state can check the charter that comes with it. How warrants change it is
 `enact`'s part.
-
-It does not know manifests.
 """
 
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ All else is encoding, from the last announcement to the decision, and fetching a
 nor waiting for others' inner steps. What does not shrink with the bytes, the delay of messages, is foretold too small
 at first and measured then.
 
-Pure: it does not know how time is measured.
+Pure.
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 
     deadline = median + 3 MAD of the last rounds, at least 2 s, and a multiple of the median where one is asked for
 
-Median and median absolute deviation move little when one round was slow. Before anything is measured the wait is
-long: the first round holds compilation and cold caches. It does not know what is waited for.
+Median and median absolute deviation move little when one round was slow. Before anything is measured the wait is long:
+the first round holds compilation and cold caches.
 """
 
 from collections.abc import Sequence

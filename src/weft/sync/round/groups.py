@@ -12,8 +12,7 @@ decides: a ward asks electors in an order of its own, and keeps to one at a time
 
 so two levels give what one would, up to the rounding of what a sponsor encodes.
 
-Which samples each peer of a group trains on follows from the manifest and the record. It does not know how any of it
-travels.
+Which samples each peer of a group trains on follows from the manifest and the record.
 """
 
 from collections.abc import Iterable, Sequence, Set

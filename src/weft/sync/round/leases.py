@@ -17,7 +17,7 @@ is a member again, and keeps what is left of its own.
 
 Where members are drawn for a round, the others are leased nothing and rest.
 
-The leader proposes the shares; anybody can check that they are within bounds. It does not know how speeds are measured.
+The leader proposes the shares; anybody can check that they are within bounds.
 """
 
 import math

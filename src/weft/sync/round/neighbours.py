@@ -11,8 +11,6 @@ of it: what is exchanged applies at both ends or at neither.
 Of which kind a round is follows from its base. In some, all members make the mean of what they have instead (`Method`
 computes it): each `mean_every` rounds, and where the run may end with the round. Where what a member knows of its
 neighbours is added up from round to round, others cannot take their place without one.
-
-It does not know parameters.
 """
 
 from collections.abc import Sequence

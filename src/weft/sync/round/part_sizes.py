@@ -10,8 +10,6 @@ times slower owns nothing: its uplink is busy with its own payload.
 
 Levels are coarse, and one that was given stays as long as the measured one is within a factor of four: leaders take
 turns and measure for themselves, and a payload whose upload takes several rounds must be cut alike in all of them.
-
-It does not know how rates are measured.
 """
 
 from collections.abc import Iterable, Mapping, Set

@@ -3,8 +3,6 @@
 The electorate agrees on one manifest (`decide`, under the `rules` of consensus), around which contributions are
 announced, planned, merged and held (`collect`). This file joins the two, and knows what to do when members
 come, go or fall silent: the next attempt has another leader, which first asks what may have been chosen.
-
-It does not know sockets, disks, tensors, signatures or clocks; `machine` lists what enters and what leaves.
 """
 
 from typing import assert_never

@@ -15,8 +15,6 @@ In a stage of a pipeline what each member trains on is routed to it, and weighs 
 
 Where members exchange with neighbours, all weigh the same in a mean over all, and who is late is not in it: what is
 averaged is parameters, not steps.
-
-It does not know vectors.
 """
 
 from collections.abc import Container, Iterable

@@ -18,7 +18,7 @@ from weft.cli.demo.end import finished_run, judge, read_report
 from weft.cli.demo.run import Wishes, prepare, run_demo, with_tokens
 from weft.cli.demo.swarm import PeerFailed, Swarm
 from weft.cli.plan import speed_here as here
-from weft.cli.plan.pace import tokens_in, usual_s
+from weft.cli.plan.speed_here import tokens_in, usual_s
 from weft.cli.run.running import Report
 from weft.cli.screen.view import View
 from weft.config import load

@@ -9,7 +9,7 @@ from unit.launch.test_terms import SteppingClock, made
 from weft.cli.run.join import TrafficWatch, describe
 from weft.events import Entry, Event, Notice, RoundCommitted
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.launch.company import Pace
+from weft.launch.terms import Pace
 
 ME = PeerId("e" * 64)
 

@@ -10,7 +10,7 @@ from unit.cli.small import Kept, Weft
 from unit.cli.test_bad_input import refused
 from unit.cli.watch.test_status import A, B, commit, started, step, write_log
 from weft.config import load
-from weft.dashboard.in_words import in_words
+from weft.dashboard.words import in_words
 from weft.events import Evaluated, LinkUp, MemberGone, Notice, PayloadOffered, RoundMissed
 from weft.ids import Round, Tokens
 from weft.run.config import RunFile

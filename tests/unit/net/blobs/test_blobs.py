@@ -5,7 +5,7 @@ import pytest
 from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped
 from weft.ids import Digest
-from weft.net.blobs import ranges
+from weft.net.blobs import striped
 from weft.net.blobs.blob_stream import SLOWEST_STREAM_BPS
 from weft.net.blobs.blobs import COMING_S, SLICE_NBYTES, StillComing
 from weft.net.blobs.bulk import MAX_DIALLED_BACK
@@ -492,9 +492,9 @@ def test_a_path_that_loses_packets_is_crossed_on_several_streams(world, monkeypa
             world.network.set_link(one.peer, other.peer, delay_s=0.04, bandwidth_bps=50e6, loss=0.01)
         blob = some_bytes(16 * MIB + 12_345)
         b.serve_blobs(shelf(blob))
-        monkeypatch.setattr(ranges, "MAX_STREAMS", 1)
+        monkeypatch.setattr(striped, "MAX_STREAMS", 1)
         alone_s = await fetch_timed(world, a, b.peer, blob)
-        monkeypatch.setattr(ranges, "MAX_STREAMS", 4)
+        monkeypatch.setattr(striped, "MAX_STREAMS", 4)
         together_s = await fetch_timed(world, a, b.peer, blob)
         assert b._blobs._num_accepted[a.peer] == 4
         assert alone_s > 2.5 * together_s

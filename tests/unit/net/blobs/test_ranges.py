@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.net.blobs.ranges import (
+from weft.net.blobs.striped import (
     FIRST_NBYTES,
     LEAST_NBYTES,
     LOOK_S,

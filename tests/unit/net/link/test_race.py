@@ -6,7 +6,7 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.errors import DialError
-from weft.net.link.race import HEAD_START_S, Race
+from weft.net.link.dialer import HEAD_START_S, Race
 
 
 class FakeStream:

@@ -5,8 +5,7 @@ import errno
 import pytest
 
 from weft.ids import PeerId
-from weft.net.link.trial import failed
-from weft.net.link.unreached import nobody, one, verdict
+from weft.net.link.trial import failed, nobody, one, verdict
 from weft.net.messages import Contact
 
 PEERS = [PeerId(f"{n:02x}" * 32) for n in range(16)]

@@ -65,7 +65,7 @@ def test_why_a_peer_is_gone_here_is_told_to_who_lists_it():
     first, second = same_bucket()
     here, there = roll(0, {first: 3, second: 0}, gone=[first]), roll(0, {first: 3, second: 0})
     assert ("accused", first, 3) in exchange(here, there)[1]
-    assert exchange(there, here) == (set(), {("life", first, 3)})  # which net/swim.py contests
+    assert exchange(there, here) == (set(), {("life", first, 3)})  # which net/membership/swim.py contests
 
 
 def same_bucket():

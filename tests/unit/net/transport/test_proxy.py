@@ -10,7 +10,7 @@ from weft.config import from_tree
 from weft.errors import ConfigError, DialError
 from weft.keys import Identity
 from weft.net.transport.base import Lane, Stream
-from weft.net.transport.proxy import MAX_ANSWER_NBYTES, Proxy
+from weft.net.transport.tcp import MAX_ANSWER_NBYTES, Proxy
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.run.machine import PeerConfig
 

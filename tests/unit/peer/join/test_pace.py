@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from weft.peer.join.pace import RECENT_S, TELL_AFTER_S, Lag, Pace
+from weft.peer.join.backpressure import RECENT_S, TELL_AFTER_S, Lag, Pace
 
 RESULT_NBYTES = 1_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from weft.events import Event, MemberStrays, NotLearning
 from weft.ids import BranchId, PeerId, Round, Tokens
 from weft.net.messages import Heartbeat
-from weft.peer.loop.sentinel import Sentinel
+from weft.peer.loop.outliers import Sentinel
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, FedAvgConfig, MethodConfig, NoLoCoConfig, spell_out
 from weft.sync.records.messages import Contribution
 

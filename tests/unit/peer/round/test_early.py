@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
-from weft.peer.round.early import NUM_KEPT, NUM_OTHERS, Early
+from weft.peer.round.inbox import NUM_KEPT, NUM_OTHERS, Early
 from weft.sync.records.messages import Collect, Merged, Ready, RoundNote
 
 A, B = PeerId("a" * 64), PeerId("b" * 64)

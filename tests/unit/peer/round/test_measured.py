@@ -7,8 +7,7 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.ids import PeerId
-from weft.peer.round.measured import EVERY_S, Measured, Memory
-from weft.peer.round.timers import SLACK, Timers
+from weft.peer.round.timers import EVERY_S, SLACK, Measured, Memory, Timers
 from weft.sync.round.deadline import FIRST_S, NUM_REMEMBERED
 
 TOOK = Measured(graces_s=(1.0, 1.0, 1.0), latencies_s=(4.0, 4.0, 4.0))

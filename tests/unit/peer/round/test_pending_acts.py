@@ -14,8 +14,7 @@ from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
 from weft.peer.messages import ContradictionNote
 from weft.peer.round import pending_acts as acts
-from weft.peer.round.lies import MAX_LIES, Lies
-from weft.peer.round.pending_acts import TELL_AGAIN_S, Acts
+from weft.peer.round.pending_acts import MAX_LIES, TELL_AGAIN_S, Acts, Lies
 from weft.store import record_file
 from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
 from weft.sync.records.charter import Struck
