@@ -2,14 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow check format bench table clean
+.PHONY: demo test full slow check format bench table clean
 
 demo: .venv/user
 	$(BIN)/weft demo
 
 # Two processes: the suite is mostly computing, and holds itself to two cores.
+TESTS = $(BIN)/pytest --numprocesses 2 --dist worksteal
 test: .venv/dev
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(TESTS) --budget
+
+full: .venv/dev
+	$(TESTS) -m "not slow"
 
 slow: .venv/dev
 	$(BIN)/pytest -m slow -rs

@@ -34,7 +34,7 @@ from weft.sync.merge.method import Method
 from weft.sync.merge.outer import State, StepContext
 from weft.sync.merge.reduce import Merger, cut, decode_parts, encode_parts
 from weft.sync.method.schedule import lr
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 
 SETTINGS = PeerConfig(device="cpu", precision="fp32", threads=1)
 

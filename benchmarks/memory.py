@@ -45,7 +45,7 @@ from weft.sync.method.presets import (
     StreamingConfig,
 )
 from weft.sync.method.schedule import ConstantConfig
-from weft.train.device import decoder
+from weft.training.device import decoder
 
 MODEL = ShapedModel(num_layers=10, num_heads=14, width=896, ffn_width=2432)
 SEQ_LEN, BATCH, ROUNDS = 128, 4, 3

@@ -38,7 +38,7 @@ from weft.run.outline import TicketAdmission
 from weft.sync.method.choices import AdamWConfig
 from weft.sync.method.presets import DiLoCoConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 
 LR, CLIP = 1e-3, 1.0
 LEAST = 0.97  # the ratio below which this benchmark fails

@@ -31,7 +31,7 @@ from weft.model.sections import Section, sections, whole
 from weft.run.genesis import seal
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
-from weft.train.section_memory import Holding, of_run, on_cpu, section_memory, usual_taken
+from weft.training.section_memory import Holding, of_run, on_cpu, section_memory, usual_taken
 
 STAGES, STEPS = 4, 50
 SEQ_LEN, BATCH = 32, 4

@@ -6,7 +6,7 @@ The rooms, from the ground up (imports go downward only, never sideways):
     sim  bench                              production peers on a virtual clock
     stages  library  ranks  plan  launch    around a peer: how it is started, as what, and what that will take
     peer                                    a peer of one run
-    train  run  store  observe              this machine: inner steps, what all share, files, looking on
+    training  run  store  observe           this machine: inner steps, what all share, files, looking on
     sync  pipeline                          the distributed algorithms
     net                                     transports, calls, membership, blobs
     model  data  codec  cost  inference     leaves: no sockets, no event loop, no clock

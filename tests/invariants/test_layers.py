@@ -40,7 +40,7 @@ FLOORS = (
     # this machine
     ("peer.messages", "stages.messages", "store"),
     ("run", "peer.claims", "peer.companion", "peer.chain", "stages.table"),
-    ("train", "observe", "stages.report"),
+    ("training", "observe", "stages.report"),
     # a peer
     ("peer.context", "ranks"),
     ("peer.state",),

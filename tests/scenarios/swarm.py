@@ -56,8 +56,8 @@ from weft.sync.method.presets import FedAvgConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.ancestry import History, Stretch
 from weft.sync.records.messages import GroupRecord, Manifest, RoundNote
-from weft.train.learner import Work
-from weft.train.trainer import Trainer
+from weft.training.learner import Work
+from weft.training.trainer import Trainer
 from weft.wire import decode, digest_of, unseal
 
 E = TypeVar("E", bound=Event)

@@ -18,7 +18,7 @@ from weft.sync.method.presets import (
     MethodConfig,
     NoLoCoConfig,
 )
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 
 EVERY = 4
 FEDAVG = FedAvgConfig(every=EVERY, codec=Fp32Config())

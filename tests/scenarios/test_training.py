@@ -18,7 +18,7 @@ from weft.sync.merge.reduce import cut
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, FedAvgConfig, MethodConfig, SparseLoCoConfig
 from weft.sync.method.schedule import CosineConfig
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 
 MakeSwarm = Callable[..., Swarm]
 METHODS: dict[str, MethodConfig] = {

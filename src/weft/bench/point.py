@@ -41,8 +41,8 @@ from weft.sync.merge.fragments import Scope
 from weft.sync.merge.gossip import num_sent
 from weft.sync.records.tuning import tuned_method
 from weft.sync.round.neighbours import mixing_of
-from weft.train.learner import nothing
-from weft.train.trainer import Trainer
+from weft.training.learner import nothing
+from weft.training.trainer import Trainer
 from weft.wire import digest
 
 E = TypeVar("E", bound=Event)

@@ -86,7 +86,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     if "torch" not in sys.modules:  # torch says it in words of its own
         return False
-    from weft.train.device import is_out_of_memory
+    from weft.training.device import is_out_of_memory
 
     return is_out_of_memory(error)
 

@@ -43,8 +43,8 @@ from weft.store.home import Home
 from weft.store.tickets import keep_secret, read_secret
 from weft.sync.merge.coding import require
 from weft.sync.method.presets import spell_out
-from weft.train.device import check_fits_loop
-from weft.train.learner import Learner
+from weft.training.device import check_fits_loop
+from weft.training.learner import Learner
 
 OnStarted = Callable[[Peer, str], None]
 

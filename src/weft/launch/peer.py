@@ -45,10 +45,10 @@ from weft.run.staged import StagedConfig, held_of
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
 from weft.store.tickets import keep_secret, read_secret
-from weft.train.device import check_fits, choose
-from weft.train.learner import Learner
-from weft.train.section_memory import fitting
-from weft.train.trainer import Trainer
+from weft.training.device import check_fits, choose
+from weft.training.learner import Learner
+from weft.training.section_memory import fitting
+from weft.training.trainer import Trainer
 
 
 class OneProcess:

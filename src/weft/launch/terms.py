@@ -43,8 +43,8 @@ from weft.run.staged import StagedConfig
 from weft.store.home import Home
 from weft.sync.costs import round_traffic
 from weft.sync.merge.method import Method
-from weft.train import section_memory as holding
-from weft.train.device import Device, choose, decoder, needed_nbytes
+from weft.training import section_memory as holding
+from weft.training.device import Device, choose, decoder, needed_nbytes
 
 CALLED_S = 1.0  # for the other members of a run that has begun to call a newcomer that one of them told them of
 HEARD_S = HEARTBEAT_S + 0.5  # for a first heartbeat of who is linked

@@ -22,8 +22,8 @@ from weft.ids import Step
 from weft.library.lending import Lending, Made
 from weft.library.tensors import Tensors
 from weft.run.config import Genesis
-from weft.train.learner import Work
-from weft.train.optimizer import State
+from weft.training.learner import Work
+from weft.training.optimizer import State
 
 
 class LoopLearner:

@@ -23,7 +23,7 @@ from weft.store.home import PeerFolder
 from weft.store.journal import Journal
 from weft.store.pool import Pool
 from weft.sync.records.acts import Succeed
-from weft.train.learner import Learner
+from weft.training.learner import Learner
 
 
 class Trainers(Protocol):

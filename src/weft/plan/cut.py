@@ -33,8 +33,8 @@ from weft.plan.timing import Kind, Load, RoundTime
 from weft.run.staged import check_tied
 from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import check_staged
-from weft.train.device import decoder
-from weft.train.section_memory import (
+from weft.training.device import decoder
+from weft.training.section_memory import (
     SPARE,
     Holding,
     least_nbytes,

@@ -9,7 +9,7 @@ from weft.plan.profiles import Device, known
 from weft.plan.timing import Line
 from weft.run.config import TrainConfig
 from weft.sync.method.choices import Choices
-from weft.train.device import decoder
+from weft.training.device import decoder
 
 # What AdamW reads and writes of each parameter: gradient twice (norm, step), parameter and two moments both ways.
 OPTIMIZER_NBYTES = 32

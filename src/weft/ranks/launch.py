@@ -29,8 +29,8 @@ from weft.run.host import limit_cores
 from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.pool import Pool
-from weft.train.device import Share, check_fits, choose
-from weft.train.learner import Learner
+from weft.training.device import Share, check_fits, choose
+from weft.training.learner import Learner
 
 _LARGE_NBYTES = 1 << 20
 _MMAP_THRESHOLD = -3  # of mallopt

@@ -47,9 +47,9 @@ from weft.ranks.vector import Moment, SiteVector, spread
 from weft.run.config import Genesis, RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.choices import AdamWConfig, ExtensionOuterConfig, InnerSgdConfig, SignSgdConfig
-from weft.train.learner import Work, nothing
-from weft.train.optimizer import State
-from weft.train.steps import Steps, mean_loss, prompt_ids
+from weft.training.learner import Work, nothing
+from weft.training.optimizer import State
+from weft.training.steps import Steps, mean_loss, prompt_ids
 
 
 class SiteLearner:

@@ -31,8 +31,8 @@ from weft.ranks.strips import overlap, overlaps, rows, strips
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig
-from weft.train.device import Device, choose, limit_memory
-from weft.train.optimizer import AdamWNumbers, adamw_step, sgd_step
+from weft.training.device import Device, choose, limit_memory
+from weft.training.optimizer import AdamWNumbers, adamw_step, sgd_step
 
 Rows = list[Tensor]  # of one rank: of each tensor, in the order of the layout
 

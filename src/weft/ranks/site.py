@@ -27,7 +27,7 @@ from weft.ranks.orders import Close, Order, Size, Still, Told
 from weft.ranks.worker import Worker
 from weft.run.machine import PeerConfig
 from weft.store.pool import Pool
-from weft.train.device import first_line, is_out_of_memory
+from weft.training.device import first_line, is_out_of_memory
 
 STILL_S = 60.0  # at most between two orders: ranks wait ten times as long before they take rank 0 for lost
 BROKEN = (

@@ -54,7 +54,7 @@ from weft.run.machine import PeerConfig
 from weft.store.chunks import chunk_digests
 from weft.sync.merge import outer as optimizers
 from weft.sync.merge.outer import StepContext, square_sums
-from weft.train.device import choose
+from weft.training.device import choose
 
 # What may be computed with strips, by methods of tensors. Those that end with _ change their first argument.
 OPERATIONS = frozenset({"add", "sub", "mul", "lerp", "clone", "add_", "sub_", "mul_", "copy_", "zero_"})

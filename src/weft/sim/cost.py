@@ -37,11 +37,11 @@ from weft.pipeline.codec.build import build
 from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
 from weft.pipeline.worker import Sum
 from weft.stages.report import PIECES
-from weft.train.learner import NOTHING_CAME, Work, nothing
-from weft.train.optimizer import State
-from weft.train.section import SectionTrainer
-from weft.train.tied import TiedTrainer, halved
-from weft.train.trainer import Trainer
+from weft.training.learner import NOTHING_CAME, Work, nothing
+from weft.training.optimizer import State
+from weft.training.section import SectionTrainer
+from weft.training.tied import TiedTrainer, halved
+from weft.training.trainer import Trainer
 from weft.wire import Buffer
 
 RATE = 1e-4  # of one call: a vector of weights keeps its size for thousands of rounds

@@ -37,7 +37,7 @@ from weft.sim.world import Life, Member, Paced, World
 from weft.store.home import Home
 from weft.sync.records.messages import GroupRecord, Manifest
 from weft.sync.round.groups import claims_in
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 from weft.wire import digest_of
 
 MBIT = 1e6

@@ -47,7 +47,7 @@ from weft.stages.peer import Company
 from weft.stages.step.membership import Kit
 from weft.store.home import Home
 from weft.sync.records.messages import Manifest
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 
 
 class OwingClock:

@@ -47,7 +47,7 @@ from weft.stages.step.teams import leaders
 from weft.stages.step.tied import Tied, TiedMember
 from weft.stages.table import Roll
 from weft.tasks import Tasks
-from weft.train.section_memory import relative_costs
+from weft.training.section_memory import relative_costs
 
 
 class Ending:

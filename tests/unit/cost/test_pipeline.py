@@ -23,8 +23,8 @@ from weft.net.transport.frame import encode_frame
 from weft.pipeline.device import Given, parcel
 from weft.pipeline.messages import Backward, Computed, Forward, IsTaken, Verdict
 from weft.pipeline.torch_device import Codecs, TorchDevice
-from weft.train.device import decoder
-from weft.train.section_memory import shape_of
+from weft.training.device import decoder
+from weft.training.section_memory import shape_of
 from weft.wire import encode
 
 SAMPLES, SEQ_LEN = 4, 64

@@ -23,7 +23,7 @@ from weft.run.outline import KeysAdmission
 from weft.store.home import Home
 from weft.sync.method.presets import FedAvgConfig
 from weft.sync.method.schedule import ConstantConfig
-from weft.train import device
+from weft.training import device
 
 # --- data ---
 

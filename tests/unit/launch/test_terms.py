@@ -23,7 +23,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, held_of, staged
 from weft.store.home import Home
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
-from weft.train.device import choose, needed_nbytes
+from weft.training.device import choose, needed_nbytes
 
 HERE = PeerConfig(device="cpu", threads=1)
 TICKET = Ticket(

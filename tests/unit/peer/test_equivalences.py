@@ -18,7 +18,7 @@ from weft.sync.merge.method import Method
 from weft.sync.merge.outer import StepContext
 from weft.sync.method.choices import Choices, InnerSgdConfig, OptimizerConfig, SgdConfig
 from weft.sync.method.presets import DdpConfig, FedAvgConfig, MethodConfig
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 
 STEPS = 20
 RATE = 1e-2  # of `run_config`, constant

@@ -17,7 +17,7 @@ from weft.rng import integers64, stream
 from weft.sync.merge.reduce import decode_parts
 from weft.sync.method.choices import Choices, SgdConfig
 from weft.sync.round.machine import Fate
-from weft.train.learner import Learner, Work
+from weft.training.learner import Learner, Work
 
 NUM, ROUNDS = 300, 1000
 STEP = Work(num_steps=1, num_tokens=10, mean_loss=1.0, duration_s=1.0)

@@ -25,7 +25,7 @@ from weft.sync.merge.mean import merge
 from weft.sync.merge.reduce import Merger
 from weft.sync.method.choices import InnerSgdConfig
 from weft.sync.method.presets import CocktailConfig, DiLoCoConfig, MethodConfig, StreamingConfig
-from weft.train.learner import Work
+from weft.training.learner import Work
 
 PEERS, ROUNDS, WEIGHT = 2, 8, 100
 

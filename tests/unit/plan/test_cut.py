@@ -16,8 +16,8 @@ from weft.plan.cut import able, planned
 from weft.plan.question import Machines
 from weft.plan.timing import Line
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, DiLoCoConfig, spell_out
-from weft.train.device import decoder
-from weft.train.section_memory import Holding, on_cpu, section_memory
+from weft.training.device import decoder
+from weft.training.section_memory import Holding, on_cpu, section_memory
 
 UNTIED = msgspec.structs.replace(MODEL, is_tied=False)
 LARGE = msgspec.structs.replace(named("7b", 32_000, 1024), is_tied=False)

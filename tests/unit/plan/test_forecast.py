@@ -25,7 +25,7 @@ from weft.sync.method.presets import (
     PowerSgdConfig,
     StreamingConfig,
 )
-from weft.train.device import Device, decoder, needed_nbytes
+from weft.training.device import Device, decoder, needed_nbytes
 
 FREE = Line()
 

@@ -6,7 +6,7 @@ import torch
 from weft.errors import ConfigError
 from weft.plan.profiles import device, known, line
 from weft.run.machine import PeerConfig
-from weft.train.device import choose
+from weft.training.device import choose
 
 
 def test_every_row_has_a_source_and_says_what_was_not_read() -> None:

@@ -42,7 +42,7 @@ from weft.sync.method.choices import (
     SgdConfig,
 )
 from weft.sync.method.presets import FedAvgConfig
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 
 NUM = 4 * CHUNK + 50_000  # a vector of four whole chunks and a short one
 SETTINGS = PeerConfig(device="cpu", threads=1)

@@ -92,7 +92,7 @@ def _largest_model() -> Finding:
     from weft.model.config import SIZES, named, num_parameters
     from weft.run.host import host_free_nbytes
     from weft.run.machine import PeerConfig
-    from weft.train.device import choose, decoder, device_free_nbytes
+    from weft.training.device import choose, decoder, device_free_nbytes
 
     device = choose(PeerConfig())
     free = host_free_nbytes() if device.is_cpu else device_free_nbytes(device)

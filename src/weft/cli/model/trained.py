@@ -23,7 +23,7 @@ from weft.peer.state.checkpoint import load_model, read_contents
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
-from weft.train.device import choose
+from weft.training.device import choose
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ from weft.sync.method.presets import (
     StreamingConfig,
     spell_out,
 )
-from weft.train.device import decoder
+from weft.training.device import decoder
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"

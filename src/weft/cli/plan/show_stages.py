@@ -18,7 +18,7 @@ from weft.plan.profiles import known
 from weft.plan.question import Machines
 from weft.plan.split import Layer, Link, advice
 from weft.plan.timing import Line
-from weft.train.device import decoder
+from weft.training.device import decoder
 
 _INDENT = " " * 14
 LITTLE = 0.3  # of a step: a bubble above it is said

@@ -34,9 +34,9 @@ from weft.progress import Meter
 from weft.run.config import RunFile, TrainConfig
 from weft.run.host import host_free_nbytes
 from weft.run.machine import PeerConfig
-from weft.train import optimizer as inner
-from weft.train.backward import Backward
-from weft.train.device import Device, choose, decoder, device_free_nbytes
+from weft.training import optimizer as inner
+from weft.training.backward import Backward
+from weft.training.device import Device, choose, decoder, device_free_nbytes
 
 _NUM_WARM = 3  # the first steps allocate, and wake threads
 _LEAST_STEPS, _MEASURED_S = 8, 3.0  # timed: so many at least, and then until so much time has passed

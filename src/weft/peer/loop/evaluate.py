@@ -18,7 +18,7 @@ from weft.peer.messages import Evaluation
 from weft.progress import Meter
 from weft.run.config import Genesis, RunConfig
 from weft.sync.records.messages import Manifest
-from weft.train.learner import Learner, Measure
+from weft.training.learner import Learner, Measure
 
 SAMPLE_TOKENS = 300
 WAIT_S = 10.0  # for the last leader's evaluation, before another makes it

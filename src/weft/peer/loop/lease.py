@@ -16,7 +16,7 @@ from weft.peer.context import Place
 from weft.peer.state.carry import Carry
 from weft.run.config import Genesis
 from weft.sync.records.messages import Manifest
-from weft.train.learner import Learner, Work
+from weft.training.learner import Learner, Work
 
 CALL_S = 0.25  # of inner steps in a call of the device: few enough to stop soon, so many that calls cost nothing
 NUM_REMEMBERED = 5  # calls of the device whose speed is remembered: their median forgets what disturbed one or two

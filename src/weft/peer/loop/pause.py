@@ -25,7 +25,7 @@ from weft.events import Emit, Paused, Resumed
 from weft.executor import Compute
 from weft.peer.context import Place
 from weft.peer.state.replica import Replica
-from weft.train.learner import Learner
+from weft.training.learner import Learner
 
 
 class Pause:

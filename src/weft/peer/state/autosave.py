@@ -18,7 +18,7 @@ from weft.run.config import Genesis
 from weft.store.journal import FULL_NBYTES
 from weft.sync.records.messages import Base, Certificate, Manifest, counted_of, own_work
 from weft.sync.round.part_sizes import parts_of
-from weft.train.learner import Learner
+from weft.training.learner import Learner
 from weft.wire import Buffer, digest_of
 
 NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others

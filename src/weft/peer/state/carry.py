@@ -38,7 +38,7 @@ from weft.sync.records.messages import Counted
 from weft.sync.round.groups import payload_of
 from weft.sync.round.machine import Fate
 from weft.sync.round.neighbours import has_result
-from weft.train.learner import Learner, Work
+from weft.training.learner import Learner, Work
 
 OVERDUE_ROUNDS = 2  # missed in a row: once, a peer was late; twice, it is slow
 FORGOTTEN = "a round that is forgotten may have counted them"  # why work is dropped that nobody can tell of

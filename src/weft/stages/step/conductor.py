@@ -38,7 +38,7 @@ from weft.stages.step.source import Source
 from weft.stages.step.teams import Teaming
 from weft.stages.step.tied_conductor import TiedConductor
 from weft.sync.records.messages import Manifest
-from weft.train.section import SectionTrainer
+from weft.training.section import SectionTrainer
 from weft.wire import digest_of
 
 SETTLE_S = 10.0  # for what was sent back to be accepted or not, once the step is over

@@ -19,8 +19,8 @@ from weft.stages.step.membership import Grounds, Membership
 from weft.stages.step.source import Source
 from weft.stages.step.teams import Teaming
 from weft.stages.step.tied import TiedMember
-from weft.train.device import choose
-from weft.train.section_memory import fitting
+from weft.training.device import choose
+from weft.training.section_memory import fitting
 
 
 class Member(Membership):

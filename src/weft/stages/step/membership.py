@@ -34,9 +34,9 @@ from weft.stages.step.snapshots import Pinning
 from weft.stages.step.tied_conductor import TiedConductor
 from weft.store.home import Home, PeerFolder
 from weft.store.pool import Pool
-from weft.train.section import SectionTrainer
-from weft.train.tied import TiedTrainer
-from weft.train.trainer import Trainer
+from weft.training.section import SectionTrainer
+from weft.training.tied import TiedTrainer
+from weft.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

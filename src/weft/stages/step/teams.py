@@ -18,7 +18,7 @@ from weft.pipeline.split.member import HelpDesk, Helping, Means
 from weft.pipeline.step import Beat
 from weft.pipeline.worker import Worker
 from weft.run.staged import StagedConfig
-from weft.train.section import SectionTrainer
+from weft.training.section import SectionTrainer
 
 Team = tuple[PeerId, ...]
 

@@ -34,7 +34,7 @@ from weft.stages.step.barrier import Pulse
 from weft.stages.step.reports import ASK_S, Notes, States
 from weft.stages.step.snapshots import Pinning
 from weft.sync.records.messages import Manifest
-from weft.train.tied import TiedTrainer
+from weft.training.tied import TiedTrainer
 from weft.wire import digest_of
 
 NOTHING = -1  # no beat

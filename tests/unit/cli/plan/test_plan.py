@@ -98,7 +98,7 @@ def test_this_machine_is_timed_alone_and_shared(weft: Weft, run_path: Path, monk
 
     monkeypatch.setattr("weft.cli.plan.speed_here.usual_s", one_second)
     monkeypatch.setattr("weft.cli.plan.speed_here.num_cores", lambda: 2)
-    monkeypatch.setattr("weft.train.device._best", lambda: "cpu")
+    monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
     options = ("plan", run_path, "--device", "here", "--peers", 8, "--json")
     alone, shared = json.loads(weft(*options).out), json.loads(weft(*options, "--line", "loopback").out)
     assert alone["round"]["train_s"] == pytest.approx(30)
@@ -150,7 +150,7 @@ def test_a_model_that_does_not_fit_is_said(weft: Weft, run_path: Path) -> None:
 
 def test_a_model_too_large_to_time_here_is_refused(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.cli.plan.speed_here.host_free_nbytes", lambda: 1000)
-    monkeypatch.setattr("weft.train.device._best", lambda: "cpu")
+    monkeypatch.setattr("weft.training.device._best", lambda: "cpu")
     answer = weft("plan", run_path, "--device", "here")
     assert answer.code == 10
     assert "--tokens-per-s" in answer.err

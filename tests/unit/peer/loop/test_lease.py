@@ -8,7 +8,7 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.peer.loop.lease import CALL_S, Training
-from weft.train.learner import Work
+from weft.training.learner import Work
 
 BATCH, SEQ_LEN = 4, 16
 TOKENS = BATCH * SEQ_LEN  # of a step

@@ -18,7 +18,7 @@ from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 from weft.sync.round.machine import Fate
-from weft.train.trainer import Trainer
+from weft.training.trainer import Trainer
 
 LEASE = np.arange(8)
 DDP = DdpConfig(codec=Fp32Config())

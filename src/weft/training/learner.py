@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.run.config import Genesis
-from weft.train.optimizer import State
+from weft.training.optimizer import State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,12 +38,12 @@ from weft.model.transformer import SectionModule
 from weft.run.config import Genesis, RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
-from weft.train import optimizer as inner
-from weft.train.backward import Backward, LossScale
-from weft.train.device import allocating, check_fits, choose, limit_memory
-from weft.train.learner import Work, nothing
-from weft.train.optimizer import InnerOptimizer, State
-from weft.train.steps import Steps, mean_loss, prompt_ids
+from weft.training import optimizer as inner
+from weft.training.backward import Backward, LossScale
+from weft.training.device import allocating, check_fits, choose, limit_memory
+from weft.training.learner import Work, nothing
+from weft.training.optimizer import InnerOptimizer, State
+from weft.training.steps import Steps, mean_loss, prompt_ids
 
 
 def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:

@@ -28,9 +28,9 @@ from weft.sync.merge.outer import StepContext
 from weft.sync.method.choices import AdamWConfig
 from weft.sync.method.presets import DdpConfig, MethodConfig
 from weft.sync.method.schedule import ConstantConfig, WsdConfig
-from weft.train import device as device_module
-from weft.train import trainer as trainer_module
-from weft.train.trainer import Trainer
+from weft.training import device as device_module
+from weft.training import trainer as trainer_module
+from weft.training.trainer import Trainer
 
 Stage = Callable[..., tuple[Trainer, list[Event]]]
 

@@ -17,9 +17,9 @@ from weft.run.config import TrainConfig
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, OptimizerConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig, spell_out
 from weft.sync.method.schedule import ConstantConfig
-from weft.train import optimizer as inner
-from weft.train.device import Device
-from weft.train.section_memory import (
+from weft.training import optimizer as inner
+from weft.training.device import Device
+from weft.training.section_memory import (
     Holding,
     least_nbytes,
     micro_batch,

@@ -1,6 +1,6 @@
 """The factor on fp16 losses."""
 
-from weft.train.backward import LossScale
+from weft.training.backward import LossScale
 
 
 def test_the_factor_doubles_after_enough_good_batches() -> None:

@@ -22,7 +22,7 @@ from weft.data.batch import Batch
 from weft.events import Emit, FellBack, MicroBatchChanged
 from weft.model import FlatModel
 from weft.model.flat import Part
-from weft.train.device import Device, allocating, first_line, is_out_of_memory
+from weft.training.device import Device, allocating, first_line, is_out_of_memory
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from weft.events import Emit, StepDone
 from weft.ids import Step
 from weft.run.config import RunConfig
 from weft.sync.method.schedule import lr
-from weft.train.learner import Work
+from weft.training.learner import Work
 
 
 class Steps:

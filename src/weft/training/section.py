@@ -28,9 +28,9 @@ from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Sum
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, confinement
-from weft.train.learner import NOTHING_CAME, Work
-from weft.train.tied import TiedTrainer
-from weft.train.trainer import Trainer
+from weft.training.learner import NOTHING_CAME, Work
+from weft.training.tied import TiedTrainer
+from weft.training.trainer import Trainer
 
 
 class SectionTrainer(Trainer):

@@ -10,7 +10,7 @@ from weft.errors import CheckpointError
 from weft.model import FlatModel, Transformer, flatten, initial_vector
 from weft.model.flat import layer_matrices
 from weft.sync.method.choices import AdamWConfig, InnerSgdConfig, MuonConfig, OptimizerConfig
-from weft.train.optimizer import build, orthogonalized
+from weft.training.optimizer import build, orthogonalized
 
 
 @pytest.fixture(autouse=True)

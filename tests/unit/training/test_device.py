@@ -15,8 +15,8 @@ from weft.model import named, num_parameters
 from weft.run import host
 from weft.run.machine import CapsConfig, PeerConfig
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
-from weft.train import device as module
-from weft.train.device import (
+from weft.training import device as module
+from weft.training.device import (
     Device,
     check_fits,
     choose,

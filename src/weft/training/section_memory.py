@@ -31,7 +31,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import Choices
-from weft.train.device import Device, decoder, free_nbytes
+from weft.training.device import Device, decoder, free_nbytes
 
 ASSUMED_MEMBERS = 4  # of a stage, before it is known: memory falls slowly with their number
 SPARE = 0.9  # of what is free may be planned for

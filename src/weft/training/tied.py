@@ -20,8 +20,8 @@ from torch import Tensor
 from weft.errors import CallFailed
 from weft.model import FlatModel
 from weft.pipeline.worker import Sum
-from weft.train.learner import NOTHING_CAME, Work
-from weft.train.trainer import Trainer
+from weft.training.learner import NOTHING_CAME, Work
+from weft.training.trainer import Trainer
 
 ENDS = 2
 
