@@ -51,9 +51,9 @@ STARTS = """
 import sys
 import torch, weft
 from torch import nn
-from weft.net.tls import TlsConfig
-from weft.peer.machine import PeerConfig
-from weft.sync.rows import FedAvgConfig
+from weft.net.transport.tls import TlsConfig
+from weft.run.machine import PeerConfig
+from weft.sync.method.presets import FedAvgConfig
 
 settings = PeerConfig(device="cpu", transports=("tls",), tls=TlsConfig(host="127.0.0.1"))
 config = weft.SyncConfig(samples=4000, batch_size=4, method=FedAvgConfig(every=2))
@@ -65,7 +65,7 @@ for _ in range(7):
 
 FORKS = """
 import multiprocessing
-from weft.door.leaving import at_exit
+from weft.library.leaving import at_exit
 
 at_exit(lambda: print("left", flush=True))
 child = multiprocessing.get_context("fork").Process(target=print, args=("forked",))

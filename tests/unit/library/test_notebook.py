@@ -8,8 +8,8 @@ from example import EXAMPLES
 
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
 ALONE = """
-from weft.net.tls import TlsConfig
-from weft.peer.machine import PeerConfig
+from weft.net.transport.tls import TlsConfig
+from weft.run.machine import PeerConfig
 
 settings = PeerConfig(device="cpu", transports=("tls",), tls=TlsConfig(host="127.0.0.1"))
 machine = weft.Machine(home="notebook-home", settings=settings)

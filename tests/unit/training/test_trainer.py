@@ -643,9 +643,9 @@ from unit.peer.tiny import batches, run_config
 
 from weft.clock import SystemClock
 from weft.model import initial_vector
-from weft.peer.machine import PeerConfig
-from weft.peer.trainer import Trainer
-from weft.sync.rows import DdpConfig
+from weft.run.machine import PeerConfig
+from weft.training.trainer import Trainer
+from weft.sync.method.presets import DdpConfig
 
 found, run = [], run_config(DdpConfig())
 for settings in ({}, {"is_compiled": True, "micro_batch": 3}):  # three and one: shapes change

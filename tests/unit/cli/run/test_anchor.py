@@ -10,7 +10,7 @@ from unit.cli.small import Weft
 PROGRAM = """
 import sys
 sys.modules["torch"] = None  # as if it were not installed
-import weft.peer.launch_anchor, weft.peer.footing, weft.cli.anchor, weft.cli.screen, weft.cli.stopper
+import weft.launch.anchor, weft.launch.session, weft.cli.run.anchor, weft.cli.screen.screen, weft.cli.process
 from weft.cli import settings
 settings.machine_settings(None, {"caps.upload_bps": 2e6})
 loaded = [name for name in sys.modules if name.split(".")[0] in ("torch", "jaxtyping")]
