@@ -38,7 +38,7 @@ from weft.net.transport.memory import MemoryNetwork
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.run.machine import PeerConfig
 from weft.store.home import PeerFolder
 from weft.store.journal import Journal
@@ -112,7 +112,7 @@ class Member:
             initial=torch.empty(0),
         )
         self._membership = Membership(self.node, clock, self.events.append, self._heartbeat)
-        self._rounds: Rounds | None = None
+        self._rounds: RoundDriver | None = None
         self.node.on_note(Letter, self._on_letter)
         self.node.on_note(Decision, self._on_decision)
 
@@ -129,7 +129,7 @@ class Member:
         charter = Charter(stewards=(), serials=(), settings=settings, max_seq_len=SEQ_LEN)
         base = genesis(RUN, members[0], charter)
         chain = Chain(open_branch(base, members, members[0], base.branch), charter)
-        self._rounds = Rounds(self._place, chain, Scope(self._num), self._fail)  # type: ignore[arg-type]
+        self._rounds = RoundDriver(self._place, chain, Scope(self._num), self._fail)  # type: ignore[arg-type]
         for peer, addresses in others.items():
             self.node.remember(peer, addresses)
         await self._membership.start()
@@ -181,7 +181,7 @@ class Member:
 
     async def _on_letter(self, peer: PeerId, letter: Letter) -> None:
         assert self._rounds is not None
-        self._rounds.hearing.on_letter(peer, letter)
+        self._rounds.inbox.on_letter(peer, letter)
 
     async def _on_decision(self, _peer: PeerId, decision: Decision) -> None:
         assert self._rounds is not None

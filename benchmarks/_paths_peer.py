@@ -22,7 +22,7 @@ from weft.net.blobs import striped
 from weft.net.blobs.relay import RelayConfig
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
-from weft.net.speed_test import Gauge
+from weft.net.speed_test import SpeedTest
 from weft.net.transport.base import Transport
 from weft.net.transport.iroh import IrohConfig, IrohTransport
 from weft.net.transport.tls import TlsConfig, TlsTransport
@@ -60,7 +60,7 @@ def node_of(options: dict[str, Any]) -> Node:
 async def main(options: dict[str, Any]) -> None:
     striped.MAX_STREAMS = options.get("num_streams", striped.MAX_STREAMS)
     node = node_of(options)
-    Gauge(node, SystemClock())  # what `weft doctor` asks
+    SpeedTest(node, SystemClock())  # what `weft doctor` asks
     blob = bytes(options["nbytes"])
     name = digest(blob)
     node.serve_blobs(lambda _peer, wanted: blob if wanted == name else None)

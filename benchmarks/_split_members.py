@@ -27,7 +27,7 @@ from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.split.cut import heads_parts, zigzag
 from weft.pipeline.split.exchange import Handover
 from weft.pipeline.split.layer import ByHeads, BySegments
@@ -60,7 +60,7 @@ async def _members() -> None:
     identity, compute = Identity.generate(), Threads()
     passport = Passport(identity=identity, run=RUN, name="member", admission=ByTicket(secret=bytes(16)))
     node = Node(passport, [TlsTransport(identity, TlsConfig(host="127.0.0.1"))], SystemClock(), lambda _event: None)
-    handover, peers = Handover(Lane(node)), list[PeerId]()
+    handover, peers = Handover(StageLink(node)), list[PeerId]()
     try:
         while question := await asyncio.to_thread(_ask):
             match question["do"]:

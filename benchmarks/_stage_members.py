@@ -33,9 +33,9 @@ from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.codec.build import build
 from weft.pipeline.device import Given, Passed
-from weft.pipeline.dispatch import Desk
-from weft.pipeline.link import Lane
-from weft.pipeline.routing import Near, Route
+from weft.pipeline.dispatch import Dispatch
+from weft.pipeline.link import StageLink
+from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Origin, Sender
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Worker
@@ -134,14 +134,14 @@ async def weft() -> None:
     identity, clock, compute = Identity.generate(), SystemClock(), Threads()
     passport = Passport(identity=identity, run=RUN, name="member", admission=ByTicket(secret=bytes(16)))
     node = Node(passport, [TlsTransport(identity, TlsConfig(host="127.0.0.1"))], clock, lambda _event: None)
-    lane, closing = Lane(node), list[Any]()
-    desk, origin, model = Desk(lane), None, None
+    link, closing = StageLink(node), list[Any]()
+    dispatch, origin, model = Dispatch(link), None, None
     device: TimedDevice | ComputingDevice | None = None
 
     def sender(stages: list[list[PeerId]], stage: int) -> Sender:
-        route = Route(node.peer)
-        route.seen({peer: Near(rtt_s=0.001, began=1) for peer in stages[stage]})
-        made = desk.senders[stage] = Sender(lane, stage, route, clock)
+        router = Router(node.peer)
+        router.seen({peer: Near(rtt_s=0.001, began=1) for peer in stages[stage]})
+        made = dispatch.senders[stage] = Sender(link, stage, router, clock)
         closing.append(made)
         return made
 
@@ -159,8 +159,8 @@ async def weft() -> None:
                     else:
                         device = ComputingDevice(model, stage, len(stages))
                     onward = None if stage == last else sender(stages, stage + 1)
-                    worker = Worker(lane, stage, device, onward, compute.train, clock, lambda _event: None)
-                    desk.workers[stage] = worker
+                    worker = Worker(link, stage, device, onward, compute.train, clock, lambda _event: None)
+                    dispatch.workers[stage] = worker
                     closing.append(worker)
                     if stage == 0:
                         origin = Origin(node.peer, sender(stages, 0), len(stages), first=0)

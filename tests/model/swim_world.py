@@ -13,7 +13,7 @@ from weft import rng
 from weft.ids import PeerId
 from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
 from weft.net.membership.full_mesh import Gone, Heard, LinkLost, Recovered, Redial, RedialFailed, Tick
-from weft.net.membership.members import Accused, Departed, Lives, Roll
+from weft.net.membership.members import Accused, Departed, Lives, Members
 from weft.net.membership.overlay import kept
 from weft.net.membership.swim import awaited, next_due, step
 from weft.net.membership.swim_state import (
@@ -58,7 +58,9 @@ class Machine:
     def __init__(self, world, number):
         self.world = world
         self.id = PeerId(hashlib.sha256(f"machine {number}".encode()).hexdigest())
-        self.state = State(roll=Roll(me=self.id, instance=b"i" * 8), secret=hashlib.sha256(self.id.encode()).digest())
+        self.state = State(
+            members=Members(me=self.id, instance=b"i" * 8), secret=hashlib.sha256(self.id.encode()).digest()
+        )
         self.is_dead = False
         self.thaws_at = 0.0
         self.waiting = []  # messages to a frozen machine
@@ -68,9 +70,9 @@ class Machine:
     def feed(self, event):
         before = self.state
         self.state, outputs = step(before, event, self.world.now)
-        assert self.state.roll.incarnation >= before.roll.incarnation
-        for peer, entry in before.roll.entries.items():
-            later = self.state.roll.entries.get(peer)
+        assert self.state.members.incarnation >= before.members.incarnation
+        for peer, entry in before.members.entries.items():
+            later = self.state.members.entries.get(peer)
             assert later is None or later.life.incarnation >= entry.life.incarnation
         self.check_links()
         for output in outputs:
@@ -78,9 +80,9 @@ class Machine:
 
     def check_links(self):
         """What is chosen from changes alone is what would be chosen among all."""
-        state, roll = self.state, self.state.roll
+        state, members = self.state, self.state.members
         if state.is_active and not state.is_unlinked and not state.come:
-            assert state.kept == kept(self.id, set(roll.entries) - set(roll.buried), state.secret)
+            assert state.kept == kept(self.id, set(members.entries) - set(members.buried), state.secret)
 
     def act(self, output):
         world, me = self.world, self.id
@@ -94,11 +96,11 @@ class Machine:
             case Help(peer=peer, target=target):
                 world.send(me, peer, lambda other: other.feed(Helped(me, target)))
             case SignLife(incarnation=incarnation):
-                self.feed(Told(None, (life(me, self.state.roll.instance, incarnation),)))
+                self.feed(Told(None, (life(me, self.state.members.instance, incarnation),)))
             case SignAccusation(life=accused):
                 self.feed(Told(None, (accusation(accused, me),)))
             case Compare(peer=peer):
-                mine = sums(self.state.roll)
+                mine = sums(self.state.members)
                 world.send(me, peer, lambda other: other.compared(me, mine))
             case Keep(peers=peers):
                 for peer in peers:
@@ -119,17 +121,17 @@ class Machine:
         self.feed(Told(sender, tuple(read(proof) for proof in news), is_compared))
 
     def compared(self, sender, theirs):
-        empty, others = differing(self.state.roll, theirs)
-        lacking = everything(self.state.roll, empty)
+        empty, others = differing(self.state.members, theirs)
+        lacking = everything(self.state.members, empty)
         self.world.send(self.id, sender, lambda other: other.told(self.id, lacking, True))
-        buckets, listed = listing(self.state.roll, others)
+        buckets, listed = listing(self.state.members, others)
         self.world.send(self.id, sender, lambda other: other.listed(self.id, buckets, listed, False))
 
     def listed(self, sender, buckets, listed, is_answer):
-        later = newer(self.state.roll, buckets, listed)
+        later = newer(self.state.members, buckets, listed)
         self.world.send(self.id, sender, lambda other: other.told(self.id, later, True))
-        if not is_answer and is_behind(self.state.roll, listed):
-            mine = listing(self.state.roll, buckets)
+        if not is_answer and is_behind(self.state.members, listed):
+            mine = listing(self.state.members, buckets)
             self.world.send(self.id, sender, lambda other: other.listed(self.id, *mine, True))
 
     def tick(self):
@@ -145,7 +147,7 @@ class Machine:
         self.world.at(max(next_due(self.state, self.world.now), self.world.now + 0.001), self.tick)
 
     def present(self):
-        return {peer for peer, entry in self.state.roll.entries.items() if entry.status == "alive"}
+        return {peer for peer, entry in self.state.members.entries.items() if entry.status == "alive"}
 
 
 class World:
@@ -235,7 +237,7 @@ class World:
 
     def lie(self, liar, target):
         """Let `liar` accuse `target` of being out of reach, at the incarnation that it knows."""
-        entry = liar.state.roll.entries.get(target.id)
+        entry = liar.state.members.entries.get(target.id)
         if entry is not None:
             liar.feed(Told(liar.id, (accusation(entry.life, liar.id),)))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.world import Bounds, Search, Taken, World, first_base, ones
-from weft.sync.governance.equivocation import binds, contradiction
+from weft.sync.governance.equivocation import binds, equivocation
 from weft.sync.records.messages import Base, RoundNote
 from weft.sync.round import round
 
@@ -37,7 +37,7 @@ class Witnessing(Search):
         if (known, fresh) not in self._compared:
             one, other = self._note(known), self._note(fresh)
             self.num_compared += binds(one.message) and binds(other.message) and known != fresh
-            self._compared[known, fresh] = contradiction(one, other)
+            self._compared[known, fresh] = equivocation(one, other)
         return self._compared[known, fresh]
 
     def _note(self, mail: int) -> RoundNote:

@@ -7,7 +7,7 @@ and no dead one. No incarnation ever falls (the world checks at each step). Brok
 import pytest
 
 from model.swim_world import World
-from weft.net.membership import members as rolls
+from weft.net.membership import members as table
 from weft.net.membership import swim
 
 NUM = 8
@@ -100,7 +100,7 @@ def test_who_thaws_does_not_bury_the_others(stall_s):
 
 
 def test_without_refutation_the_search_finds_the_living_declared_dead(monkeypatch):
-    monkeypatch.setattr(rolls, "_of_myself", lambda roll, claim: (roll, ()))
+    monkeypatch.setattr(table, "_of_myself", lambda members, claim: (members, ()))
     assert any(searched(seed) for seed in SEEDS)
 
 

@@ -18,11 +18,11 @@ import pytest
 
 from weft.ids import PeerId
 from weft.pipeline import exactly_once as tally
-from weft.pipeline.exactly_once import Attempt, BatchId, Tally, Told
+from weft.pipeline.exactly_once import Attempt, BatchId, ExactlyOnce, Told
 
 PEERS = tuple(PeerId(f"{number:02d}" * 32) for number in range(3))
 BATCH = BatchId(PeerId("ff" * 32), 0)
-DEAD = Tally(told=Told(frozenset(), frozenset({BATCH, BatchId(BATCH.origin, 1)})))  # like no tally that lives
+DEAD = ExactlyOnce(told=Told(frozenset(), frozenset({BATCH, BatchId(BATCH.origin, 1)})))  # like no tally that lives
 
 
 class Sent(NamedTuple):
@@ -41,7 +41,7 @@ class Commit(NamedTuple):
 class World(NamedTuple):
     sent: tuple[Sent, ...] = ()
     taken: tuple[int | None, int | None] = (None, None)  # the attempt that each sender has accepted
-    members: tuple[Tally, ...] = (Tally(),) * 3
+    members: tuple[ExactlyOnce, ...] = (ExactlyOnce(),) * 3
     electorate: frozenset[PeerId] = frozenset(PEERS)
     commits: tuple[Commit, ...] = ()
     heard: tuple[int, ...] = (0,) * 3  # commits that each has taken up
@@ -56,7 +56,7 @@ class Bounds(NamedTuple):
     may_drop: bool = True
 
 
-def with_member(world: World, number: int, changed: Tally) -> World:
+def with_member(world: World, number: int, changed: ExactlyOnce) -> World:
     return world._replace(members=tuple(changed if n == number else each for n, each in enumerate(world.members)))
 
 
@@ -124,7 +124,7 @@ def committed(world: World, counted: tuple[int, ...], bounds: Bounds, alive: lis
         yield after._replace(electorate=electorate, is_clean=world.is_clean and not is_dropping)
 
 
-def told(member: Tally) -> Told:
+def told(member: ExactlyOnce) -> Told:
     assert member.told is not None
     return member.told
 
@@ -204,7 +204,11 @@ def search(bounds: Bounds, first: World | None = None) -> int:
 SENT_TWICE = World(
     sent=(Sent(0, 2, is_computed=True), Sent(1, 0, is_computed=True)),
     taken=(0, 1),
-    members=(Tally(asked=frozenset({Attempt(BATCH, 1)})), Tally(), Tally(asked=frozenset({Attempt(BATCH, 0)}))),
+    members=(
+        ExactlyOnce(asked=frozenset({Attempt(BATCH, 1)})),
+        ExactlyOnce(),
+        ExactlyOnce(asked=frozenset({Attempt(BATCH, 0)})),
+    ),
 )
 
 
@@ -250,15 +254,15 @@ def test_each_rule_is_needed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_stage_that_counts_what_is_sent_whoever_accepts_it_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_once(self: Tally, attempt: Attempt) -> Tally:
+    def at_once(self: ExactlyOnce, attempt: Attempt) -> ExactlyOnce:
         return self._replace(counted=self.counted | {attempt.batch})
 
-    monkeypatch.setattr(Tally, "accepted", at_once)
+    monkeypatch.setattr(ExactlyOnce, "accepted", at_once)
     with pytest.raises(CountedTwice):
         search(Bounds(2, 2, 0), SENT_TWICE)
 
 
 def test_a_stage_that_lets_go_of_what_is_in_doubt_may_never_count_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tally, "_kept", lambda self, attempt: self._replace(asked=self.asked - {attempt}))
+    monkeypatch.setattr(ExactlyOnce, "_kept", lambda self, attempt: self._replace(asked=self.asked - {attempt}))
     with pytest.raises(NeverCounted):
         search(Bounds(2, 1, 0))

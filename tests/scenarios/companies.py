@@ -20,7 +20,7 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.stages.gather.gather import Gathered
 from weft.stages.launch import gather_at_end
-from weft.stages.peer import Company
+from weft.stages.peer import StagesPeer
 from weft.stages.step.membership import Kit, Membership
 from weft.store.home import Home
 
@@ -36,7 +36,7 @@ class Machine:
         self.identity = Identity.from_seed(hashlib.sha256(name.encode()).digest())
         self.id: PeerId = self.identity.peer
         self.events: list[tuple[float, Event]] = []
-        self.company: Company = None  # type: ignore[assignment]
+        self.company: StagesPeer = None  # type: ignore[assignment]
         self.task: asyncio.Task[dict[int, Outcome]] = None  # type: ignore[assignment]
         self.is_dead = False
         self.number = 0
@@ -128,7 +128,7 @@ class House:
             emit=machine.emit,
         )
         try:
-            machine.company = company = Company(kit)
+            machine.company = company = StagesPeer(kit)
             if machine.gathers:
                 company.ending.work = machine.gather
             return await (company.join() if wait_for is None else company.found(wait_for))

@@ -154,7 +154,7 @@ def test_amended_settings_hold_on_all_members_alike(make_swarm: MakeSwarm, metho
     async def scenario() -> None:
         a, b, c, d = members = await swarm.start("abcd")
         await swarm.round(a, 2)
-        await b.peer._saver.save()
+        await b.peer._autosave.save()
         swarm.kill(b)
         assert (await act(swarm, a, amend)).outcome == "decided"
         number = a.life.seen(ActEnacted)[0].round

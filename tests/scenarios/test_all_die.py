@@ -87,7 +87,7 @@ def test_after_a_power_cut_all_go_on_from_the_newest_checkpoint(
         members = await swarm.start("abc")
         for age, member in sorted(zip(ages, members, strict=True), key=lambda each: each[0]):
             await swarm.round(member, age)
-            await member.peer._saver.save()
+            await member.peer._autosave.save()
         for member in members:
             await swarm.round(member, 25)
         for member in members:

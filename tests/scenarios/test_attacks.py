@@ -30,7 +30,7 @@ class Attacker:
         self._copy, self._offer = self.peer._donor._copy, self.peer._donor._offer
         self.peer._donor._copy = self._forged  # type: ignore[method-assign]
         for kind in ("StateRequest", "ChainRequest"):
-            del self.node._services._calls[kind]
+            del self.node._handlers._calls[kind]
         self.node.serve(StateRequest, self._give)
         self.node.serve(ChainRequest, answer)
 

@@ -232,7 +232,7 @@ def test_where_who_brings_it_dies_another_does_and_its_return_changes_nothing(
         await split.start()
         left = await split.part()
         for member in split.go:
-            await member.peer._saver.save()
+            await member.peer._autosave.save()
         killed: list[Member] = []
 
         def kill_bringer(life: Life, _to: PeerId, message: Any) -> bool:
@@ -266,7 +266,7 @@ def test_both_who_could_bring_it_end_and_bring_it_after_they_have_started_again(
         await split.start()
         left = await split.part()
         for member in split.go:
-            await member.peer._saver.save()
+            await member.peer._autosave.save()
             swarm.kill(member)
         split.heal()
         for member in split.go:

@@ -102,7 +102,7 @@ def lie_about(swarm: Swarm, liar: Member, *, as_leader: bool = False) -> set[Dig
     """Let a member name and serve another result than it merged, always or where it leads; return what it names."""
     rounds = liar.peer._rounds
     assert rounds is not None
-    merge, lies = rounds.merging.merge, set[Digest]()
+    merge, lies = rounds.merger.merge, set[Digest]()
 
     async def lie(plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
         if as_leader and (rounds._state is None or not is_leading(rounds._state)):
@@ -112,7 +112,7 @@ def lie_about(swarm: Swarm, liar: Member, *, as_leader: bool = False) -> set[Dig
         await rounds.parts.keep(round, digest(other), other)
         return MergeDone(plan=plan, part=part, result=digest(other))
 
-    rounds.merging.merge = lie  # type: ignore[method-assign]
+    rounds.merger.merge = lie  # type: ignore[method-assign]
     return lies
 
 
@@ -164,7 +164,7 @@ def test_who_hears_of_means_only_as_their_round_is_decided_accuses_nobody(make_s
         await swarm.round(b, 2)
         rounds = b.peer._rounds
         assert rounds is not None
-        hearing, feed, decide, results = rounds.hearing, rounds.hearing._feed, rounds._decide, rounds.parts.results
+        inbox, feed, decide, results = rounds.inbox, rounds.inbox._feed, rounds._decide, rounds.parts.results
         held: list[Received] = []
 
         def hold(event: Input) -> None:
@@ -184,11 +184,11 @@ def test_who_hears_of_means_only_as_their_round_is_decided_accuses_nobody(make_s
             await asyncio.sleep(0.1)
             return await results(manifest)
 
-        hearing._feed, rounds._decide = hold, decided  # type: ignore[method-assign]
+        inbox._feed, rounds._decide = hold, decided  # type: ignore[method-assign]
         rounds.parts.results = slowly  # type: ignore[method-assign]
-        rounds._weighing.weigh = lambda *_: None  # type: ignore[method-assign]  # nor of what is proposed
+        rounds._validity.weigh = lambda *_: None  # type: ignore[method-assign]  # nor of what is proposed
         await swarm.round(b, 5)
-        hearing._feed = feed
+        inbox._feed = feed
         one_replica(await swarm.done(*members))
         assert num_late
         assert not accused(members)

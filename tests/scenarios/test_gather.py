@@ -31,9 +31,9 @@ from weft.pipeline.config import PipelineConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
 from weft.run.staged import StagedConfig
-from weft.stages.gather.gather import Gathered, Gathering, Means, Sources
+from weft.stages.gather.gather import Gather, Gathered, Means, Sources
 from weft.stages.gather.visit import Visitor, from_here
-from weft.stages.reader import Window
+from weft.stages.reader import StageReader
 from weft.store.home import Home
 from weft.sync.method.presets import DdpConfig
 from weft.sync.method.schedule import ConstantConfig
@@ -204,7 +204,9 @@ async def visit(house: House, machines: list[Machine], into: Path) -> Gathered:
         visitor = Visitor(node, run, house.clock)
         tasks.spawn(visitor.watch())
         await visitor.met()
-        windows = {stage: Window(node, run.of_stage(stage), 0, compute, house.clock) for stage in range(run.num_pieces)}
+        windows = {
+            stage: StageReader(node, run.of_stage(stage), 0, compute, house.clock) for stage in range(run.num_pieces)
+        }
         means = Means(
             tokenizer=house.sealed.tokenizer.to_bytes(),
             scratch=into.parent / "scratch",
@@ -212,7 +214,7 @@ async def visit(house: House, machines: list[Machine], into: Path) -> Gathered:
             clock=house.clock,
             emit=machines[0].emit,
         )
-        return await Gathering(run, means, windows, Sources(members=visitor.members)).gather(into)
+        return await Gather(run, means, windows, Sources(members=visitor.members)).gather(into)
     finally:
         await tasks.aclose()
         await node.aclose()

@@ -138,18 +138,18 @@ def test_who_never_says_that_it_holds_what_it_takes_is_left_out(make_swarm: Make
     async def scenario() -> None:
         a, b, c, d = members = await swarm.start("abcd")
         await swarm.round(a, 2)
-        merging = b.peer._rounds.merging  # type: ignore[union-attr]
-        merge = merging.merge
+        merger = b.peer._rounds.merger  # type: ignore[union-attr]
+        merge = merger.merge
 
         async def lie(plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
             if not is_false:
                 await asyncio.Event().wait()
             return MergeDone(plan=plan, part=part, result=digest(b"something"))
 
-        merging.merge = lie  # type: ignore[method-assign]
+        merger.merge = lie  # type: ignore[method-assign]
         event = await swarm.when(a, RoundCommitted, lambda event: event.round == 3)
         assert event.contributors == tuple(sorted(each.id for each in (a, c, d)))
-        merging.merge = merge  # type: ignore[method-assign]
+        merger.merge = merge  # type: ignore[method-assign]
         one_replica(await swarm.done(*members))
 
     swarm.run(scenario)

@@ -15,7 +15,7 @@ from scenarios.test_faults import MakeSwarm, one_replica
 from weft.codec import Fp32Config
 from weft.events import CountedThrough, RoundCommitted, Sponsored, StateJoined
 from weft.ids import Digest, PeerId
-from weft.peer.round.payloads import Parts
+from weft.peer.round.payloads import Payloads
 from weft.peer.state.carry import Carry
 from weft.sync.method.presets import FedAvgConfig
 from weft.sync.records.messages import Manifest, Ready
@@ -193,15 +193,15 @@ def test_a_sponsor_sends_what_was_decided_to_two_wards_and_the_others_have_it_fr
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: dict[tuple[int, PeerId], Counter[PeerId]] = {}  # by round and holder: who fetched a result
-    fetch = Parts._fetch
+    fetch = Payloads._fetch
 
-    async def noting(parts: Parts, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Any:
+    async def noting(parts: Payloads, holder: PeerId, wanted: Digest, nbytes: int, limit_s: float) -> Any:
         data = await fetch(parts, holder, wanted, nbytes, limit_s)
         if parts.source is not None:
             taken.setdefault((parts._chain.head.round, holder), Counter())[parts._node.peer] += 1
         return data
 
-    monkeypatch.setattr(Parts, "_fetch", noting)
+    monkeypatch.setattr(Payloads, "_fetch", noting)
     names = "abcdefghijklm"
     swarm = make_swarm(num_rounds=12, num_peers=len(names), electors=3)
 

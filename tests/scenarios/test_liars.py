@@ -73,7 +73,7 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
         await swarm.round(liar, 2)
         rounds = liar.peer._rounds
         assert rounds is not None
-        send, read = rounds._send, rounds.hearing.read
+        send, read = rounds._send, rounds.inbox.read
         lies: dict[str, tuple[Manifest, Attempt]] = {}
         votes: list[Any] = []
 
@@ -94,7 +94,7 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
                 return
             read(sender, signed, note)
 
-        rounds._send, rounds.hearing.read = lie, collect  # type: ignore[method-assign]
+        rounds._send, rounds.inbox.read = lie, collect  # type: ignore[method-assign]
         outcomes = await swarm.done(*honest)
         assert {outcome.reason for outcome in outcomes} == {"complete"}
         assert len({outcome.replica for outcome in outcomes}) == 1
@@ -208,22 +208,22 @@ def test_who_claims_to_be_far_ahead_is_followed_some_attempts_at_once(make_swarm
         (liar,) = (member for member in members if member is not honest)
         rounds = honest.peer._rounds
         assert rounds is not None
-        base, standing = rounds.chain.base, rounds.standing
-        is_over, asked = standing.is_attempt_over, [0]
+        base, quorum = rounds.chain.base, rounds.quorum
+        is_over, asked = quorum.is_attempt_over, [0]
 
         def count(state: Any) -> bool:
             asked[0] += 1
             assert asked[0] < 10 * MAX_GIVEN_UP, "it gives up attempts without end"
             return is_over(state)
 
-        standing.is_attempt_over = count  # type: ignore[method-assign]
+        quorum.is_attempt_over = count  # type: ignore[method-assign]
         note = StandingNote(branch=base.branch, round=base.round, attempt=Attempt(MAX_COUNT), has_vote=True)
-        standing.take(liar.id, note)
+        quorum.take(liar.id, note)
         rounds.keep_up()
         assert rounds._state is not None
         assert rounds._state.attempt == MAX_GIVEN_UP
-        standing.is_attempt_over = is_over  # type: ignore[method-assign]
-        standing._told.clear()
+        quorum.is_attempt_over = is_over  # type: ignore[method-assign]
+        quorum._told.clear()
         outcomes = await swarm.done(*members)
         assert {outcome.reason for outcome in outcomes} == {"complete"}
 

@@ -72,8 +72,8 @@ class Peer:
         self.world.network.kill(self.id)
         self.membership._gossip.stop()
         self.membership._tasks.cancel()
-        self.node._dialler._kept.clear()
-        self.node._dialler._tasks.cancel()
+        self.node._dialer._kept.clear()
+        self.node._dialer._tasks.cancel()
 
     def seen(self, kind, since=0.0):
         return [(at, event) for at, event in self.log if isinstance(event, kind) and at >= since]
@@ -248,9 +248,9 @@ def test_who_was_only_told_of_is_sought_for_ten_minutes(world):
         invented = world.identities[9].peer
         a.node.post(b.id, Acquaint(contacts=(Contact(peer=invented, name="", addresses=("memory://x",)),)))
         await asyncio.sleep(FORGET_S - 10)
-        assert invented in b.node._dialler._kept
+        assert invented in b.node._dialer._kept
         await asyncio.sleep(20)
-        assert set(b.node._dialler._kept) == {a.id}
+        assert set(b.node._dialer._kept) == {a.id}
 
     world.run(scenario)
 

@@ -84,7 +84,7 @@ def test_a_strict_run_that_fell_silent_waits_for_a_majority_to_come_back(make_sw
         members = await swarm.start("abc")
         for member in members:
             await swarm.round(member, 3)
-            await member.peer._saver.save()
+            await member.peer._autosave.save()
         for member in members:
             swarm.kill(member)
         a, *others = members

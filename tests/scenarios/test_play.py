@@ -44,11 +44,11 @@ def test_one_scenario_has_one_log_byte_for_byte_and_another_seed_another(theatre
 def test_who_is_killed_comes_back_and_is_counted_again(theatre: Theatre) -> None:
     played = theatre(Kill(peer="lab-2", at_round=2, returns_after_s=4.0))
     assert ends(played) == 4 * ["complete"]
-    victim, witness = played.machines[2], played.machines[0]
-    lost = [event.round for event in theatre.commits(witness) if victim.peer not in event.contributors]
+    victim, evidence = played.machines[2], played.machines[0]
+    lost = [event.round for event in theatre.commits(evidence) if victim.peer not in event.contributors]
     assert lost
     assert min(lost) <= 4
-    assert victim.peer in theatre.commits(witness)[-1].contributors
+    assert victim.peer in theatre.commits(evidence)[-1].contributors
     assert victim.counted <= victim.trained
 
 

@@ -14,7 +14,7 @@ from scenarios.swarm import Member
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import BranchLeft, BranchOpened, Notice, RoundCommitted, StateJoined, StepDone
 from weft.peer.fork.split import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S
-from weft.peer.join.state_server import Donor
+from weft.peer.join.state_server import StateServer
 from weft.peer.state.carry import FORGOTTEN
 from weft.peer.state.checkpoint import Snapshot, load
 from weft.sim import world
@@ -81,7 +81,7 @@ def test_who_comes_again_and_is_set_back_to_a_state_pinned_for_another_says_what
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There it hears of a round that counts it once more, which does not count what it has trained since."""
-    monkeypatch.setattr(Donor, "_at_hand", lambda donor, _wanted, _present: next(iter(donor._pins), None))
+    monkeypatch.setattr(StateServer, "_at_hand", lambda donor, _wanted, _present: next(iter(donor._pins), None))
     swarm = make_swarm(num_rounds=14)
 
     async def scenario() -> None:
@@ -111,7 +111,7 @@ def test_a_killed_member_is_back_in_the_very_round_without_fetching_a_state(make
     async def scenario() -> None:
         a, b, *_ = members = await swarm.start("abcd", train_s=5.0)
         await swarm.round(b, 2)
-        await b.peer._saver.save()
+        await b.peer._autosave.save()
         swarm.kill(b)
         swarm.launch(b)
         one_replica(await swarm.done(*members))
@@ -238,8 +238,8 @@ def test_who_joined_and_comes_back_to_nobody_meets_the_others_while_it_waits(mak
     async def scenario() -> None:
         a, b, c = members = await swarm.start("abc")
         await swarm.round(a, 3)
-        await a.peer._saver.save()
-        await b.peer._saver.save()
+        await a.peer._autosave.save()
+        await b.peer._autosave.save()
         for member in members:
             swarm.kill(member)
         swarm.launch(b)
@@ -262,8 +262,8 @@ def test_who_joined_a_strict_run_and_comes_back_to_nobody_waits(make_swarm: Make
         while a.peer.head is None or a.peer.head.leader != a.id:  # of two, the keeper alone is the majority
             await swarm.when(a, RoundCommitted)
         await swarm.round(b, a.peer.head.round)
-        await a.peer._saver.save()
-        await b.peer._saver.save()
+        await a.peer._autosave.save()
+        await b.peer._autosave.save()
         swarm.kill(a)
         swarm.kill(b)
         swarm.launch(b)
@@ -291,7 +291,7 @@ def test_who_goes_over_and_is_killed_goes_on_from_where_its_checkpoint_stands(
         swarm.cut([stays], [goes])
         opened = await swarm.when(goes, BranchOpened)
         await swarm.round(goes, opened.round + 3)
-        await goes.peer._saver.save()
+        await goes.peer._autosave.save()
         swarm.heal([stays], [goes])
         await swarm.when(goes, BranchLeft)
         if has_committed:

@@ -148,7 +148,7 @@ def test_who_moves_ends_what_it_has_taken_and_works_in_its_new_stage() -> None:
         await asyncio.sleep(90.0)
         assert (moving.stage, len(moving.workers)) == (2, 1)
         assert moving.holding is not None
-        assert moving.holding.worker.tally.past
+        assert moving.holding.worker.exactly_once.past
 
     found = Played(((1.0, 1.0, 1.0), (1.0, 1.0), (1.0,)), play)
     assert found.pipeline.seen.num_moves == 1

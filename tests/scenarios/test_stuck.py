@@ -10,10 +10,10 @@ from scenarios.swarm import Life, Member
 from scenarios.test_faults import MakeSwarm, leading, one_replica
 from weft.events import AttemptStarted, BranchOpened, MajorityLost, Notice, RoundCommitted, StateJoined
 from weft.ids import BranchId, PeerId, Round
-from weft.peer.fork.split import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S, Branches
+from weft.peer.fork.split import ORPHAN_AFTER_PAIR_S, ORPHAN_AFTER_S, UNREACHED_S, Split
 from weft.peer.join.entrance import JOINING_EXPIRES_S
 from weft.peer.messages import BranchConsent, BranchProposal
-from weft.store.votes import Promises
+from weft.store.votes import Votes
 from weft.sync.records.messages import Certificate
 from weft.sync.round.rules import Durable
 
@@ -35,7 +35,7 @@ async def abreast(*members: Member) -> int:
     while len({member.peer._replica.head.round for member in members}) > 1:  # type: ignore[union-attr]  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     for member in members:
-        await member.peer._saver.save()
+        await member.peer._autosave.save()
     return members[0].peer._replica.head.round  # type: ignore[union-attr]
 
 
@@ -60,15 +60,15 @@ def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
     The last that is asked may not consent at first, when others have.
     """
     swarm = make_swarm(num_rounds=40, num_peers=3, is_strict=is_strict)
-    consider, refused = Branches._consider, list[PeerId]()
+    consider, refused = Split._consider, list[PeerId]()
 
-    async def reluctant(self: Branches, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
+    async def reluctant(self: Split, peer: PeerId, proposal: BranchProposal) -> BranchConsent:
         if len(refused) < num_refusals and self._node.peer == max(proposal.opening.members):
             refused.append(self._node.peer)
             return BranchConsent(is_given=False, reason="not now")
         return await consider(self, peer, proposal)
 
-    monkeypatch.setattr(Branches, "_consider", reluctant)
+    monkeypatch.setattr(Split, "_consider", reluctant)
 
     async def scenario() -> None:
         a, b, c = members = tuple(await swarm.start("abc"))
@@ -289,7 +289,7 @@ def test_nobody_waits_for_a_member_without_a_vote(make_swarm: MakeSwarm) -> None
         (a,) = await swarm.start("a")
         await swarm.round(a, 2)
         b, base = swarm.member("b"), a.peer._rounds.chain.base  # type: ignore[union-attr]
-        promises = Promises(b.folder.durable)
+        promises = Votes(b.folder.durable)
         for branch, number in ((base.branch, Round(8)), (BranchId("ee" * 32), Round(1))):
             promises.write(Durable(base=msgspec.structs.replace(base, branch=branch, round=number)))
         promises.close()

@@ -41,7 +41,7 @@ from weft.net.node import Node
 from weft.peer.chain import as_many_as_fit
 from weft.peer.fork.choice import NEAR, believed, is_further
 from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
-from weft.peer.join.ranking import Asking
+from weft.peer.join.ranking import Ranking
 from weft.peer.messages import (
     MAX_CERTIFICATES,
     ChainAnswer,
@@ -96,7 +96,7 @@ class Anchor:
         self._stopping = asyncio.Event()
         self._stop_reason = ""
         self._failure: Exception | None = None
-        self._asking = Asking(node, self._membership, mooring.clock)
+        self._asking = Ranking(node, self._membership, mooring.clock)
         self._has_files = False
         self._told = ""  # the last failure that was said: once, not every second
         node.serve(StateRequest, self._offer)

@@ -18,7 +18,7 @@ from weft.net.admission import Admission, ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.link.links import VIA
 from weft.net.node import Node
-from weft.net.speed_test import Gauge
+from weft.net.speed_test import SpeedTest
 from weft.net.ticket import Ticket, issue
 from weft.net.transport import tcp
 from weft.net.transport.base import Transport
@@ -71,7 +71,7 @@ class Footing:
         passport = Passport(identity=self.identity, run=self.run, name=name, admission=admission)
         via = self.identity if VIA in settings.transports else None
         node = Node(passport, self._transports(), SystemClock(), self.emit, relay=settings.relay, via=via)
-        Gauge(node, SystemClock())
+        SpeedTest(node, SystemClock())
         telemetry.serve(self.bulletins, node, SystemClock())
         for peer, addresses in read_addresses(folder).items():
             node.remember(peer, addresses)

@@ -41,8 +41,8 @@ class Channel(Node):
     def __init__(self, node: Node, name: str, run: RunId, since: int) -> None:
         # What it shares with the node. It opens nothing, so nothing else of a node is made.
         self._node = node
-        self._links, self._dialler, self._book, self._blobs = node._links, node._dialler, node._book, node._blobs
-        self._meters, self._services, self._emit = node._meters, node._services, node._emit
+        self._links, self._dialer, self._book, self._blobs = node._links, node._dialer, node._book, node._blobs
+        self._meters, self._handlers, self._emit = node._meters, node._handlers, node._emit
         self._name = name
         before = node.passport
         self.passport = Passport(
@@ -66,7 +66,7 @@ class Channel(Node):
     def close(self) -> None:
         """Heed and serve nothing more."""
         self._is_open = False
-        self._services.forget(f"{self._name}_")
+        self._handlers.forget(f"{self._name}_")
         self._lookups.clear()
         self._callbacks.clear()
 
@@ -154,13 +154,13 @@ class Channel(Node):
     # --- calls, notes, blobs ---
 
     def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
-        self._services.serve(kind, handler, self._method(kind))
+        self._handlers.serve(kind, handler, self._method(kind))
 
     def on_note(self, kind: type[Q], handler: NoteHandler[Q]) -> None:
-        self._services.on_note(kind, handler, self._method(kind))
+        self._handlers.on_note(kind, handler, self._method(kind))
 
     def ignore(self, kind: type[Q]) -> None:
-        self._services.ignore(kind, self._method(kind))
+        self._handlers.ignore(kind, self._method(kind))
 
     def serve_blobs(self, lookup: Lookup, *, is_patient: bool = False) -> None:  # noqa: ARG002  # all are urgent
         self._lookups.append(lookup)

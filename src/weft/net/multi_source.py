@@ -66,7 +66,7 @@ class _Holder:
         return self.nbytes / max(self.last - self.began, 1e-9) if self.nbytes else 0.0
 
 
-class Shares:
+class BlobQueue:
     """The blobs that are wanted, and who fetches which."""
 
     def __init__(self, blobs: Sequence[Blob], holders: Sequence[PeerId], now: float) -> None:
@@ -192,11 +192,11 @@ async def pull(
         PeerError: nobody is left who delivers; the message says why each was given up.
         WeftError: what `keep` raises.
     """
-    return await _Pull(node, Shares(blobs, holders, clock.now()), keep, clock, more).run()
+    return await _Pull(node, BlobQueue(blobs, holders, clock.now()), keep, clock, more).run()
 
 
 class _Pull:
-    def __init__(self, node: Node, shares: Shares, keep: Keep, clock: Clock, more: More) -> None:
+    def __init__(self, node: Node, shares: BlobQueue, keep: Keep, clock: Clock, more: More) -> None:
         self._node = node
         self._shares = shares
         self._keep = keep

@@ -42,12 +42,12 @@ from weft.net.blobs.bulk import Bulk
 from weft.net.blobs.relay import NO_RELAY, Relay, RelayConfig
 from weft.net.blobs.via import ViaTransport
 from weft.net.link.address_book import AddressBook, Directory, OnContact
-from weft.net.link.dialer import Dialler
-from weft.net.link.handlers import CallHandler, NoteHandler, Services
+from weft.net.link.dialer import Dialer
+from weft.net.link.handlers import CallHandler, Handlers, NoteHandler
 from weft.net.link.handshake import Passport
 from weft.net.link.links import Link, Links, OnLink
-from weft.net.link.listener import Door
-from weft.net.link.traffic import Meter, Meters
+from weft.net.link.listener import Listener
+from weft.net.link.traffic import LinkTraffic, Traffic
 from weft.net.link.trial import Trial, failed, nobody
 from weft.net.messages import MAX_BODY_NBYTES, MAX_TOLD_CONTACTS, Acquaint, Contact, Relayed, RelayPlease
 from weft.net.transport.base import Transport
@@ -87,22 +87,22 @@ class Node:
         self.passport = passport
         self._transports = tuple(transports)
         self._emit = emit
-        self._services = Services()
-        self._meters = Meters(clock)
-        self._links = Links(self._services, self._meters, emit)
+        self._handlers = Handlers()
+        self._meters = Traffic(clock)
+        self._links = Links(self._handlers, self._meters, emit)
         self._book = AddressBook(passport.peer, [transport.name for transport in transports], self.is_linked)
-        self._dialler = Dialler(passport, transports, self._links, self._book)
-        self._blobs = Blobs(self._links, self._dialler, self._services, self._meters, emit, offload)
+        self._dialer = Dialer(passport, transports, self._links, self._book)
+        self._blobs = Blobs(self._links, self._dialer, self._handlers, self._meters, emit, offload)
         streams = self._blobs.streams
-        self._relay = Relay(relay, self._links, streams, self._services, Bucket(relay.max_bps, clock))
+        self._relay = Relay(relay, self._links, streams, self._handlers, Bucket(relay.max_bps, clock))
         self._via = None if via is None else ViaTransport(via, streams.open, self._tell_drop)
         streams.on_relay(self._take_over)
-        self._door = Door(passport, self._links, self._dialler, self._book, emit, self._blobs.accept)
+        self._door = Listener(passport, self._links, self._dialer, self._book, emit, self._blobs.accept)
         self._started: list[Transport] = []
         self._is_to_all = True
-        self._services.on_note(Acquaint, self._acquainted)
+        self._handlers.on_note(Acquaint, self._acquainted)
         self._book.on_announced(self._spread)
-        self._book.on_forgotten(self._dialler.release)
+        self._book.on_forgotten(self._dialer.release)
         self._book.on_news(self._on_news)
         self._on_settled: list[Callable[[], object]] = []
         self._settling: asyncio.TimerHandle | None = None
@@ -127,13 +127,13 @@ class Node:
                 missing.append((transport.name, str(error)))
                 continue
             self._started.append(transport)
-            self._dialler.addresses += addresses
+            self._dialer.addresses += addresses
             self._emit(TransportUp(transport=transport.name, addresses=addresses))
         if not self._started:
             raise NetError("no transport works here: " + "; ".join(f"{name}: {reason}" for name, reason in missing))
         if self._via is not None:
             await self._via.start(self._door.accept(self._via))
-            self._dialler.add(self._via)
+            self._dialer.add(self._via)
         for name, reason in missing:
             used = ", ".join(transport.name for transport in self._started)
             self._emit(FellBack(wanted=name, used=used, reason=reason))
@@ -143,7 +143,7 @@ class Node:
         """Close every link and stop listening. Says no goodbye; `Membership` does."""
         if self._settling is not None:
             self._settling.cancel()
-        await self._dialler.aclose()
+        await self._dialer.aclose()
         await self._relay.aclose()
         await self._links.aclose()
         if self._via is not None:
@@ -175,7 +175,7 @@ class Node:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Return where others may dial this peer, best first; empty before `start`."""
-        return self._dialler.addresses
+        return self._dialer.addresses
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -236,7 +236,7 @@ class Node:
         return self._meters.last_heard(peer)
 
     @property
-    def traffic(self) -> dict[PeerId, Meter]:
+    def traffic(self) -> dict[PeerId, LinkTraffic]:
         """Return the bytes sent to and received from each peer that is remembered."""
         return self._meters.all()
 
@@ -256,7 +256,7 @@ class Node:
             GenesisMismatch: it trains another run.
             PeerError: it broke the protocol, speaks another version, or is not admitted itself.
         """
-        await self._dialler.connect(peer)
+        await self._dialer.connect(peer)
 
     async def connect_any(self, peers: Iterable[PeerId]) -> PeerId:
         """Return the first of `peers` to which a link comes up: how a newcomer uses its ticket.
@@ -284,16 +284,16 @@ class Node:
 
     def keep(self, peer: PeerId) -> None:
         """Keep a link to `peer` up, redialling with growing pauses, until `release`."""
-        self._dialler.keep(peer)
+        self._dialer.keep(peer)
 
     @property
     def kept(self) -> tuple[PeerId, ...]:
         """Return to whom links are kept up."""
-        return self._dialler.kept
+        return self._dialer.kept
 
     def release(self, peer: PeerId) -> None:
         """Let the link to `peer` stay down once it goes down."""
-        self._dialler.release(peer)
+        self._dialer.release(peer)
 
     def drop(self, peer: PeerId, reason: str) -> None:
         """Close the link to `peer`, if any; calls under way fail with PeerError."""
@@ -343,15 +343,15 @@ class Node:
 
     def serve(self, kind: type[Q], handler: CallHandler[Q]) -> None:
         """Answer calls of record type `kind` with what `handler(peer, request)` returns."""
-        self._services.serve(kind, handler)
+        self._handlers.serve(kind, handler)
 
     def on_note(self, kind: type[Q], handler: NoteHandler[Q]) -> None:
         """Give notes of `kind` to `handler(peer, note)`, one at a time and in the order sent by each peer."""
-        self._services.on_note(kind, handler)
+        self._handlers.on_note(kind, handler)
 
     def ignore(self, kind: type[Q]) -> None:
         """Heed notes of `kind` no more, so that another may ask for them."""
-        self._services.ignore(kind)
+        self._handlers.ignore(kind)
 
     async def call(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R:
         """Ask `peer` and return its answer, dialling first if no link stands. Nothing is retried.
@@ -367,7 +367,7 @@ class Node:
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit:
-                link = await self._dialler.reach(peer)
+                link = await self._dialer.reach(peer)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -383,7 +383,7 @@ class Node:
         Raises:
             PeerError, NetError, Refused: no link stands or the link went down before it was queued.
         """
-        link = await self._dialler.reach(peer)
+        link = await self._dialer.reach(peer)
         await link.session.note(self._method(type(record)), encode(record))
 
     def post(self, peer: PeerId, record: msgspec.Struct) -> bool:

@@ -1,6 +1,6 @@
 """What a member tells who asks about the way to it: its clock, where it sees the asker, how fast bytes pass.
 
-    gauge = Gauge(node, clock)          # a member: answers
+    gauge = SpeedTest(node, clock)          # a member: answers
     answer = await sight(node, peer)    # who asks: the peer's clock and what it sees
     speed = await measure(node, peer)   # bytes both ways, a few seconds
 
@@ -68,7 +68,7 @@ class Sighting:
     ahead_s: float  # of the member's clock before this one's, known to half a round trip
 
 
-class Gauge:
+class SpeedTest:
     """A member's side.
 
     Args:

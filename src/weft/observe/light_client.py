@@ -42,7 +42,7 @@ MAX_AHEAD = 64  # rounds after the last proven one, of which claims are kept
 Standing = tuple[Manifest, Charter]
 
 
-class Proving:
+class LightClient:
     """Of one run.
 
     Args:

@@ -54,7 +54,7 @@ from weft.keys import verify
 from weft.log import read_lines
 from weft.net.channel import Channel
 from weft.net.node import Node
-from weft.observe.light_client import Proving
+from weft.observe.light_client import LightClient
 from weft.observe.redact import public
 from weft.observe.telemetry import MAX_LINES, WINDOW_S, Bulletin, BulletinAnswer, BulletinRequest
 from weft.run.staged import channel_of
@@ -140,9 +140,9 @@ class Observer:
         self._on_entry = on_entry
         self._heard: dict[PeerId, _Heard] = {}
         self._sides = [Channel(node, channel_of(stage), each, 0) for stage, each in enumerate(stages)]
-        self._provings: dict[int | msgspec.UnsetType, Proving] = {
-            stage: Proving(side, clock, partial(self._say_of, stage)) for stage, side in enumerate(self._sides)
-        } or {msgspec.UNSET: Proving(node, clock, self._say)}
+        self._provings: dict[int | msgspec.UnsetType, LightClient] = {
+            stage: LightClient(side, clock, partial(self._say_of, stage)) for stage, side in enumerate(self._sides)
+        } or {msgspec.UNSET: LightClient(node, clock, self._say)}
 
     @property
     def heard(self) -> tuple[PeerId, ...]:

@@ -30,7 +30,7 @@ from weft.ids import PeerId, Tokens, short
 from weft.keys import verify
 from weft.peer.messages import GENESIS
 from weft.sync.governance.legacy import history, history_before, unclaimed
-from weft.sync.records.ancestry import parting
+from weft.sync.records.ancestry import fork_point
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Accept, Base, Certificate, Collect, Manifest, Propose, Ready, RoundNote
 from weft.wire import digest_of, unseal
@@ -119,7 +119,7 @@ def legacy_tokens(base: Base, ready: Ready) -> Tokens:
     if legacy is None or proof is None or digest_of(proof.charter) != proof.certificate.manifest.charter:
         return Tokens(0)
     head = proof.certificate.manifest
-    found = parting(history(head, proof.charter), history_before(base))
+    found = fork_point(history(head, proof.charter), history_before(base))
     if head.run != base.run or found is None or found.stretches != legacy.stretches:
         return Tokens(0)
     tokens = max(0, min(legacy.tokens, head.committed_tokens - found.fork.committed_tokens))

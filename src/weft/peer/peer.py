@@ -31,30 +31,30 @@ from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
 from weft.peer.chain import Chain
 from weft.peer.context import Outcome, Place
-from weft.peer.fork.split import Branches
+from weft.peer.fork.split import Split
 from weft.peer.group.groups import Groups, Turn
-from weft.peer.group.records import Records
+from weft.peer.group.records import GroupRecords
 from weft.peer.join.entrance import Entrance
-from weft.peer.join.hold import Blocking
-from weft.peer.join.state_server import Donor
+from weft.peer.join.hold import Hold
+from weft.peer.join.state_server import StateServer
 from weft.peer.loop import stand_in as resting
 from weft.peer.loop.ahead import Ahead
 from weft.peer.loop.evaluate import make_evaluator
-from weft.peer.loop.lease import Training
+from weft.peer.loop.lease import LeaseTraining
 from weft.peer.loop.offer import Offering
-from weft.peer.loop.pause import Pause, Warming
+from weft.peer.loop.pause import Pause, WarmUp
 from weft.peer.loop.report import Report
-from weft.peer.loop.shutdown import Parting, Stopped, Unless
-from weft.peer.round.driver import Rounds
+from weft.peer.loop.shutdown import Shutdown, Stopped, Unless
+from weft.peer.round.driver import RoundDriver
 from weft.peer.round.mailbox import Mailbox
 from weft.peer.round.outcome import Decided
-from weft.peer.state.autosave import Saver
+from weft.peer.state.autosave import Autosave
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry
 from weft.peer.state.checkpoint import Snapshot
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.run.config import Genesis
-from weft.store.votes import Promises
+from weft.store.votes import Votes
 from weft.sync.records.messages import GroupRecord, Manifest, own_work
 from weft.sync.round.groups import claims_in
 from weft.tasks import Tasks
@@ -75,24 +75,24 @@ class Peer:
         self._replica = Replica(run, place.initial)
         self._trainer = place.make_learner(self._emit_from_thread)
         self._carry = Carry(self._trainer, self._replica)
-        self._records = Records(place, self._carry)
+        self._records = GroupRecords(place, self._carry)
         self._stopping = asyncio.Event()
         self._unless_stopped = Unless(self._stopping)
         self.pausing = Pause(self._trainer, place.compute, place.clock, place.emit, self.fail)
-        self._warming = Warming(place, self._trainer, self._replica, self.pausing)
-        self._training = Training(place, self._trainer, self._carry, self._should_break_off)
+        self._warming = WarmUp(place, self._trainer, self._replica, self.pausing)
+        self._training = LeaseTraining(place, self._trainer, self._carry, self._should_break_off)
         self._report = Report(run, place, self._replica, self._carry, self._training)
         self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat, place.reader)
         self._membership.on_change(self._on_member)
-        self._parting = Parting(place.node, self._membership, self._replica, lambda: self._rounds, place.emit)
+        self._shutdown = Shutdown(place.node, self._membership, self._replica, lambda: self._rounds, place.emit)
         self._entrance = Entrance(run, place, self._membership, self._replica, self._carry, lambda: self._rounds)
         self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies
-        self._blocking = Blocking(place, lambda: self._rounds is not None and self._rounds.is_member)
-        self.pin = Donor(place, self._replica, lambda: self._rounds.chain if self._rounds else None).pin
+        self._hold = Hold(place, lambda: self._rounds is not None and self._rounds.is_member)
+        self.pin = StateServer(place, self._replica, lambda: self._rounds.chain if self._rounds else None).pin
         self._evaluator = make_evaluator(run, place, self._trainer, self._replica, self._should_break_off)
-        self._saver = Saver(run, place, self._replica, self._carry, self._trainer)
-        self._rounds: Rounds | None = None
+        self._autosave = Autosave(run, place, self._replica, self._carry, self._trainer)
+        self._rounds: RoundDriver | None = None
         self._groups: Groups = None  # type: ignore[assignment]  # as soon as there are rounds
         self._stop_reason = ""
         self.failure: Exception | None = None
@@ -151,7 +151,7 @@ class Peer:
         async def begin() -> Manifest:
             self._report.state = "waiting for peers"
             opening = await self._entrance.gather(wait_for)
-            await self._saver.save()  # before anybody hears of it: a run is begun once
+            await self._autosave.save()  # before anybody hears of it: a run is begun once
             self._entrance.begin(opening)
             return opening
 
@@ -181,12 +181,12 @@ class Peer:
                 else:
                     await self._take_part(await self._unless_stopped(self._come(begin)))
             if isinstance(self.failure, Removed):
-                await self._saver.save()
+                await self._autosave.save()
             if self.failure is not None:
                 raise self.failure
             return await self._finish()
         except Exception as error:  # of whatever kind: nobody should wait until this peer is suspected
-            await self._parting.say_if_possible(error)
+            await self._shutdown.say_if_possible(error)
             raise
         finally:
             await self._close()
@@ -195,7 +195,7 @@ class Peer:
         head = self._replica.head
         if head is None:
             return await begin()
-        promised = Promises(self.place.folder.durable).read()
+        promised = Votes(self.place.folder.durable).read()
         return await self._entrance.resume(head, promised)
 
     def fail(self, error: Exception) -> None:
@@ -209,9 +209,9 @@ class Peer:
         await self._warming.renew()  # before anything asks to be counted in, or for a sponsor
         self._report.tell_graph(head)
         chain = Chain(head, self._replica.charter)
-        self._saver.hand_on(chain)
-        rounds = Rounds(self.place, chain, self._replica.scope, self.fail)
-        rounds.merging.on_added = self._report.sentinel.merged
+        self._autosave.hand_on(chain)
+        rounds = RoundDriver(self.place, chain, self._replica.scope, self.fail)
+        rounds.merger.on_added = self._report.sentinel.merged
         rounds.recall()
         groups = Groups(
             self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks
@@ -219,7 +219,7 @@ class Peer:
         groups.hand_on(self._evaluator, lambda: self._entrance.plea.is_near)
         self._rounds, self._groups = rounds, groups
         self._offering = Offering(self.place, self._replica, self._carry, self._legacies, groups)
-        branches = Branches(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
+        branches = Split(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
         is_staged = self.place.companion is not None  # where inner steps are made by all stages together
         is_over = lambda: self._stopping.is_set() or self.pausing.is_away or is_staged  # noqa: E731
         self._ahead = Ahead(self.place, self._training, self._carry, branches.lost, is_over)
@@ -249,7 +249,7 @@ class Peer:
     def _should_break_off(self) -> bool:
         return self._stopping.is_set() or self.pausing.is_on
 
-    async def _take_turn(self, rounds: Rounds, turn: Turn) -> None:
+    async def _take_turn(self, rounds: RoundDriver, turn: Turn) -> None:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
         num_changes = self.pausing.num_changes
         is_overdue = self._carry.is_overdue and self.place.companion is None
@@ -264,7 +264,7 @@ class Peer:
             await self._training.make(head, leased, self._replica.config, lambda: turn.is_hurried)
             if self._training.work is not None:
                 rounds.timers.note_worked(self._training.took_s)
-        await self._unless_stopped(self._blocking.passed(lambda: self._is_needless_to_wait(rounds)))
+        await self._unless_stopped(self._hold.passed(lambda: self._is_needless_to_wait(rounds)))
         if not rounds.decided.empty() or self._stopping.is_set():
             return
         if self._carry.offered is None:
@@ -276,13 +276,13 @@ class Peer:
         if self._ahead.num_more(self._replica.config):
             self._report.state = "training"
             await self._ahead.make(rounds.chain.head, self._replica.config)
-            await self._saver.save_if_due()
+            await self._autosave.save_if_due()
         await self._settle_next(rounds, num_changes)
 
-    def _is_needless_to_wait(self, rounds: Rounds) -> bool:
-        return rounds.hearing.has_quorum or not rounds.decided.empty() or self.pausing.is_on
+    def _is_needless_to_wait(self, rounds: RoundDriver) -> bool:
+        return rounds.inbox.has_quorum or not rounds.decided.empty() or self.pausing.is_on
 
-    async def _settle_next(self, rounds: Rounds, num_changes: int) -> None:
+    async def _settle_next(self, rounds: RoundDriver, num_changes: int) -> None:
         """Wait for the next decision and make the outer step; return without one where there is something else to do:
         a pause begins or ends, or the majority is lost.
 
@@ -306,7 +306,7 @@ class Peer:
         if deciding.done() and not deciding.cancelled():
             await self._settle(rounds, deciding.result(), began)
 
-    async def _settle(self, rounds: Rounds, decided: Decided | None, began: float | None = None) -> None:
+    async def _settle(self, rounds: RoundDriver, decided: Decided | None, began: float | None = None) -> None:
         """Make the outer step of a decided round; what it did not count stays in the carry."""
         if decided is None:
             return
@@ -344,10 +344,10 @@ class Peer:
                 since = self.place.clock.now()
                 await self._evaluator.maybe(manifest)
                 rounds.timers.note_apart(self.place.clock.now() - since)
-        await self._saver.save_if_due()
+        await self._autosave.save_if_due()
         self._legacies.follow(manifest)
 
-    async def _enter_anew(self, rounds: Rounds, manifest: Manifest, reason: str, is_counted: bool) -> None:
+    async def _enter_anew(self, rounds: RoundDriver, manifest: Manifest, reason: str, is_counted: bool) -> None:
         """Fetch the state of another member, because the results of a round can no longer be had."""
         text = f"round {manifest.round} cannot be replayed, fetching a member's state instead: {reason}"
         self.place.emit(Notice(text=text))
@@ -357,7 +357,7 @@ class Peer:
         head = await self._unless_stopped(self._entrance.enter())
         rounds.restart(head, self._replica.charter, without=manifest)
 
-    async def _watch_lag(self, rounds: Rounds) -> None:
+    async def _watch_lag(self, rounds: RoundDriver) -> None:
         """A member that missed a decision finds it in another's chain, or else gives its round up."""
         behind: Manifest | None = None
         while True:
@@ -386,7 +386,7 @@ class Peer:
             case Suspected(peer=peer):
                 self._groups.notice(peer, "suspected")
             case Gone(peer=peer) | Left(peer=peer):
-                self._blocking.forget(peer)
+                self._hold.forget(peer)
                 self._groups.notice(peer, "gone")
             case Recovered(peer=peer) | New(peer=peer):
                 self._groups.notice(peer, "alive")
@@ -409,10 +409,10 @@ class Peer:
                 self._rounds.close()
             with suppress(Stopped):
                 await self._unless_stopped(self._evaluator.finish())
-                await self._unless_stopped(self._parting.linger())
+                await self._unless_stopped(self._shutdown.linger())
         reason = "complete" if is_complete else self._stop_reason
-        await self._parting.say(reason)
-        await self._saver.save()
+        await self._shutdown.say(reason)
+        await self._autosave.save()
         self.place.emit(PeerStopped(reason=reason))
         return self._report.outcome(reason, self._evaluator)
 
@@ -429,7 +429,7 @@ class Peer:
                 num_parameters=self.run.num_parameters,
             )
         )
-        await self._warming.begin(lambda: None if snapshot is None else self._saver.restore(snapshot))
+        await self._warming.begin(lambda: None if snapshot is None else self._autosave.restore(snapshot))
         if snapshot is not None:
             self._legacies.read()
         self.pausing.arm()

@@ -5,22 +5,22 @@ that whoever said it goes elsewhere.
 """
 
 from weft.ids import PeerId
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.pipeline.sender import Sender
 from weft.pipeline.worker import Worker
 
 
-class Desk:
+class Dispatch:
     """Of one peer."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, link: StageLink) -> None:
         self.workers: dict[int, Worker] = {}  # by the stage that it works in
         self.senders: dict[int, Sender] = {}  # by the stage that it sends to
-        lane.serve(Forward, self._on_forward)
-        lane.serve(Backward, self._on_backward)
-        lane.on_note(Computed, self._on_computed)
-        lane.on_note(GivenUp, self._on_given_up)
+        link.serve(Forward, self._on_forward)
+        link.serve(Backward, self._on_backward)
+        link.on_note(Computed, self._on_computed)
+        link.on_note(GivenUp, self._on_given_up)
 
     async def _on_forward(self, peer: PeerId, request: Forward) -> IsTaken:
         worker = self.workers.get(request.stage)

@@ -56,7 +56,7 @@ class Told(NamedTuple):
     held: Batches
 
 
-class Tally(NamedTuple):
+class ExactlyOnce(NamedTuple):
     """Of one member of a stage."""
 
     asked: frozenset[Attempt] = frozenset()  # whether their senders accept them is not known yet
@@ -65,13 +65,13 @@ class Tally(NamedTuple):
     past: Batches = NONE  # counted or assigned by rounds
     told: Told | None = None  # to the round that is under way
 
-    def computed(self, attempt: Attempt) -> "Tally":
+    def computed(self, attempt: Attempt) -> "ExactlyOnce":
         """An input gradient was sent back: its sender is asked whether it accepts it."""
         if attempt.batch in self.past:
             return self
         return self._replace(asked=self.asked | {attempt})
 
-    def accepted(self, attempt: Attempt) -> "Tally":
+    def accepted(self, attempt: Attempt) -> "ExactlyOnce":
         """Its sender has accepted it."""
         if attempt not in self.asked:
             return self
@@ -82,27 +82,27 @@ class Tally(NamedTuple):
         batch = attempt.batch
         return self._replace(asked=self.asked - {attempt}, held=self.held - {batch}, counted=self.counted | {batch})
 
-    def refused(self, attempt: Attempt) -> "Tally":
+    def refused(self, attempt: Attempt) -> "ExactlyOnce":
         """Its sender has accepted another."""
         return self._replace(asked=self.asked - {attempt})
 
-    def doubted(self, attempt: Attempt) -> "Tally":
+    def doubted(self, attempt: Attempt) -> "ExactlyOnce":
         """Its sender is gone: it may have accepted it, and another may have sent it on."""
         return self._kept(attempt) if attempt in self.asked else self
 
-    def dropped(self, batches: Batches) -> "Tally":
+    def dropped(self, batches: Batches) -> "ExactlyOnce":
         """There was no room for them. What was told to the round under way is not among them."""
         return self._replace(held=self.held - batches)
 
-    def _kept(self, attempt: Attempt) -> "Tally":
+    def _kept(self, attempt: Attempt) -> "ExactlyOnce":
         held = self.held if attempt.batch in self.counted else self.held | {attempt.batch}
         return self._replace(asked=self.asked - {attempt}, held=held)
 
-    def report(self) -> "Tally":
+    def report(self) -> "ExactlyOnce":
         """Say what this member contributes to the round that is under way; `told` holds it."""
         return self._replace(told=Told(self.counted, self.held))
 
-    def lost(self) -> "Tally":
+    def lost(self) -> "ExactlyOnce":
         """What was counted, and told to the round under way, is lost: others may count it, where they hold it."""
         told = None if self.told is None else self.told._replace(counted=NONE)
         return self._replace(counted=NONE, told=told)
@@ -121,7 +121,7 @@ class Tally(NamedTuple):
         brought = self.counted - reports[me].counted if me in reports else self.counted
         is_lost = clashes(brought, counted.union(assigned))
         return Closed(
-            Tally(
+            ExactlyOnce(
                 asked=frozenset(attempt for attempt in self.asked if attempt.batch not in past),
                 held=self.held - past,
                 counted=mine if is_lost else brought | mine,
@@ -135,7 +135,7 @@ class Tally(NamedTuple):
 class Closed(NamedTuple):
     """What a member does when a round is over."""
 
-    tally: Tally
+    exactly_once: ExactlyOnce
     to_compute: Batches  # weight gradients of what it holds, for the next round
     given_up: Batches  # it brings what others have counted: its gradient is set to nothing before
 
@@ -153,9 +153,9 @@ def all_told(reports: Collection[PeerId], electorate: Collection[PeerId]) -> boo
     return set(electorate) <= set(reports)
 
 
-def may_count(tally: Tally) -> bool:
+def may_count(exactly_once: ExactlyOnce) -> bool:
     """Whether what a member counts now is in no report that others go by already."""
-    return tally.told is None
+    return exactly_once.told is None
 
 
 def settled(past: Batches, counted: Batches, assigned: Collection[BatchId]) -> Batches:

@@ -20,7 +20,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class Lane:
+class StageLink:
     """Of one peer, on its node."""
 
     def __init__(self, node: Node) -> None:

@@ -121,7 +121,7 @@ class _Account:
         return min(self.answers, default=self.near.rtt_s)
 
 
-class Route:
+class Router:
     """To one stage.
 
     Args:

@@ -35,9 +35,9 @@ from weft.errors import ConfigError, DeadlineExceeded, NetError, NotFinite, Peer
 from weft.ids import PeerId
 from weft.pipeline.device import Given, Parcel
 from weft.pipeline.exactly_once import Attempt, BatchId
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
-from weft.pipeline.routing import Failure, Pace, Reserved, Route
+from weft.pipeline.routing import Failure, Pace, Reserved, Router
 from weft.rng import order_key
 from weft.tasks import Tasks
 from weft.wire import Buffer
@@ -97,10 +97,12 @@ class Sender:
         route: chooses among its members.
     """
 
-    def __init__(self, lane: Lane, stage: int, route: Route, clock: Clock, *, patience_s: float = PATIENCE_S) -> None:
-        self._lane = lane
+    def __init__(
+        self, link: StageLink, stage: int, router: Router, clock: Clock, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        self._link = link
         self._stage = stage
-        self._route = route
+        self._router = router
         self._clock = clock
         self._patience_s = patience_s
         self._return = Pace()
@@ -126,7 +128,7 @@ class Sender:
         try:
             left: set[PeerId] = set()
             while not sent.returned.done():
-                reserved = self._route.reserve(given.num_samples, self._clock.now(), left, sent.most_s)
+                reserved = self._router.reserve(given.num_samples, self._clock.now(), left, sent.most_s)
                 if reserved is None:
                     left.clear()
                     sent.most_s = math.inf
@@ -165,7 +167,7 @@ class Sender:
         if sent.accepted is None:
             gradient = None
             if note.gradient is not None:
-                gradient = (await self._lane.fetch(peer, note.gradient, trial.nbytes)).data
+                gradient = (await self._link.fetch(peer, note.gradient, trial.nbytes)).data
             # Another's may have come meanwhile.
             if sent.accepted is None:
                 sent.accepted = attempt
@@ -178,7 +180,7 @@ class Sender:
         """Take up a receipt."""
         trial = self._trials.get(note.of)
         if trial is not None and trial.peer == peer and trial.reserved is not None:
-            self._route.settled(trial.reserved, self._clock.now())
+            self._router.settled(trial.reserved, self._clock.now())
             trial.reserved = None
 
     async def on_given_up(self, peer: PeerId, note: GivenUp) -> None:
@@ -196,7 +198,7 @@ class Sender:
             return Attempt(sent.batch, 0)
         self._num_sent += 1
         self.num_again += 1
-        number = order_key("attempt", self._lane.me, *sent.batch, self._num_sent)
+        number = order_key("attempt", self._link.me, *sent.batch, self._num_sent)
         return Attempt(sent.batch, int(number[:15], 16) | 1)
 
     async def _try(self, attempt: Attempt, trial: _Trial, given: Given, encode: EncodeFor | None) -> None:
@@ -211,11 +213,11 @@ class Sender:
         except (NotFinite, ConfigError):  # it cannot be encoded; told where it was computed
             pass
         now = self._clock.now()
-        self._route.failed(trial.reserved or Reserved(trial.peer, 0, 0, now), why, now)
+        self._router.failed(trial.reserved or Reserved(trial.peer, 0, 0, now), why, now)
         trial.reserved = None
 
     async def _why_not(self, attempt: Attempt, trial: _Trial, given: Given) -> Failure:
-        parted = asyncio.ensure_future(self._lane.until_parted(trial.peer))
+        parted = asyncio.ensure_future(self._link.until_parted(trial.peer))
         try:
             why = await self._handed(attempt, trial, given)
             if why is not None:
@@ -232,7 +234,7 @@ class Sender:
 
     async def _handed(self, attempt: Attempt, trial: _Trial, given: Given) -> Failure | None:
         """Return once the member has taken it, or why it has not."""
-        may_wait = trial.sent.num_queued >= min(NUM_ASKED, len(self._route.peers) - 1)
+        may_wait = trial.sent.num_queued >= min(NUM_ASKED, len(self._router.peers) - 1)
         request = Forward(
             stage=self._stage,
             origin=attempt.batch.origin,
@@ -249,14 +251,14 @@ class Sender:
         for number in range(NUM_CALLS):
             began = self._clock.now()
             try:
-                answer = await self._lane.call(trial.peer, request, IsTaken, deadline_s=CALL_S)
+                answer = await self._link.call(trial.peer, request, IsTaken, deadline_s=CALL_S)
             except DeadlineExceeded:
                 continue
             except (NetError, Refused):
                 return Failure.UNREACHABLE
             except PeerError:
-                return Failure.ERROR if self._lane.is_linked(trial.peer) else Failure.UNREACHABLE
-            self._route.answered(trial.peer, self._clock.now() - began)
+                return Failure.ERROR if self._link.is_linked(trial.peer) else Failure.UNREACHABLE
+            self._router.answered(trial.peer, self._clock.now() - began)
             if answer.is_taken:
                 return None
             if number == 0:  # nothing of it is on its way any more: as if it had not been sent
@@ -264,18 +266,18 @@ class Sender:
             if may_wait:
                 return Failure.BUSY
             trial.sent.num_queued += 1
-            if trial.peer in self._route.peers:
-                trial.sent.most_s = min(trial.sent.most_s, SLOWER * self._route.pace_of(trial.peer))
+            if trial.peer in self._router.peers:
+                trial.sent.most_s = min(trial.sent.most_s, SLOWER * self._router.pace_of(trial.peer))
             return Failure.QUEUED
         return Failure.UNREACHABLE
 
     def _give(self, sent: _Sent, peer: PeerId | None, what: Parcel) -> None:
         sent.given[peer] = what
-        self._lane.give(what)
+        self._link.give(what)
 
     def _close(self, sent: _Sent) -> None:
         for what in sent.given.values():
-            self._lane.take_back(what.digest)
+            self._link.take_back(what.digest)
         for attempt in sent.trials:
             del self._trials[attempt]
             self._ended[attempt] = attempt == sent.accepted

@@ -37,8 +37,8 @@ from weft.errors import CallFailed, ConfigError, NetError, NotFinite, PeerError,
 from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
 from weft.pipeline.device import Device, Encode, Given, Parcel, Passed, PassedTogether, Together, parcel
-from weft.pipeline.exactly_once import NONE, Attempt, BatchId, Closed, Tally, Told
-from weft.pipeline.link import Lane
+from weft.pipeline.exactly_once import NONE, Attempt, BatchId, Closed, ExactlyOnce, Told
+from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
 from weft.pipeline.routing import Pace
 from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Returned, Sender
@@ -182,7 +182,7 @@ class Worker:
 
     def __init__(
         self,
-        lane: Lane,
+        link: StageLink,
         stage: int,
         device: Device,
         onward: Sender | None,
@@ -192,7 +192,7 @@ class Worker:
         bounds: Bounds = Bounds(),
         together: Together | None = None,
     ) -> None:
-        self._lane = lane
+        self._link = link
         self._stage = stage
         self._device = device
         self._together = together
@@ -215,7 +215,7 @@ class Worker:
         self._may_count = asyncio.Event()
         self._may_count.set()
         self._num_closed = 0  # rounds
-        self.tally = Tally()
+        self.exactly_once = ExactlyOnce()
 
     @property
     def num_taken(self) -> int:
@@ -253,7 +253,7 @@ class Worker:
         for attempt, (of, carrying) in list(self._carrying.items()):
             if of < beat and carrying not in self._settling:
                 carrying.cancel()
-                await self._lane.post(self._taken[attempt], GivenUp(**_names(self._stage, attempt)))
+                await self._link.post(self._taken[attempt], GivenUp(**_names(self._stage, attempt)))
         self._advanced.set()
         self._advanced = asyncio.Event()
 
@@ -262,7 +262,7 @@ class Worker:
 
         Of what a sender is to tell that is gone this may never be known.
         """
-        while due := [task for task, sender in self._settling.items() if self._lane.is_linked(sender)]:
+        while due := [task for task, sender in self._settling.items() if self._link.is_linked(sender)]:
             await asyncio.wait(due, timeout=AGAIN_S)
 
     @property
@@ -272,7 +272,7 @@ class Worker:
 
     def lose(self) -> None:
         """Let what was reported as counted, and taken, be lost: its gradient is."""
-        self.tally = self.tally.lost()
+        self.exactly_once = self.exactly_once.lost()
 
     def take_sum(self) -> Sum:
         """Return what the gradient is made of that stands now, of which the caller takes hold."""
@@ -281,25 +281,25 @@ class Worker:
 
     async def report(self) -> Told:
         """Return what the gradient that stands now has in it, and what is held. It stays so until `close`."""
-        self.tally = self.tally.report()
+        self.exactly_once = self.exactly_once.report()
         self._may_count.clear()
         self._schedule.is_settling = True
         while self._counting:
             await asyncio.wait(self._counting)
         self._schedule.is_settling = False
-        assert self.tally.told is not None
-        return self.tally.told
+        assert self.exactly_once.told is not None
+        return self.exactly_once.told
 
     async def close(self, reports: Mapping[PeerId, Told], electorate: Collection[PeerId]) -> Closed:
-        """Take up what a round counted; see `Tally.committed`. The gradient is as the caller has left it.
+        """Take up what a round counted; see `ExactlyOnce.committed`. The gradient is as the caller has left it.
 
         What this member is to compute has been added when this returns.
         """
         self._num_closed += 1
-        closed = self.tally.committed(self._lane.me, reports, electorate)
-        self.tally = closed.tally
+        closed = self.exactly_once.committed(self._link.me, reports, electorate)
+        self.exactly_once = closed.exactly_once
         to_compute = {batch: self._held[batch] for batch in sorted(closed.to_compute)}
-        self._held = {batch: held for batch, held in self._held.items() if batch in self.tally.held}
+        self._held = {batch: held for batch, held in self._held.items() if batch in self.exactly_once.held}
         self._schedule.is_settling = True
         for held in to_compute.values():
             await self._schedule.weights(partial(self._again, held.given, held.returned))
@@ -313,7 +313,7 @@ class Worker:
         taken = dict(self._taken)
         await self._tasks.aclose()
         for attempt, sender in taken.items():
-            await self._lane.post(sender, GivenUp(**_names(self._stage, attempt)))
+            await self._link.post(sender, GivenUp(**_names(self._stage, attempt)))
 
     # --- the life of a micro-batch ---
 
@@ -325,7 +325,7 @@ class Worker:
             began = self._num_closed
             passed = await self._forward(given)
             self._passed.add(attempt)
-            await self._lane.post(sender, Computed(**_names(self._stage, attempt)))
+            await self._link.post(sender, Computed(**_names(self._stage, attempt)))
             returned = await self._beyond(attempt, given, passed)
             if given.is_measured:
                 await self._asked(sender, attempt, None, returned.loss)
@@ -340,7 +340,7 @@ class Worker:
                 del self._settling[settling]
         except (PeerError, NetError, Refused, NotFinite, ConfigError) as error:
             self._emit(MicroBatchFailed(stage=self._stage, member=sender, reason=str(error)))
-            await self._lane.post(sender, GivenUp(**_names(self._stage, attempt)))
+            await self._link.post(sender, GivenUp(**_names(self._stage, attempt)))
         finally:
             del self._taken[attempt], self._carrying[attempt]
             self._passed.discard(attempt)
@@ -375,7 +375,7 @@ class Worker:
         activations = None
         if request.activations is not None:
             nbytes = self._device.input_nbytes(request.num_samples)
-            activations = await self._lane.fetch(sender, request.activations, nbytes)
+            activations = await self._link.fetch(sender, request.activations, nbytes)
         beat = Beat(request.round, request.step)
         return Given(request.num_samples, request.tokens, activations, beat, request.is_measured, sender)
 
@@ -384,7 +384,7 @@ class Worker:
         output = passed.output
         if output is None:
             assert passed.loss is not None
-            return Returned(None, passed.loss, self._lane.me)
+            return Returned(None, passed.loss, self._link.me)
         assert self._onward is not None
         encode = None
         if callable(output):
@@ -401,10 +401,10 @@ class Worker:
         self, sender: PeerId, attempt: Attempt, held: _Held, passed: PassedTogether, back: Buffer | None
     ) -> None:
         """Give the input gradient, hear what becomes of it, and do that."""
-        self.tally = self.tally.computed(attempt)
+        self.exactly_once = self.exactly_once.computed(attempt)
         given = None if back is None else parcel(back)
         if given is not None:
-            self._lane.give(given)
+            self._link.give(given)
         try:
             word = await self._asked(sender, attempt, given, held.returned.loss)
             while word == "accepted" and attempt.is_first and not self._may_count.is_set():
@@ -412,22 +412,22 @@ class Worker:
                 word = await self._asked(sender, attempt, given, held.returned.loss)  # a round has gone by it
         finally:
             if given is not None:
-                self._lane.take_back(given.digest)
-        before = self.tally
+                self._link.take_back(given.digest)
+        before = self.exactly_once
         match word:
             case "accepted":
-                self.tally = before.accepted(attempt)
+                self.exactly_once = before.accepted(attempt)
             case "refused":
-                self.tally = before.refused(attempt)
+                self.exactly_once = before.refused(attempt)
             case "unknown":
-                self.tally = before.doubted(attempt)
-        is_mine = attempt.batch in self.tally.counted - before.counted
+                self.exactly_once = before.doubted(attempt)
+        is_mine = attempt.batch in self.exactly_once.counted - before.counted
         if is_mine:
             # A team has forgotten its parts of what a round has gone by.
             is_forgotten = self._num_closed > held.began and not isinstance(passed, _Alone)
             await self._count(partial(self._again, held.given, held.returned) if is_forgotten else passed.count)
             self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
-        elif attempt.batch in self.tally.held:
+        elif attempt.batch in self.exactly_once.held:
             self._hold(attempt.batch, held)
 
     async def _asked(self, sender: PeerId, attempt: Attempt, given: Parcel | None, loss: float) -> Word:
@@ -436,7 +436,7 @@ class Worker:
         wait_s = AGAIN_S
         for _ in range(NUM_ASKED):
             try:
-                return (await self._lane.call(sender, request, Verdict, deadline_s=CALL_S)).word
+                return (await self._link.call(sender, request, Verdict, deadline_s=CALL_S)).word
             except (PeerError, NetError, Refused):
                 await asyncio.sleep(wait_s)
                 wait_s *= 2
@@ -452,14 +452,14 @@ class Worker:
         self._held[batch] = held
         dropped = list[BatchId]()
         total = sum(each.nbytes for each in self._held.values())
-        told = NONE if self.tally.told is None else self.tally.told.held
+        told = NONE if self.exactly_once.told is None else self.exactly_once.told.held
         for oldest in [each for each in self._held if each not in told]:
             if total <= self._bounds.held_nbytes:
                 break
             total -= self._held.pop(oldest).nbytes
             dropped.append(oldest)
         if dropped:
-            self.tally = self.tally.dropped(frozenset(dropped))
+            self.exactly_once = self.exactly_once.dropped(frozenset(dropped))
             self._emit(HeldDropped(stage=self._stage, num=len(dropped)))
 
     def _again(self, given: Given, returned: Returned) -> None:

@@ -1,7 +1,7 @@
 """Peers of a pipeline in one process, on a virtual clock, whose machines compute nothing and take their time.
 
-What passes between them is production code but the transport, the clock and the device: `Node`, `Lane`, `Desk`,
-`Sender`, `Route`, `Worker` and `Origin`. Members of the first stage begin micro-batches for as long as the pipeline is
+What passes between them is production code but the transport, the clock and the device: `Node`, `StageLink`, `Dispatch`,
+`Sender`, `Router`, `Worker` and `Origin`. Members of the first stage begin micro-batches for as long as the pipeline is
 open. Who holds which stage all learn a little later than it is so, as from a ledger.
 
     pipeline = Pipeline(Shape(num_stages=4), clock)
@@ -30,10 +30,10 @@ from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.pipeline.device import Given
-from weft.pipeline.dispatch import Desk
-from weft.pipeline.link import Lane
+from weft.pipeline.dispatch import Dispatch
+from weft.pipeline.link import StageLink
 from weft.pipeline.placement import Stage
-from weft.pipeline.routing import Near, Route
+from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import PATIENCE_S, PER_STAGE, Origin, Sender
 from weft.pipeline.worker import Worker
 from weft.sim.stages_device import TOKENS, Machine, Script, ScriptedDevice
@@ -79,7 +79,7 @@ class StagePeer:
         self.is_dead = False
         self.num_begun = self.num_returned = 0
         self.workers: list[Worker] = []  # of the stage that it holds, and of those that it is leaving
-        self.routes: dict[int, Route] = {}
+        self.routes: dict[int, Router] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.context = pipeline.clock.context_of(self)
         identity = Identity.from_seed(hashlib.sha256(f"stage peer {number}".encode()).digest())
@@ -88,8 +88,8 @@ class StagePeer:
         transport = pipeline.network.transport(identity.peer)
         self.node = Node(passport, [transport], pipeline.clock, lambda _event: None, offload=inline)
         self.node.consult(lambda peer: Contact(peer=peer, name="", addresses=(SCHEME + peer,)))
-        self.lane = Lane(self.node)
-        self.desk = Desk(self.lane)
+        self.link = StageLink(self.node)
+        self.dispatch = Dispatch(self.link)
 
     @property
     def id(self) -> PeerId:
@@ -101,7 +101,7 @@ class StagePeer:
 
     @property
     def num_again(self) -> int:
-        return sum(sender.num_again for sender in self.desk.senders.values())
+        return sum(sender.num_again for sender in self.dispatch.senders.values())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Do this in the peer's own process."""
@@ -115,7 +115,7 @@ class StagePeer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for sender in self.desk.senders.values():
+        for sender in self.dispatch.senders.values():
             await sender.aclose()
         for worker in list(self.workers):
             await worker.aclose()
@@ -180,8 +180,8 @@ class Pipeline:
 
         place = (peer.id, stage == 0, stage == last)
         device = ScriptedDevice(peer.machine, shape.script, peer.rate, place, counted)
-        worker = Worker(peer.lane, stage, device, onward, peer.machine.run, self.clock, lambda _event: None)
-        peer.desk.workers[stage] = worker
+        worker = Worker(peer.link, stage, device, onward, peer.machine.run, self.clock, lambda _event: None)
+        peer.dispatch.workers[stage] = worker
         peer.workers.append(worker)
         self.rounds[stage].join(peer.id, worker)
         following = peer.spawn(self.rounds[stage].follow(peer.id, worker))
@@ -196,7 +196,7 @@ class Pipeline:
         """Let a member leave its stage for another, whose state takes it so long to fetch."""
         held = peer.holding
         assert held is not None
-        del peer.desk.workers[held.stage]
+        del peer.dispatch.workers[held.stage]
         peer.holding, peer.target = None, stage
         self._tell_soon(held.stage, self.shape.news_s)
         self.seen.num_moves += 1
@@ -213,7 +213,7 @@ class Pipeline:
             self._tell_soon(peer.stage, self.shape.gone_s)
         for stage, rounds in enumerate(self.rounds):
             if (worker := rounds.members.get(peer.id)) is not None:
-                self.seen.num_lost += len(worker.tally.counted)
+                self.seen.num_lost += len(worker.exactly_once.counted)
                 self.rounds[stage].leave(peer.id)
         self._weigh()
         await peer.aclose()
@@ -234,7 +234,9 @@ class Pipeline:
         while True:
             is_back = all(peer.num_returned == peer.num_begun for peer in self.peers.values())
             workers = [worker for rounds in self.rounds for worker in rounds.members.values()]
-            if is_back and not any(each.num_taken or each.tally.counted or each.tally.held for each in workers):
+            if is_back and not any(
+                each.num_taken or each.exactly_once.counted or each.exactly_once.held for each in workers
+            ):
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -249,11 +251,13 @@ class Pipeline:
 
     def _sender(self, peer: StagePeer, stage: int) -> Sender:
         """Return what sends a peer's work to a stage: one, however often it holds the one before."""
-        if stage not in peer.desk.senders:
-            route = peer.routes[stage] = Route(peer.id)
-            route.seen(self._near(stage))
-            peer.desk.senders[stage] = Sender(peer.lane, stage, route, self.clock, patience_s=self.shape.patience_s)
-        return peer.desk.senders[stage]
+        if stage not in peer.dispatch.senders:
+            router = peer.routes[stage] = Router(peer.id)
+            router.seen(self._near(stage))
+            peer.dispatch.senders[stage] = Sender(
+                peer.link, stage, router, self.clock, patience_s=self.shape.patience_s
+            )
+        return peer.dispatch.senders[stage]
 
     def _near(self, stage: int) -> dict[PeerId, Near]:
         return {each.id: Near(rtt_s=2 * self.shape.delay_s, began=1) for each in self.of(stage)}
@@ -271,7 +275,7 @@ class Pipeline:
 
     async def _begin(self, peer: StagePeer, origin: Origin, worker: Worker) -> None:
         """Begin one micro-batch after the other while the peer is that member."""
-        while self.is_open and peer.desk.workers.get(0) is worker:
+        while self.is_open and peer.dispatch.workers.get(0) is worker:
             peer.num_begun += 1
             await origin.begin(Given(1, TOKENS, None))
             peer.num_returned += 1
@@ -282,10 +286,10 @@ class Pipeline:
 
     async def _leave(self, peer: StagePeer, held: _Holding) -> None:
         """End a member's part in a stage once it owes nothing there."""
-        tally = held.worker.tally
-        while held.worker.num_taken or tally.counted or tally.held:
+        exactly_once = held.worker.exactly_once
+        while held.worker.num_taken or exactly_once.counted or exactly_once.held:
             await asyncio.sleep(LOOK_S)
-            tally = held.worker.tally
+            exactly_once = held.worker.exactly_once
         if self.rounds[held.stage].members.get(peer.id) is held.worker:
             self.rounds[held.stage].leave(peer.id)
         held.following.cancel()

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from weft.ids import PeerId
-from weft.pipeline.exactly_once import NONE, Batches, BatchId, Tally, Told
+from weft.pipeline.exactly_once import NONE, Batches, BatchId, ExactlyOnce, Told
 from weft.pipeline.worker import Worker
 
 NOBODY = PeerId("")
@@ -53,20 +53,20 @@ class Rounds:
         self._beat = beat
         self._rounds: list[_Round] = []
         self._began = asyncio.Event()  # another each time
-        self._witness = Tally()  # of nobody: what is past for who joins
+        self._evidence = ExactlyOnce()  # of nobody: what is past for who joins
 
     @property
     def standing(self) -> Batches:
         """Return what members have counted and no round has."""
-        return NONE.union(*(worker.tally.counted for worker in self.members.values()))
+        return NONE.union(*(worker.exactly_once.counted for worker in self.members.values()))
 
     @property
     def held(self) -> Batches:
-        return NONE.union(*(worker.tally.held for worker in self.members.values()))
+        return NONE.union(*(worker.exactly_once.held for worker in self.members.values()))
 
     def join(self, peer: PeerId, worker: Worker) -> None:
         """Take a member in; what is past comes with the state that it has fetched."""
-        worker.tally = Tally(past=self._witness.past)
+        worker.exactly_once = ExactlyOnce(past=self._evidence.past)
         self.members[peer] = worker
 
     def leave(self, peer: PeerId) -> None:
@@ -106,7 +106,7 @@ class Rounds:
             pass
         found.is_exchanging = True
         await asyncio.sleep(self._beat.exchange_s)
-        self._witness = self._witness.committed(NOBODY, found.reports, found.electorate).tally
+        self._evidence = self._evidence.committed(NOBODY, found.reports, found.electorate).exactly_once
         for told in found.reports.values():
             self.merged.update(told.counted)
         found.over.set()

@@ -43,7 +43,7 @@ from weft.sim.byzantine import CrookedNode
 from weft.sim.cost import CostSection, CostTied, CostTrainer, Owing, PacedSection
 from weft.sim.faults import Fault
 from weft.stages.launch import summed
-from weft.stages.peer import Company
+from weft.stages.peer import StagesPeer
 from weft.stages.step.membership import Kit
 from weft.store.home import Home
 from weft.sync.records.messages import Manifest
@@ -79,7 +79,7 @@ class StagedLife:
             kit = replace(kit, make_section=partial(PacedSection, owing))
         else:
             kit = replace(kit, make_section=partial(CostSection, owing), make_tied=CostTied)
-        self._company = Company(kit)
+        self._company = StagesPeer(kit)
         self._heads: dict[int, Manifest] = {}  # of what it has held
 
     async def live(self, wait_for: int | None) -> Outcome:

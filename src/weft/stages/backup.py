@@ -29,9 +29,9 @@ from weft.ids import PeerId
 from weft.net.transport.address import hosts_of, is_loopback
 from weft.peer.state.checkpoint import Snapshot, save
 from weft.stages.messages import KeepNow, KeptAnswer
-from weft.stages.reader import Window, shape
+from weft.stages.reader import StageReader, shape
 from weft.stages.step.membership import Grounds
-from weft.stages.table import Roll
+from weft.stages.table import StageTable
 from weft.store.pool import Pool
 from weft.wire import Buffer, digest_of
 
@@ -39,18 +39,18 @@ HAND_OVER_S = 120.0  # for the state of a stage to be fetched by another before 
 SINCE = 1 << 41  # as `window.Window` has it: no number of another of this process
 
 
-class Keeping:
+class Backup:
     """Of one peer.
 
     Args:
         roll: who holds what, kept up by whoever hears it.
     """
 
-    def __init__(self, grounds: Grounds, roll: Roll) -> None:
+    def __init__(self, grounds: Grounds, table: StageTable) -> None:
         self.kept: dict[int, int] = {}  # rounds of what this process has fetched, by stage
         self._grounds = grounds
-        self._roll = roll
-        self._windows: dict[int, Window] = {}
+        self._table = table
+        self._windows: dict[int, StageReader] = {}
         self._is_full_told = False
         self._fetching = asyncio.Lock()  # one state at a time: each takes memory
         grounds.node.serve(KeepNow, self._on_keep_now)
@@ -64,8 +64,8 @@ class Keeping:
 
     def keepers_of(self, stages: Collection[int]) -> dict[int, PeerId]:
         """Return who is to keep the state of those of some stages that nobody but this peer holds."""
-        found, me = keepers(self._roll, self._hosts()), {self._grounds.node.peer}
-        return {stage: found[stage] for stage in stages if stage in found and self._roll.held(stage).keys() == me}
+        found, me = keepers(self._table, self._hosts()), {self._grounds.node.peer}
+        return {stage: found[stage] for stage in stages if stage in found and self._table.held(stage).keys() == me}
 
     async def watch(self) -> None:
         """Keep what is this peer's to keep, until this is cancelled."""
@@ -73,30 +73,30 @@ class Keeping:
         while every_s:
             await asyncio.sleep(every_s)
             for stage in self._due():
-                ready = sorted(peer for peer in self._roll.ready(stage) if self._grounds.node.is_linked(peer))
+                ready = sorted(peer for peer in self._table.ready(stage) if self._grounds.node.is_linked(peer))
                 if await self._keep(stage, ready):
                     break
 
     def _due(self) -> list[int]:
         """Return the stages to keep, the oldest copy first."""
         me = self._grounds.node.peer
-        mine = [stage for stage, peer in keepers(self._roll, self._hosts()).items() if peer == me]
+        mine = [stage for stage, peer in keepers(self._table, self._hosts()).items() if peer == me]
         return sorted(mine, key=lambda stage: (self.kept.get(stage, -1), stage))
 
     def _hosts(self) -> dict[PeerId, frozenset[str]]:
         node = self._grounds.node
-        return {peer: frozenset(_hosts(node.contact(peer).addresses)) for peer in self._roll.peers}
+        return {peer: frozenset(_hosts(node.contact(peer).addresses)) for peer in self._table.peers}
 
     async def _on_keep_now(self, peer: PeerId, request: KeepNow) -> KeptAnswer:
         is_wanted = self._grounds.settings.checkpoint_every_s > 0  # else this machine keeps nothing
-        held = self._roll.held(request.stage).get(peer)
+        held = self._table.held(request.stage).get(peer)
         if not is_wanted or held is None or self._is_held(request.stage):
             return KeptAnswer(is_kept=False)
         await self._keep(request.stage, [peer])
         return KeptAnswer(is_kept=self.kept.get(request.stage, -1) >= held.round)
 
     def _is_held(self, stage: int) -> bool:
-        return self._grounds.node.peer in self._roll.held(stage)
+        return self._grounds.node.peer in self._table.held(stage)
 
     async def _keep(self, stage: int, members: list[PeerId]) -> bool:
         """Fetch the newest state of a stage from its members; return whether there was one to fetch."""
@@ -108,7 +108,7 @@ class Keeping:
         window = self._windows.get(stage)
         if window is None:
             run = grounds.run.of_stage(stage)
-            window = self._windows[stage] = Window(grounds.node, run, SINCE, grounds.compute, grounds.clock)
+            window = self._windows[stage] = StageReader(grounds.node, run, SINCE, grounds.compute, grounds.clock)
         heads = await window.heads(members)
         if max((head.round for head in heads.values()), default=-1) <= self.kept.get(stage, -1):
             return False
@@ -124,7 +124,7 @@ class Keeping:
             self._is_full_told = True
         return True
 
-    async def _fetch(self, stage: int, window: Window, members: list[PeerId]) -> None:
+    async def _fetch(self, stage: int, window: StageReader, members: list[PeerId]) -> None:
         grounds = self._grounds
         offered = await window.pin(members)
         memory = Pool(0, grounds.folder.scratch)
@@ -155,7 +155,7 @@ class Keeping:
         grounds.emit(CheckpointSaved(path=str(path), round=offered.head.round, digest=written, nbytes=nbytes))
 
 
-def keepers(roll: Roll, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:
+def keepers(table: StageTable, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:
     """Return who keeps the state of each stage that should be kept.
 
     Those are stages with one ready member, or whose members are all on one machine, by the hosts of their addresses.
@@ -163,15 +163,15 @@ def keepers(roll: Roll, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, Pe
     is one.
     """
     found = {}
-    for stage in range(roll.num_pieces):
-        members = sorted(roll.ready(stage))
+    for stage in range(table.num_pieces):
+        members = sorted(table.ready(stage))
         if not members or not _are_one_machine(members, hosts):
             continue
         others = [
             peer
-            for step in range(1, roll.num_stages)
-            for peer in sorted(roll.ready((stage + step) % roll.num_stages))
-            if peer not in roll.held(stage)
+            for step in range(1, table.num_stages)
+            for peer in sorted(table.ready((stage + step) % table.num_stages))
+            if peer not in table.held(stage)
         ]
         apart = [peer for peer in others if not _are_one_machine([members[0], peer], hosts)]
         if others:

@@ -24,9 +24,9 @@ from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.launch.peer import Stand
 from weft.peer.peer import Outcome
-from weft.stages.gather.gather import Found, Gathered, Gathering, Means, Sources, found_in
-from weft.stages.peer import FINISH_S, Company
-from weft.stages.reader import Window
+from weft.stages.gather.gather import Found, Gather, Gathered, Means, Sources, found_in
+from weft.stages.peer import FINISH_S, StagesPeer
+from weft.stages.reader import StageReader
 from weft.stages.step.membership import Kit
 from weft.store.chunks import chunk_bytes
 from weft.store.home import CHECKPOINT_FILE
@@ -36,11 +36,11 @@ LOOK_S = 0.5
 WINDOW = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
 
 
-async def gather_at_end(company: Company) -> Gathered | None:
+async def gather_at_end(company: StagesPeer) -> Gathered | None:
     """Write the checkpoint of the whole run into this peer's folder of it; None: it cannot be had, and it was said."""
     grounds, run = company.grounds, company.run
     windows = {
-        stage: Window(grounds.node, run.of_stage(stage), WINDOW, grounds.compute, grounds.clock)
+        stage: StageReader(grounds.node, run.of_stage(stage), WINDOW, grounds.compute, grounds.clock)
         for stage in range(run.num_pieces)
         if company.holding(stage) is None
     }
@@ -50,7 +50,7 @@ async def gather_at_end(company: Company) -> Gathered | None:
         return [held] if held is not None else found_in([grounds.folder], run, stage)
 
     def members(stage: int) -> list[PeerId]:
-        return sorted(peer for peer in company.roll.held(stage) if grounds.node.is_linked(peer))
+        return sorted(peer for peer in company.table.held(stage) if grounds.node.is_linked(peer))
 
     await _ended(company, windows, members)
     means = Means(
@@ -60,7 +60,7 @@ async def gather_at_end(company: Company) -> Gathered | None:
         clock=grounds.clock,
         emit=grounds.emit,
     )
-    gathering = Gathering(run, means, windows, Sources(here=here, members=members))
+    gathering = Gather(run, means, windows, Sources(here=here, members=members))
     try:
         return await gathering.gather(grounds.folder.checkpoint)
     except WeftError as error:
@@ -74,7 +74,9 @@ def has_model(folder: Path) -> bool:
     return (folder / CHECKPOINT_FILE).exists()
 
 
-async def _ended(company: Company, windows: Mapping[int, Window], members: Callable[[int], list[PeerId]]) -> None:
+async def _ended(
+    company: StagesPeer, windows: Mapping[int, StageReader], members: Callable[[int], list[PeerId]]
+) -> None:
     """Wait until all stages have counted what the first one has trained, or have had the time to."""
     clock, began = company.grounds.clock, company.grounds.clock.now()
 
@@ -91,7 +93,7 @@ async def _ended(company: Company, windows: Mapping[int, Window], members: Calla
         await asyncio.sleep(LOOK_S)
 
 
-def _held(company: Company, stage: int) -> Found | None:
+def _held(company: StagesPeer, stage: int) -> Found | None:
     """Return the section that this peer holds."""
     member = company.holding(stage)
     head = None if member is None else member.peer.head
@@ -115,7 +117,7 @@ async def take_part(stand: Stand, wait_for: int | None) -> Outcome:
         wait_for: begin once so many peers are here; None: join.
     """
     ground, node = stand.ground, stand.node
-    company = Company(
+    company = StagesPeer(
         Kit(
             run=stand.run,
             node=node,
@@ -138,7 +140,7 @@ async def take_part(stand: Stand, wait_for: int | None) -> Outcome:
     return summed(company)
 
 
-def summed(company: Company) -> Outcome:
+def summed(company: StagesPeer) -> Outcome:
     """Return how the peer ended: as its first stage did, with the whole model where that was put together."""
     outcomes, whole = company.outcomes, company.grounds.folder.checkpoint
     if outcomes:

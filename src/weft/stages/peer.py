@@ -29,23 +29,23 @@ from weft.errors import TooLarge
 from weft.events import Notice, StageEmpty, StageHeld, StageLeft
 from weft.ids import PeerId, Round
 from weft.peer.peer import Outcome
-from weft.pipeline.dispatch import Desk
-from weft.pipeline.link import Lane
-from weft.pipeline.routing import Near, Route
+from weft.pipeline.dispatch import Dispatch
+from weft.pipeline.link import StageLink
+from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.member import HelpDesk
-from weft.stages.backup import Keeping
+from weft.stages.backup import Backup
 from weft.stages.messages import Shelved, StageNews
-from weft.stages.placement import MOVES, Entering, Moving
-from weft.stages.report import Telling
-from weft.stages.shelf import Shelf
-from weft.stages.step.barrier import Pulse
+from weft.stages.placement import MOVES, Placement, Rebalance
+from weft.stages.report import StageReports
+from weft.stages.shelf import StagesOnDisk
+from weft.stages.step.barrier import Barrier
 from weft.stages.step.member import Member
 from weft.stages.step.membership import Grounds, Kit, Membership
 from weft.stages.step.opening import first_weights
 from weft.stages.step.teams import leaders
 from weft.stages.step.tied import Tied, TiedMember
-from weft.stages.table import Roll
+from weft.stages.table import StageTable
 from weft.tasks import Tasks
 from weft.training.section_memory import relative_costs
 
@@ -79,7 +79,7 @@ class Ending:
         self._tell()
 
 
-class Pausings:
+class Pauses:
     """The pause of all that a peer holds, as one."""
 
     def __init__(self, members: Callable[[], Iterable[Membership]], tell: Callable[[], None]) -> None:
@@ -117,37 +117,37 @@ class Pausings:
         return tuple(self._reasons)
 
 
-class Ways:
-    def __init__(self, grounds: Grounds, roll: Roll) -> None:
+class Senders:
+    def __init__(self, grounds: Grounds, table: StageTable) -> None:
         self._node = grounds.node
-        self._lane = grounds.lane
-        self._desk = grounds.desk
+        self._link = grounds.link
+        self._dispatch = grounds.dispatch
         self._clock = grounds.clock
         self._split = grounds.run.pipeline.split
-        self._roll = roll
-        self._routes: dict[int, Route] = {}
+        self._table = table
+        self._routes: dict[int, Router] = {}
 
     def sender(self, stage: int) -> Sender:
         """Return what sends to a stage: one for all that do."""
-        senders = self._desk.senders
+        senders = self._dispatch.senders
         if stage not in senders:
-            route = self._routes[stage] = Route(self._node.peer)
-            senders[stage] = Sender(self._lane, stage, route, self._clock)
+            router = self._routes[stage] = Router(self._node.peer)
+            senders[stage] = Sender(self._link, stage, router, self._clock)
             self.look()
         return senders[stage]
 
     def look(self) -> None:
         """Take up who computes which stage now."""
-        for stage, route in self._routes.items():
-            ready = self._roll.ready(stage)
+        for stage, router in self._routes.items():
+            ready = self._table.ready(stage)
             if self._split is not None:
                 leading = leaders(ready, self._split.members)
                 ready = {peer: each for peer, each in ready.items() if peer in leading}
             linked = {self._node.peer, *self._node.peers}
-            route.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
+            router.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
 
     async def aclose(self) -> None:
-        for sender in self._desk.senders.values():
+        for sender in self._dispatch.senders.values():
             await sender.aclose()
 
 
@@ -157,31 +157,31 @@ EMPTY_S = 10.0  # until a stage that nobody holds is taken up
 FINISH_S = 30.0  # for a stage to count the last of what the first one has trained
 
 
-class Company:
+class StagesPeer:
     def __init__(self, kit: Kit) -> None:
-        self.roll = Roll(kit.run.stages, has_tied=kit.run.tied is not None, costs=relative_costs(kit.run))
-        lane = Lane(kit.node)
+        self.table = StageTable(kit.run.stages, has_tied=kit.run.tied is not None, costs=relative_costs(kit.run))
+        link = StageLink(kit.node)
         self.grounds = grounds = Grounds(
             **vars(kit),
-            lane=lane,
-            desk=Desk(lane),
-            pulse=Pulse(kit.node, lambda peer: peer in self.roll.ready(0)),
+            link=link,
+            dispatch=Dispatch(link),
+            barrier=Barrier(kit.node, lambda peer: peer in self.table.ready(0)),
             onward=self.sender,
-            ready=self.roll.ready,
-            helps=HelpDesk.on(lane),
+            ready=self.table.ready,
+            helps=HelpDesk.on(link),
             has_busy=self.has_busy,
         )
         self.run = kit.run
         self.place = grounds  # what a peer has under this name: `emit`, `node`
         self._node = grounds.node
-        self._ways = Ways(grounds, self.roll)
+        self._senders = Senders(grounds, self.table)
         self.members: dict[int, Member] = {}
         self._coming: set[int] = set()  # stages that are about to be held
         self._unfit: set[int] = set()  # those for which there is no room beside what is held
         self.outcomes: dict[int, Outcome] = {}
         self.failure: Exception | None = None
-        self.pausing = Pausings(self._memberships, self.tell)
-        self._telling = Telling(grounds.node, grounds.clock, grounds.emit)
+        self.pausing = Pauses(self._memberships, self.tell)
+        self._reports = StageReports(grounds.node, grounds.clock, grounds.emit)
         self._num_held = 0
         self._heard_at: dict[PeerId, float] = {}
         self._empty_since: dict[int, float] = {}
@@ -192,12 +192,12 @@ class Company:
         self._has_ended = asyncio.Event()
         self._tasks = Tasks(self.fail)
         self._lives = Tasks(self.fail)
-        self._tied = Tied(grounds, self.roll, self._lives.spawn, self._on_tied)
+        self._tied = Tied(grounds, self.table, self._lives.spawn, self._on_tied)
         self.ending = Ending(self._tasks, self.tell)
-        self._keeping = Keeping(grounds, self.roll)
-        self._moving = Moving(grounds, self.roll, self.members, self._hold)
-        self._shelf = Shelf(grounds.folder)
-        self._entering = Entering(grounds, self.roll, self._shelf, self._hold, self._has_ended.set)
+        self._backup = Backup(grounds, self.table)
+        self._moving = Rebalance(grounds, self.table, self.members, self._hold)
+        self._on_disk = StagesOnDisk(grounds.folder)
+        self._entering = Placement(grounds, self.table, self._on_disk, self._hold, self._has_ended.set)
         self._node.on_note(StageNews, self._on_news)
         self._node.on_link(self._on_link)
         self._node.on_contact(lambda contact: self._node.keep(contact.peer))
@@ -214,7 +214,7 @@ class Company:
 
     async def _live(self, coming: "asyncio._CoroutineLike[None]") -> dict[int, Outcome]:
         ticking = self._tasks.spawn(self._tick())
-        self._tasks.spawn(self._keeping.watch())
+        self._tasks.spawn(self._backup.watch())
         self._tasks.spawn(coming)  # type: ignore[arg-type]
         try:
             await self._has_ended.wait()
@@ -223,7 +223,7 @@ class Company:
         finally:
             await self._tasks.aclose()
             await self._lives.aclose()
-            await self._ways.aclose()
+            await self._senders.aclose()
         if self.failure is not None:
             raise self.failure
         return self.outcomes
@@ -234,7 +234,7 @@ class Company:
         What this peer alone holds, another keeps first; said twice, nobody waits for that.
         """
         is_first, self._stop_reason = not self._stop_reason, self._stop_reason or reason
-        keepers = self._keeping.keepers_of(self.members) if is_first else {}
+        keepers = self._backup.keepers_of(self.members) if is_first else {}
         if keepers and self.failure is None and self._complete_at is None:
             self._tasks.spawn(self._hand_over(keepers, reason))
         else:
@@ -247,8 +247,8 @@ class Company:
         names = ", ".join(self.run.called(stage) for stage in keepers)
         self.grounds.emit(Notice(text=f"nobody else holds {names}: another peer takes the state before this one goes"))
         if self.run.tied is not None:
-            keepers |= self._keeping.keepers_of([self.run.tied])
-        kept = await asyncio.gather(*(self._keeping.hand_over(stage, keeper) for stage, keeper in keepers.items()))
+            keepers |= self._backup.keepers_of([self.run.tied])
+        kept = await asyncio.gather(*(self._backup.hand_over(stage, keeper) for stage, keeper in keepers.items()))
         if not all(kept):
             self.grounds.emit(Notice(text="nobody has taken all of it: it stays here, on this peer's disk"))
         self._stop_all(reason)
@@ -296,7 +296,7 @@ class Company:
             await self._tied.let_go(stage)
             self._has_ended.set()
             return
-        emit, compute = self._telling.of(stage, self.grounds.compute)
+        emit, compute = self._reports.of(stage, self.grounds.compute)
         try:
             member = Member(replace(self.grounds, emit=emit, compute=compute), stage, since, outer, tied)
         except TooLarge as error:
@@ -313,7 +313,7 @@ class Company:
         self._coming.discard(stage)
         num = member.run.num_parameters
         self.grounds.emit(StageHeld(stage=stage, num_stages=self.run.stages, num_parameters=num, reason=reason))
-        for peer, news in self.roll.peers.items():
+        for peer, news in self.table.peers.items():
             self._meet(member, peer, news)
         self.pausing.take_over(member)
         member.conductor.on_ready = self.tell
@@ -339,7 +339,7 @@ class Company:
                 self._has_ended.set()
 
     def sender(self, stage: int) -> Sender:
-        return self._ways.sender(stage)
+        return self._senders.sender(stage)
 
     def holding(self, stage: int) -> Membership | None:
         """Return this peer's part in the run of a stage, or of a tied matrix; None: it has none."""
@@ -351,7 +351,7 @@ class Company:
     def _on_tied(self, member: TiedMember) -> None:
         if not member.is_leaving:
             self.pausing.take_over(member)
-        for peer, news in self.roll.peers.items():
+        for peer, news in self.table.peers.items():
             self._meet(member, peer, news)
         self.tell()
 
@@ -376,17 +376,17 @@ class Company:
                     self._looked_at = now
                     self._tasks.spawn(self._moving.rebalance())
                 self._moving.let_go()
-            self._telling.show(self.roll)
+            self._reports.show(self.table)
             await asyncio.sleep(NEWS_S)
 
     def _look_at_empty(self, now: float) -> None:
-        me, others, empty = self._node.peer, self.roll.others(self._node.peer), set(self.roll.empty())
+        me, others, empty = self._node.peer, self.table.others(self._node.peer), set(self.table.empty())
         self._empty_since = {stage: at for stage, at in self._empty_since.items() if stage in empty}
         for stage in sorted(empty):
             if stage in self._unfit or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
                 continue
             self._empty_since[stage] = now  # for whoever takes it up to come that far
-            keepers = self.roll.keepers(stage)
+            keepers = self.table.keepers(stage)
             best = min(keepers, key=lambda peer: (-keepers[peer], peer), default=None)
             self.grounds.emit(
                 StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best]))
@@ -402,11 +402,11 @@ class Company:
 
     def _look_at_the_end(self, now: float) -> None:
         """Leave the stages after the first, once that is complete and these have counted the last of it."""
-        is_complete = self._is_complete or any(news.is_complete for news in self.roll.peers.values())
+        is_complete = self._is_complete or any(news.is_complete for news in self.table.peers.values())
         if self._complete_at is None and not is_complete:
             return
         self._complete_at = self._complete_at or now
-        self._last_round = max([self._last_round, *(each.round for each in self.roll.held(0).values())])
+        self._last_round = max([self._last_round, *(each.round for each in self.table.held(0).values())])
         self.ending.begin()
         if self.has_busy() or now - self._complete_at < NEWS_S:  # who is about to fetch says so in its next news
             return
@@ -419,7 +419,7 @@ class Company:
 
     def has_busy(self) -> bool:
         """Whether anybody measures or fetches at the end, this peer included."""
-        return self._is_busy or any(news.is_busy for news in self.roll.peers.values())
+        return self._is_busy or any(news.is_busy for news in self.table.peers.values())
 
     @property
     def _is_busy(self) -> bool:
@@ -439,7 +439,7 @@ class Company:
         heads = {member.stage: member.peer.head for member in self._memberships()}
         return StageNews(
             held=tuple(self.members[stage].held for stage in sorted(self.members)),
-            kept=tuple(Shelved(stage=stage, round=round) for stage, round in self._shelf.with_held(heads).items()),
+            kept=tuple(Shelved(stage=stage, round=round) for stage, round in self._on_disk.with_held(heads).items()),
             is_trainer=True,
             is_busy=self._is_busy,
             is_complete=self._is_complete,
@@ -449,25 +449,25 @@ class Company:
     def tell(self) -> None:
         """Tell everybody what this peer holds."""
         news = self.news()
-        self.roll.told(self._node.peer, news)
+        self.table.told(self._node.peer, news)
         for peer in self._node.peers:
             self._node.post(peer, news)
-        self._ways.look()
-        self.grounds.pulse.look()
+        self._senders.look()
+        self.grounds.barrier.look()
 
     # --- what others tell ---
 
     async def _on_news(self, peer: PeerId, news: StageNews) -> None:
         if not self._node.is_linked(peer):
             return
-        self.roll.told(peer, news)
+        self.table.told(peer, news)
         self._heard_at[peer] = self.grounds.clock.now()
         if news.is_complete and not self.is_stopping:
             self._look_at_the_end(self.grounds.clock.now())
         for member in self._memberships():
             self._meet(member, peer, news)
-        self._ways.look()
-        self.grounds.pulse.look()
+        self._senders.look()
+        self.grounds.barrier.look()
 
     def _meet(self, member: Membership, peer: PeerId, news: StageNews) -> None:
         since = next((each.since for each in news.all_held if each.stage == member.stage), None)
@@ -484,8 +484,8 @@ class Company:
 
     def _forget(self, peer: PeerId, reason: str = "it is silent") -> None:
         self._heard_at.pop(peer, None)
-        self.roll.gone(peer)
+        self.table.gone(peer)
         for member in self._memberships():
             member.channel.parted(peer, reason)
-        self._ways.look()
-        self.grounds.pulse.look()
+        self._senders.look()
+        self.grounds.barrier.look()

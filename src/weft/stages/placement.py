@@ -22,11 +22,11 @@ from weft.events import Notice
 from weft.ids import PeerId
 from weft.pipeline.placement import GAIN, moves, stage_for, totals_of
 from weft.stages.messages import LeaveAnswer, MayLeave, StageBegin
-from weft.stages.shelf import Shelf
+from weft.stages.shelf import StagesOnDisk
 from weft.stages.step.member import Member
 from weft.stages.step.membership import Grounds
 from weft.stages.step.opening import assigned
-from weft.stages.table import Roll
+from weft.stages.table import StageTable
 
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 ALONE_S = 30.0  # who comes back to a run that is complete waits so long for others
@@ -40,7 +40,7 @@ class Hold(Protocol):
     def __call__(self, stage: int, reason: str, wait_for: int | None = None, opens: int | None = None) -> None: ...
 
 
-class Entering:
+class Placement:
     """Of one peer.
 
     Args:
@@ -48,12 +48,14 @@ class Entering:
         end: ends the peer's part in the run, which holds nothing yet.
     """
 
-    def __init__(self, grounds: Grounds, roll: Roll, shelf: Shelf, hold: Hold, end: Callable[[], None]) -> None:
+    def __init__(
+        self, grounds: Grounds, table: StageTable, on_disk: StagesOnDisk, hold: Hold, end: Callable[[], None]
+    ) -> None:
         self._grounds = grounds
         self._run = grounds.run
         self._me = grounds.node.peer
-        self._roll = roll
-        self._shelf = shelf
+        self._table = table
+        self._on_disk = on_disk
         self._hold = hold
         self._end = end
         self._is_begun = asyncio.Event()
@@ -66,16 +68,16 @@ class Entering:
 
     async def found(self, wait_for: int) -> None:
         """Begin the run once `wait_for` peers (this one included) are here, or go on with what is kept here."""
-        if self._shelf.rounds:
+        if self._on_disk.rounds:
             await self.join()
             return
         node = self._grounds.node
-        while 1 + len(self._roll.others(self._me)) < wait_for:
+        while 1 + len(self._table.others(self._me)) < wait_for:
             await asyncio.sleep(0.2)  # news come when they come
             if self._goes_on:
                 await self.join()  # elsewhere
                 return
-        begin = assigned([self._me, *self._roll.others(self._me)], self._run.stages)
+        begin = assigned([self._me, *self._table.others(self._me)], self._run.stages)
         for peer in node.peers:
             node.post(peer, begin)
         self._begin(begin)
@@ -83,7 +85,7 @@ class Entering:
     async def join(self) -> None:
         """Take part in a run that others keep, for the first time or again."""
         await asyncio.sleep(LOOK_S)
-        if self._shelf.has_counted(self._run.train.tokens) and not await self._meets_others():
+        if self._on_disk.has_counted(self._run.train.tokens) and not await self._meets_others():
             self._grounds.emit(Notice(text=ALONE))
             self._end()
             return
@@ -95,7 +97,7 @@ class Entering:
         while not self._is_begun.is_set():
             if self._goes_on:
                 self._is_begun.set()
-                self._hold(stage_for(self._me, self._weighed(), self._roll.costs), "it is the weakest")
+                self._hold(stage_for(self._me, self._weighed(), self._table.costs), "it is the weakest")
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -118,31 +120,31 @@ class Entering:
 
     @property
     def _goes_on(self) -> bool:
-        return any(self._roll.held(stage) for stage in range(self._run.stages))
+        return any(self._table.held(stage) for stage in range(self._run.stages))
 
     async def _meets_others(self) -> bool:
         """Whether there are any, or come in a while."""
         for _ in range(round(ALONE_S / LOOK_S)):
-            if self._roll.others(self._me):
+            if self._table.others(self._me):
                 return True
             await asyncio.sleep(LOOK_S)
         return False
 
     def _kept(self) -> list[int]:
         """Return the stages whose newest state is here, of this peer's own if it has any, and that need it."""
-        shelved = self._shelf.own or self._shelf.rounds
+        shelved = self._on_disk.own or self._on_disk.rounds
         kept = {stage: round for stage, round in shelved.items() if stage < self._run.stages}
         newest = max(kept.values(), default=0)
         return [stage for stage, round in kept.items() if round == newest and not self._is_well_held(stage)]
 
     def _is_well_held(self, stage: int) -> bool:
         """Whether others hold a stage, and this peer, which held it too, is needed more elsewhere."""
-        totals = totals_of(self._roll.rates(), self._roll.costs)
+        totals = totals_of(self._table.rates(), self._table.costs)
         return bool(totals[stage]) and totals[stage] > min(totals) * (1 + GAIN)
 
     def _weighed(self) -> list[dict[PeerId, float]]:
         """Return the stages' members and rates; one that nobody holds is left to who has its state."""
-        return [dict(each) or {self._me: float("inf")} for each in self._roll.rates()]
+        return [dict(each) or {self._me: float("inf")} for each in self._table.rates()]
 
 
 MOVED_S = 120.0  # for which who has moved stays
@@ -150,7 +152,7 @@ ASK_S = 5.0
 MOVES = "goes to another stage"
 
 
-class Moving:
+class Rebalance:
     """Of one peer.
 
     Args:
@@ -159,22 +161,22 @@ class Moving:
     """
 
     def __init__(
-        self, grounds: Grounds, roll: Roll, members: Mapping[int, Member], hold: Callable[[int, str], None]
+        self, grounds: Grounds, table: StageTable, members: Mapping[int, Member], hold: Callable[[int, str], None]
     ) -> None:
         self._clock = grounds.clock
         self._me = grounds.node.peer
-        self._roll = roll
+        self._table = table
         self._members = members
         self._hold = hold
         self._moved_at: float | None = None
 
     async def rebalance(self) -> None:
         """Move, if this is the peer that should."""
-        now, roll = self._clock.now(), self._roll
-        if roll.empty() or len(self._members) != 1 or (self._moved_at is not None and now - self._moved_at < MOVED_S):
+        now, table = self._clock.now(), self._table
+        if table.empty() or len(self._members) != 1 or (self._moved_at is not None and now - self._moved_at < MOVED_S):
             return
-        unready = {peer for peer, news in roll.peers.items() if [each.state for each in news.held] != ["ready"]}
-        for move in moves(roll.rates(), staying=unready, costs=roll.costs):
+        unready = {peer for peer, news in table.peers.items() if [each.state for each in news.held] != ["ready"]}
+        for move in moves(table.rates(), staying=unready, costs=table.costs):
             member = self._members.get(move.source)
             if move.peer == self._me and member is not None and await self._may_leave(member):
                 self._moved_at = now
@@ -185,8 +187,8 @@ class Moving:
         if len(self._members) < 2 or any(member.is_leaving for member in self._members.values()):
             return
         for stage in sorted(self._members):
-            others = [peer for peer in self._roll.ready(stage) if peer != self._me]
-            if any(len(self._roll.peers[peer].held) == 1 for peer in others):
+            others = [peer for peer in self._table.ready(stage) if peer != self._me]
+            if any(len(self._table.peers[peer].held) == 1 for peer in others):
                 self._members[stage].stop(MOVES)
                 return
 
@@ -198,7 +200,7 @@ class Moving:
     async def _may_leave(self, member: Member) -> bool:
         """Whether another member of the stage stays: asked of each, so that no two leave a stage of two at once."""
         member.is_leaving = True
-        for peer in sorted(self._roll.ready(member.stage)):
+        for peer in sorted(self._table.ready(member.stage)):
             if peer != self._me:
                 with suppress(PeerError, NetError, Refused):
                     answer = await member.channel.call(peer, MayLeave(), LeaveAnswer, deadline_s=ASK_S)

@@ -47,7 +47,7 @@ OFFER_S = 60.0  # for a member to copy its state and name the chunks
 Put = Callable[[str, int, Buffer], None]  # numbers of a vector, from this one on
 
 
-class Window:
+class StageReader:
     """
     Args:
         node: linked to members, or about to be.

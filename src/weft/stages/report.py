@@ -19,7 +19,7 @@ from weft.clock import Clock
 from weft.events import Emit, Event, RoundCommitted, StagesSeen, StepDone
 from weft.executor import Compute
 from weft.net.node import Node
-from weft.stages.table import Roll
+from weft.stages.table import StageTable
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Timed:
 SHOW_S = 60.0  # between two events that say the same
 
 
-class Telling:
+class StageReports:
     """Of one peer."""
 
     def __init__(self, node: Node, clock: Clock, emit: Emit) -> None:
@@ -99,11 +99,11 @@ class Telling:
             event, sent_nbytes=moved[0] - before[0], received_nbytes=moved[1] - before[1], work_s=work_s
         )
 
-    def show(self, roll: Roll) -> None:
+    def show(self, table: StageTable) -> None:
         """Tell who computes which stage, where that has changed, and now and then."""
-        now, stages = self._clock.now(), [roll.ready(stage) for stage in range(roll.num_stages)]
+        now, stages = self._clock.now(), [table.ready(stage) for stage in range(table.num_stages)]
         members = tuple(tuple(sorted(stage)) for stage in stages)
-        names = {peer: self._node.contact(peer).name for peer, news in sorted(roll.peers.items()) if news.is_trainer}
+        names = {peer: self._node.contact(peer).name for peer, news in sorted(table.peers.items()) if news.is_trainer}
         if (members, names) == self._shown and now - self._shown_at < SHOW_S:
             return
         self._shown, self._shown_at = (members, names), now

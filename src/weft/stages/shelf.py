@@ -12,7 +12,7 @@ from weft.store.home import CHECKPOINT_FILE, PeerFolder
 from weft.sync.records.messages import Manifest
 
 
-class Shelf:
+class StagesOnDisk:
     """
     Args:
         folder: of one peer and the whole run.

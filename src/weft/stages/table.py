@@ -13,7 +13,7 @@ from weft.stages.messages import Held, StageNews
 UNKNOWN = 1.0  # samples a second, of peers of which nobody has measured one
 
 
-class Roll:
+class StageTable:
     """
     Args:
         num_stages: of the run.

@@ -41,7 +41,7 @@ class Promised(Record, frozen=True, kw_only=True):
     left: tuple[LeftBranch, ...] = ()  # oldest first
 
 
-class Promises:
+class Votes:
     """The file at `path`, which need not exist."""
 
     def __init__(self, path: Path) -> None:

@@ -92,13 +92,13 @@ async def test_a_joiner_that_comes_again_brings_its_inner_optimizer(tmp_path: Pa
         found: dict[str, Tensor] = {}
 
         def look(peer: Peer) -> None:
-            restore = peer._saver.restore
+            restore = peer._autosave.restore
 
             def restored(snapshot: Snapshot) -> None:
                 restore(snapshot)
                 found.update({name: vector.clone() for name, vector in peer._trainer.private_state().items()})
 
-            peer._saver.restore = restored  # type: ignore[method-assign]
+            peer._autosave.restore = restored  # type: ignore[method-assign]
 
         again = crew.join("b", home=home, prepare=look)
         step = await again.until(StepDone)

@@ -12,9 +12,9 @@ from weft.ids import BranchId, PeerId, Round
 from weft.net.link import address_book as book
 from weft.net.link import handshake, links
 from weft.net.link import traffic as meter
-from weft.net.link.handlers import Services
+from weft.net.link.handlers import Handlers
 from weft.net.link.links import BARRED_S, MAX_VIOLATIONS, Links
-from weft.net.link.traffic import Meters
+from weft.net.link.traffic import Traffic
 from weft.net.membership.membership import MAX_IDLE, Membership
 from weft.net.membership.overlay import NUM_FAR, NUM_RING
 from weft.net.messages import Contact, Heartbeat
@@ -33,14 +33,14 @@ def test_lost_links_are_remembered_of_those_that_lost_them_last(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "MAX_FORMER", 3)
-    table = Links(Services(), Meters(clock), lambda event: None)
+    table = Links(Handlers(), Traffic(clock), lambda event: None)
     for number, peer in enumerate([*KEYS[:3], KEYS[0], KEYS[3]]):
         table.give_up(peer, bytes([number]))
     assert [table.ended(peer) for peer in KEYS[:4]] == [(b"\0", b"\3"), (), (b"\2",), (b"\4",)]
 
 
 def test_who_broke_the_protocol_long_ago_is_forgotten(clock: VirtualClock) -> None:
-    table = Links(Services(), Meters(clock), lambda event: None)
+    table = Links(Handlers(), Traffic(clock), lambda event: None)
 
     def violate(peer: PeerId) -> None:
         table._note_violation(SimpleNamespace(peer=peer, shown_address=""), "nonsense")  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_the_longest_silent_gives_way_and_its_bytes_are_counted_on(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meter, "MAX_METERS", 3)
-    meters = Meters(clock)
+    meters = Traffic(clock)
     for number in (1, 0, 2):
         clock.advance(1.0)
         meters[KEYS[number]].sent(10)

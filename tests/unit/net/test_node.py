@@ -218,13 +218,13 @@ def test_kept_link_comes_back_with_growing_pauses(world):
     async def scenario():
         a, b = await world.started(2)
         attempts = []
-        dial = a._dialler.connect
+        dial = a._dialer.connect
 
         async def counted(peer):
             attempts.append(world.clock.now())
             return await dial(peer)
 
-        a._dialler.connect = counted
+        a._dialer.connect = counted
         a.keep(b.peer)
         await asyncio.sleep(1)
         world.network.kill(b.peer)
@@ -355,7 +355,7 @@ def test_full_book_forgets_the_oldest_that_is_not_linked_and_dials_it_no_more(wo
         await asyncio.sleep(1)
         assert len(a.known_addresses()) == 256
         assert set(a.known_addresses()) == {b.peer, *strangers[1:]}
-        assert world.ids[2] not in a._dialler._kept
+        assert world.ids[2] not in a._dialer._kept
 
     world.run(scenario)
 
@@ -398,7 +398,7 @@ def test_who_moved_is_found_at_its_new_address_by_those_it_has_not_told(world):
         moved = world.node(3)
         await moved.start()
         for address in ("memory://first", f"memory://{moved.peer}"):
-            moved._dialler.addresses = (address,)
+            moved._dialer.addresses = (address,)
             await moved.connect(a.peer)
             await asyncio.sleep(1)
             moved.drop(a.peer, "moves")

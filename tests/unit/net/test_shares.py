@@ -5,7 +5,7 @@ import heapq
 import pytest
 
 from weft.ids import Digest, PeerId
-from weft.net.multi_source import LATE_S, MAX_LACKING, MAX_UNDER_WAY, Blob, Shares
+from weft.net.multi_source import LATE_S, MAX_LACKING, MAX_UNDER_WAY, Blob, BlobQueue
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 MIB = 1 << 20
@@ -24,7 +24,7 @@ class Play:
     """
 
     def __init__(self, num: int, pace: dict[PeerId, float], dies_at: dict[PeerId, float] | None = None) -> None:
-        self.shares = Shares(blobs(num), list(pace), 0.0)
+        self.shares = BlobQueue(blobs(num), list(pace), 0.0)
         self.now = 0.0
         self.fetched: list[tuple[PeerId, int]] = []  # begun, in order
         self._pace, self._dies_at = pace, dies_at or {}
@@ -98,7 +98,7 @@ def test_a_slow_holder_alone_is_waited_for() -> None:
 
 
 def test_a_blob_that_one_holder_lacks_comes_from_another_and_who_lacks_several_is_out() -> None:
-    shares = Shares(blobs(8), [A, B], 0.0)
+    shares = BlobQueue(blobs(8), [A, B], 0.0)
     assert shares.take(A, 0.0) == 0
     shares.lacks(A, 0)
     assert (shares.take(A, 0.0), shares.take(B, 0.0)) == (1, 0)
@@ -113,7 +113,7 @@ def test_a_blob_that_one_holder_lacks_comes_from_another_and_who_lacks_several_i
 
 
 def test_without_anybody_every_blob_is_unobtainable() -> None:
-    shares = Shares(blobs(2), [A], 0.0)
+    shares = BlobQueue(blobs(2), [A], 0.0)
     shares.take(A, 0.0)
     assert shares.failed(A) == (0,)
     assert shares.unobtainable() == 0
@@ -121,7 +121,7 @@ def test_without_anybody_every_blob_is_unobtainable() -> None:
 
 
 def test_who_is_found_later_delivers_too() -> None:
-    shares = Shares(blobs(9), [A], 0.0)
+    shares = BlobQueue(blobs(9), [A], 0.0)
     taken = [shares.take(A, 0.0) for _ in range(5)]
     assert taken == [0, 1, 2, 3, None]
     shares.add(C, 1.0)

@@ -6,14 +6,24 @@ import pytest
 
 from weft.errors import CallFailed
 from weft.net import speed_test as gauge
-from weft.net.speed_test import LARGE_NBYTES, PAUSE_S, SMALL_NBYTES, Gauge, SpeedIs, SpeedPlease, measure, sight, zeros
+from weft.net.speed_test import (
+    LARGE_NBYTES,
+    PAUSE_S,
+    SMALL_NBYTES,
+    SpeedIs,
+    SpeedPlease,
+    SpeedTest,
+    measure,
+    sight,
+    zeros,
+)
 from weft.wire import digest
 
 
 def test_speed_is_measured_both_ways_with_more_bytes_on_a_faster_line(world):
     async def scenario():
         a, b = await world.started(2)
-        Gauge(b, world.clock)
+        SpeedTest(b, world.clock)
         world.network.set_line(a.peer, up_bps=2e6, down_bps=8e6)
         slow = await measure(a, b.peer, world.clock)
         assert slow.nbytes == SMALL_NBYTES
@@ -35,7 +45,7 @@ def test_zeros_are_hashed_once_however_many_blobs_are_asked_for(world, monkeypat
 
     async def scenario():
         a, b = await world.started(2)
-        Gauge(b, world.clock)
+        SpeedTest(b, world.clock)
         await measure(a, b.peer, world.clock)
         for _ in range(5):
             with pytest.raises(CallFailed):
@@ -48,7 +58,7 @@ def test_zeros_are_hashed_once_however_many_blobs_are_asked_for(world, monkeypat
 def test_a_member_measures_seldom_and_gives_zeros_to_who_asked_only(world):
     async def scenario():
         a, b, c = await world.started(3)
-        Gauge(b, world.clock)
+        SpeedTest(b, world.clock)
         await measure(a, b.peer, world.clock)
         with pytest.raises(CallFailed, match="less than 20 s ago"):
             await measure(a, b.peer, world.clock)
@@ -63,7 +73,7 @@ def test_a_member_measures_seldom_and_gives_zeros_to_who_asked_only(world):
 def test_one_measurement_at_a_time(world):
     async def scenario():
         a, b, c = await world.started(3)
-        Gauge(b, world.clock)
+        SpeedTest(b, world.clock)
         world.network.set_line(a.peer, up_bps=1e6, down_bps=1e6)
         first = asyncio.ensure_future(measure(a, b.peer, world.clock))
         await asyncio.sleep(1)
@@ -84,7 +94,7 @@ def test_a_clock_that_is_wrong_is_seen(world):
 
     async def scenario():
         a, b = await world.started(2)
-        Gauge(b, Late())
+        SpeedTest(b, Late())
         found = await sight(a, b.peer, world.clock)
         assert found.ahead_s == pytest.approx(-3600, abs=0.05)
         assert found.round_trip_s == pytest.approx(0.02, abs=0.001)

@@ -12,7 +12,7 @@ from unit.peer.test_chain import MEMBERS, RUN, certificate, successor, vote
 from weft.errors import DeadlineExceeded
 from weft.events import Event, Notice, RoundProven
 from weft.ids import BranchId, Digest, PeerId, Round, RunId, Tokens
-from weft.observe.light_client import DEAF_S, MAX_AHEAD, STALE_S, Proving, is_beginning
+from weft.observe.light_client import DEAF_S, MAX_AHEAD, STALE_S, LightClient, is_beginning
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import ChainAnswer, ChainRequest, CharterAnswer, StateOffer, StateRequest
 from weft.sync.records.messages import Certificate
@@ -68,7 +68,7 @@ class Crowd:
 class Looking:
     def __init__(self) -> None:
         self.crowd, self.clock, self.events = Crowd(), Hands(), list[Event]()
-        self.proving = Proving(self.crowd, self.clock, self.events.append)  # type: ignore[arg-type]
+        self.proving = LightClient(self.crowd, self.clock, self.events.append)  # type: ignore[arg-type]
 
     async def look(self, *peers: PeerId) -> None:
         await self.proving.look(peers or PEERS)

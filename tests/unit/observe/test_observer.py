@@ -229,7 +229,7 @@ def sees(number: int, link: str = "tls") -> bytes:
     return line(1.0, told)
 
 
-def handing(author: int, own: Bulletin, *others: tuple[int, Signed]) -> Answer:
+def broadcast(author: int, own: Bulletin, *others: tuple[int, Signed]) -> Answer:
     """Return a peer that hands on what it is asked for."""
     handed = {identity(number).peer: signed for number, signed in others}
 
@@ -242,7 +242,7 @@ def handing(author: int, own: Bulletin, *others: tuple[int, Signed]) -> Answer:
 
 def test_those_that_no_link_leads_to_are_heard_through_others_in_their_own_words() -> None:
     theirs = seal(identity(5), bulletin(0, line(2.0, missed(9))))
-    watched = Watched(p1=handing(1, bulletin(0, sees(5), sees(6), sees(7, link="")), (5, theirs)))
+    watched = Watched(p1=broadcast(1, bulletin(0, sees(5), sees(6), sees(7, link="")), (5, theirs)))
     watched.look()
     own = [entry for entry in watched.entries if not isinstance(entry.event, MemberProgress)]
     assert [(entry.peer, entry.event) for entry in own] == [(identity(5).peer, missed(9))]
@@ -325,7 +325,7 @@ def test_to_whom_a_peer_is_linked_no_more_is_forgotten_and_one_can_name_only_so_
 
 def test_of_many_a_few_at_a_time_are_asked_for_and_all_in_turn() -> None:
     numbers = range(2, 2 + 3 * MAX_RELAYED)
-    watched = Watched(p1=handing(1, bulletin(0, *map(sees, numbers))))
+    watched = Watched(p1=broadcast(1, bulletin(0, *map(sees, numbers))))
     for look in range(1, 4):
         watched.look()
         watched.clock.run(asyncio.sleep(WINDOW_S))
@@ -335,7 +335,7 @@ def test_of_many_a_few_at_a_time_are_asked_for_and_all_in_turn() -> None:
 
 def test_who_hands_on_what_another_has_not_signed_is_not_heard_for_a_while() -> None:
     for lie in (seal(identity(1), bulletin(0)), altered(seal(identity(5), bulletin(0, line(1.0, missed()))))):
-        watched = Watched(p1=handing(1, bulletin(0, sees(5)), (5, lie)))
+        watched = Watched(p1=broadcast(1, bulletin(0, sees(5)), (5, lie)))
         watched.look()
         assert [text for text in watched.texts if f"what {identity(5).peer[:8]} has not signed" in text]
         watched.node.asked.clear()
@@ -362,5 +362,5 @@ def test_that_it_looks_itself_is_no_news() -> None:
     progress = MemberProgress(
         member=identity(2).peer, name="b", round=Round(1), state="training", loss=None, tokens_per_s=1.0, link="tls"
     )
-    watched = Watched(p1=handing(1, bulletin(0, line(1.0, link), line(1.0, progress))))
+    watched = Watched(p1=broadcast(1, bulletin(0, line(1.0, link), line(1.0, progress))))
     assert watched.look() == [progress]

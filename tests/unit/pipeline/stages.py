@@ -25,11 +25,11 @@ from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.device import Given
-from weft.pipeline.dispatch import Desk
+from weft.pipeline.dispatch import Dispatch
 from weft.pipeline.exactly_once import BatchId, Told
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Forward
-from weft.pipeline.routing import Near, Route
+from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Returned, Sender
 from weft.pipeline.torch_device import Codecs, TorchDevice
 from weft.pipeline.worker import Bounds, Worker
@@ -51,7 +51,7 @@ CONFIG = msgspec.convert(
 )
 
 
-class FaultyLane(Lane):
+class FaultyLane(StageLink):
     """Loses each tenth answer after the work was done, says each tenth thing twice, and each tenth too late."""
 
     count = 0
@@ -81,9 +81,9 @@ class FaultyLane(Lane):
 
 
 class Member:
-    def __init__(self, stage: int, node: Node, lane: Lane, model: FlatModel) -> None:
-        self.stage, self.node, self.lane, self.model = stage, node, lane, model
-        self.desk = Desk(lane)
+    def __init__(self, stage: int, node: Node, link: StageLink, model: FlatModel) -> None:
+        self.stage, self.node, self.link, self.model = stage, node, link, model
+        self.dispatch = Dispatch(link)
         self.events: list[Event] = []
         self.worker: Worker = None  # type: ignore[assignment]
         self.total = torch.zeros_like(model.gradient)  # of the rounds gone by
@@ -105,7 +105,7 @@ class Stages:
         self,
         sizes: Iterable[int] = (2, 2, 2),
         *,
-        lane: Callable[[Node], Lane] = Lane,
+        link: Callable[[Node], StageLink] = StageLink,
         train_s: float = 0.05,
         patience_s: float = 60.0,
         bounds: Bounds = Bounds(),  # noqa: B008
@@ -114,7 +114,7 @@ class Stages:
         self.network = MemoryNetwork(delay_s=0.005)
         self.sizes = tuple(sizes)
         self.vector = initial_vector(CONFIG, seed=5)
-        self._lane, self._train_s, self._patience_s, self._bounds = lane, train_s, patience_s, bounds
+        self._link, self._train_s, self._patience_s, self._bounds = link, train_s, patience_s, bounds
         self.members: list[Member] = []
         self.dead: set[PeerId] = set()
         self.given_up: list[PeerId] = []  # members whose gradient held what others had counted
@@ -137,7 +137,7 @@ class Stages:
         self.clock.run(whole())
 
     async def end(self, member: Member) -> None:
-        for sender in member.desk.senders.values():
+        for sender in member.dispatch.senders.values():
             await sender.aclose()
         await member.worker.aclose()
         await member.node.aclose()
@@ -155,7 +155,7 @@ class Stages:
                 )
                 model = flatten(SectionModule(CONFIG, parts[stage]), "cpu")
                 model.vector.copy_(cut(CONFIG, self.vector, parts[stage]))
-                self.members.append(Member(stage, node, self._lane(node), model))
+                self.members.append(Member(stage, node, self._link(node), model))
         codecs = Codecs(Fp32(), Fp32())
         for member in self.members:
             device = TorchDevice(member.model, codecs, SEQ_LEN, BATCH_SIZE)
@@ -164,7 +164,7 @@ class Stages:
                 self._sender(member, 0)
             compute = Inline(self._train_s)
             member.worker = Worker(
-                member.lane,
+                member.link,
                 member.stage,
                 device,
                 onward,
@@ -173,7 +173,7 @@ class Stages:
                 member.events.append,
                 self._bounds,
             )
-            member.desk.workers[member.stage] = member.worker
+            member.dispatch.workers[member.stage] = member.worker
             for other in self.members:
                 member.node.remember(other.peer, [f"memory://{other.peer}"])
             await member.node.start()
@@ -182,16 +182,16 @@ class Stages:
                 await member.node.connect(other.peer)
 
     def _sender(self, member: Member, stage: int) -> Sender:
-        route = Route(member.peer)
-        route.seen({each.peer: Near(rtt_s=0.01, began=1) for each in self.members if each.stage == stage})
-        made = Sender(member.lane, stage, route, self.clock, patience_s=self._patience_s)
-        member.desk.senders[stage] = made
+        router = Router(member.peer)
+        router.seen({each.peer: Near(rtt_s=0.01, began=1) for each in self.members if each.stage == stage})
+        made = Sender(member.link, stage, router, self.clock, patience_s=self._patience_s)
+        member.dispatch.senders[stage] = made
         return made
 
     async def begin(self, origin: Member, number: int) -> Returned:
         """Have a micro-batch computed by all stages."""
         given = Given(BATCH_SIZE, packed(tokens_of(BatchId(origin.peer, number))), None)
-        return await origin.desk.senders[0].send(BatchId(origin.peer, number), given, 0, is_first=True)
+        return await origin.dispatch.senders[0].send(BatchId(origin.peer, number), given, 0, is_first=True)
 
     async def round(self, stage: int, left_out: Collection[PeerId] = ()) -> dict[PeerId, Told]:
         """Let a stage merge what it has; return what its members told that were counted."""

@@ -8,20 +8,20 @@ from collections.abc import Mapping
 import pytest
 
 from weft.ids import PeerId
-from weft.pipeline.routing import WARM_TURNS, Failure, Near, Pace, Reserved, Route
+from weft.pipeline.routing import WARM_TURNS, Failure, Near, Pace, Reserved, Router
 
 A, B, C, D = (PeerId(f"{number:064x}") for number in range(4))
 ME, OTHER = PeerId("e" * 64), PeerId("f" * 64)
 HERE = Near(rtt_s=0.0, began=1)
 
 
-def route(*peers: PeerId, me: PeerId = ME) -> Route:
-    made = Route(me)
+def router(*peers: PeerId, me: PeerId = ME) -> Router:
+    made = Router(me)
     made.seen(dict.fromkeys(peers, HERE))
     return made
 
 
-def turns(made: Route, num: int, now: float = 0.0) -> list[PeerId]:
+def turns(made: Router, num: int, now: float = 0.0) -> list[PeerId]:
     """Return who gets `num` units, none of which is done meanwhile."""
     found = [made.reserve(1.0, now) for _ in range(num)]
     assert None not in found
@@ -42,7 +42,7 @@ class Stage:
         return self._free_at[peer] + self._delay_s / 2
 
 
-def played(routes: list[Route], stage: Stage, in_flight: int, until: float) -> Counter[PeerId]:
+def played(routes: list[Router], stage: Stage, in_flight: int, until: float) -> Counter[PeerId]:
     """Keep so much of each sender's on its way; return what each peer has done."""
     done: Counter[PeerId] = Counter()
     receipts: list[tuple[float, int, int, Reserved]] = []
@@ -83,10 +83,10 @@ def test_the_mean_of_paces_has_no_bias_and_follows() -> None:
 
 
 def test_equal_peers_take_turns_and_senders_begin_with_different_ones() -> None:
-    found = turns(route(A, B, C), 9)
+    found = turns(router(A, B, C), 9)
     assert Counter(found) == {A: 3, B: 3, C: 3}
     assert set(found[:3]) == {A, B, C}
-    firsts = {turns(route(A, B, C, me=PeerId(f"{number:064x}")), 1)[0] for number in range(20)}
+    firsts = {turns(router(A, B, C, me=PeerId(f"{number:064x}")), 1)[0] for number in range(20)}
     assert firsts == {A, B, C}
 
 
@@ -94,7 +94,7 @@ def test_equal_peers_take_turns_and_senders_begin_with_different_ones() -> None:
 @pytest.mark.parametrize("delay_s", [0.0, 0.2])
 def test_all_that_peers_can_do_is_used_and_each_has_its_share(num_senders: int, delay_s: float) -> None:
     seconds = {A: 0.4, B: 0.4, C: 0.2, D: 0.1}
-    routes = [route(*seconds, me=PeerId(f"{number:064x}")) for number in range(num_senders)]
+    routes = [router(*seconds, me=PeerId(f"{number:064x}")) for number in range(num_senders)]
     done = played(routes, Stage(seconds, delay_s), in_flight=24 // num_senders, until=400.0)
     capacity = {peer: 400.0 / each for peer, each in seconds.items()}
     assert sum(done.values()) > 0.95 * sum(capacity.values())
@@ -104,7 +104,7 @@ def test_all_that_peers_can_do_is_used_and_each_has_its_share(num_senders: int, 
 
 def test_who_becomes_four_times_slower_soon_gets_less() -> None:
     seconds = {A: 0.1, B: 0.1, C: 0.1}
-    made, stage = route(*seconds), Stage(seconds)
+    made, stage = router(*seconds), Stage(seconds)
     played([made], stage, in_flight=9, until=30.0)
     stage.seconds[B] = 0.4
     before = made.pace_of(B)
@@ -115,7 +115,7 @@ def test_who_becomes_four_times_slower_soon_gets_less() -> None:
 
 
 def test_two_on_their_way_do_not_make_a_peer_half_as_fast() -> None:
-    made = route(A)
+    made = router(A)
     first, second = made.reserve(1.0, 0.0), made.reserve(1.0, 0.0)
     assert first is not None
     assert second is not None
@@ -125,7 +125,7 @@ def test_two_on_their_way_do_not_make_a_peer_half_as_fast() -> None:
 
 
 def test_work_counts_by_its_units() -> None:
-    made = route(A, B)
+    made = router(A, B)
     for units in (1.0, 4.0):
         for peer, each in ((A, 0.1), (B, 0.3)):
             reserved = made.reserve_at(peer, units, 0.0)
@@ -137,7 +137,7 @@ def test_work_counts_by_its_units() -> None:
 
 def test_a_newcomer_stands_at_the_back_and_gets_no_burst() -> None:
     seconds = {A: 0.1, B: 0.1}
-    made = route(*seconds)
+    made = router(*seconds)
     played([made], Stage(seconds), in_flight=4, until=20.0)
     made.seen(dict.fromkeys((A, B, C), HERE))
     assert made.pace_of(C) == pytest.approx(0.1, rel=0.1)
@@ -148,7 +148,7 @@ def test_a_newcomer_stands_at_the_back_and_gets_no_burst() -> None:
 
 
 def test_who_starts_again_is_a_newcomer_and_who_is_gone_gets_nothing() -> None:
-    made = route(A, B)
+    made = router(A, B)
     reserved = made.reserve_at(A, 1.0, 0.0)
     assert reserved is not None
     made.settled(reserved, 9.0)
@@ -168,7 +168,7 @@ def test_who_starts_again_is_a_newcomer_and_who_is_gone_gets_nothing() -> None:
 
 @pytest.mark.parametrize("is_measured", [False, True])
 def test_a_nearer_peer_is_asked_first_and_has_no_larger_share(is_measured: bool) -> None:
-    made = Route(ME)
+    made = Router(ME)
     made.seen({A: Near(rtt_s=0.2, began=1), B: Near(rtt_s=0.01, began=1)})
     if is_measured:
         made.seen({A: HERE, B: HERE})
@@ -186,7 +186,7 @@ def test_a_nearer_peer_is_asked_first_and_has_no_larger_share(is_measured: bool)
 
 @pytest.mark.parametrize("why", [Failure.BUSY, Failure.UNREACHABLE, Failure.ERROR])
 def test_who_fails_is_passed_over_for_a_while_that_grows(why: Failure) -> None:
-    made, now, pauses = route(A), 0.0, []
+    made, now, pauses = router(A), 0.0, []
     for _ in range(12):
         reserved = made.reserve(1.0, now)
         assert reserved is not None
@@ -207,7 +207,7 @@ def test_who_fails_is_passed_over_for_a_while_that_grows(why: Failure) -> None:
 
 
 def test_who_answers_what_cannot_be_is_asked_no_more() -> None:
-    made = route(A, B)
+    made = router(A, B)
     reserved = made.reserve_at(A, 1.0, 0.0)
     assert reserved is not None
     made.failed(reserved, Failure.WRONG, 0.0)
@@ -218,7 +218,7 @@ def test_who_answers_what_cannot_be_is_asked_no_more() -> None:
 
 
 def test_who_was_passed_over_has_no_turns_to_catch_up_on() -> None:
-    made = route(A, B)
+    made = router(A, B)
     reserved = made.reserve_at(A, 1.0, 0.0)
     assert reserved is not None
     made.failed(reserved, Failure.UNREACHABLE, 0.0)
@@ -228,7 +228,7 @@ def test_who_was_passed_over_has_no_turns_to_catch_up_on() -> None:
 
 
 def test_who_has_failed_with_this_work_is_not_asked_again() -> None:
-    made = route(A, B)
+    made = router(A, B)
     reserved = made.reserve(1.0, 0.0, without={A})
     assert reserved is not None
     assert reserved.peer == B
@@ -237,7 +237,7 @@ def test_who_has_failed_with_this_work_is_not_asked_again() -> None:
 
 
 def test_who_has_a_queue_is_not_passed_over_and_its_next_failure_is_its_first() -> None:
-    made = route(A)
+    made = router(A)
     for _ in range(3):
         reserved = made.reserve(1.0, 0.0)
         assert reserved is not None
@@ -249,7 +249,7 @@ def test_who_has_a_queue_is_not_passed_over_and_its_next_failure_is_its_first() 
 
 
 def test_who_takes_longer_than_is_asked_for_does_not_get_it() -> None:
-    made = route(A, B)
+    made = router(A, B)
     for peer, took_s in ((A, 1.0), (B, 4.0)):
         reserved = made.reserve_at(peer, 1.0, 0.0)
         assert reserved is not None
@@ -261,7 +261,7 @@ def test_who_takes_longer_than_is_asked_for_does_not_get_it() -> None:
 
 
 def test_a_pause_has_a_length_however_often_somebody_has_failed() -> None:
-    made = route(A)
+    made = router(A)
     for number in range(2000):
         made.failed(Reserved(A, 1.0, 0.0, 0.0), Failure.UNREACHABLE, float(number))
     assert made.free_at(2000.0) - 1999.0 == pytest.approx(Failure.UNREACHABLE.most_s)

@@ -19,9 +19,9 @@ from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.device import Given
-from weft.pipeline.dispatch import Desk
-from weft.pipeline.link import Lane
-from weft.pipeline.routing import Near, Route
+from weft.pipeline.dispatch import Dispatch
+from weft.pipeline.link import StageLink
+from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Origin, Sender
 from weft.pipeline.worker import Worker
 from weft.wire import Buffer
@@ -128,8 +128,8 @@ class _Passed:
 class _Member:
     stage: int
     node: Node
-    lane: Lane
-    desk: Desk
+    lane: StageLink
+    dispatch: Dispatch
     device: _Device
 
     @property
@@ -159,9 +159,9 @@ def played(
                 found.append(await _step(members, num_micro, clock))
         finally:
             for member in members:
-                for sender in member.desk.senders.values():
+                for sender in member.dispatch.senders.values():
                     await sender.aclose()
-                for worker in member.desk.workers.values():
+                for worker in member.dispatch.workers.values():
                     await worker.aclose()
                 await member.node.aclose()
 
@@ -181,14 +181,14 @@ async def _started(stages: Sequence[Sequence[Paces]], wires: Wires, clock: Virtu
             if wires.bps is not None:
                 network.set_line(identity.peer, up_bps=wires.bps, down_bps=wires.bps)
             device = _Device(number, (stage == 0, stage == last), paces, wires.nbytes, counts)
-            lane = Lane(node)
-            members.append(_Member(stage, node, lane, Desk(lane), device))
+            lane = StageLink(node)
+            members.append(_Member(stage, node, lane, Dispatch(lane), device))
     for member in members:
         onward = None if member.stage == last else _sender(member, member.stage + 1, members, wires, clock)
         if member.stage == 0:
             _sender(member, 0, members, wires, clock)
         run = member.device.machine.run
-        member.desk.workers[member.stage] = Worker(
+        member.dispatch.workers[member.stage] = Worker(
             member.lane,
             member.stage,
             member.device,
@@ -207,10 +207,10 @@ async def _started(stages: Sequence[Sequence[Paces]], wires: Wires, clock: Virtu
 
 
 def _sender(member: _Member, stage: int, members: Sequence[_Member], wires: Wires, clock: VirtualClock) -> Sender:
-    route = Route(member.peer)
-    route.seen({each.peer: Near(rtt_s=2 * wires.delay_s, began=1) for each in members if each.stage == stage})
-    member.desk.senders[stage] = Sender(member.lane, stage, route, clock, patience_s=1e6)
-    return member.desk.senders[stage]
+    router = Router(member.peer)
+    router.seen({each.peer: Near(rtt_s=2 * wires.delay_s, began=1) for each in members if each.stage == stage})
+    member.dispatch.senders[stage] = Sender(member.lane, stage, router, clock, patience_s=1e6)
+    return member.dispatch.senders[stage]
 
 
 async def _step(members: Sequence[_Member], num_micro: int, clock: VirtualClock) -> float:
@@ -218,7 +218,7 @@ async def _step(members: Sequence[_Member], num_micro: int, clock: VirtualClock)
     num_stages, counts = 1 + max(member.stage for member in members), first[0].device.counts
     before, began, each = counts.num, clock.now(), num_micro // len(first)
     numbers = range(before, before + each)  # no other step has these
-    origins = [Origin(m.peer, m.desk.senders[0], num_stages, first=numbers.start) for m in first]
+    origins = [Origin(m.peer, m.dispatch.senders[0], num_stages, first=numbers.start) for m in first]
     await asyncio.gather(*(origin.begin(Given(1, TOKENS, None)) for origin in origins for _ in numbers))
     await counts.until(before + num_micro * num_stages)
     await asyncio.gather(*(member.device.machine.run(lambda: None) for member in members))  # behind what they still do

@@ -5,22 +5,22 @@ import pytest
 from weft.ids import PeerId
 from weft.stages.backup import keepers
 from weft.stages.messages import Held, StageNews, State
-from weft.stages.table import Roll
+from weft.stages.table import StageTable
 
 A, B, C, D, E, F = (PeerId(digit * 64) for digit in "abcdef")
 
 
-def roll_of(*stages: tuple[PeerId, ...], states: dict[PeerId, State] | None = None) -> Roll:
+def roll_of(*stages: tuple[PeerId, ...], states: dict[PeerId, State] | None = None) -> StageTable:
     """Return a roll of peers by the stages that they hold."""
-    roll = Roll(len(stages))
+    table = StageTable(len(stages))
     for peer in sorted({peer for members in stages for peer in members}):
         held = tuple(
             Held(stage=stage, since=1, state=(states or {}).get(peer, "ready"), round=7, rate=1.0, num_waiting=0)
             for stage, members in enumerate(stages)
             if peer in members
         )
-        roll.told(peer, StageNews(held=held, kept=(), is_trainer=True))
-    return roll
+        table.told(peer, StageNews(held=held, kept=(), is_trainer=True))
+    return table
 
 
 def apart(*peers: PeerId) -> dict[PeerId, frozenset[str]]:

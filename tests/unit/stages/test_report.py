@@ -8,7 +8,7 @@ from unit.dashboard.test_history import A, commit, step
 from weft.clock import VirtualClock
 from weft.events import Event, Notice, RoundCommitted, StepDone
 from weft.executor import Inline
-from weft.stages.report import Telling
+from weft.stages.report import StageReports
 
 
 class Meter:
@@ -20,13 +20,13 @@ class Meter:
 class Told:
     def __init__(self) -> None:
         self.clock, self.meter, self.events = VirtualClock(), Meter(), list[Event]()
-        self.telling = Telling(self.meter, self.clock, self.events.append)  # type: ignore[arg-type]
+        self.reports = StageReports(self.meter, self.clock, self.events.append)  # type: ignore[arg-type]
 
 
 def test_each_event_says_whose_it_is() -> None:
     told = Told()
     for stage in (0, 2):
-        emit, _ = told.telling.of(stage, Inline())
+        emit, _ = told.reports.of(stage, Inline())
         emit(Notice(text="here"))
     assert [event.stage for event in told.events] == [0, 2]
     assert Notice(text="here").stage is msgspec.UNSET
@@ -34,7 +34,7 @@ def test_each_event_says_whose_it_is() -> None:
 
 def test_bytes_of_a_peer_with_two_stages_are_counted_once() -> None:
     told = Told()
-    one, other = (told.telling.of(stage, Inline())[0] for stage in (0, 1))
+    one, other = (told.reports.of(stage, Inline())[0] for stage in (0, 1))
     for emit, moved in ((one, (10, 1)), (other, (15, 2)), (one, (40, 2))):
         told.meter.moved = moved
         emit(commit(1, 100, A))
@@ -50,7 +50,7 @@ def test_a_step_takes_from_the_one_before_and_work_is_what_the_device_did() -> N
         return "done"
 
     async def scenario() -> None:
-        emit, compute = told.telling.of(1, Inline())
+        emit, compute = told.reports.of(1, Inline())
         told.clock.advance(2.0)
         emit(step(1.0))
         assert await compute.train(work) == "done"

@@ -6,7 +6,7 @@ import torch
 
 from unit.stages.pieces import RUN
 from weft.peer.state.checkpoint import Snapshot, save
-from weft.stages.shelf import Shelf
+from weft.stages.shelf import StagesOnDisk
 from weft.store.home import PeerFolder
 from weft.sync.merge.method import OUTER
 
@@ -23,14 +23,14 @@ def keep(folder: PeerFolder, stage: int, *, is_copy: bool) -> None:
 
 def test_a_copy_is_told_from_what_was_held_here(tmp_path: Path) -> None:
     folder = PeerFolder(tmp_path)
-    shelf = Shelf(folder)
-    assert shelf.rounds == {}
+    on_disk = StagesOnDisk(folder)
+    assert on_disk.rounds == {}
     keep(folder, 0, is_copy=True)
     keep(folder, 2, is_copy=False)
-    assert shelf.rounds == {0: 0, 2: 0}
-    assert shelf.own == {2: 0}
+    assert on_disk.rounds == {0: 0, 2: 0}
+    assert on_disk.own == {2: 0}
     keep(folder, 0, is_copy=False)  # taken up, and saved again
-    assert shelf.own == {0: 0, 2: 0}
+    assert on_disk.own == {0: 0, 2: 0}
 
 
 def test_what_is_half_written_does_not_count(tmp_path: Path) -> None:
@@ -38,4 +38,4 @@ def test_what_is_half_written_does_not_count(tmp_path: Path) -> None:
     keep(folder, 1, is_copy=True)
     path = folder.stage(1).checkpoint / "checkpoint.json"
     path.write_bytes(path.read_bytes()[:-20])
-    assert Shelf(folder).rounds == {}
+    assert StagesOnDisk(folder).rounds == {}

@@ -2,7 +2,7 @@
 
 from weft.ids import PeerId
 from weft.stages.messages import Held, Shelved, StageNews
-from weft.stages.table import UNKNOWN, Roll
+from weft.stages.table import UNKNOWN, StageTable
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 
@@ -16,44 +16,44 @@ def news(*stages: Held, kept: tuple[Shelved, ...] = ()) -> StageNews:
 
 
 def test_rates_that_nobody_has_measured_are_the_median_of_the_others():
-    roll = Roll(3)
-    assert roll.rates() == [{}, {}, {}]
-    roll.told(A, news(held(0)))
-    assert roll.rates() == [{A: UNKNOWN}, {}, {}]
-    roll.told(B, news(held(0, rate=4.0)))
-    roll.told(C, news(held(1, rate=8.0)))
-    assert roll.rates() == [{A: 6.0, B: 4.0}, {C: 8.0}, {}]
+    table = StageTable(3)
+    assert table.rates() == [{}, {}, {}]
+    table.told(A, news(held(0)))
+    assert table.rates() == [{A: UNKNOWN}, {}, {}]
+    table.told(B, news(held(0, rate=4.0)))
+    table.told(C, news(held(1, rate=8.0)))
+    assert table.rates() == [{A: 6.0, B: 4.0}, {C: 8.0}, {}]
 
 
 def test_who_holds_two_stages_shares_its_rate_among_them():
-    roll = Roll(2)
-    roll.told(A, news(held(0, rate=6.0), held(1, rate=6.0)))
-    assert roll.rates() == [{A: 3.0}, {A: 3.0}]
+    table = StageTable(2)
+    table.told(A, news(held(0, rate=6.0), held(1, rate=6.0)))
+    assert table.rates() == [{A: 3.0}, {A: 3.0}]
 
 
 def test_who_is_on_its_way_computes_nothing_yet_and_its_stage_is_not_empty():
-    roll = Roll(2)
-    roll.told(A, news(held(1, state="joining")))
-    assert roll.ready(1) == {}
-    assert roll.empty() == [0]
+    table = StageTable(2)
+    table.told(A, news(held(1, state="joining")))
+    assert table.ready(1) == {}
+    assert table.empty() == [0]
 
 
 def test_who_is_gone_is_in_no_stage():
-    roll = Roll(1)
-    roll.told(A, news(held(0)))
-    roll.gone(A)
-    assert roll.empty() == [0]
+    table = StageTable(1)
+    table.told(A, news(held(0)))
+    table.gone(A)
+    assert table.empty() == [0]
 
 
 def test_who_has_a_stages_state_on_its_disk_is_known_with_its_round():
-    roll = Roll(2)
-    roll.told(A, news(kept=(Shelved(stage=1, round=7),)))
-    roll.told(B, news(held(0), kept=(Shelved(stage=1, round=9), Shelved(stage=0, round=2))))
-    assert roll.keepers(1) == {A: 7, B: 9}
+    table = StageTable(2)
+    table.told(A, news(kept=(Shelved(stage=1, round=7),)))
+    table.told(B, news(held(0), kept=(Shelved(stage=1, round=9), Shelved(stage=0, round=2))))
+    assert table.keepers(1) == {A: 7, B: 9}
 
 
 def test_rates_are_of_work_that_is_usual():
-    roll = Roll(2, costs=[0.5, 1.5])
-    roll.told(A, news(held(0, rate=8.0)))
-    roll.told(B, news(held(1, rate=2.0)))
-    assert roll.rates() == [{A: 4.0}, {B: 3.0}]
+    table = StageTable(2, costs=[0.5, 1.5])
+    table.told(A, news(held(0, rate=8.0)))
+    table.told(B, news(held(1, rate=2.0)))
+    assert table.rates() == [{A: 4.0}, {B: 3.0}]

@@ -11,7 +11,7 @@ from weft.errors import ConfigError, DiskFull
 from weft.net.admission import Anyone, ByTicket
 from weft.store.home import PeerFolder
 from weft.store.tickets import keep_secret, keep_ticket, read_secret
-from weft.store.votes import Promises
+from weft.store.votes import Votes
 from weft.sync.round.rules import Durable
 
 SECRET = bytes(range(16))
@@ -74,7 +74,7 @@ def test_what_is_private_is_so_before_it_has_its_name(folder: PeerFolder, monkey
     monkeypatch.setattr(os, "replace", replace)
     keep_secret(folder, ByTicket(secret=SECRET))
     keep_ticket(folder, "a ticket")
-    promises = Promises(folder.durable)
+    promises = Votes(folder.durable)
     promises.write(Durable(base=first_base(3)))
     promises.close()
     assert modes == {"secret": 0o600, "ticket": 0o600, "durable.bin": 0o600}

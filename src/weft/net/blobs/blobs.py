@@ -25,12 +25,12 @@ from weft.net.blobs import priority as turns
 from weft.net.blobs.blob_stream import STALL_S, StaleStream
 from weft.net.blobs.bulk import MAX_ACCEPTED, Bulk, BulkStreams, read_record
 from weft.net.blobs.first import first_of
-from weft.net.blobs.priority import Turns
-from weft.net.blobs.striped import Hash, Spread
-from weft.net.link.dialer import Dialler
-from weft.net.link.handlers import Services
+from weft.net.blobs.priority import Priority
+from weft.net.blobs.striped import Hash, Striped
+from weft.net.link.dialer import Dialer
+from weft.net.link.handlers import Handlers
 from weft.net.link.links import Links
-from weft.net.link.traffic import Meters
+from weft.net.link.traffic import Traffic
 from weft.net.messages import (
     BlobHeader,
     BlobRequest,
@@ -75,19 +75,19 @@ class Blobs:
     """Both sides of every bulk stream of one peer."""
 
     def __init__(
-        self, links: Links, dialler: Dialler, services: Services, meters: Meters, emit: Emit, offload: Offload
+        self, links: Links, dialer: Dialer, handlers: Handlers, meters: Traffic, emit: Emit, offload: Offload
     ) -> None:
         self._meters = meters
         self._emit = emit
         self._offload = offload
         self._lookups: list[tuple[Lookup, bool]] = []
-        self._turns = Turns()
+        self._turns = Priority()
         self._links = links
         self._expected: dict[Digest, asyncio.Event] = {}
         self._num_accepted: Counter[PeerId] = Counter()
         self._num_worth: dict[PeerId, int] = {}  # streams that a large blob was fetched on with profit
         self._resting: dict[PeerId, set[Bulk]] = {}  # those that wait for the next request
-        self.streams = BulkStreams(links, dialler, services, meters, self._serve)
+        self.streams = BulkStreams(links, dialer, handlers, meters, self._serve)
         links.on_link(self._on_link)
 
     def offer(self, lookup: Lookup, *, is_patient: bool = False) -> None:
@@ -145,7 +145,7 @@ class Blobs:
         if len(view) >= LARGE_NBYTES:
             # One less than the last time: a path that has become better is noticed.
             num_streams = max(self._num_worth.get(peer, 1) - 1, 1)
-            spread = Spread(self.streams, peer, digest, view, stall_s, num_streams)
+            spread = Striped(self.streams, peer, digest, view, stall_s, num_streams)
             await self._told(peer, digest, lambda: _spread(spread, self._hash))
             self._num_worth[peer] = spread.num_streams
             return
@@ -322,7 +322,7 @@ class Blobs:
                 await blob_stream.send(bulk, piece)
 
 
-async def _spread(spread: Spread, hash_: Hash) -> Found:
+async def _spread(spread: Striped, hash_: Hash) -> Found:
     if await spread.run(hash_):
         return "here"
     return "coming" if spread.is_coming else "nowhere"

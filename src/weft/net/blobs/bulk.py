@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary
 
 from weft.errors import DeadlineExceeded, NetError, PeerError, WireError
 from weft.ids import PeerId, short
-from weft.net.link.dialer import Dialler
-from weft.net.link.handlers import Services
+from weft.net.link.dialer import Dialer
+from weft.net.link.handlers import Handlers
 from weft.net.link.links import Link, Links
-from weft.net.link.traffic import Meter, Meters
+from weft.net.link.traffic import LinkTraffic, Traffic
 from weft.net.messages import MAX_BLOB_RECORD_NBYTES, BulkDialled, BulkOffer, BulkPlease, Relayed, RelayPlease
 from weft.net.transport.base import Stream
 from weft.net.transport.frame import FRAME_S, FrameReader, write_frame
@@ -38,7 +38,7 @@ TakeOver = Callable[["Bulk", RelayPlease | Relayed], Awaitable[None]]  # the str
 class Bulk:
     """One bulk stream, metered, and the reader that keeps its place. It is a `Stream` itself."""
 
-    def __init__(self, stream: Stream, meter: Meter) -> None:
+    def __init__(self, stream: Stream, meter: LinkTraffic) -> None:
         self.peer = stream.peer
         self.stream = stream
         self.meter = meter
@@ -63,9 +63,9 @@ class Bulk:
 class BulkStreams:
     """The streams this peer fetches on. `serve` runs on those it opens for others to fetch from."""
 
-    def __init__(self, links: Links, dialler: Dialler, services: Services, meters: Meters, serve: Serve) -> None:
+    def __init__(self, links: Links, dialer: Dialer, handlers: Handlers, meters: Traffic, serve: Serve) -> None:
         self._links = links
-        self._dialler = dialler
+        self._dialer = dialer
         self._meters = meters
         self._serve = serve
         self._take_over: TakeOver = _refuse
@@ -75,7 +75,7 @@ class BulkStreams:
         self._num_dialled_back: Counter[PeerId] = Counter()
         self._offers: dict[bytes, tuple[PeerId, asyncio.Future[Bulk]]] = {}
         self._tasks = Tasks()
-        services.serve(BulkPlease, self._dial_back)
+        handlers.serve(BulkPlease, self._dial_back)
         links.on_link(self._on_link)
 
     @asynccontextmanager
@@ -148,11 +148,11 @@ class BulkStreams:
         await self._tasks.aclose()
 
     async def _open(self, peer: PeerId) -> Bulk:
-        link = await self._dialler.reach(peer)
+        link = await self._dialer.reach(peer)
         if not link.is_dialler:
             with suppress(PeerError):
                 return await self._ask(link)
-        return Bulk(await self._dialler.dial_bulk(link), self._meters[peer])
+        return Bulk(await self._dialer.dial_bulk(link), self._meters[peer])
 
     async def _ask(self, link: Link) -> Bulk:
         offer = fresh_secret(8)
@@ -188,7 +188,7 @@ class BulkStreams:
 
     async def _offer(self, link: Link, request: BulkPlease) -> Bulk:
         try:
-            stream = await self._dialler.dial_bulk(link)
+            stream = await self._dialer.dial_bulk(link)
         except NetError as error:
             raise PeerError(f"cannot dial back: {type(error).__name__}") from error
         try:

@@ -26,7 +26,7 @@ STARVED_S = 3.0
 STUCK_S = 5.0  # where no urgent byte has left for so long, nobody is held back
 
 
-class Turns:
+class Priority:
     """Of one peer's line, as far as it sends blobs."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from weft.config import Config
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.ids import PeerId, short
 from weft.net.blobs.bulk import Bulk, BulkStreams
-from weft.net.link.handlers import Services
+from weft.net.link.handlers import Handlers
 from weft.net.link.links import Links
 from weft.net.messages import MAX_ANSWER_CHARS, Reaches, RelayAnswer, Relayed, RelayPlease, WhoReaches
 from weft.net.transport.frame import write_frame
@@ -58,7 +58,7 @@ class Relay:
     """
 
     def __init__(
-        self, config: RelayConfig, links: Links, streams: BulkStreams, services: Services, bucket: Bucket
+        self, config: RelayConfig, links: Links, streams: BulkStreams, handlers: Handlers, bucket: Bucket
     ) -> None:
         self._config = config
         self._links = links
@@ -67,7 +67,7 @@ class Relay:
         self._num_asked: Counter[PeerId] = Counter()
         self._passing: dict[asyncio.Task[None], tuple[PeerId, PeerId]] = {}
         self._tasks = Tasks()
-        services.serve(WhoReaches, self._who_reaches)
+        handlers.serve(WhoReaches, self._who_reaches)
         links.on_link(self._on_link)
 
     async def pass_on(self, bulk: Bulk, request: RelayPlease) -> None:

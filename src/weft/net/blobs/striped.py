@@ -136,7 +136,7 @@ HASH_NBYTES = 1 << 20  # at a time: worth a thread hop
 Hash = Callable[[blake3, memoryview], Awaitable[None]]
 
 
-class Spread:
+class Striped:
     """One fetch of a blob into `view`, of its exact length.
 
     Args:

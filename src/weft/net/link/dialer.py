@@ -128,7 +128,7 @@ MAX_RELAYS_TRIED = 2
 Tried = tuple[str, DialError]  # an address, and what came of it
 
 
-class Dialler:
+class Dialer:
     """Connects on demand; one dial per peer at a time, shared by all who wait for it."""
 
     def __init__(self, passport: Passport, transports: Sequence[Transport], links: Links, book: AddressBook) -> None:

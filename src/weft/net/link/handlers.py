@@ -20,7 +20,7 @@ NoteHandler = Callable[[PeerId, Q], Awaitable[None]]
 _Handlers = dict[str, tuple[type[Any], Callable[[PeerId, Any], Awaitable[Any]]]]
 
 
-class Services:
+class Handlers:
     def __init__(self) -> None:
         self._calls: _Handlers = {}
         self._notes: _Handlers = {}

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from weft.errors import PeerError, WireError
 from weft.events import ConnectionDropped, Emit, LinkDown, LinkUp
 from weft.ids import PeerId, short
-from weft.net.link.handlers import Services
+from weft.net.link.handlers import Handlers
 from weft.net.link.rpc import Session
-from weft.net.link.traffic import Meters
+from weft.net.link.traffic import Traffic
 from weft.net.messages import MAX_ENDED_LINKS
 from weft.net.transport.base import Stream, Transport
 from weft.net.transport.frame import FrameReader
@@ -70,8 +70,8 @@ class Link:
 
 
 class Links:
-    def __init__(self, services: Services, meters: Meters, emit: Emit) -> None:
-        self._services = services
+    def __init__(self, handlers: Handlers, meters: Traffic, emit: Emit) -> None:
+        self._handlers = handlers
         self._meters = meters
         self._emit = emit
         self._standing: dict[PeerId, Link] = {}
@@ -133,7 +133,7 @@ class Links:
         return link
 
     def session(self, stream: Stream, reader: FrameReader) -> Session:
-        return Session(stream, reader, self._services, self._meters[stream.peer], self._emit)
+        return Session(stream, reader, self._handlers, self._meters[stream.peer], self._emit)
 
     def install(self, link: Link) -> None:
         """Let `link` stand, in the place of any before it, and run its session."""

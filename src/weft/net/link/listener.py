@@ -13,7 +13,7 @@ from weft.errors import PeerError, WireError
 from weft.events import AdmissionRefused, ConnectionDropped, Emit
 from weft.ids import PeerId
 from weft.net.link.address_book import AddressBook
-from weft.net.link.dialer import Dialler
+from weft.net.link.dialer import Dialer
 from weft.net.link.handshake import Passport, handshake_reader, hear, judge, turn_away
 from weft.net.link.links import Link, Links
 from weft.net.messages import MAX_ADDRESSES, MAX_TOLD_CONTACTS, Admitted, Contact, Hello, Rejected
@@ -28,13 +28,13 @@ MAX_STRANGERS_PER_IP = 16  # of them from one address; half a swarm behind one r
 AcceptBulk = Callable[[Stream], Awaitable[None]]
 
 
-class Door:
+class Listener:
     def __init__(
-        self, passport: Passport, links: Links, dialler: Dialler, book: AddressBook, emit: Emit, accept_bulk: AcceptBulk
+        self, passport: Passport, links: Links, dialer: Dialer, book: AddressBook, emit: Emit, accept_bulk: AcceptBulk
     ) -> None:
         self._passport = passport
         self._links = links
-        self._dialler = dialler
+        self._dialer = dialer
         self._book = book
         self._emit = emit
         self._accept_bulk = accept_bulk
@@ -80,7 +80,7 @@ class Door:
             self._emit(AdmissionRefused(remote=stream.peer, reason=verdict.reason))
             await turn_away(stream, verdict)
             return
-        await self._dialler.settled(stream.peer)
+        await self._dialer.settled(stream.peer)
         if (transport, stream) not in self._strangers:  # turned out meanwhile
             return
         if self._is_duplicate(stream.peer, verdict):
@@ -109,7 +109,7 @@ class Door:
         welcome = Admitted(
             name=self._passport.name,
             proof=self._passport.proof_for(stream.peer),
-            addresses=self._dialler.addresses[:MAX_ADDRESSES],
+            addresses=self._dialer.addresses[:MAX_ADDRESSES],
             instance=self._passport.instance,
             contacts=tuple(contacts),
         )

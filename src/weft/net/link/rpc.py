@@ -24,8 +24,8 @@ import msgspec
 from weft.errors import CallFailed, DeadlineExceeded, PeerError, WireError
 from weft.events import Emit, Notice
 from weft.ids import short
-from weft.net.link.handlers import Services, public_reason
-from weft.net.link.traffic import Meter
+from weft.net.link.handlers import Handlers, public_reason
+from weft.net.link.traffic import LinkTraffic
 from weft.net.messages import (
     MAX_BODY_NBYTES,
     MAX_DEADLINE_S,
@@ -44,8 +44,8 @@ MAX_QUEUED_NBYTES = 8 << 20  # eight of the largest frames; a peer that reads so
 MAX_JOINED_NBYTES = 64 << 10  # small frames joined into one send
 
 
-class Outbox:
-    def __init__(self, stream: Stream, meter: Meter) -> None:
+class SendQueue:
+    def __init__(self, stream: Stream, meter: LinkTraffic) -> None:
         self._stream = stream
         self._meter = meter
         self._frames: deque[bytes] = deque()
@@ -128,14 +128,14 @@ TURN_NOTES = 2 * TURN_FRAMES  # handled in one turn: a backlog shrinks though mo
 class Session:
     """One stream's calls. `run` it; the other methods work while it runs."""
 
-    def __init__(self, stream: Stream, reader: FrameReader, services: Services, meter: Meter, emit: Emit) -> None:
+    def __init__(self, stream: Stream, reader: FrameReader, handlers: Handlers, meter: LinkTraffic, emit: Emit) -> None:
         reader.max_nbytes, reader.on_bytes = MAX_FRAME_NBYTES, meter.received
         self.peer, self.source = stream.peer, stream.source
         self._stream = stream
         self._reader = reader
-        self._services = services
+        self._handlers = handlers
         self._emit = emit
-        self._outbox = Outbox(stream, meter)
+        self._outbox = SendQueue(stream, meter)
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # our calls
         self._next_number = 0
@@ -266,7 +266,7 @@ class Session:
                 if (task := self._serving.pop(number, None)) is not None:
                     task.cancel()
             case Note(method=method, body=body):
-                work = self._services.heed(self.peer, method, body)
+                work = self._handlers.heed(self.peer, method, body)
                 if work is not None:
                     self._queue_note(len(body), work)
 
@@ -295,7 +295,7 @@ class Session:
                 f"a call's deadline must be above 0 and at most {MAX_DEADLINE_S:g} s, not {call.deadline_s}"
             )
         self._last_number = call.number
-        work = self._services.answer(self.peer, call.method, call.body)
+        work = self._handlers.answer(self.peer, call.method, call.body)
         self._serving[call.number] = asyncio.ensure_future(self._serve(call, work))
 
     async def _serve(self, call: Call, work: Callable[[], Awaitable[msgspec.Struct]] | None) -> None:

@@ -11,7 +11,7 @@ from weft.ids import PeerId
 MAX_METERS = 4096  # twice as many peers as a roll knows
 
 
-class Meter:
+class LinkTraffic:
     """Counts for one remote peer, over all its connections."""
 
     def __init__(self, clock: Clock) -> None:
@@ -28,19 +28,19 @@ class Meter:
         self.heard_at = self._clock.now()
 
 
-class Meters:
+class Traffic:
     """One meter per peer, made when first asked for; one too many takes the place of the longest silent."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_peer: dict[PeerId, Meter] = {}
+        self._by_peer: dict[PeerId, LinkTraffic] = {}
         self._before = (0, 0)  # sent to and received from those who gave way
 
-    def __getitem__(self, peer: PeerId) -> Meter:
+    def __getitem__(self, peer: PeerId) -> LinkTraffic:
         if peer not in self._by_peer:
             if len(self._by_peer) >= MAX_METERS:
                 self._give_way()
-            self._by_peer[peer] = Meter(self._clock)
+            self._by_peer[peer] = LinkTraffic(self._clock)
         return self._by_peer[peer]
 
     @property
@@ -54,7 +54,7 @@ class Meters:
     def now(self) -> float:
         return self._clock.now()
 
-    def all(self) -> dict[PeerId, Meter]:
+    def all(self) -> dict[PeerId, LinkTraffic]:
         return dict(self._by_peer)
 
     def last_heard(self, peer: PeerId) -> float | None:

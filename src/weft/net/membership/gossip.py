@@ -20,7 +20,7 @@ from weft.ids import PeerId
 from weft.net.membership.anti_entropy import differing, everything, is_behind, listing, newer, sums
 from weft.net.membership.claims import ClaimReader, accuse, contact_of, live, secret
 from weft.net.membership.full_mesh import Heard, LinkLost, Redial, RedialFailed, Stalled, Tick
-from weft.net.membership.members import Departed, Roll
+from weft.net.membership.members import Departed, Members
 from weft.net.membership.swim import awaited, next_due, step
 from weft.net.membership.swim_state import (
     Answer,
@@ -94,8 +94,8 @@ class Gossip:
         self._on_change = on_change
         self._on_failure = on_failure
         identity = node.passport.identity
-        roll = Roll(me=node.peer, instance=node.passport.instance)
-        self._state = State(roll=roll, secret=secret(identity, "overlay"))
+        members = Members(me=node.peer, instance=node.passport.instance)
+        self._state = State(members=members, secret=secret(identity, "overlay"))
         self._pinned: frozenset[PeerId] = frozenset()
         self._used: dict[PeerId, tuple[LinkUse, float]] = {}  # what was said last on the link that stands, and when
         self._compared_at: dict[PeerId, float] = {}
@@ -118,7 +118,7 @@ class Gossip:
     def start(self) -> None:
         """Say from now on that this peer lives."""
         self._is_open = True
-        self._act(SignLife(self._state.roll.incarnation))
+        self._act(SignLife(self._state.members.incarnation))
         for peer in self._node.peers:
             self.linked(peer)
         self._tick()
@@ -134,8 +134,8 @@ class Gossip:
         await self._tasks.aclose()
 
     @property
-    def roll(self) -> Roll:
-        return self._state.roll
+    def members(self) -> Members:
+        return self._state.members
 
     @property
     def is_active(self) -> bool:
@@ -152,7 +152,7 @@ class Gossip:
 
     def contact(self, peer: PeerId) -> Contact | None:
         """Return where a known peer may be reached, as it says itself."""
-        entry = self._state.roll.entries.get(peer)
+        entry = self._state.members.entries.get(peer)
         return None if entry is None else contact_of(peer, entry.life.proof)
 
     def wanted(self) -> frozenset[PeerId]:
@@ -183,7 +183,7 @@ class Gossip:
 
     def _greet(self, peer: PeerId) -> None:
         self._say_use(peer)
-        if self._is_open and (own := self._state.roll.own) is not None:
+        if self._is_open and (own := self._state.members.own) is not None:
             self._node.post(peer, News(claims=(own.proof,)))
 
     def lost(self, peer: PeerId, reason: str) -> None:
@@ -230,18 +230,18 @@ class Gossip:
         if now - self._compared_at.get(peer, -COMPARED_S) < COMPARED_S:
             return
         self._compared_at[peer] = now
-        empty, others = differing(self.roll, note.sums)
+        empty, others = differing(self.members, note.sums)
         turn = int(now * 1000)  # another bucket first each time: an answer is bounded
         empty = empty[turn % len(empty) :] + empty[: turn % len(empty)] if empty else []
-        self._give(peer, everything(self.roll, empty))
+        self._give(peer, everything(self.members, empty))
         if others:
-            buckets, listed = listing(self.roll, others)
+            buckets, listed = listing(self.members, others)
             self._node.post(peer, ViewList(buckets=buckets, listed=listed, is_answer=False))
 
     async def _on_list(self, peer: PeerId, note: ViewList) -> None:
-        self._give(peer, newer(self.roll, note.buckets, note.listed))
-        if not note.is_answer and is_behind(self.roll, note.listed):
-            buckets, listed = listing(self.roll, note.buckets)
+        self._give(peer, newer(self.members, note.buckets, note.listed))
+        if not note.is_answer and is_behind(self.members, note.listed):
+            buckets, listed = listing(self.members, note.buckets)
             self._node.post(peer, ViewList(buckets=buckets, listed=listed, is_answer=True))
 
     def _give(self, peer: PeerId, proofs: Sequence[Signed]) -> None:
@@ -252,14 +252,14 @@ class Gossip:
         claims = []
         try:
             for each in signed:
-                entry = self.roll.entries.get(each.signer)
+                entry = self.members.entries.get(each.signer)
                 if entry is None or entry.life.proof.signature != each.signature:  # else it is known: most are
                     claims.append(self._reader.read(each))
         except WireError as error:
             self._node.drop(peer, f"it passed on a claim that does not hold: {error}")
             return
         for claim in claims:
-            if (at := self._node.last_heard(claim.peer)) is not None and claim.peer in self.roll.suspected:
+            if (at := self._node.last_heard(claim.peer)) is not None and claim.peer in self.members.suspected:
                 self._feed(Heard(claim.peer, at))
         if claims:
             self._feed(Told(peer, tuple(claims), is_compared))
@@ -312,7 +312,7 @@ class Gossip:
             case Help(peer=peer, target=target):
                 node.post(peer, Reached(peer=target))
             case Compare(peer=peer):
-                node.post(peer, ViewSums(sums=sums(self.roll)))
+                node.post(peer, ViewSums(sums=sums(self.members)))
             case SignLife(incarnation=incarnation):
                 passport = node.passport
                 own = live(passport.identity, node.run, passport.instance, incarnation, node.contact(node.peer))
@@ -339,7 +339,7 @@ class Gossip:
 
     def _forgotten(self) -> PeerId | None:
         """Return somebody in the address book who is not on the roll, another one each time."""
-        others = [peer for peer in self._node.known_addresses() if peer not in self.roll.entries]
+        others = [peer for peer in self._node.known_addresses() if peer not in self.members.entries]
         self._num_revived += 1
         return others[self._num_revived % len(others)] if others else None
 

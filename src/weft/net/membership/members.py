@@ -83,7 +83,7 @@ class Entry(_Frozen, frozen=True, kw_only=True):
     goodbye: Departed | None = None
 
 
-class Roll(_Frozen, frozen=True, kw_only=True):
+class Members(_Frozen, frozen=True, kw_only=True):
     """Nothing in it is ever changed in place."""
 
     me: PeerId
@@ -129,63 +129,63 @@ class Correct(_Frozen, frozen=True):
 Effect = Spread | Renew | Correct | New | Suspected | Recovered | Gone | Left | Forgotten | Full
 
 
-def believe(roll: Roll, claim: Claim, sender: PeerId | None, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+def believe(members: Members, claim: Claim, sender: PeerId | None, now: float) -> tuple[Members, tuple[Effect, ...]]:
     """Take up a claim whose signature holds; return what is believed then and what is to be done.
 
     Args:
         sender: who passed it on; None: this process itself.
     """
-    if claim.peer == roll.me:
-        return _of_myself(roll, claim)
+    if claim.peer == members.me:
+        return _of_myself(members, claim)
     match claim:
         case Lives():
-            return _lives(roll, claim, sender, now)
+            return _lives(members, claim, sender, now)
         case Accused():
-            return _accused(roll, claim, now)
+            return _accused(members, claim, now)
         case Departed():
-            return _departed(roll, claim, now)
+            return _departed(members, claim, now)
 
 
-def recover(roll: Roll, peer: PeerId, at: float, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+def recover(members: Members, peer: PeerId, at: float, now: float) -> tuple[Members, tuple[Effect, ...]]:
     """Take up that a byte of `peer` came at `at`: whoever hears a suspect does not suspect it, unless told again."""
-    entry = roll.entries.get(peer)
+    entry = members.entries.get(peer)
     if entry is None or entry.status != "suspected" or at < entry.since + LATE_S:
-        return roll, ()
+        return members, ()
     alive = msgspec.structs.replace(entry, status="alive", since=now, against=())
-    return put(roll, peer, alive), (Recovered(peer),)
+    return put(members, peer, alive), (Recovered(peer),)
 
 
-def bury(roll: Roll, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+def bury(members: Members, now: float) -> tuple[Members, tuple[Effect, ...]]:
     """Give up those who have not refuted in time."""
     effects: list[Effect] = []
-    for peer in list(roll.suspected):
-        entry = roll.entries[peer]
+    for peer in list(members.suspected):
+        entry = members.entries[peer]
         if now - entry.since >= suspicion_s(len(entry.against)):
-            roll = put(roll, peer, msgspec.structs.replace(entry, status="gone", since=now))
+            members = put(members, peer, msgspec.structs.replace(entry, status="gone", since=now))
             effects.append(Gone(peer, now - entry.since))
-    return roll, tuple(effects)
+    return members, tuple(effects)
 
 
-def sweep(roll: Roll, now: float) -> tuple[Roll, tuple[Effect, ...]]:
+def sweep(members: Members, now: float) -> tuple[Members, tuple[Effect, ...]]:
     """Forget those long gone, and presences that nobody renews."""
     effects: list[Effect] = []
-    for peer in roll.buried:
-        if now - roll.entries[peer].since >= FORGET_S:
-            roll = _without(roll, peer)
+    for peer in members.buried:
+        if now - members.entries[peer].since >= FORGET_S:
+            members = _without(members, peer)
             effects.append(Forgotten(peer))
-    for peer in [peer for peer, entry in roll.entries.items() if now - entry.told_at >= EXPIRES_S]:
-        is_present = peer not in roll.buried
-        roll = _without(roll, peer)
+    for peer in [peer for peer, entry in members.entries.items() if now - entry.told_at >= EXPIRES_S]:
+        is_present = peer not in members.buried
+        members = _without(members, peer)
         effects += [*((Gone(peer, EXPIRES_S),) if is_present else ()), Forgotten(peer)]
-    return roll, tuple(effects)
+    return members, tuple(effects)
 
 
-def forgive(roll: Roll, stall_s: float, now: float) -> Roll:
+def forgive(members: Members, stall_s: float, now: float) -> Members:
     """Return the roll as if the time that this process stood still had not been."""
-    for peer in roll.suspected:
-        entry = roll.entries[peer]
-        roll = put(roll, peer, msgspec.structs.replace(entry, since=min(now, entry.since + stall_s)))
-    return roll
+    for peer in members.suspected:
+        entry = members.entries[peer]
+        members = put(members, peer, msgspec.structs.replace(entry, since=min(now, entry.since + stall_s)))
+    return members
 
 
 def suspicion_s(num_accusers: int) -> float:
@@ -203,48 +203,50 @@ def proofs(entry: Entry) -> tuple[Proof, ...]:
     return (entry.life.proof, *(accused.proof for accused in entry.against))
 
 
-def put(roll: Roll, peer: PeerId, entry: Entry) -> Roll:
+def put(members: Members, peer: PeerId, entry: Entry) -> Members:
     """Return the roll with another belief about `peer`."""
-    suspected, buried = roll.suspected, roll.buried
+    suspected, buried = members.suspected, members.buried
     if (entry.status == "suspected") != (peer in suspected):
         suspected = _flip(suspected, peer)
     if (entry.status in ("gone", "left")) != (peer in buried):
         buried = _flip(buried, peer)
-    view = moved(roll.view, peer, _presence(roll.entries.get(peer)), _presence(entry))
-    entries = {**roll.entries, peer: entry}
-    return msgspec.structs.replace(roll, entries=entries, suspected=suspected, buried=buried, view=view)
+    view = moved(members.view, peer, _presence(members.entries.get(peer)), _presence(entry))
+    entries = {**members.entries, peer: entry}
+    return msgspec.structs.replace(members, entries=entries, suspected=suspected, buried=buried, view=view)
 
 
 # --- claims ---
 
 
-def _of_myself(roll: Roll, claim: Claim) -> tuple[Roll, tuple[Effect, ...]]:
+def _of_myself(members: Members, claim: Claim) -> tuple[Members, tuple[Effect, ...]]:
     """Raise this peer's incarnation above what is said of it, or of the process that had its key before."""
     if isinstance(claim, Departed):  # of an earlier process, which is not this one's business
-        return roll, ()
-    is_known = isinstance(claim, Lives) and claim.instance == roll.instance
-    is_old = claim.incarnation < roll.incarnation or (isinstance(claim, Accused) and claim.instance != roll.instance)
+        return members, ()
+    is_known = isinstance(claim, Lives) and claim.instance == members.instance
+    is_old = claim.incarnation < members.incarnation or (
+        isinstance(claim, Accused) and claim.instance != members.instance
+    )
     if is_known or is_old or claim.incarnation >= MAX_INCARNATION:
-        return roll, ()
-    if isinstance(claim, Accused) and claim.incarnation > roll.incarnation:
-        return roll, ()  # nobody can have seen that
-    raised = msgspec.structs.replace(roll, incarnation=claim.incarnation + 1)
+        return members, ()
+    if isinstance(claim, Accused) and claim.incarnation > members.incarnation:
+        return members, ()  # nobody can have seen that
+    raised = msgspec.structs.replace(members, incarnation=claim.incarnation + 1)
     return raised, (Renew(raised.incarnation, is_refutation=isinstance(claim, Accused)),)
 
 
-def _lives(roll: Roll, claim: Lives, sender: PeerId | None, now: float) -> tuple[Roll, tuple[Effect, ...]]:
-    peer, known = claim.peer, roll.entries.get(claim.peer)
-    if roll.departed.get(peer) == claim.instance:
-        return roll, ()
+def _lives(members: Members, claim: Lives, sender: PeerId | None, now: float) -> tuple[Members, tuple[Effect, ...]]:
+    peer, known = claim.peer, members.entries.get(claim.peer)
+    if members.departed.get(peer) == claim.instance:
+        return members, ()
     if known is not None and claim.incarnation <= known.life.incarnation:
         is_outdated = sender == peer and claim.instance != known.life.instance
-        return roll, (Correct(peer, known.life),) if is_outdated else ()
+        return members, (Correct(peer, known.life),) if is_outdated else ()
     effects: list[Effect] = []
-    if known is None and len(roll.entries) >= MAX_KNOWN:
-        if not roll.buried:
-            return roll, (Full(peer),)
-        longest = min(roll.buried, key=lambda buried: (roll.entries[buried].since, buried))
-        roll = _without(roll, longest)
+    if known is None and len(members.entries) >= MAX_KNOWN:
+        if not members.buried:
+            return members, (Full(peer),)
+        longest = min(members.buried, key=lambda buried: (members.entries[buried].since, buried))
+        members = _without(members, longest)
         effects.append(Forgotten(longest))
     if known is None or known.status == "left":
         effects.append(New(peer))
@@ -253,47 +255,47 @@ def _lives(roll: Roll, claim: Lives, sender: PeerId | None, now: float) -> tuple
     is_as_before = known is not None and known.status == "alive"
     since = known.since if known is not None and is_as_before else now
     entry = Entry(status="alive", since=since, life=claim, told_at=now)
-    return put(roll, peer, entry), (*effects, Spread(claim, is_urgent=known is not None and not is_as_before))
+    return put(members, peer, entry), (*effects, Spread(claim, is_urgent=known is not None and not is_as_before))
 
 
-def _accused(roll: Roll, claim: Accused, now: float) -> tuple[Roll, tuple[Effect, ...]]:
-    peer, known, is_mine = claim.peer, roll.entries.get(claim.peer), claim.accuser == roll.me
+def _accused(members: Members, claim: Accused, now: float) -> tuple[Members, tuple[Effect, ...]]:
+    peer, known, is_mine = claim.peer, members.entries.get(claim.peer), claim.accuser == members.me
     if known is None or known.status not in ("alive", "suspected"):
-        return roll, ()
+        return members, ()
     if (claim.instance, claim.incarnation) != (known.life.instance, known.life.incarnation):
-        return roll, ()
+        return members, ()
     if claim.accuser in (each.accuser for each in known.against) or len(known.against) >= NUM_ACCUSERS:
-        return roll, ()
+        return members, ()
     against = (*known.against, claim)
     if known.status == "suspected":
-        return put(roll, peer, msgspec.structs.replace(known, against=against)), (Spread(claim),)
+        return put(members, peer, msgspec.structs.replace(known, against=against)), (Spread(claim),)
     suspected = msgspec.structs.replace(known, status="suspected", since=now, against=against)
     reason = "it answers neither here nor others" if is_mine else f"{short(claim.accuser)} cannot reach it"
-    return put(roll, peer, suspected), (Suspected(peer, 0.0, reason), Spread(claim))
+    return put(members, peer, suspected), (Suspected(peer, 0.0, reason), Spread(claim))
 
 
-def _departed(roll: Roll, claim: Departed, now: float) -> tuple[Roll, tuple[Effect, ...]]:
-    peer, known = claim.peer, roll.entries.get(claim.peer)
+def _departed(members: Members, claim: Departed, now: float) -> tuple[Members, tuple[Effect, ...]]:
+    peer, known = claim.peer, members.entries.get(claim.peer)
     has_left = known is not None and known.status == "left" and known.life.instance == claim.instance
-    if has_left or roll.departed.get(peer) == claim.instance:
-        return roll, ()
-    departed = {other: instance for other, instance in roll.departed.items() if other != peer}
+    if has_left or members.departed.get(peer) == claim.instance:
+        return members, ()
+    departed = {other: instance for other, instance in members.departed.items() if other != peer}
     while len(departed) >= MAX_DEPARTED:
         del departed[next(iter(departed))]
-    roll = msgspec.structs.replace(roll, departed={**departed, peer: claim.instance})
+    members = msgspec.structs.replace(members, departed={**departed, peer: claim.instance})
     if known is None or known.life.instance != claim.instance:
-        return roll, ()
+        return members, ()
     left = Entry(status="left", since=now, life=known.life, told_at=known.told_at, goodbye=claim)
-    return put(roll, peer, left), (Left(peer), Spread(claim))
+    return put(members, peer, left), (Left(peer), Spread(claim))
 
 
-def _without(roll: Roll, peer: PeerId) -> Roll:
+def _without(members: Members, peer: PeerId) -> Members:
     return msgspec.structs.replace(
-        roll,
-        entries={other: entry for other, entry in roll.entries.items() if other != peer},
-        suspected={other: None for other in roll.suspected if other != peer},
-        buried={other: None for other in roll.buried if other != peer},
-        view=moved(roll.view, peer, _presence(roll.entries[peer]), None),
+        members,
+        entries={other: entry for other, entry in members.entries.items() if other != peer},
+        suspected={other: None for other in members.suspected if other != peer},
+        buried={other: None for other in members.buried if other != peer},
+        view=moved(members.view, peer, _presence(members.entries[peer]), None),
     )
 
 

@@ -147,7 +147,7 @@ class Membership:
         """Return every member that is not forgotten and what is believed of it."""
         if not self._gossip.is_active:
             return dict(self._state.members)
-        entries = self._gossip.roll.entries
+        entries = self._gossip.members.entries
         return {peer: Member(status=entry.status, heard_at=entry.since) for peer, entry in entries.items()}
 
     @property
@@ -198,11 +198,11 @@ class Membership:
 
     def _choose(self, now: float) -> None:
         """Go over to few links, or back to all, where the number of peers asks for it."""
-        roll = self._gossip.roll
-        num_known = roll.num_present
+        members = self._gossip.members
+        num_known = members.num_present
         if self.watches_all:
             here = [peer for peer, member in self._state.members.items() if member.status in ("alive", "suspected")]
-            num_known += sum(peer not in roll.entries or peer in roll.buried for peer in here)
+            num_known += sum(peer not in members.entries or peer in members.buried for peer in here)
         if (num_known < MIN_BOUNDED) != self._is_few:
             self._is_few, self._settled_at = not self._is_few, now
         settled_s = now - self._settled_at
@@ -216,11 +216,11 @@ class Membership:
         self._gossip.watch(not is_all, present, frozenset(before) - present)
         self._node.introduce(is_all)
         self._sought.clear()
-        roll = self._gossip.roll
-        after = [peer for peer in roll.entries if peer not in roll.buried]
+        members = self._gossip.members
+        after = [peer for peer in members.entries if peer not in members.buried]
         if is_all:
             self._state = State(members={peer: Member(status="alive", heard_at=now) for peer in after[: MAX_ALL - 1]})
-            for peer, entry in roll.entries.items():
+            for peer, entry in members.entries.items():
                 if entry.status != "left":  # those gone as well: a network that was cut in two may be whole again
                     self._seek(peer)
         for peer in sorted(set(after) - present):
@@ -285,7 +285,7 @@ class Membership:
             self._gossip.lost(peer, reason)
             if self.watches_all:
                 self._feed(LinkLost(peer, reason))
-            elif peer not in self._gossip.roll.entries:  # nobody will say when to forget it
+            elif peer not in self._gossip.members.entries:  # nobody will say when to forget it
                 self._heartbeats.pop(peer, None)
                 self._beating.pop(peer, None)
             return

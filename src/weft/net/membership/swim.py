@@ -47,7 +47,7 @@ from weft.net.membership.full_mesh import (
     Tick,
     own_stall,
 )
-from weft.net.membership.members import Accused, Claim, Correct, Departed, Effect, Lives, Proof, Renew, Roll, Spread
+from weft.net.membership.members import Accused, Claim, Correct, Departed, Effect, Lives, Members, Proof, Renew, Spread
 from weft.net.membership.overlay import kept
 from weft.net.membership.swim_state import (
     Answer,
@@ -126,7 +126,7 @@ def step(state: State, event: Input, now: float) -> tuple[State, Outputs]:
 
 def awaited(state: State) -> tuple[PeerId, ...]:
     """Return of whom the next tick wants to know when they were heard."""
-    return (*state.probes, *(peer for peer in state.errands if peer not in state.probes), *state.roll.suspected)
+    return (*state.probes, *(peer for peer in state.errands if peer not in state.probes), *state.members.suspected)
 
 
 def next_due(state: State, now: float) -> float:
@@ -164,7 +164,7 @@ def _tick(state: State, now: float) -> tuple[State, Outputs]:
         outputs.append(Stalled(stall_s))
         state = _set(
             state,
-            roll=rolls.forgive(state.roll, stall_s, now),
+            members=rolls.forgive(state.members, stall_s, now),
             probes={},
             judges_from=now + min(stall_s, LISTEN_S),
             strain=min(MAX_STRAIN, state.strain + 1),
@@ -180,16 +180,16 @@ def _tick(state: State, now: float) -> tuple[State, Outputs]:
 def _age(state: State, now: float) -> tuple[State, Outputs]:
     """Bury whose time is up, forget the old, renew what this peer says of itself."""
     outputs: Outputs = ()
-    if state.roll.suspected and now >= state.judges_from:
-        state, outputs = _carry_out(state, *rolls.bury(state.roll, now), None, now)
+    if state.members.suspected and now >= state.judges_from:
+        state, outputs = _carry_out(state, *rolls.bury(state.members, now), None, now)
     if now >= state.sweep_at:
-        state, more = _carry_out(state, *rolls.sweep(state.roll, now), None, now)
+        state, more = _carry_out(state, *rolls.sweep(state.members, now), None, now)
         errands = {target: errand for target, errand in state.errands.items() if now - errand.since < 4 * HELP_S}
         state = _set(state, log=rumours.prune(state.log, now), errands=errands, sweep_at=now + SWEEP_S)
         outputs += more
     if now >= state.renew_at:
-        raised = msgspec.structs.replace(state.roll, incarnation=state.roll.incarnation + 1)
-        state = _set(state, roll=raised, renew_at=now + rolls.RENEW_S)
+        raised = msgspec.structs.replace(state.members, incarnation=state.members.incarnation + 1)
+        state = _set(state, members=raised, renew_at=now + rolls.RENEW_S)
         outputs += (SignLife(raised.incarnation),)
     return state, outputs
 
@@ -201,7 +201,7 @@ def _judge(state: State, now: float) -> tuple[State, Outputs]:
         return state, ()
     scale = 1 + state.strain
     for peer, probe in state.probes.items():
-        if peer not in state.roll.entries or peer in state.roll.buried:
+        if peer not in state.members.entries or peer in state.members.buried:
             state = _set(state, probes=_less(state.probes, peer))
         elif probe.asked_at is None and now - probe.sent_at >= PING_S * scale:
             state, asked = _ask(state, peer, now)
@@ -225,7 +225,7 @@ def _probe(state: State, now: float) -> tuple[State, Outputs]:
     while state.lap:
         peer = state.lap[0]
         state = _set(state, lap=state.lap[1:])
-        if peer in state.kept and peer not in state.probes and peer not in state.roll.buried:
+        if peer in state.kept and peer not in state.probes and peer not in state.members.buried:
             return _ping(state, peer, now)
     return state, ()
 
@@ -233,10 +233,10 @@ def _probe(state: State, now: float) -> tuple[State, Outputs]:
 def _relink(state: State, now: float) -> tuple[State, Outputs]:
     if not (state.is_unlinked or state.come) or now < state.relink_at:
         return state, ()
-    roll = state.roll
-    others = roll.entries if state.is_unlinked else dict.fromkeys((*state.kept, *state.come))  # `kept` says why
-    present = [peer for peer in others if peer in roll.entries and peer not in roll.buried]
-    chosen = kept(roll.me, present, state.secret)
+    members = state.members
+    others = members.entries if state.is_unlinked else dict.fromkeys((*state.kept, *state.come))  # `kept` says why
+    present = [peer for peer in others if peer in members.entries and peer not in members.buried]
+    chosen = kept(members.me, present, state.secret)
     state = _set(state, is_unlinked=False, come=(), relink_at=now + RELINK_S)
     if chosen == state.kept:
         return state, ()
@@ -259,7 +259,7 @@ def _revive(state: State, now: float) -> tuple[State, Outputs]:
     is_alone = not state.kept
     if now < state.revive_at and not (is_alone and now >= state.revive_at - REVIVE_S + REVIVE_ALONE_S):
         return state, ()
-    gone = sorted(peer for peer in state.roll.buried if state.roll.entries[peer].status == "gone")
+    gone = sorted(peer for peer in state.members.buried if state.members.entries[peer].status == "gone")
     chosen = gone[_draw(state, now) % len(gone)] if gone else None
     return _set(state, revive_at=now + REVIVE_S), (Revive(chosen),)
 
@@ -288,8 +288,8 @@ def _hear(state: State, peer: PeerId, at: float, now: float) -> tuple[State, Out
     if errand is not None and at >= errand.since:
         state = _set(state, errands=_less(state.errands, peer))
         outputs += tuple(Help(asker, peer) for asker in errand.askers)
-    if peer in state.roll.suspected:
-        state, recovered = _carry_out(state, *rolls.recover(state.roll, peer, at, now), None, now)
+    if peer in state.members.suspected:
+        state, recovered = _carry_out(state, *rolls.recover(state.members, peer, at, now), None, now)
         outputs += recovered
     return state, outputs
 
@@ -301,20 +301,20 @@ def _told(
     num_news = 0
     effects: tuple[Effect, ...]
     for claim in claims:
-        if sender is None and isinstance(claim, Lives) and claim.peer == state.roll.me:  # it has just been signed
-            roll, effects = msgspec.structs.replace(state.roll, own=claim), (Spread(claim),)
+        if sender is None and isinstance(claim, Lives) and claim.peer == state.members.me:  # it has just been signed
+            members, effects = msgspec.structs.replace(state.members, own=claim), (Spread(claim),)
             aside = frozenset(state.links).difference(partners(state))  # who accused it may be among them
             outputs += tuple(Tell(peer, (claim.proof,)) for peer in state.links if peer in aside)
         else:
-            roll, effects = rolls.believe(state.roll, claim, sender, now)
-        if is_compared and sender is not None and isinstance(claim, Lives) and claim.peer in state.roll.buried:
+            members, effects = rolls.believe(state.members, claim, sender, now)
+        if is_compared and sender is not None and isinstance(claim, Lives) and claim.peer in state.members.buried:
             outputs += _contest(state, sender, claim)
-        if is_compared and claim.peer not in state.roll.entries:
+        if is_compared and claim.peer not in state.members.entries:
             effects = tuple(effect for effect in effects if not isinstance(effect, Spread))  # old news elsewhere
             num_news += 1
-        state, done = _carry_out(state, roll, effects, sender, now)
+        state, done = _carry_out(state, members, effects, sender, now)
         outputs += done
-        is_suspect = isinstance(claim, Accused) and claim.peer in state.roll.suspected
+        is_suspect = isinstance(claim, Accused) and claim.peer in state.members.suspected
         if is_suspect and state.is_active and claim.peer in state.kept and claim.peer not in state.probes:
             state, done = _ping(state, claim.peer, now)  # to hear it, or to accuse it as well
             outputs += done
@@ -323,21 +323,21 @@ def _told(
 
 def _contest(state: State, sender: PeerId, claim: Lives) -> Outputs:
     """Show who believes a peer alive why it is gone here: if it lives, it hears of that and refutes."""
-    entry = state.roll.entries[claim.peer]
+    entry = state.members.entries[claim.peer]
     return (Tell(sender, rolls.proofs(entry)),) if claim.incarnation <= entry.life.incarnation else ()
 
 
 def _linked(state: State, peer: PeerId) -> tuple[State, Outputs]:
     links = {**state.links, peer: None}
     state = _set(state, links=links, log=rumours.meet(state.log, peer))
-    entry = state.roll.entries.get(peer)
+    entry = state.members.entries.get(peer)
     is_accused = entry is not None and entry.against and entry.status in ("suspected", "gone")
     return state, (Tell(peer, rolls.proofs(entry)),) if entry is not None and is_accused else ()
 
 
 def _link_lost(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
     state = _set(state, links=_less(state.links, peer), log=rumours.leave(state.log, peer))
-    entry = state.roll.entries.get(peer)
+    entry = state.members.entries.get(peer)
     is_watched = state.is_active and peer in state.kept and entry is not None and entry.status in ("alive", "suspected")
     if not is_watched:
         return state, ()
@@ -354,7 +354,7 @@ def _redial_failed(state: State, peer: PeerId, now: float) -> tuple[State, Outpu
 
 def _help_asked(state: State, asker: PeerId, target: PeerId, now: float) -> tuple[State, Outputs]:
     errand = state.errands.get(target, Errand(now, ()))
-    if target not in state.roll.entries or (target not in state.errands and len(state.errands) >= MAX_ERRANDS):
+    if target not in state.members.entries or (target not in state.errands and len(state.errands) >= MAX_ERRANDS):
         return state, ()
     askers = tuple(dict.fromkeys((*errand.askers, asker)))[-NUM_HELPERS * 4 :]
     state = _set(state, errands={**state.errands, target: Errand(errand.since, askers)})
@@ -365,13 +365,15 @@ def _help_asked(state: State, asker: PeerId, target: PeerId, now: float) -> tupl
 
 
 def _watch(state: State, event: Watch, now: float) -> tuple[State, Outputs]:
-    roll = state.roll
-    for peer, entry in roll.entries.items():
+    members = state.members
+    for peer, entry in members.entries.items():
         if peer in event.present and entry.status in ("suspected", "gone"):
-            roll = rolls.put(roll, peer, msgspec.structs.replace(entry, status="alive", since=now, against=()))
+            members = rolls.put(members, peer, msgspec.structs.replace(entry, status="alive", since=now, against=()))
         elif peer in event.gone and entry.status in ("alive", "suspected"):
-            roll = rolls.put(roll, peer, msgspec.structs.replace(entry, status="gone", since=now))
-    fresh = _set(state, roll=roll, is_active=event.is_active, kept=(), probes={}, lap=(), is_unlinked=True, come=())
+            members = rolls.put(members, peer, msgspec.structs.replace(entry, status="gone", since=now))
+    fresh = _set(
+        state, members=members, is_active=event.is_active, kept=(), probes={}, lap=(), is_unlinked=True, come=()
+    )
     return _set(fresh, relink_at=now, probe_at=now + PERIOD_S, compare_at=now + HUNGRY_S), ()
 
 
@@ -396,16 +398,16 @@ def _ask(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
 
 
 def _accuse(state: State, peer: PeerId, now: float) -> tuple[State, Outputs]:
-    entry = state.roll.entries.get(peer)
+    entry = state.members.entries.get(peer)
     if entry is None or entry.status not in ("alive", "suspected") or now < state.judges_from:
         return state, ()
-    if any(accused.accuser == state.roll.me for accused in entry.against):
+    if any(accused.accuser == state.members.me for accused in entry.against):
         return state, ()
     return state, (SignAccusation(entry.life),)
 
 
 def _carry_out(
-    state: State, roll: Roll, effects: tuple[Effect, ...], sender: PeerId | None, now: float
+    state: State, members: Members, effects: tuple[Effect, ...], sender: PeerId | None, now: float
 ) -> tuple[State, Outputs]:
     outputs: Outputs = ()
     log, num_news, strain = state.log, state.num_news, state.strain
@@ -425,7 +427,7 @@ def _carry_out(
                 if isinstance(effect, New | Recovered) and not is_unlinked:
                     come += (effect.peer,)
                 outputs += (effect,)
-    state = _set(state, roll=roll, log=log, num_news=num_news, strain=strain, is_unlinked=is_unlinked, come=come)
+    state = _set(state, members=members, log=log, num_news=num_news, strain=strain, is_unlinked=is_unlinked, come=come)
     return state, outputs
 
 
@@ -440,7 +442,7 @@ def _about(claim: Claim) -> rumours.Key:
 
 
 def _news(state: State, partner: PeerId) -> tuple[State, tuple[Proof, ...]]:
-    log, news = rumours.take(state.log, partner, MAX_NEWS, state.roll.num_present)
+    log, news = rumours.take(state.log, partner, MAX_NEWS, state.members.num_present)
     return _set(state, log=log), news
 
 

@@ -4,7 +4,7 @@ import msgspec
 
 from weft.ids import PeerId
 from weft.net.membership import broadcasts as rumours
-from weft.net.membership import members as rolls
+from weft.net.membership import members as table
 from weft.net.membership.full_mesh import (
     Forgotten,
     Full,
@@ -20,7 +20,7 @@ from weft.net.membership.full_mesh import (
     Suspected,
     Tick,
 )
-from weft.net.membership.members import Claim, Lives, Proof, Roll
+from weft.net.membership.members import Claim, Lives, Members, Proof
 
 
 class _Frozen(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Errand(_Frozen, frozen=True):
 class State(_Frozen, frozen=True, kw_only=True):
     """Nothing in it is ever changed in place."""
 
-    roll: Roll
+    members: Members
     secret: bytes  # 32 bytes that nobody else knows
     is_active: bool = False
     log: rumours.Log = rumours.Log()
@@ -69,7 +69,7 @@ class State(_Frozen, frozen=True, kw_only=True):
     relink_at: float = 0.0
     revive_at: float = 30.0
     sweep_at: float = 0.0
-    renew_at: float = rolls.RENEW_S
+    renew_at: float = table.RENEW_S
     ticked_at: float | None = None
     judges_from: float = 0.0
 

@@ -53,7 +53,7 @@ def is_further(one: Told, other: Manifest) -> bool:
     return _order(one) < _order(other)
 
 
-def is_heeded(mine: Manifest, charter: Charter, num_beside: int, proof: Proof) -> bool:
+def is_followed(mine: Manifest, charter: Charter, num_beside: int, proof: Proof) -> bool:
     """Return whether who holds `mine` goes over to what is proven.
 
     Args:

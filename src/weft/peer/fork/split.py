@@ -27,7 +27,7 @@ from weft.net.membership.full_mesh import GONE_S
 from weft.net.node import Node
 from weft.peer.chain import branch_name, open_branch
 from weft.peer.messages import BranchBegin, BranchConsent, BranchProposal, StandingNote
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.run.config import Genesis
 from weft.sync.records.messages import Manifest
 
@@ -44,10 +44,10 @@ def patience_s(run: Genesis, electorate: Sequence[PeerId]) -> float:
     return default if run.orphan_after_s is None else run.orphan_after_s
 
 
-class Branches:
+class Split:
     """Watches the majority of `rounds`."""
 
-    def __init__(self, run: Genesis, node: Node, rounds: Rounds, clock: Clock, emit: Emit) -> None:
+    def __init__(self, run: Genesis, node: Node, rounds: RoundDriver, clock: Clock, emit: Emit) -> None:
         self._run = run
         self._node = node
         self._rounds = rounds
@@ -70,13 +70,13 @@ class Branches:
             self._miss(now)
             self._tell_standing()
             self._rounds.keep_up()
-            self._rounds.standing.look(now, has_slept=self._has_slept(now))
+            self._rounds.quorum.look(now, has_slept=self._has_slept(now))
             self._rounds.acts.tell_again(now)
-            if self._rounds.standing.sees_majority():
+            if self._rounds.quorum.sees_majority():
                 self.lost.clear()
             else:
                 self.lost.set()
-            if self._rounds.standing.has_majority():
+            if self._rounds.quorum.has_majority():
                 self._lost_at = None
                 continue
             if self._lost_at is None:
@@ -94,14 +94,14 @@ class Branches:
         """Return how long to wait; None: for ever. All together may leave even a strict run's branch: nobody is left
         who could go on with it."""
         electorate = self._rounds.chain.base.electorate
-        if self._run.is_strict and self._rounds.standing.here() != electorate:
+        if self._run.is_strict and self._rounds.quorum.here() != electorate:
             return None
         return patience_s(self._run, electorate)
 
     def _miss(self, now: float) -> None:
         """Give up who was never heard in this process's life, of whom membership therefore says nothing."""
-        others = [peer for peer in self._rounds.standing.present() if peer != self._node.peer]
-        is_due = self._rounds.standing.links_electorate
+        others = [peer for peer in self._rounds.quorum.present() if peer != self._node.peer]
+        is_due = self._rounds.quorum.links_electorate
         missed = [peer for peer in others if is_due and not self._node.is_linked(peer)]
         self._missed_at = {peer: self._missed_at.get(peer, now) for peer in missed}
         for peer, at in self._missed_at.items():
@@ -109,7 +109,7 @@ class Branches:
                 self._rounds.notice(peer, "gone")
 
     def _tell_standing(self) -> None:
-        note = self._rounds.standing.note()
+        note = self._rounds.quorum.note()
         if note is None:
             return
         for member in self._rounds.chain.base.electorate:
@@ -117,7 +117,7 @@ class Branches:
                 self._node.post(member, note)
 
     async def _take_standing(self, peer: PeerId, note: StandingNote) -> None:
-        self._rounds.standing.take(peer, note)
+        self._rounds.quorum.take(peer, note)
 
     def _is_due(self, now: float) -> bool:
         wait_s = self.orphan_after_s()
@@ -129,16 +129,16 @@ class Branches:
             MajorityLost(
                 branch=base.branch,
                 round=base.round,
-                alive=len(self._rounds.standing.present()),
+                alive=len(self._rounds.quorum.present()),
                 electorate=len(base.electorate),
                 opens_branch_in_s=self.orphan_after_s(),
-                reason=self._rounds.standing.why_undecidable(),
+                reason=self._rounds.quorum.why_undecidable(),
             )
         )
 
     async def _open(self) -> None:
-        me, reason = self._node.peer, self._rounds.standing.why_undecidable()
-        members = self._rounds.standing.here() or (me,)  # nobody is left but who was about to be counted in
+        me, reason = self._node.peer, self._rounds.quorum.why_undecidable()
+        members = self._rounds.quorum.here() or (me,)  # nobody is left but who was about to be counted in
         if members[0] != me:
             return  # the lowest key proposes
         base = self._rounds.chain.base
@@ -168,7 +168,7 @@ class Branches:
         if opening != expected or self._node.peer not in opening.members or peer not in base.electorate:
             return BranchConsent(is_given=False, reason="it does not follow on what is committed here")
         is_everybody = opening.members == base.electorate
-        if self._rounds.standing.has_majority() or (self._run.is_strict and not is_everybody):
+        if self._rounds.quorum.has_majority() or (self._run.is_strict and not is_everybody):
             return BranchConsent(is_given=False, reason="the majority is not lost here")
         self._rounds.leave()
         self._consented = opening
@@ -178,7 +178,7 @@ class Branches:
         opening, base = begin.opening, self._rounds.chain.base
         is_undecided = (opening.previous, opening.round) == (base.previous, base.round)
         if opening == self._consented and opening.leader == peer and is_undecided:
-            self._go(opening, self._rounds.standing.why_undecidable())
+            self._go(opening, self._rounds.quorum.why_undecidable())
 
     def _go(self, opening: Manifest, reason: str) -> None:
         self._lost_at, self._consented = None, None

@@ -19,9 +19,9 @@ from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.net.node import Node
 from weft.peer.chain import Heads, signers
-from weft.peer.fork.choice import MOST_NEEDED, NEAR, Proof, believed, is_further, is_heeded
+from weft.peer.fork.choice import MOST_NEEDED, NEAR, Proof, believed, is_followed, is_further
 from weft.peer.messages import ChainAnswer, ChainRequest
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
@@ -31,7 +31,7 @@ AGAIN_S = 5.0  # between two requests to one peer to show where it stands
 NUM_ASKED = 4  # at once
 
 
-class Lookout:
+class ForkWatch:
     """Of one peer.
 
     Args:
@@ -39,7 +39,12 @@ class Lookout:
     """
 
     def __init__(
-        self, node: Node, clock: Clock, membership: Membership, replica: Replica, rounds: Callable[[], Rounds | None]
+        self,
+        node: Node,
+        clock: Clock,
+        membership: Membership,
+        replica: Replica,
+        rounds: Callable[[], RoundDriver | None],
     ) -> None:
         self._node = node
         self._clock = clock
@@ -78,7 +83,7 @@ class Lookout:
         """Return whether peers tell of another branch than `head` is on, and one to prefer."""
         return any(self.has_left(peer, head.branch) for peer in self.ahead(head))
 
-    async def watch(self, rounds: Rounds) -> None:
+    async def watch(self, rounds: RoundDriver) -> None:
         """Have it shown where others stand that tell of another branch than `rounds` are on, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -114,15 +119,15 @@ class Lookout:
         if rounds is None or not self._is_holding:
             return is_further(beat, head)
         proof = self._proofs.get(beat.branch)
-        return proof is not None and is_heeded(head, rounds.chain.charter, self._num_beside(rounds), proof)
+        return proof is not None and is_followed(head, rounds.chain.charter, self._num_beside(rounds), proof)
 
-    def _num_beside(self, rounds: Rounds) -> int:
+    def _num_beside(self, rounds: RoundDriver) -> int:
         """Return how many members stand where this peer does, as they tell; itself included.
 
         Who comes and keeps links to all does not count a member that it has never heard: it may be long gone.
         """
         head, electorate = rounds.chain.head, rounds.chain.base.electorate
-        beats = (self._membership.heartbeat_of(peer) for peer in rounds.standing.present() if peer != self._node.peer)
+        beats = (self._membership.heartbeat_of(peer) for peer in rounds.quorum.present() if peer != self._node.peer)
         counts_unheard = self._node.peer in electorate or not self._membership.watches_all
         return 1 + sum(
             counts_unheard if beat is None else beat.branch == head.branch and beat.round <= head.round + NEAR
@@ -132,7 +137,7 @@ class Lookout:
     @property
     def _is_holding(self) -> bool:
         rounds = self._rounds()
-        return rounds is not None and rounds.standing.is_holding
+        return rounds is not None and rounds.quorum.is_holding
 
     async def _seek_of(self, peers: Sequence[PeerId]) -> None:
         now = self._clock.now()
@@ -173,7 +178,7 @@ class Lookout:
     async def later(self, heads: Heads) -> Heads:
         """Return those of `heads` to go over to."""
         mine, rounds = self._replica.head, self._rounds()
-        if mine is not None and rounds is not None and rounds.standing.is_holding:
+        if mine is not None and rounds is not None and rounds.quorum.is_holding:
             return await self._shown_later(heads, mine, rounds)
         further = [(peer, head) for peer, head in heads if mine is None or is_further(head, mine)]
         if not further:
@@ -181,11 +186,11 @@ class Lookout:
         best, last = believed([head for _, head in further])
         return [(peer, head) for peer, head in further if head.branch == best and head.round <= last]
 
-    async def _shown_later(self, heads: Heads, mine: Manifest, rounds: Rounds) -> Heads:
+    async def _shown_later(self, heads: Heads, mine: Manifest, rounds: RoundDriver) -> Heads:
         here = rounds.chain.head  # proven, and further than `mine` where the results between them are lost
         await self._seek_of([peer for peer, head in heads if head.branch == here.branch and head.round > here.round])
         num = self._num_beside(rounds)
-        heeded = [proof for proof in self._proofs.values() if is_heeded(here, rounds.chain.charter, num, proof)]
+        heeded = [proof for proof in self._proofs.values() if is_followed(here, rounds.chain.charter, num, proof)]
         last = {here.branch: here.round} | {proof.manifest.branch: proof.manifest.round for proof in heeded}
         return [
             (peer, head)

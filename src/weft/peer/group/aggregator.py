@@ -26,8 +26,8 @@ from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Tokens, short
 from weft.keys import verify
 from weft.peer.context import Place
-from weft.peer.group.broadcast import Handing
-from weft.peer.group.records import Records
+from weft.peer.group.broadcast import GroupBroadcast
+from weft.peer.group.records import GroupRecords
 from weft.peer.messages import (
     Evaluation,
     Hurry,
@@ -37,7 +37,7 @@ from weft.peer.messages import (
     SponsorPlease,
     WardPass,
 )
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.sync.merge.group_mean import GroupMean
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
@@ -76,7 +76,7 @@ class Collection:
         self.last_at = 0.0
 
 
-class Sponsor:
+class Aggregator:
     """
     Args:
         speed: returns the tokens per second of this peer's own training.
@@ -85,9 +85,9 @@ class Sponsor:
     def __init__(
         self,
         place: Place,
-        rounds: Rounds,
-        records: Records,
-        handing: Handing,
+        rounds: RoundDriver,
+        records: GroupRecords,
+        broadcast: GroupBroadcast,
         speed: Callable[[], float],
         tasks: Tasks,
     ) -> None:
@@ -98,7 +98,7 @@ class Sponsor:
         self._emit = place.emit
         self._rounds = rounds
         self._records = records
-        self._handing = handing
+        self._broadcast = broadcast
         self._speed = speed
         self._tasks = tasks
         self._allowed: dict[PeerId, int] = {}  # tokens that a ward may claim
@@ -237,7 +237,7 @@ class Sponsor:
 
         Who comes from a sponsor that was just left brings what nobody knows to be missing until a round is decided.
         """
-        return 0 < tokens <= self._rounds.hearing.allowance() - now.num_claimed - now.num_own
+        return 0 < tokens <= self._rounds.inbox.allowance() - now.num_claimed - now.num_own
 
     async def _add_own(self, now: Collection, tokens: Tokens, parts: Sequence[EncodedPart]) -> None:
         me, payload = self._node.peer, tuple(part.encoded for part in parts)
@@ -272,7 +272,7 @@ class Sponsor:
         if now.half_at is None and is_grace_due(expected, now.brought):
             now.half_at = self._clock.now()
             self._begin_grace(now)
-        statuses = self._rounds.standing.statuses
+        statuses = self._rounds.quorum.statuses
         away = {peer for peer in expected if statuses.get(peer) in ("gone", "suspected")} | now.passing
         under_way = now.offers.keys() - now.brought  # not long any more
         if now.own_at is not None and may_close(expected | under_way, now.brought, away, now.is_grace_over):
@@ -280,7 +280,7 @@ class Sponsor:
 
     def notice(self, peer: PeerId, is_away: bool) -> None:
         """Take up what membership says of a peer."""
-        if is_away and self._rounds.standing.statuses.get(peer) == "gone":
+        if is_away and self._rounds.quorum.statuses.get(peer) == "gone":
             self._forget(peer)
         self._check(self._now)
 
@@ -347,7 +347,7 @@ class Sponsor:
         claim = claims_in(manifest).get(me)
         record = None if claim is None else self._records.known(claim.record)
         if self.wards:
-            self._tasks.spawn(self._handing.tell(certificate, self._in_order()))
+            self._tasks.spawn(self._broadcast.tell(certificate, self._in_order()))
         if record is not None:
             self._allow(manifest, record)
         for peer in self.wards.keys() & manifest.members:
@@ -382,7 +382,7 @@ class Sponsor:
 
     def _in_order(self) -> tuple[PeerId, ...]:
         """Return the wards, those last that nobody should have to wait for: the silent, the suspected and the slow."""
-        rates, statuses = self._rounds.parts.rates.known(), self._rounds.standing.statuses
+        rates, statuses = self._rounds.parts.rates.known(), self._rounds.quorum.statuses
         measured = [rates[peer] for peer in self.wards if peer in rates]
         least = median(measured) / SLOW if measured else 0.0
 

@@ -21,9 +21,9 @@ from weft.errors import NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
 from weft.net.blobs.blobs import StillComing
 from weft.peer.context import Place
-from weft.peer.group.records import MAX_NBYTES, Records
+from weft.peer.group.records import MAX_NBYTES, GroupRecords
 from weft.peer.messages import Decision, HandOn
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.sync.records.messages import Certificate
 from weft.sync.round.groups import claims_in, sources
 from weft.tasks import Tasks
@@ -33,7 +33,7 @@ NUM_KEPT = 2  # rounds whose certificates are served
 SOURCE_S = 8.0  # for a source to deliver what is small: it may wait for its own, some links further up
 
 
-class Handing:
+class GroupBroadcast:
     """Of one peer, as a sponsor and as a ward.
 
     Args:
@@ -41,7 +41,12 @@ class Handing:
     """
 
     def __init__(
-        self, place: Place, rounds: Rounds, records: Records, sponsor: Callable[[], PeerId | None], tasks: Tasks
+        self,
+        place: Place,
+        rounds: RoundDriver,
+        records: GroupRecords,
+        sponsor: Callable[[], PeerId | None],
+        tasks: Tasks,
     ) -> None:
         self._node = place.node
         self._rounds = rounds

@@ -1,6 +1,6 @@
 """How this peer takes part: as an elector, with wards or without, or as a ward. The main loop need not know which.
 
-groups.turn          where it announces: `Sponsor` or `Ward`
+groups.turn          where it announces: `Aggregator` or `Leaf`
 groups.is_outside    neither: it has to ask its way in
 groups.leased(...)   what it trains on
 """
@@ -15,11 +15,11 @@ from weft.events import CountedThrough, RoundMissed
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.companion import Unmeasured
 from weft.peer.context import Place
-from weft.peer.group.aggregator import Sponsor
-from weft.peer.group.broadcast import Handing
-from weft.peer.group.leaf import Ward
-from weft.peer.group.records import Records
-from weft.peer.round.driver import Rounds
+from weft.peer.group.aggregator import Aggregator
+from weft.peer.group.broadcast import GroupBroadcast
+from weft.peer.group.leaf import Leaf
+from weft.peer.group.records import GroupRecords
+from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.messages import Manifest
@@ -58,8 +58,8 @@ class Groups:
     def __init__(
         self,
         place: Place,
-        rounds: Rounds,
-        records: Records,
+        rounds: RoundDriver,
+        records: GroupRecords,
         carry: Carry,
         speed: Callable[[], float],
         tasks: Tasks,
@@ -69,11 +69,11 @@ class Groups:
         self._rounds = rounds
         self._records = records
         self._carry = carry
-        self._ward = Ward(place, rounds, records, speed)
-        handing = Handing(place, rounds, records, lambda: self._ward.sponsor, tasks)
-        self._sponsor = Sponsor(place, rounds, records, handing, speed, tasks)
+        self._ward = Leaf(place, rounds, records, speed)
+        broadcast = GroupBroadcast(place, rounds, records, lambda: self._ward.sponsor, tasks)
+        self._sponsor = Aggregator(place, rounds, records, broadcast, speed, tasks)
         rounds.on_decided = self._sponsor.decided
-        rounds.hearing.on_record = records.keep
+        rounds.inbox.on_record = records.keep
 
     def watch(self) -> Coroutine[Any, Any, None]:
         """Keep a sponsor as long as this peer needs one. Run until cancelled."""
@@ -101,7 +101,7 @@ class Groups:
         base = self._rounds.chain.base
         has_room = len(base.electorate) < base.charter.electors
         is_linked = self._me in base.electorate or (self.is_outside and has_room)
-        self._rounds.standing.links_electorate = is_linked
+        self._rounds.quorum.links_electorate = is_linked
         if is_linked:
             return base.electorate
         return () if self._ward.sponsor is None else (self._ward.sponsor,)

@@ -22,9 +22,9 @@ from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, Sponsored
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens, short
 from weft.peer.context import Place
-from weft.peer.group.records import Records
+from weft.peer.group.records import GroupRecords
 from weft.peer.messages import Hurry, Joining, OfferNote, Release, SponsorAnswer, SponsorPlease, WardPass
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.rng import order_key
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.records.messages import Manifest
@@ -39,13 +39,13 @@ LONGEST_PAUSE_S = 8.0
 PATIENCE_S = 10.0  # with an electorate that has room and does not count this peer in
 
 
-class Ward:
+class Leaf:
     """
     Args:
         speed: returns the tokens per second of this peer's training.
     """
 
-    def __init__(self, place: Place, rounds: Rounds, records: Records, speed: Callable[[], float]) -> None:
+    def __init__(self, place: Place, rounds: RoundDriver, records: GroupRecords, speed: Callable[[], float]) -> None:
         self.sponsor: PeerId | None = None
         self._node = place.node
         self._identity = place.identity
@@ -137,7 +137,7 @@ class Ward:
     def _why_leave(self, sponsor: PeerId) -> str:
         if sponsor not in self._rounds.chain.base.electorate:
             return "it is no elector any more"
-        if self._rounds.standing.statuses.get(sponsor) == "gone":
+        if self._rounds.quorum.statuses.get(sponsor) == "gone":
             return "it is gone"
         if self._num_missed >= MAX_MISSED:
             return f"it neither counted nor leased anything in {self._num_missed} rounds"
@@ -161,7 +161,7 @@ class Ward:
         has_room = len(base.electorate) < charter.electors
         if has_room and self._clock.now() - self._outside_since < PATIENCE_S:
             return
-        statuses = self._rounds.standing.statuses
+        statuses = self._rounds.quorum.statuses
         order = order_of(base.run, self._node.peer, base.electorate)
         for elector in sorted(order, key=lambda each: each == self._left):  # who was left last is asked last
             if statuses.get(elector) in ("gone", "suspected"):

@@ -31,7 +31,7 @@ MAX_NBYTES = 64 << 10  # of one, whose 64 stakes take 4 KiB
 AGAIN_S = (1.0, 2.0, 4.0, 8.0)  # between two looks for one that nobody delivered
 
 
-class Records:
+class GroupRecords:
     """Of one peer, which offers what is in `carry`."""
 
     def __init__(self, place: Place, carry: Carry) -> None:

@@ -13,7 +13,7 @@ Failure:
 - this process ends while members wait: they notice (`blocking`).
 - nobody waits: this peer goes on as slowly as it did; an event says who declined, and why.
 
-Whether a newcomer can ever catch up (`Pace`), and how far it is behind (`Lag`).
+Whether a newcomer can ever catch up (`CatchUp`), and how far it is behind (`Lag`).
 
 It needs the state, and of each round that is committed while it fetches, the results. Where the results alone are as
 many as what reaches it, it never is done, however long it goes on.
@@ -32,9 +32,9 @@ from weft.events import JoinTooSlow, Notice
 from weft.ids import PeerId
 from weft.peer.context import Place
 from weft.peer.join.hold_rule import DAY_S
-from weft.peer.join.state_fetch import Arrival, Beats
+from weft.peer.join.state_fetch import Beats, StateFetch
 from weft.peer.messages import BlockAnswer, BlockPlease
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
@@ -50,7 +50,7 @@ class Figures:
     added_bps: float  # by the run's results
 
 
-class Pace:
+class CatchUp:
     """Of one newcomer.
 
     Args:
@@ -133,7 +133,7 @@ NOTHING = -1  # before the first round
 NEAR_S = 5.0  # heartbeats come every 2 s, and the results of a round take a moment
 
 
-class Plea:
+class Backpressure:
     """Of one peer.
 
     Args:
@@ -142,17 +142,22 @@ class Plea:
     """
 
     def __init__(
-        self, place: Place, replica: Replica, arrival: Arrival, beats: Beats, rounds: Callable[[], Rounds | None]
+        self,
+        place: Place,
+        replica: Replica,
+        state_fetch: StateFetch,
+        beats: Beats,
+        rounds: Callable[[], RoundDriver | None],
     ) -> None:
         self._node = place.node
         self._clock = place.clock
         self._emit = place.emit
         self._is_blocking = place.settings.is_blocking
         self._replica = replica
-        self._arrival = arrival
+        self._state_fetch = state_fetch
         self._beats = beats
         self._rounds = rounds
-        self._pace = Pace(replica.result_nbytes)
+        self._pace = CatchUp(replica.result_nbytes)
         self._lag = Lag()
         self._is_in = False  # it has been in sync: a newcomer no more
         self._is_told = False
@@ -182,7 +187,7 @@ class Plea:
         """Be a newcomer no more; who was told that its line is too slow is watched on, and told once more."""
         self._is_in = True
         self._is_told = not self._is_told
-        self._pace = Pace(self._replica.result_nbytes)
+        self._pace = CatchUp(self._replica.result_nbytes)
 
     def _look(self) -> None:
         if self._is_in and self._is_told:
@@ -254,7 +259,7 @@ class Plea:
 
     def _head(self) -> Manifest | None:
         """Return the manifest whose state is coming, or else of what is here."""
-        partial = self._arrival.under_way
+        partial = self._state_fetch.under_way
         return self._replica.head if partial is None else partial.head
 
     def _reached(self) -> int:
@@ -267,17 +272,19 @@ class Plea:
 
     def _is_fetching(self) -> bool:
         rounds = self._rounds()
-        return self._arrival.under_way is not None or (rounds is not None and rounds.chain.head != self._replica.head)
+        return self._state_fetch.under_way is not None or (
+            rounds is not None and rounds.chain.head != self._replica.head
+        )
 
     def _is_behind(self) -> bool:
         """Return whether who was in lacks bytes, and for long: before that its line need not have been busy."""
         rounds = self._rounds()
         if rounds is None or self.is_near:
             return False
-        return self._arrival.under_way is not None or not rounds.parts.has_results(rounds.chain.head)
+        return self._state_fetch.under_way is not None or not rounds.parts.has_results(rounds.chain.head)
 
     def _left_nbytes(self) -> int:
-        partial, head = self._arrival.under_way, self._head()
+        partial, head = self._state_fetch.under_way, self._head()
         if head is None:
             return sum(4 * vector.numel() for vector in self._replica.vectors().values())
         num_rounds = max(self._latest() - head.round, 0)

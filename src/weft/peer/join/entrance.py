@@ -24,12 +24,12 @@ from weft.net.membership.membership import Membership
 from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, open_branch
 from weft.peer.context import Place
 from weft.peer.fork.split import patience_s
-from weft.peer.fork.watch import Lookout
-from weft.peer.join.backpressure import Plea
-from weft.peer.join.ranking import Asking
-from weft.peer.join.state_fetch import Arrival
+from weft.peer.fork.watch import ForkWatch
+from weft.peer.join.backpressure import Backpressure
+from weft.peer.join.ranking import Ranking
+from weft.peer.join.state_fetch import StateFetch
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
@@ -64,7 +64,7 @@ class Entrance:
         membership: Membership,
         replica: Replica,
         carry: Carry,
-        rounds: Callable[[], Rounds | None],
+        rounds: Callable[[], RoundDriver | None],
     ) -> None:
         self._run = run
         self._place = place
@@ -76,10 +76,10 @@ class Entrance:
         self.counts: Callable[[Manifest], Awaitable[bool]] = lambda _manifest: asyncio.sleep(0, True)
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
-        self._order = Asking(place.node, membership, place.clock)
-        self.lookout = Lookout(place.node, place.clock, membership, replica, rounds)
-        self._arrival = Arrival(place, replica, self.lookout.beats)
-        self.plea = Plea(place, replica, self._arrival, self.lookout.beats, rounds)
+        self._order = Ranking(place.node, membership, place.clock)
+        self.lookout = ForkWatch(place.node, place.clock, membership, replica, rounds)
+        self._state_fetch = StateFetch(place, replica, self.lookout.beats)
+        self.plea = Backpressure(place, replica, self._state_fetch, self.lookout.beats, rounds)
         self.legacies = Legacies(place, replica, self._certificate)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
@@ -222,7 +222,7 @@ class Entrance:
             if isinstance(found, Manifest):
                 return found
             if own is not None and waited_s >= OWN_AFTER_S[found]:
-                await self._arrival.forget()
+                await self._state_fetch.forget()
                 return own
             if waited_s >= PATIENCE_S and not is_told:
                 is_told = True
@@ -235,7 +235,7 @@ class Entrance:
                     opening = await self._opening.get()
                     if self._replica.head is None and self._node.peer in opening.members:
                         self._replica.head = opening
-                        await self._arrival.forget()
+                        await self._state_fetch.forget()
                         return opening
 
     async def _meet(self) -> None:
@@ -260,7 +260,7 @@ class Entrance:
             self._last_failure = f": {error}"
             return "failed"
 
-    async def be_counted_in(self, rounds: Rounds) -> None:
+    async def be_counted_in(self, rounds: RoundDriver) -> None:
         """Ask every member to count this peer in, and follow the chain meanwhile: one turn of it.
 
         Who is far behind does not ask: a leader that replays what was decided before would keep the others waiting.
@@ -300,9 +300,9 @@ class Entrance:
     async def _take_over(self, heads: Heads) -> Manifest:
         before = self._replica.head
         try:
-            head, charter, vectors = await self._arrival.fetch(heads)
+            head, charter, vectors = await self._state_fetch.fetch(heads)
         except (PeerError, NetError, Refused):
-            self._order.note_failure(*self._arrival.failed)
+            self._order.note_failure(*self._state_fetch.failed)
             raise
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
@@ -345,7 +345,7 @@ class Entrance:
 
     # --- a straggler ---
 
-    async def catch_up(self, rounds: Rounds) -> bool:
+    async def catch_up(self, rounds: RoundDriver) -> bool:
         """Follow what was decided without this peer; return False where others are too far ahead to replay it."""
         head = rounds.chain.head
         is_too_far = False

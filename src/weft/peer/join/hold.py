@@ -19,13 +19,13 @@ from contextlib import suppress
 from weft.events import RunBlocked, RunUnblocked
 from weft.ids import PeerId
 from weft.peer.context import Place
-from weft.peer.join.hold_rule import Blocks
+from weft.peer.join.hold_rule import HoldRule
 from weft.peer.messages import BlockAnswer, BlockPlease
 
 LOOK_S = 0.5  # between two looks whether there is still something to wait for
 
 
-class Blocking:
+class Hold:
     """Of one member.
 
     Args:
@@ -37,7 +37,7 @@ class Blocking:
         self._emit = place.emit
         self._is_member = is_member
         self._longest_s = place.settings.max_blocked_s
-        self._blocks = Blocks(self._longest_s)
+        self._blocks = HoldRule(self._longest_s)
         self._news = asyncio.Event()
         place.node.serve(BlockPlease, self._consider)
 

@@ -31,13 +31,13 @@ class Ended:
 
 
 @dataclass
-class _Block:
+class _Hold:
     peer: PeerId
     began: float
     asked_at: float
 
 
-class Blocks:
+class HoldRule:
     """Of one peer.
 
     Args:
@@ -46,7 +46,7 @@ class Blocks:
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
-        self._now: _Block | None = None
+        self._now: _Hold | None = None
         self._ended: list[Ended] = []
         self._rests_until = float("-inf")
         self._blocked_at: dict[PeerId, float] = {}  # within a day: some thousand at most, as each is followed by a rest
@@ -73,7 +73,7 @@ class Blocks:
             return ""
         reason = self._why_not(peer, needs_s, now)
         if not reason:
-            self._now = _Block(peer, began=now, asked_at=now)
+            self._now = _Hold(peer, began=now, asked_at=now)
         return reason
 
     def end(self, peer: PeerId, reason: str, now: float) -> None:

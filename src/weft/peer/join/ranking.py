@@ -8,7 +8,7 @@ from weft.net.node import Node
 FAILED_S = 60.0  # who failed to deliver is asked after all others for so long
 
 
-class Asking:
+class Ranking:
     def __init__(self, node: Node, membership: Membership, clock: Clock) -> None:
         self._node = node
         self._membership = membership

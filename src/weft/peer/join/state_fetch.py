@@ -43,7 +43,7 @@ OFFER_S = 60.0  # for a member to copy its state and name the chunks
 Beats = Callable[[], Mapping[PeerId, Heartbeat]]
 
 
-class Arrival:
+class StateFetch:
     """Fetches states for one peer, of the shape that `replica` has.
 
     Args:

@@ -46,7 +46,7 @@ class _Pin:
     used_at: float
 
 
-class Donor:
+class StateServer:
     """Answers for a replica.
 
     Args:

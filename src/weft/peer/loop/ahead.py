@@ -18,7 +18,7 @@ from weft.data.assign import beyond
 from weft.events import TrainsOn
 from weft.ids import Round
 from weft.peer.context import Place
-from weft.peer.loop.lease import Training
+from weft.peer.loop.lease import LeaseTraining
 from weft.peer.state.carry import Carry
 from weft.run.config import Genesis
 from weft.sync.records.messages import Manifest
@@ -53,7 +53,7 @@ class Ahead:
     """
 
     def __init__(
-        self, place: Place, training: Training, carry: Carry, lost: asyncio.Event, is_over: Callable[[], bool]
+        self, place: Place, training: LeaseTraining, carry: Carry, lost: asyncio.Event, is_over: Callable[[], bool]
     ) -> None:
         self._place = place
         self._training = training

@@ -22,7 +22,7 @@ CALL_S = 0.25  # of inner steps in a call of the device: few enough to stop soon
 NUM_REMEMBERED = 5  # calls of the device whose speed is remembered: their median forgets what disturbed one or two
 
 
-class Training:
+class LeaseTraining:
     """Inner steps of one peer.
 
     Args:

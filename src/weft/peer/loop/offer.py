@@ -4,7 +4,7 @@ from weft.events import PayloadOffered
 from weft.ids import Round
 from weft.peer.context import Place
 from weft.peer.group.groups import Groups, Turn
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
@@ -24,7 +24,7 @@ class Offering:
         self._groups = groups
         self._companion = place.companion
 
-    async def offer(self, rounds: Rounds, turn: Turn) -> None:
+    async def offer(self, rounds: RoundDriver, turn: Turn) -> None:
         """Announce it, unless the round is decided before it is encoded: it would be counted twice.
 
         Who lacks what a gossip round builds on says that it brings nothing.

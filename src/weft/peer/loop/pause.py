@@ -140,7 +140,7 @@ class Pause:
         return None if trainer.is_warm else trainer.warm_up
 
 
-class Warming:
+class WarmUp:
     def __init__(self, place: Place, trainer: Learner, replica: Replica, pausing: Pause) -> None:
         self._compute = place.compute
         self._trainer = trainer

@@ -11,7 +11,7 @@ from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.peer.companion import Unmeasured
 from weft.peer.context import Outcome, Place
-from weft.peer.loop.lease import Training
+from weft.peer.loop.lease import LeaseTraining
 from weft.peer.loop.outliers import Sentinel
 from weft.peer.round.outcome import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.round.pending_acts import REMOVALS, told, why_removed
@@ -32,7 +32,7 @@ TORN = "it is exchanged with this peer, and is not here: only the other has move
 
 
 class Report:
-    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, training: Training) -> None:
+    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, training: LeaseTraining) -> None:
         self._run = run
         self._place = place
         self._replica = replica

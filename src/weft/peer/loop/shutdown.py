@@ -20,7 +20,7 @@ from weft.events import Emit, Notice
 from weft.ids import PeerId
 from weft.net.membership.membership import Membership
 from weft.net.node import Node
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
@@ -28,7 +28,7 @@ LINGER_S = 60.0  # of a complete run, at most, for who has not yet made the last
 LOOK_S = 0.2
 
 
-class Parting:
+class Shutdown:
     """Of one peer.
 
     Args:
@@ -36,7 +36,7 @@ class Parting:
     """
 
     def __init__(
-        self, node: Node, membership: Membership, replica: Replica, rounds: Callable[[], Rounds | None], emit: Emit
+        self, node: Node, membership: Membership, replica: Replica, rounds: Callable[[], RoundDriver | None], emit: Emit
     ) -> None:
         self._node = node
         self._membership = membership

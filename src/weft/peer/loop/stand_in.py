@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from weft.ids import PeerId
 from weft.peer.group.records import lease_of
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 from weft.sync.records.messages import Base, Manifest
 
 LOOK_S = 1.0
@@ -32,15 +32,15 @@ def in_place_of(base: Base, me: PeerId, present: Collection[PeerId]) -> PeerId |
     return dict(zip(here, to_train, strict=False)).get(me)
 
 
-def leased_instead(rounds: Rounds, me: PeerId, head: Manifest) -> NDArray[np.int64]:
+def leased_instead(rounds: RoundDriver, me: PeerId, head: Manifest) -> NDArray[np.int64]:
     """Return the positions of whoever is away that this peer is to train on: mostly none."""
     base = rounds.chain.base
-    other = in_place_of(base, me, rounds.standing.present()) if rounds.chain.head == head else None
+    other = in_place_of(base, me, rounds.quorum.present()) if rounds.chain.head == head else None
     return lease_of(head.leases if other else (), other)
 
 
-async def needed(rounds: Rounds, me: PeerId) -> None:
+async def needed(rounds: RoundDriver, me: PeerId) -> None:
     """Return once this peer is to train in another's place."""
     await asyncio.sleep(LOOK_S)
-    while in_place_of(rounds.chain.base, me, rounds.standing.present()) is None:  # noqa: ASYNC110  # statuses tell nobody
+    while in_place_of(rounds.chain.base, me, rounds.quorum.present()) is None:  # noqa: ASYNC110  # statuses tell nobody
         await asyncio.sleep(LOOK_S)

@@ -1,6 +1,6 @@
 """Runs the round machine of `sync.round` on a node: signs, sends, writes, fetches, merges, times.
 
-    rounds = Rounds(...)
+    rounds = RoundDriver(...)
     rounds.begin()                          # the round after the chain's head
     rounds.announce(tokens, parts)          # this peer's encoded payload
     decided = await rounds.decided.get()    # each commit, in order, whoever contributed
@@ -30,18 +30,18 @@ from weft.peer.chain import Chain
 from weft.peer.claims import legacy_tokens
 from weft.peer.context import Place
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.gather import Gathering
-from weft.peer.round.inbox import Hearing
-from weft.peer.round.merge import Merging
+from weft.peer.round.gather import Gather
+from weft.peer.round.inbox import Inbox
+from weft.peer.round.merge import RoundMerger
 from weft.peer.round.outcome import Decided, attempt_started, left_out
-from weft.peer.round.payloads import Parts, Wanted
-from weft.peer.round.pending_acts import Acts, Awaiting, Lies
-from weft.peer.round.quorum import Standing
+from weft.peer.round.payloads import Payloads, Wanted
+from weft.peer.round.pending_acts import Awaiting, Lies, PendingActs
+from weft.peer.round.quorum import Quorum
 from weft.peer.round.reach import Reach
-from weft.peer.round.timers import Memory, Timers
-from weft.peer.round.validity import Weighing
+from weft.peer.round.timers import RoundTimes, Timers
+from weft.peer.round.validity import Validity
 from weft.peer.state.legacies import KeptLegacy
-from weft.store.votes import Promises
+from weft.store.votes import Votes
 from weft.sync.governance.legacy import charter_after
 from weft.sync.merge.fragments import Scope
 from weft.sync.merge.reduce import EncodedPart
@@ -89,7 +89,7 @@ from weft.tasks import Tasks
 MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
 
 
-class Rounds:
+class RoundDriver:
     """The present round of one branch, as one of its members.
 
     Args:
@@ -101,26 +101,26 @@ class Rounds:
     def __init__(self, place: Place, chain: Chain, scope: Scope, on_failure: Callable[[Exception], None]) -> None:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
-        self.parts = Parts(place, chain, scope)
+        self.parts = Payloads(place, chain, scope)
         self._node = place.node
         self._emit = place.emit
         self._on_failure = on_failure
-        self._promises = Promises(place.folder.durable)
+        self._promises = Votes(place.folder.durable)
         self._state: State | None = None  # None: takes no part in the round
         self._is_closed = False
         self.on_decided: Callable[[Certificate], None] = lambda _certificate: None
-        self.standing = Standing(place.node.peer, chain, self._promises, lambda: self._state)
+        self.quorum = Quorum(place.node.peer, chain, self._promises, lambda: self._state)
         self.timers = Timers(place.clock, self._expire)
-        self._memory = Memory(place.folder.measured, place.clock.now, is_on=place.settings.checkpoint_every_s > 0)
+        self._memory = RoundTimes(place.folder.measured, place.clock.now, is_on=place.settings.checkpoint_every_s > 0)
         self._tasks = Tasks(on_failure)
         self._prefetching = asyncio.Lock()
         awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
-        self.acts = Acts(place.node, chain, place.emit, awaiting, lies, self._move)
+        self.acts = PendingActs(place.node, chain, place.emit, awaiting, lies, self._move)
         self._reach = reach = Reach(self._feed, lambda: self._state)
-        self._gathering = Gathering(place, chain, self.parts, self._tasks, self.timers, reach)
-        self.merging = Merging(place, chain, self.parts, self._gathering, scope)
-        self._weighing = Weighing(chain, self.merging, self.standing, self._tasks, place.emit, reach)
-        self.hearing = Hearing(place, chain, self._weighing, self._gathering, reach, self.timers, self.acts.accuse)
+        self._gather = Gather(place, chain, self.parts, self._tasks, self.timers, reach)
+        self.merger = RoundMerger(place, chain, self.parts, self._gather, scope)
+        self._validity = Validity(chain, self.merger, self.quorum, self._tasks, place.emit, reach)
+        self.inbox = Inbox(place, chain, self._validity, self._gather, reach, self.timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     # --- what the peer does ---
@@ -151,15 +151,15 @@ class Rounds:
         base = self.chain.base
         self._state = None
         self._node.exchange(False)
-        read_early = self.hearing.begin()
-        if self._node.peer not in base.electorate or self._is_closed or not self.standing.has_vote:
+        read_early = self.inbox.begin()
+        if self._node.peer not in base.electorate or self._is_closed or not self.quorum.has_vote:
             return
         outputs: tuple[Output, ...] = ()
         last = self._promises.last
         if last is not None and last.base == base:
             self._state, outputs = machine.resume(self._node.peer, last)
             if last.accepted is not None:
-                self._weighing.recover(last.accepted.manifest)
+                self._validity.recover(last.accepted.manifest)
         else:
             self._state = machine.begin(self._node.peer, base)
         self._move()
@@ -167,7 +167,7 @@ class Rounds:
         self._carry_out(outputs)
         if outputs and self._leads() and len(base.electorate) > 1:  # what it led is forgotten, and nobody else leads it
             self._expire("progress", self._member.attempt)
-        for known in self.standing.known():
+        for known in self.quorum.known():
             self._feed(known)
         read_early()
 
@@ -192,7 +192,7 @@ class Rounds:
             tokens = legacy_tokens(base, ready)
             legacy = msgspec.structs.replace(legacy, tokens=tokens)
         trained = Trained(tokens=tokens, parts=digests, group=group, legacy=legacy, proof=proof)
-        self._gathering.announce(ready, self._say, lambda: self._take_mine(trained, base))
+        self._gather.announce(ready, self._say, lambda: self._take_mine(trained, base))
         return digests
 
     def _say(self, ready: Ready) -> None:
@@ -213,13 +213,13 @@ class Rounds:
         electorate = self.chain.base.electorate
         if status == "joining" and (peer in electorate or peer in self.chain.charter.banned):
             return
-        self.standing.statuses[peer] = status
+        self.quorum.statuses[peer] = status
         self.parts.notice(peer, status)
         self._feed(Noticed(peer=peer, status=status))
 
     def reroute(self, relayed: frozenset[PeerId]) -> None:
         """Take up who is reached through others: what they would merge for all passes a relay twice."""
-        self.standing.relayed = relayed
+        self.quorum.relayed = relayed
         self._feed(Rerouted(relayed=relayed))
 
     def measure(self, speeds: dict[PeerId, float]) -> None:
@@ -248,10 +248,10 @@ class Rounds:
         Some, each time that it is called: how far others are is their word, and each one led is written to disk.
         """
         if self._state is not None:
-            for peer in sorted(self.standing.voteless - self._state.suspected):
+            for peer in sorted(self.quorum.voteless - self._state.suspected):
                 self._feed(Noticed(peer=peer, status="suspected"))
         for _ in range(MAX_GIVEN_UP):
-            if (state := self._state) is None or not self.standing.is_attempt_over(state):
+            if (state := self._state) is None or not self.quorum.is_attempt_over(state):
                 return
             self._expire("progress", self._member.attempt)
             if self._state is not None and self._state.attempt == state.attempt:
@@ -263,10 +263,10 @@ class Rounds:
 
     def follow(self, certificate: Certificate) -> bool:
         """Take over a decision that was made elsewhere; return whether it follows on the head and can be made here."""
-        self.hearing.witness.read(certificate)
+        self.inbox.evidence.read(certificate)
         if certificate.manifest.round != self.chain.base.round or not self.chain.proven(certificate):
             return False
-        if self.standing.are_results_lost and not self.parts.has_results(certificate.manifest):
+        if self.quorum.are_results_lost and not self.parts.has_results(certificate.manifest):
             return False
         self._decide(certificate)
         return True
@@ -282,8 +282,8 @@ class Rounds:
             self.decided.get_nowait()
         self._restart(head, charter)
         if without is not None and without.previous == self.chain.base.previous:
-            self.standing.lose_results(self.chain.base)
-            self._weighing.recover(without)
+            self.quorum.lose_results(self.chain.base)
+            self._validity.recover(without)
         self.begin()
 
     def branch_off(self, opening: Manifest) -> None:
@@ -293,9 +293,9 @@ class Rounds:
         self.begin()
 
     def _restart(self, head: Manifest, charter: Charter) -> None:
-        self.standing.go_to(head.branch)
+        self.quorum.go_to(head.branch)
         self.chain.restart(head, charter)
-        self.hearing.restart(head, charter)
+        self.inbox.restart(head, charter)
         self.acts.follow(head)
 
     def give_up(self) -> None:
@@ -341,8 +341,8 @@ class Rounds:
         self._carry_out(outputs)
         if plan != before.plan and self._state is not None and self._state.plan == plan:
             self.timers.note_planned(leads=self._leads())
-            self.hearing.plan_came(self._state)
-        self._gathering.check()
+            self.inbox.plan_came(self._state)
+        self._gather.check()
 
     def _carry_out(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -353,7 +353,7 @@ class Rounds:
                 case Send(to=to, message=message):
                     self._send((to,), message)
                 case Broadcast(message=message):
-                    if not (isinstance(message, Ready) and self._gathering.has_said):
+                    if not (isinstance(message, Ready) and self._gather.has_said):
                         self._send(self.chain.base.electorate, message)
                 case Merge(plan=plan, part=part):
                     self._tasks.spawn(self._merge(self.chain.base, plan, part))
@@ -363,7 +363,7 @@ class Rounds:
                     self.timers.set(timer, attempt)
                 case Commit(attempt=attempt, manifest=manifest):
                     committed = Committed(attempt=attempt, manifest=manifest)
-                    self._decide(self.hearing.proofs.certify(self._member, committed))
+                    self._decide(self.inbox.proofs.certify(self._member, committed))
                     return  # the round is over; nothing stands behind a commit
                 case _:
                     assert_never(output)
@@ -371,15 +371,15 @@ class Rounds:
     def _send(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
         letter: Letter | Decision
         if isinstance(message, Committed):
-            letter = Decision(certificate=self.hearing.proofs.certify(self._member, message))
+            letter = Decision(certificate=self.inbox.proofs.certify(self._member, message))
             to = (*to, *message.manifest.joined)  # who was counted in follows from outside
         else:
-            letter = Letter(signed=self.hearing.proofs.seal(message))
+            letter = Letter(signed=self.inbox.proofs.seal(message))
         for peer in to:
             if peer != self._node.peer:
                 self._node.post(peer, letter)
             if isinstance(message, Promise):
-                self.hearing.witness.show(peer, message.attempt)
+                self.inbox.evidence.show(peer, message.attempt)
 
     def _keep(self, durable: Durable) -> bool:
         try:
@@ -398,20 +398,20 @@ class Rounds:
         if counted_of(manifest, self._node.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         base = self.chain.base
-        absent = left_out(base, manifest, self._state, self.standing.statuses)
+        absent = left_out(base, manifest, self._state, self.quorum.statuses)
         counted = (each.peer for each in manifest.contributions)
         self.timers.note_decided(counted, is_whole=set(absent) <= set(base.resting))
         self._memory.keep(self.timers.measured)
-        taken = self.merging.taken(base, manifest) if manifest.is_gossip else {}
+        taken = self.merger.taken(base, manifest) if manifest.is_gossip else {}
         if manifest.tuned is not None or manifest.acts:
             self.timers.forget()
-        self.merging.settle(manifest)
+        self.merger.settle(manifest)
         self._tasks.spawn(self.parts.note(certificate))
         self.chain.append(certificate)
-        self.hearing.follow(manifest, self.chain.charter)
+        self.inbox.follow(manifest, self.chain.charter)
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
-            self.standing.statuses.pop(peer, None)
+            self.quorum.statuses.pop(peer, None)
         weights = takes_from(base, self._node.peer) if taken else {}
         self.decided.put_nowait(Decided(manifest, absent, fate, taken, weights))
         self.on_decided(certificate)
@@ -431,12 +431,12 @@ class Rounds:
 
     async def _merge(self, base: Base, plan: Collect, part: int) -> None:
         if self.chain.base == base:  # else it was decided before this began
-            self._feed(await self.merging.merge(plan, part, self.parts.results_in(base)[part], base.round))
+            self._feed(await self.merger.merge(plan, part, self.parts.results_in(base)[part], base.round))
 
     async def _fetch(self, base: Base, plan: Collect, part: int, result: Digest) -> None:
         here = self.parts.results_in(base)[part]
         wanted = Wanted(part, result, len(here), base.round)
-        if (learnt := await self.merging.find(base, plan, wanted, here)) is None:
+        if (learnt := await self.merger.find(base, plan, wanted, here)) is None:
             learnt = await self.parts.fetch(plan, wanted, lambda: self._reach.plan() == plan)
         if learnt is not None and self.chain.base == base:  # who lies in one round is judged in that
             self._feed(learnt)

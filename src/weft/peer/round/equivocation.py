@@ -22,7 +22,7 @@ from weft.keys import verify
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.messages import Shown
-from weft.sync.governance.equivocation import binds, contradiction
+from weft.sync.governance.equivocation import binds, equivocation
 from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
 from weft.sync.records.messages import (
     Accept,
@@ -47,7 +47,7 @@ Kept = tuple[Signed, RoundNote]
 Slot = tuple[str, int, int]  # of a note among those of its signer: kind, attempt, revision
 
 
-class Witness:
+class EvidenceKeeper:
     """Of the chain's present round, the one before it and the one after.
 
     Args:
@@ -79,7 +79,7 @@ class Witness:
             return
         kept = self._kept.setdefault((note.branch, note.round), {}).setdefault(signed.signer, {})
         for known, other in kept.values():
-            if contradiction(other, note) is not None:
+            if equivocation(other, note) is not None:
                 self._accuse(Warrant(letters=(known, signed)))
                 return
         base = self._chain.base

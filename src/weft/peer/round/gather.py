@@ -22,7 +22,7 @@ from weft.ids import Attempt, Digest, PeerId
 from weft.peer.chain import Chain
 from weft.peer.context import Place
 from weft.peer.messages import Gathered
-from weft.peer.round.payloads import Parts
+from weft.peer.round.payloads import Payloads
 from weft.peer.round.reach import Reach
 from weft.peer.round.timers import Timers
 from weft.sync.records.messages import Contribution, Ready
@@ -39,7 +39,7 @@ NUM_TRIES = 3  # in vain, and an owner says so
 KEPT_ROUNDS = 2  # that a payload is kept for which nobody announces any more
 
 
-class Gathering:
+class Gather:
     """Of one peer, round after round.
 
     Args:
@@ -50,7 +50,7 @@ class Gathering:
         self,
         place: Place,
         chain: Chain,
-        parts: Parts,
+        parts: Payloads,
         tasks: Tasks,
         timers: Timers,
         reach: Reach,

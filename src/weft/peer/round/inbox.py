@@ -36,11 +36,11 @@ from weft.peer.chain import Chain
 from weft.peer.claims import Claims
 from weft.peer.context import Place
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.equivocation import Witness
-from weft.peer.round.gather import Gathering
+from weft.peer.round.equivocation import EvidenceKeeper
+from weft.peer.round.gather import Gather
 from weft.peer.round.reach import Reach
 from weft.peer.round.timers import Timers
-from weft.peer.round.validity import Weighing
+from weft.peer.round.validity import Validity
 from weft.sync.records.acts import Warrant
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import (
@@ -201,7 +201,7 @@ def accept_of(attempt: Attempt, manifest: Manifest) -> Accept:
     return Accept(attempt=attempt, manifest=digest_of(manifest))
 
 
-class Hearing:
+class Inbox:
     """Of one peer, round after round.
 
     Args:
@@ -213,8 +213,8 @@ class Hearing:
         self,
         place: Place,
         chain: Chain,
-        weighing: Weighing,
-        gathering: Gathering,
+        validity: Validity,
+        gather: Gather,
         reach: Reach,
         timers: Timers,
         accuse: Callable[[Warrant], None],
@@ -222,29 +222,29 @@ class Hearing:
         self.proofs = Proofs(place.identity, chain)
         self._node = place.node
         self._chain = chain
-        self._weighing = weighing
-        self._gathering = gathering
+        self._validity = validity
+        self._gather = gather
         self._feed = reach.feed
         self._state = reach.state
         self.on_record: Callable[[GroupRecord], object] = lambda _record: None
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self._early = Early()
         self._leaps = Leaps(place.clock, timers.progress_s)
-        self.witness = Witness(place.node, chain, accuse)
+        self.evidence = EvidenceKeeper(place.node, chain, accuse)
 
     @property
     def has_quorum(self) -> bool:
         """Whether enough members have announced for the present round to be decided."""
-        return self._gathering.has_quorum
+        return self._gather.has_quorum
 
     def begin(self) -> Callable[[], None]:
         """A round begins. Return what reads the letters that came before it, to be called once its machine is there."""
         early = self._early.begin()
         self._leaps.begin()
         self.proofs.begin()
-        self.witness.begin()
-        self._weighing.begin()
-        self._gathering.begin()
+        self.evidence.begin()
+        self._validity.begin()
+        self._gather.begin()
 
         def read() -> None:
             for sender, signed, note in early:
@@ -276,7 +276,7 @@ class Hearing:
         if letter.signed.signer != peer:
             raise WireError(f"{short(peer)} passed on a letter of {short(letter.signed.signer)}")
         base = self._chain.base
-        self.witness.hear(letter.signed, note)
+        self.evidence.hear(letter.signed, note)
         if note.branch != base.branch:
             return
         if note.round < base.round:
@@ -303,13 +303,13 @@ class Hearing:
             if message.group is not None and is_true(base, sender, message.group):
                 self.on_record(message.group)
             ready = self._claims.believed(base, sender, message)
-            self._gathering.hear(sender, ready, lambda: self._take(sender, signed, ready, base))
+            self._gather.hear(sender, ready, lambda: self._take(sender, signed, ready, base))
             return
         named = manifest_in(message)
-        if named is None or not self._weighing.must_weigh(state.base, named):
+        if named is None or not self._validity.must_weigh(state.base, named):
             self._take(sender, signed, message, base)
             return
-        self._weighing.weigh(sender, message, named, lambda: self._take(sender, signed, message, base))
+        self._validity.weigh(sender, message, named, lambda: self._take(sender, signed, message, base))
 
     def plan_came(self, state: State) -> None:
         """Let the machine hear what was said of its plan before it knew that."""

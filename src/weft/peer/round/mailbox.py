@@ -6,19 +6,19 @@ from weft.errors import PeerError
 from weft.ids import PeerId
 from weft.net.node import Node
 from weft.peer.messages import Decision, Letter
-from weft.peer.round.driver import Rounds
+from weft.peer.round.driver import RoundDriver
 
 MAX_EARLY = 256  # kept while this peer still fetches the state
 
 
 class Mailbox:
     def __init__(self, node: Node) -> None:
-        self._rounds: Rounds | None = None
+        self._rounds: RoundDriver | None = None
         self._early: list[tuple[PeerId, Letter | Decision]] = []
         node.on_note(Letter, self._on_letter)
         node.on_note(Decision, self._on_decision)
 
-    def open(self, rounds: Rounds) -> None:
+    def open(self, rounds: RoundDriver) -> None:
         """Give `rounds` what has come, and what comes from now on."""
         early, self._early, self._rounds = self._early, [], rounds
         for peer, said in early:
@@ -37,8 +37,8 @@ class Mailbox:
         else:
             self._early = [*self._early, (peer, said)][-MAX_EARLY:]
 
-    def _give(self, rounds: Rounds, peer: PeerId, said: Letter | Decision) -> None:
+    def _give(self, rounds: RoundDriver, peer: PeerId, said: Letter | Decision) -> None:
         if isinstance(said, Letter):
-            rounds.hearing.on_letter(peer, said)
+            rounds.inbox.on_letter(peer, said)
         else:
             rounds.on_decision(said)

@@ -28,8 +28,8 @@ from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round
 from weft.peer.chain import Chain
 from weft.peer.context import Place
-from weft.peer.round.gather import Gathering
-from weft.peer.round.payloads import Parts, Wanted
+from weft.peer.round.gather import Gather
+from weft.peer.round.payloads import Payloads, Wanted
 from weft.sync.merge.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.feedback import Replies
 from weft.sync.merge.fragments import Scope
@@ -73,14 +73,14 @@ class _Work:
 OnAdded = Callable[[Round, Contribution, float, bool], None]  # the round, what, how long, is it a whole payload
 
 
-class Merging:
+class RoundMerger:
     """Of one peer.
 
     Args:
         scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, place: Place, chain: Chain, parts: Parts, gathering: Gathering, scope: Scope) -> None:
+    def __init__(self, place: Place, chain: Chain, parts: Payloads, gathering: Gather, scope: Scope) -> None:
         self._node = place.node
         self._compute = place.compute
         self._emit = place.emit

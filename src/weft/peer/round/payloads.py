@@ -85,7 +85,7 @@ class Wanted:
     round: Round
 
 
-class Parts:
+class Payloads:
     """Payload and results of one peer; results go into `chain`.
 
     Args:

@@ -136,7 +136,7 @@ STRIKE_OUT = "strike out"
 REMOVALS = ("remove", "ban", "vote out", STRIKE_OUT)
 
 
-class Acts:
+class PendingActs:
     """What waits in one peer, for the round after the chain's head.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from weft.ids import Attempt, BranchId, PeerId
 from weft.peer.chain import Chain
 from weft.peer.messages import StandingNote
-from weft.store.votes import Promises
+from weft.store.votes import Votes
 from weft.sync.records.messages import Base
 from weft.sync.round.machine import Input, Noticed, Rerouted, State, Status
 from weft.sync.round.rules import is_quorum, leader
@@ -19,14 +19,14 @@ from weft.sync.round.rules import is_quorum, leader
 AROUND_S = 15.0
 
 
-class Standing:
+class Quorum:
     """Of the round after the chain's head.
 
     Args:
         state: returns this peer's machine; None where it takes no part in the round.
     """
 
-    def __init__(self, me: PeerId, chain: Chain, promises: Promises, state: Callable[[], State | None]) -> None:
+    def __init__(self, me: PeerId, chain: Chain, promises: Votes, state: Callable[[], State | None]) -> None:
         self.statuses: dict[PeerId, Status] = {}
         self.relayed: frozenset[PeerId] = frozenset()  # who is reached through others
         self.links_electorate = True  # whether this peer keeps links to all who vote

@@ -38,7 +38,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     latencies_s: _Times = ()
 
 
-class Memory:
+class RoundTimes:
     """
     Args:
         now: seconds.

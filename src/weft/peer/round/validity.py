@@ -17,8 +17,8 @@ from weft.errors import PeerError
 from weft.events import Emit, PayloadRejected
 from weft.ids import PeerId
 from weft.peer.chain import Chain
-from weft.peer.round.merge import Merging
-from weft.peer.round.quorum import Standing
+from weft.peer.round.merge import RoundMerger
+from weft.peer.round.quorum import Quorum
 from weft.peer.round.reach import Reach
 from weft.sync.records.messages import AnyRoundMessage, Base, Manifest, Propose
 from weft.sync.round.machine import Noticed
@@ -28,7 +28,7 @@ from weft.tasks import Tasks
 RECOVER_S = 5.0  # between two looks for results that nobody had
 
 
-class Weighing:
+class Validity:
     """Of one peer, round after round.
 
     Args:
@@ -39,16 +39,16 @@ class Weighing:
     def __init__(
         self,
         chain: Chain,
-        merging: Merging,
-        standing: Standing,
+        merger: RoundMerger,
+        quorum: Quorum,
         tasks: Tasks,
         emit: Emit,
         reach: Reach,
     ) -> None:
         self._chain = chain
-        self._merging = merging
-        self._parts = merging.parts
-        self._standing = standing
+        self._merger = merger
+        self._parts = merger.parts
+        self._quorum = quorum
         self._tasks = tasks
         self._emit = emit
         self._feed = reach.feed
@@ -70,7 +70,7 @@ class Weighing:
 
     async def _weigh(self, sender: PeerId, message: AnyRoundMessage, named: Manifest, take: Callable[[], None]) -> None:
         try:
-            await self._merging.check(named)
+            await self._merger.check(named)
             await self._parts.results(named)
         except PeerError as error:
             reason = f"it names results that cannot be applied: {error}"
@@ -92,7 +92,7 @@ class Weighing:
         while self._chain.base == base:
             with suppress(PeerError):
                 await self._parts.results(manifest)
-                self._standing.find_results()
+                self._quorum.find_results()
                 return
-            self._standing.lose_results(base)
+            self._quorum.lose_results(base)
             await asyncio.sleep(RECOVER_S)

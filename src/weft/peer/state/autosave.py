@@ -24,7 +24,7 @@ from weft.wire import Buffer, digest_of
 NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
 
 
-class Saver:
+class Autosave:
     def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, trainer: Learner) -> None:
         self._run = run
         self._place = place

@@ -44,7 +44,7 @@ from weft.sync.merge.coding import legacy_codec_in
 from weft.sync.merge.method import OUTER
 from weft.sync.merge.reduce import EncodedPart, encode_parts, named
 from weft.sync.method.choices import LowRankConfig
-from weft.sync.records.ancestry import Legacy, Parting, lacking, parting
+from weft.sync.records.ancestry import ForkPoint, Legacy, fork_point, lacking
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
 from weft.wire import Record, decode, digest_of, encode
@@ -143,7 +143,7 @@ class Legacies:
         if mine is None or mine.branch == head.branch:
             return
         here, there = history(mine, self._replica.charter), history(head, charter)
-        lacked, found = lacking(here, there), parting(here, there)
+        lacked, found = lacking(here, there), fork_point(here, there)
         tokens, kept = _counted_since(lacked, mine), _counted_since(found, mine)
         if lacked is None or not tokens:
             return
@@ -163,7 +163,7 @@ class Legacies:
             )
         )
 
-    async def _keep_legacy(self, found: Parting, tokens: Tokens) -> str:
+    async def _keep_legacy(self, found: ForkPoint, tokens: Tokens) -> str:
         """Write the legacy to disk; return why there is none."""
         mine, charter = self._replica.head, self._replica.charter
         assert mine is not None
@@ -197,7 +197,7 @@ class Legacies:
             return "a round takes in a fragment, and a branch has counted all of them"
         return "a few directions do not hold it" if isinstance(method.basis, LowRankConfig) else ""
 
-    async def _fork(self, found: Parting) -> Float32[Tensor, " num"]:
+    async def _fork(self, found: ForkPoint) -> Float32[Tensor, " num"]:
         vector = await self._place.compute.serve(lambda: self._vector_of_fork(found.fork.manifest))
         if vector is None:
             vector = await fetch_fork(self._place, found.fork.manifest, self._replica.outer.numel())
@@ -286,7 +286,7 @@ class Legacies:
                 path.unlink(missing_ok=True)
 
 
-def _counted_since(found: Parting | None, head: Manifest) -> Tokens:
+def _counted_since(found: ForkPoint | None, head: Manifest) -> Tokens:
     return Tokens(0 if found is None else head.committed_tokens - found.fork.committed_tokens)
 
 

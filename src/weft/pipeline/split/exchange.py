@@ -26,7 +26,7 @@ from weft.errors import CallFailed, DeadlineExceeded, NetError, PayloadError, Pe
 from weft.ids import Digest, PeerId, short
 from weft.net.messages import MAX_REASON_CHARS
 from weft.pipeline.device import Parcel
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.split.messages import MAX_WAITING, HandedOver, HasTaken, TeamLeft
 from weft.tasks import Tasks
 from weft.wire import printable
@@ -56,14 +56,14 @@ class _Slot:
 class Handover:
     """Of one peer."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, link: StageLink) -> None:
+        self.link = link
         self.slots: dict[Key, _Slot] = {}
         self.seats: dict[Digest, Seat] = {}
         self._num_waiting: Counter[PeerId] = Counter()
         self._left: dict[Digest, str] = {}  # teams that this peer may yet join, which another left: the oldest first
-        lane.serve(HandedOver, self._on_handed)
-        lane.on_note(TeamLeft, self._on_left)
+        link.serve(HandedOver, self._on_handed)
+        link.on_note(TeamLeft, self._on_left)
 
     def join(self, team: Digest, members: Sequence[PeerId], *, patience_s: float = PATIENCE_S) -> "Seat":
         """Return this peer's place in a team, to be entered.
@@ -112,9 +112,9 @@ class Seat:
 
     def __init__(self, handover: Handover, team: Digest, members: tuple[PeerId, ...], patience_s: float) -> None:
         self.members = members
-        self.number = members.index(handover.lane.me)
+        self.number = members.index(handover.link.me)
         self._handover = handover
-        self._lane = handover.lane
+        self._link = handover.link
         self._team = team
         self._patience_s = patience_s
         self._tasks = Tasks()
@@ -138,21 +138,21 @@ class Seat:
         reason = "it is done" if error is None else type(error).__name__
         for key, slot in list(self._handover.slots.items()):
             if key[0] == self._team and not slot.taken.done():
-                slot.taken.set_result(CallFailed(f"{short(self._lane.me)} left the team: {reason}"))
+                slot.taken.set_result(CallFailed(f"{short(self._link.me)} left the team: {reason}"))
         if error is not None:
             for peer in self._others:
-                await self._lane.post(peer, TeamLeft(team=self._team, reason=reason[:MAX_REASON_CHARS]))
+                await self._link.post(peer, TeamLeft(team=self._team, reason=reason[:MAX_REASON_CHARS]))
 
     async def give(self, to: int, number: int, what: Parcel) -> None:
         """Let a member have `what`; return once it does."""
         peer = self.members[to]
         nbytes = memoryview(what.data).nbytes
         note = HandedOver(team=self._team, number=number, digest=what.digest, nbytes=nbytes)
-        self._lane.give(what)
+        self._link.give(what)
         try:
-            await self._unless_halted(self._lane.call(peer, note, HasTaken, deadline_s=self._patience_s))
+            await self._unless_halted(self._link.call(peer, note, HasTaken, deadline_s=self._patience_s))
         finally:
-            self._lane.take_back(what.digest)
+            self._link.take_back(what.digest)
 
     async def take(self, source: int, number: int, nbytes: int) -> Parcel:
         """Return the `nbytes` bytes that a member gives under this number."""
@@ -160,7 +160,7 @@ class Seat:
         key = (self._team, peer, number)
         slot = self._handover.slots.setdefault(key, _Slot())
         slot.is_asked_for = True
-        fault: PeerError | None = CallFailed(f"{short(self._lane.me)} could not take it")
+        fault: PeerError | None = CallFailed(f"{short(self._link.me)} could not take it")
         try:
             taken = await self._unless_halted(self._taken(peer, slot, number, nbytes))
             fault = None
@@ -180,11 +180,11 @@ class Seat:
 
     @property
     def _others(self) -> list[PeerId]:
-        return [peer for peer in self.members if peer != self._lane.me]
+        return [peer for peer in self.members if peer != self._link.me]
 
     async def _watch(self, peer: PeerId) -> None:
-        if self._lane.is_linked(peer):
-            await self._lane.until_parted(peer)
+        if self._link.is_linked(peer):
+            await self._link.until_parted(peer)
         self.halt(f"the link to {short(peer)} is down")
 
     async def _taken(self, peer: PeerId, slot: _Slot, number: int, nbytes: int) -> Parcel:
@@ -196,7 +196,7 @@ class Seat:
                     raise PayloadError(
                         f"{short(peer)} hands over {note.nbytes} bytes as number {number} of a team; expected {nbytes}"
                     )
-                return await self._lane.fetch(peer, note.digest, nbytes)
+                return await self._link.fetch(peer, note.digest, nbytes)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -73,7 +73,7 @@ class Lead:
         helpers = self._helpers()
         if given.is_measured or not helpers or self._clock.now() < self._barred_until:
             return None
-        me = self.means.lane.me
+        me = self.means.link.me
         request = Help(
             stage=self.stage,
             name=digest(f"{me} {self.stage} {self._since} {next(self._numbers)}".encode()),
@@ -128,7 +128,7 @@ class Lead:
         await self._all(helpers, lambda peer: self._helps(peer, request))
 
     async def _helps(self, peer: PeerId, request: Help | GoBack) -> None:
-        answer = await self.means.lane.call(peer, request, Helps, deadline_s=CALL_S)
+        answer = await self.means.link.call(peer, request, Helps, deadline_s=CALL_S)
         if not answer.does:
             raise PeerError("it does not help")
 
@@ -138,10 +138,10 @@ class Lead:
     async def _collected(self, peer: PeerId, names: list[Digest], into: Tensor) -> None:
         request = SumRequest(stage=self.stage, names=tuple(names))
         deadline_s = CALL_S + Fp32().nbytes(into.numel()) / SUM_BPS
-        answer = await self.means.lane.call(peer, request, SumAnswer, deadline_s=deadline_s)
+        answer = await self.means.link.call(peer, request, SumAnswer, deadline_s=deadline_s)
         if answer.digest is None:
             raise PeerError("its part is not to be had")
-        found = await self.means.lane.fetch(peer, Digest(answer.digest), Fp32().nbytes(into.numel()))
+        found = await self.means.link.fetch(peer, Digest(answer.digest), Fp32().nbytes(into.numel()))
 
         def add() -> None:
             into.add_(Fp32().decode(found.data, into.numel()).to(into.device))
@@ -151,7 +151,7 @@ class Lead:
     def _tell(self, request: Help) -> None:
         for peer in request.members[1:]:
             note = Counted(stage=self.stage, name=request.name)
-            self._tasks.spawn(self.means.lane.post(PeerId(peer), note))
+            self._tasks.spawn(self.means.link.post(PeerId(peer), note))
 
 
 class LedPassed:

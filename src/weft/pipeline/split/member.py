@@ -23,7 +23,7 @@ from weft.codec.dense import Fp32
 from weft.errors import NetError, NotFinite, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.pipeline.device import Parcel, parcel
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.split.exchange import Handover
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
 from weft.pipeline.split.section import LayersAt, Passing
@@ -45,7 +45,7 @@ class Means:
         batch_size: samples whose gradients are added once.
     """
 
-    lane: Lane
+    link: StageLink
     handover: Handover
     layers: LayersAt
     run: Run
@@ -94,15 +94,15 @@ class HelpDesk:
 
     def __init__(self, handover: Handover) -> None:
         self.at: dict[int, Helping] = {}
-        self.handover, lane = handover, handover.lane
-        lane.serve(Help, self._on_help)
-        lane.serve(GoBack, self._on_go_back)
-        lane.serve(SumRequest, self._on_sum)
-        lane.on_note(Counted, self._on_counted)
+        self.handover, link = handover, handover.link
+        link.serve(Help, self._on_help)
+        link.serve(GoBack, self._on_go_back)
+        link.serve(SumRequest, self._on_sum)
+        link.on_note(Counted, self._on_counted)
 
     @classmethod
-    def on(cls, lane: Lane) -> "HelpDesk":
-        return cls(Handover(lane))
+    def on(cls, link: StageLink) -> "HelpDesk":
+        return cls(Handover(link))
 
     async def _on_help(self, peer: PeerId, request: Help) -> Helps:
         helping = self.at.get(request.stage)
@@ -143,7 +143,7 @@ class Helping:
     def begin(self, peer: PeerId, request: Help) -> bool:
         """Compute a micro-batch with others, from now on; return whether this peer does."""
         name, team = Digest(request.name), tuple(self._team())
-        is_own = peer == team[0] != self._means.lane.me and request.members == team
+        is_own = peer == team[0] != self._means.link.me and request.members == team
         is_own = is_own and request.num_samples <= self._means.micro_batch
         if not is_own or name in self._helped or len(self._helped) >= MAX_HELPED:
             return False
@@ -178,7 +178,7 @@ class Helping:
             given = await self._means.run(lambda: parcel(Fp32().encode(total.float().cpu())))
         self._take_back(peer)
         self._given[peer] = given
-        self._means.lane.give(given)
+        self._means.link.give(given)
         return given.digest
 
     def advance(self, beat: Beat) -> None:
@@ -204,7 +204,7 @@ class Helping:
         means, request = self._means, helped.request
         beat = Beat(request.round, request.step)
         await self._until_due(beat)
-        number = request.members.index(means.lane.me)
+        number = request.members.index(means.link.me)
         layers = await means.run(lambda: means.layers.at(beat, number))
         passing, shape = layers.passing(means.seq_len), means.whole(request.num_samples)
         async with means.handover.join(request.there, helped.members) as seat:
@@ -217,7 +217,7 @@ class Helping:
 
     async def _backward(self, helped: _Helped, passing: Passing) -> None:
         means, request = self._means, helped.request
-        number = request.members.index(means.lane.me)
+        number = request.members.index(means.link.me)
         shape = passing.shape(means.whole(request.num_samples), number)
         async with means.handover.join(request.back, helped.members) as seat:
             team = Team(seat, means.run)
@@ -259,11 +259,11 @@ class Helping:
             except (PeerError, NetError, Refused, NotFinite) as error:
                 self._helped.pop(Digest(helped.request.name), None)
                 note = TeamLeft(team=team, reason=type(error).__name__)
-                await self._means.lane.post(helped.leader, note)  # it need not wait
+                await self._means.link.post(helped.leader, note)  # it need not wait
 
         helped.going = self._tasks.spawn(going())
 
     def _take_back(self, peer: PeerId) -> None:
         given = self._given.pop(peer, None)
         if given is not None:
-            self._means.lane.take_back(given.digest)
+            self._means.link.take_back(given.digest)

@@ -1,6 +1,6 @@
 """Out of stages comes a model again: their sections, fetched one after the other, as one checkpoint of the whole run.
 
-    gathered = await Gathering(run, means, windows, sources).gather(into)
+    gathered = await Gather(run, means, windows, sources).gather(into)
 
 Each stage counts its own rounds, and one that was slow has fewer: what says which states belong together is how many
 rounds of the first stage are in them, their beat. Members are asked to keep the states that they hold; where these are
@@ -32,8 +32,8 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.join.offers import Offered
 from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
 from weft.run.staged import StagedConfig
-from weft.stages.gather.whole import Whole, common, in_words
-from weft.stages.reader import Window
+from weft.stages.gather.whole import Assembled, common, in_words
+from weft.stages.reader import StageReader
 from weft.store.chunks import chunk_bytes
 from weft.store.home import PeerFolder
 from weft.sync.merge.method import OUTER
@@ -96,14 +96,14 @@ class Gathered:
         return self.rounds[0]
 
 
-class Gathering:
+class Gather:
     """
     Args:
         run: the whole.
         windows: of each stage that has members; none offline.
     """
 
-    def __init__(self, run: StagedConfig, means: Means, windows: Mapping[int, Window], sources: Sources) -> None:
+    def __init__(self, run: StagedConfig, means: Means, windows: Mapping[int, StageReader], sources: Sources) -> None:
         self._run = run
         self._means = means
         self._windows = windows
@@ -119,7 +119,7 @@ class Gathering:
             PeerError, NetError, Refused: a section cannot be had.
             DiskFull: no room; CheckpointError: the folder cannot be written.
         """
-        whole = await self._means.compute.serve(lambda: Whole(self._run, self._means.scratch))
+        whole = await self._means.compute.serve(lambda: Assembled(self._run, self._means.scratch))
         chosen = await self._all_in(whole)
         states = {stage: each for stage, (_, each) in chosen.items()}
         beats = {stage: beat for stage, (beat, _) in chosen.items()}
@@ -144,7 +144,7 @@ class Gathering:
             fetched_nbytes=self._fetched_nbytes,
         )
 
-    async def _all_in(self, whole: Whole) -> dict[int, Choice]:
+    async def _all_in(self, whole: Assembled) -> dict[int, Choice]:
         failure: Exception | None = None
         for number in range(TRIES):
             try:
@@ -163,7 +163,7 @@ class Gathering:
         assert failure is not None
         raise failure
 
-    async def _place(self, stage: int, chosen: Found | Offered, whole: Whole) -> None:
+    async def _place(self, stage: int, chosen: Found | Offered, whole: Assembled) -> None:
         if isinstance(chosen, Offered):
             self._fetched_nbytes += await self._windows[stage].pull(
                 chosen, (OUTER,), lambda _name, start, data: whole.put(stage, start, data), self._means.emit

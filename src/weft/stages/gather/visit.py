@@ -31,10 +31,10 @@ from weft.net.ticket import Ticket, read
 from weft.run.genesis import MAX_RUN_NBYTES, on_corpus, read_run
 from weft.run.outline import admission_of
 from weft.run.staged import StagedConfig
-from weft.stages.gather.gather import Gathered, Gathering, Means, Sources, folders_of, found_in
+from weft.stages.gather.gather import Gather, Gathered, Means, Sources, folders_of, found_in
 from weft.stages.messages import StageNews
-from weft.stages.reader import Window
-from weft.stages.table import Roll
+from weft.stages.reader import StageReader
+from weft.stages.table import StageTable
 from weft.store.home import Home, PeerFolder
 from weft.tasks import Tasks
 
@@ -50,7 +50,7 @@ class Visitor:
     def __init__(self, node: Node, run: StagedConfig, clock: Clock) -> None:
         self._node = node
         self._clock = clock
-        self.roll = Roll(run.stages, has_tied=run.tied is not None)
+        self.table = StageTable(run.stages, has_tied=run.tied is not None)
         node.on_note(StageNews, self._on_news)
         node.on_link(self._on_link)
         node.on_contact(self._on_contact)
@@ -67,20 +67,20 @@ class Visitor:
     async def met(self) -> None:
         """Wait until members of all stages are linked, or nobody is to be waited for any more."""
         began = self._clock.now()
-        while self.roll.empty() and self._clock.now() - began < MEET_S:  # noqa: ASYNC110  # news come when they come
+        while self.table.empty() and self._clock.now() - began < MEET_S:  # noqa: ASYNC110  # news come when they come
             await asyncio.sleep(LOOK_S)
 
     def members(self, stage: int) -> list[PeerId]:
-        return sorted(peer for peer in self.roll.held(stage) if self._node.is_linked(peer))
+        return sorted(peer for peer in self.table.held(stage) if self._node.is_linked(peer))
 
     async def _on_news(self, peer: PeerId, news: StageNews) -> None:
-        self.roll.told(peer, news)
+        self.table.told(peer, news)
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if is_up:
             self._node.post(peer, FETCHING)
         else:
-            self.roll.gone(peer)
+            self.table.gone(peer)
 
     def _on_contact(self, contact: Contact) -> None:
         self._node.keep(contact.peer)
@@ -96,7 +96,7 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
         TicketError: no ticket; TicketMismatch: of another version or run.
         Unreachable, Refused: nobody on it answered, or let this peer in.
         ConfigError: the run has no stages.
-        WeftError: as `Gathering.gather`.
+        WeftError: as `Gather.gather`.
     """
     ticket = read(ticket_text)
     with footing(options, ticket.run, open_for(options, ticket.run, is_maker=False)) as ground:
@@ -106,7 +106,7 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
                 await visitor.met()
                 folders = folders_of(ground.folder.root.parent)
                 windows = {
-                    stage: Window(node, run.of_stage(stage), 0, compute, SystemClock())
+                    stage: StageReader(node, run.of_stage(stage), 0, compute, SystemClock())
                     for stage in range(run.num_pieces)
                 }
                 sources = Sources(here=lambda stage: found_in(folders, run, stage), members=visitor.members)
@@ -117,7 +117,7 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
                     clock=SystemClock(),
                     emit=ground.emit,
                 )
-                return await Gathering(run, means, windows, sources).gather(into or ground.folder.checkpoint)
+                return await Gather(run, means, windows, sources).gather(into or ground.folder.checkpoint)
 
 
 async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> Gathered:
@@ -146,7 +146,7 @@ async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> G
         )
     newest = max(folders, key=lambda each: _newest_round(each, run))
     means = Means(tokenizer=tokenizer, scratch=newest.scratch, compute=Inline(), clock=SystemClock(), emit=emit)
-    return await Gathering(run, means, {}, Sources(here=found.__getitem__)).gather(into or newest.checkpoint)
+    return await Gather(run, means, {}, Sources(here=found.__getitem__)).gather(into or newest.checkpoint)
 
 
 _ANY = 1 << 62  # parameters: what lies here was accepted before

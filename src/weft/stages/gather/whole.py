@@ -1,6 +1,6 @@
 """A whole model put together from its sections, in a file that is mapped into memory; and which rounds go together.
 
-    whole = Whole(run, scratch)        # a file without a name: what of it is in memory, the system says
+    whole = Assembled(run, scratch)        # a file without a name: what of it is in memory, the system says
     whole.put(stage, start, data)      # numbers of a section, from `start` on
     whole.vector                       # the model's, as a checkpoint has it
 
@@ -24,7 +24,7 @@ from weft.wire import Buffer
 ROOM = 2.05  # times the vector: the mapped file, and the checkpoint that is written from it
 
 
-class Whole:
+class Assembled:
     """
     Args:
         run: the whole.

@@ -13,7 +13,7 @@ from weft.pipeline.step import Beat, Beats, Progress
 LOOK_S = 0.5  # until it is looked again: that a member is gone is told by nobody
 
 
-class Pulse:
+class Barrier:
     """Of one peer.
 
     Args:

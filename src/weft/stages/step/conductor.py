@@ -31,11 +31,11 @@ from weft.peer.companion import Parameters, Unmeasured
 from weft.pipeline.step import Beat
 from weft.pipeline.worker import Sum, Worker
 from weft.run.staged import StagedConfig
-from weft.stages.step.barrier import Pulse
-from weft.stages.step.reports import ASK_S, Notes, States
-from weft.stages.step.snapshots import Pinning
+from weft.stages.step.barrier import Barrier
+from weft.stages.step.reports import ASK_S, Reports, States
+from weft.stages.step.snapshots import Snapshots
 from weft.stages.step.source import Source
-from weft.stages.step.teams import Teaming
+from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor
 from weft.sync.records.messages import Manifest
 from weft.training.section import SectionTrainer
@@ -53,11 +53,11 @@ class Part:
     worker: Worker
     trainer: SectionTrainer
     compute: Compute
-    pulse: Pulse
+    barrier: Barrier
     source: Source | None  # None: another stage than the first
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
-    teaming: Teaming | None  # None: all members compute alone
-    pinning: Pinning
+    teams: Teams | None  # None: all members compute alone
+    snapshots: Snapshots
     make_evaluator: Callable[["Conductor", Parameters, Callable[[], bool]], Unmeasured]
 
 
@@ -66,7 +66,7 @@ class Conductor:
         self._part = part
         self._sends_gradient = part.run.method.send == "gradient"
         self._round: int | None = None  # of the beats; None: nothing was heard of any yet
-        self._notes = Notes(part.channel, part.pulse.look)
+        self._notes = Reports(part.channel, part.barrier.look)
         self._states = States()
         self._previous: Digest | None = None  # of the round that this peer trains for
         self.is_ready = False  # it computes in step with the others
@@ -86,14 +86,14 @@ class Conductor:
     @property
     def is_in_step(self) -> bool:
         """Whether this peer computes with the others: they are at most one round further."""
-        return self.is_ready and self.beat.round + 1 >= self._part.pulse.newest.round
+        return self.is_ready and self.beat.round + 1 >= self._part.barrier.newest.round
 
     # --- what rounds ask of it ---
 
     async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:
         part = self._part
         self._previous = digest_of(head)
-        self._round = head.round if part.source is not None else max(self._round or 0, part.pulse.newest.round)
+        self._round = head.round if part.source is not None else max(self._round or 0, part.barrier.newest.round)
         if not self.is_ready:
             await self._notes.ask_all(self._previous)
             self.is_ready = True
@@ -123,7 +123,7 @@ class Conductor:
             await part.worker.advance(beat)
             if part.source is not None and not (is_again and part.worker.num_counted):
                 await self._begun(part.source, beat, share, origins, is_over)
-            await part.pulse.until_over(beat, lambda: is_over() or self._is_announced())
+            await part.barrier.until_over(beat, lambda: is_over() or self._is_announced())
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await part.worker.settled()
@@ -137,7 +137,7 @@ class Conductor:
         total = part.worker.take_sum() if self._sends_gradient and num_samples else Sum()
         if part.tied is not None:
             await part.tied.hand_in(self._stage, self._round, total)
-        if total.num_samples and part.teaming is not None and not await part.teaming.collect():
+        if total.num_samples and part.teams is not None and not await part.teams.collect():
             part.worker.lose()
             await part.compute.train(part.trainer.clear)
             total, num_samples = Sum(), 0
@@ -145,7 +145,7 @@ class Conductor:
         return num_samples > 0 or is_over() or self._is_announced()
 
     async def _step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
-        part, pace = self._part, float(self._part.pulse.num_origins)
+        part, pace = self._part, float(self._part.barrier.num_origins)
         await part.compute.train(lambda: part.trainer.make_step(total, committed_tokens, num_steps, pace))
 
     async def _nobody_brings(self, head: Manifest, is_over: Callable[[], bool]) -> bool:
@@ -164,7 +164,7 @@ class Conductor:
             await self._notes.ask_all(previous)  # what was told while the link was down, this peer has not heard
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_S):
-                    await part.pulse.until(is_known)
+                    await part.barrier.until(is_known)
         if is_over() or self._is_announced():
             return False
         notes = self._notes.of(previous, here)
@@ -181,20 +181,20 @@ class Conductor:
         is_over: Callable[[], bool],
     ) -> None:
         """Have all micro-batches of a step pass through the stages, or as many as there is time for."""
-        pulse = self._part.pulse
-        pulse.tell(beat, origins, is_done=False)
+        barrier = self._part.barrier
+        barrier.tell(beat, origins, is_done=False)
         beginning = asyncio.ensure_future(source.begin(positions, beat))
         try:
-            await pulse.until(lambda: beginning.done() or is_over(), wakes=beginning)
+            await barrier.until(lambda: beginning.done() or is_over(), wakes=beginning)
             if beginning.done():
                 beginning.result()
         finally:
             beginning.cancel()
-            pulse.tell(beat, origins, is_done=True)
+            barrier.tell(beat, origins, is_done=True)
 
     async def announcing(self, payload: Digest | None) -> None:
         """Tell the other members what the payload is made of; None: this peer brings nothing."""
-        told = self._part.worker.tally.told
+        told = self._part.worker.exactly_once.told
         if told is not None and self._previous is not None:
             self._notes.tell(self._previous, payload, self._round or 0, told)
 
@@ -203,13 +203,13 @@ class Conductor:
         reports = await self._notes.reports(manifest, electorate)
         if self._sends_gradient:
             await part.compute.train(part.trainer.clear)
-        if part.teaming is not None:
-            part.teaming.forget()
+        if part.teams is not None:
+            part.teams.forget()
         closed = await part.worker.close(reports, electorate)
         told = self._notes.beats(manifest.previous)
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
         self._states.note(digest_of(manifest), self._round)
-        await part.pinning.settled(self._round, digest_of(manifest))
+        await part.snapshots.settled(self._round, digest_of(manifest))
         if part.tied is not None:
             await part.tied.merged(self._stage, self._round - 1, lambda: self.is_leaving)
         self._leave_steps(digest_of(manifest))
@@ -218,8 +218,8 @@ class Conductor:
 
     def _leave_steps(self, state: Digest) -> None:
         """Let a team forget what was of other weights than those after `state`."""
-        if self._part.teaming is not None:
-            self._part.teaming.advance(self.beat, state)
+        if self._part.teams is not None:
+            self._part.teams.advance(self.beat, state)
 
     def beat_after(self, manifest: Digest) -> int | None:
         """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""

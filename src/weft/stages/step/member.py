@@ -17,7 +17,7 @@ from weft.stages.step.conductor import Conductor, Part
 from weft.stages.step.evaluate import Bystander, Needs, StageEvaluator
 from weft.stages.step.membership import Grounds, Membership
 from weft.stages.step.source import Source
-from weft.stages.step.teams import Teaming
+from weft.stages.step.teams import Teams
 from weft.stages.step.tied import TiedMember
 from weft.training.device import choose
 from weft.training.section_memory import fitting
@@ -49,11 +49,11 @@ class Member(Membership):
         work = Timed(grounds.compute, clock, self._busy.note)
         onward = None if stage == run.stages - 1 else grounds.onward(stage + 1)
         bounds = Bounds(num_taken=fitting(run, grounds.settings, choose(grounds.settings)))
-        self._teaming = self._teamed()
-        lead = None if self._teaming is None else self._teaming.lead
-        self.worker = Worker(grounds.lane, stage, self.trainer, onward, work.train, clock, grounds.emit, bounds, lead)
-        if self._teaming is not None:
-            self._teaming.begin(self.worker)
+        self._teams = self._teamed()
+        lead = None if self._teams is None else self._teams.lead
+        self.worker = Worker(grounds.link, stage, self.trainer, onward, work.train, clock, grounds.emit, bounds, lead)
+        if self._teams is not None:
+            self._teams.begin(self.worker)
         self._source: Source | None = None
         if stage == 0:
             first = int(clock.wall() * 1000) << 20  # no process of this peer has begun one so high
@@ -65,25 +65,25 @@ class Member(Membership):
             worker=self.worker,
             trainer=self.trainer,
             compute=grounds.compute,
-            pulse=grounds.pulse,
+            barrier=grounds.barrier,
             source=self._source,
             tied=self._tied,
-            teaming=self._teaming,
-            pinning=self.pinning,
+            teams=self._teams,
+            snapshots=self.snapshots,
             make_evaluator=self._evaluator,
         )
         self.conductor = Conductor(part)
         self._standing = self._place(self.trainer, self.conductor, outer)
         self.peer = Peer(run, self._standing)
 
-    def _teamed(self) -> Teaming | None:
+    def _teamed(self) -> Teams | None:
         grounds = self._grounds
         if self.run.pipeline.split is None:
             return None
-        return Teaming(
+        return Teams(
             self.run,
             self.trainer,
-            grounds.lane,
+            grounds.link,
             grounds.helps,
             grounds.compute,
             grounds.clock,
@@ -92,7 +92,7 @@ class Member(Membership):
         )
 
     async def live(self, *, wait_for: int | None, snapshot: Snapshot | None) -> Outcome:
-        self._grounds.desk.workers[self.stage] = self.worker
+        self._grounds.dispatch.workers[self.stage] = self.worker
         return await super().live(wait_for=wait_for, snapshot=snapshot)
 
     def stop(self, reason: str) -> None:
@@ -101,10 +101,10 @@ class Member(Membership):
         super().stop(reason)
 
     async def _end(self) -> None:
-        if self._grounds.desk.workers.get(self.stage) is self.worker:
-            del self._grounds.desk.workers[self.stage]
-        if self._teaming is not None:
-            await self._teaming.aclose()
+        if self._grounds.dispatch.workers.get(self.stage) is self.worker:
+            del self._grounds.dispatch.workers[self.stage]
+        if self._teams is not None:
+            await self._teams.aclose()
         await self.worker.aclose()
 
     @property
@@ -114,7 +114,7 @@ class Member(Membership):
 
     @property
     def held(self) -> Held:
-        rate = self._busy.rate if self._teaming is None else 0.0  # of who computes with others nothing is measured
+        rate = self._busy.rate if self._teams is None else 0.0  # of who computes with others nothing is measured
         return msgspec.structs.replace(super().held, rate=rate, num_waiting=self.worker.num_taken)
 
     @property

@@ -21,16 +21,16 @@ from weft.net.node import Node
 from weft.peer.context import Data
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.state.checkpoint import Snapshot, load
-from weft.pipeline.dispatch import Desk
-from weft.pipeline.link import Lane
+from weft.pipeline.dispatch import Dispatch
+from weft.pipeline.link import StageLink
 from weft.pipeline.sender import Sender
 from weft.pipeline.split.member import HelpDesk
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, PinAt, PinnedAnswer, State
-from weft.stages.step.barrier import Pulse
+from weft.stages.step.barrier import Barrier
 from weft.stages.step.conductor import Conductor
-from weft.stages.step.snapshots import Pinning
+from weft.stages.step.snapshots import Snapshots
 from weft.stages.step.tied_conductor import TiedConductor
 from weft.store.home import Home, PeerFolder
 from weft.store.pool import Pool
@@ -61,9 +61,9 @@ class Kit:
 class Grounds(Kit):
     """What all that one peer holds stands on."""
 
-    lane: Lane
-    desk: Desk
-    pulse: Pulse
+    link: StageLink
+    dispatch: Dispatch
+    barrier: Barrier
     onward: Callable[[int], Sender]  # to a stage
     ready: Callable[[int], Collection[PeerId]]  # who computes a stage's micro-batches
     helps: HelpDesk
@@ -92,7 +92,7 @@ class Membership:
         self.channel = Channel(grounds.node, channel_of(stage), self.run.run, since)
         self.channel.serve(BeatRequest, self._beat)
         self.channel.serve(PinAt, self._pin_at)
-        self.pinning = Pinning(lambda: self.peer.pin())
+        self.snapshots = Snapshots(lambda: self.peer.pin())
 
     def _place(self, trainer: Trainer, conductor: Conductor | TiedConductor, outer: Tensor) -> Place:
         """
@@ -145,7 +145,7 @@ class Membership:
 
     def stop(self, reason: str) -> None:
         self.is_leaving = self.conductor.is_leaving = True
-        self._grounds.pulse.look()
+        self._grounds.barrier.look()
         self.peer.stop(reason)
 
     @property
@@ -173,7 +173,7 @@ class Membership:
         return BeatAnswer(beat=self.conductor.beat_after(request.manifest))
 
     async def _pin_at(self, _peer: PeerId, request: PinAt) -> PinnedAnswer:
-        return PinnedAnswer(manifest=await self.pinning.at(request.beat))
+        return PinnedAnswer(manifest=await self.snapshots.at(request.beat))
 
     def _emit_from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._grounds.emit, event)

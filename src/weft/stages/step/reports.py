@@ -14,7 +14,7 @@ ASK_S = 5.0
 MAX_KEPT = 256  # notes: of the last rounds
 
 
-class Notes:
+class Reports:
     """
     Args:
         look: called when another one has come.

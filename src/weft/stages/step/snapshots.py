@@ -12,7 +12,7 @@ from weft.ids import Digest
 MAX_AHEAD = 64  # beats: who asks for a later one asks again
 
 
-class Pinning:
+class Snapshots:
     """Of one member.
 
     Args:

@@ -12,7 +12,7 @@ from weft.errors import CallFailed
 from weft.events import Emit, TeamFormed
 from weft.executor import Compute
 from weft.ids import Digest, PeerId
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.split.leader import Lead
 from weft.pipeline.split.member import HelpDesk, Helping, Means
 from weft.pipeline.step import Beat
@@ -40,7 +40,7 @@ def team_of(peer: PeerId, ready: Collection[PeerId], size: int) -> Team:
     return next((team for team in teams(ready, size) if peer in team), (peer,))
 
 
-class Teaming:
+class Teams:
     """Of one member of one stage.
 
     Args:
@@ -51,8 +51,8 @@ class Teaming:
         self,
         run: StagedConfig,
         trainer: SectionTrainer,
-        lane: Lane,
-        desk: HelpDesk,
+        link: StageLink,
+        dispatch: HelpDesk,
         compute: Compute,
         clock: Clock,
         emit: Emit,
@@ -63,17 +63,17 @@ class Teaming:
         assert trainer.split is not None, "the run has no teams"
         assert stage is not None, "the team of which stage?"
         self._trainer = trainer
-        self._desk = desk
+        self._dispatch = dispatch
         self._stage = stage
         self._size = split.members
-        self._me = lane.me
+        self._me = link.me
         self._emit = emit
         self._ready = ready
         self._seen: Team = ()
         self._told: Team = ()
         means = Means(
-            lane=lane,
-            handover=desk.handover,
+            link=link,
+            handover=dispatch.handover,
             layers=trainer.split,
             run=compute.train,
             seq_len=run.train.seq_len,
@@ -88,7 +88,7 @@ class Teaming:
     def begin(self, worker: Worker) -> None:
         """Help others from now on, in step with this peer's worker."""
         self._worker = worker
-        self._desk.at[self._stage] = self._helping
+        self._dispatch.at[self._stage] = self._helping
 
     async def collect(self) -> bool:
         """Add what the team found to this member's gradient; return whether all of it was to be had."""
@@ -111,8 +111,8 @@ class Teaming:
         self._look()
 
     async def aclose(self) -> None:
-        if self._desk.at.get(self._stage) is self._helping:
-            del self._desk.at[self._stage]
+        if self._dispatch.at.get(self._stage) is self._helping:
+            del self._dispatch.at[self._stage]
         await self.lead.aclose()
         await self._helping.aclose()
 

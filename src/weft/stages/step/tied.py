@@ -19,7 +19,7 @@ from weft.stages.messages import State
 from weft.stages.step.membership import Grounds, Membership
 from weft.stages.step.opening import first_weights
 from weft.stages.step.tied_conductor import TiedConductor
-from weft.stages.table import Roll
+from weft.stages.table import StageTable
 
 LOOK_S = 0.05
 KEEPER = -1  # in place of a stage: who has its newest state holds it until an end stage does
@@ -41,7 +41,7 @@ class TiedMember(Membership):
         batches = grounds.data.batches(self.run, "train")
         self.trainer = grounds.make_tied(self.run, grounds.settings, batches, self._emit_from_thread, grounds.clock)
         self.trainer.on_started = lambda: self._loop.call_soon_threadsafe(self.has_begun.set)
-        self.conductor = TiedConductor(self.channel, self.trainer, grounds.compute, grounds.pulse, self.pinning)
+        self.conductor = TiedConductor(self.channel, self.trainer, grounds.compute, grounds.barrier, self.snapshots)
         self.peer = Peer(self.run, self._place(self.trainer, self.conductor, outer))
 
     async def is_here(self, is_over: Callable[[], bool]) -> None:
@@ -66,7 +66,7 @@ class Tied:
     def __init__(
         self,
         grounds: Grounds,
-        roll: Roll,
+        table: StageTable,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_change: Callable[[TiedMember], None],
     ) -> None:
@@ -76,7 +76,7 @@ class Tied:
 
         self.member: TiedMember | None = None
         self._grounds = replace(grounds, emit=emit)
-        self._roll = roll
+        self._table = table
         self._spawn = spawn
         self._on_change = on_change
         self._ends: set[int] = set()
@@ -103,7 +103,7 @@ class Tied:
     def is_lost(self) -> bool:
         """Whether nobody has a state of it: who takes the first stage up begins it anew. It is told."""
         number = self._grounds.run.tied
-        if number is None or self._roll.ready(number) or self._roll.keepers(number):
+        if number is None or self._table.ready(number) or self._table.keepers(number):
             return False
         self._grounds.emit(Notice(text="nobody has a state of the tied matrix: it begins anew"))
         return True
@@ -113,9 +113,9 @@ class Tied:
         number, me = self._grounds.run.tied, self._grounds.node.peer
         if number is None:
             return
-        ready, kept = self._roll.ready(number), self._roll.keepers(number)
+        ready, kept = self._table.ready(number), self._table.keepers(number)
         best = min(kept, key=lambda peer: (-kept[peer], peer), default=None)
-        if not ready and best == me and self.member is None and self._roll.held(number):
+        if not ready and best == me and self.member is None and self._table.held(number):
             self._spawn(self._keep())
         elif self._ends == {KEEPER} and ready.keys() - {me}:
             self._spawn(self.let_go(KEEPER))

@@ -30,9 +30,9 @@ from weft.pipeline.exactly_once import NONE, Told
 from weft.pipeline.step import Beat
 from weft.pipeline.worker import Sum
 from weft.stages.messages import BeatAnswer, BeatRequest
-from weft.stages.step.barrier import Pulse
-from weft.stages.step.reports import ASK_S, Notes, States
-from weft.stages.step.snapshots import Pinning
+from weft.stages.step.barrier import Barrier
+from weft.stages.step.reports import ASK_S, Reports, States
+from weft.stages.step.snapshots import Snapshots
 from weft.sync.records.messages import Manifest
 from weft.training.tied import TiedTrainer
 from weft.wire import digest_of
@@ -43,14 +43,14 @@ MERGED_S = 120.0  # a matrix of a large model takes a while on a slow line
 
 class TiedConductor:
     def __init__(
-        self, channel: Channel, trainer: TiedTrainer, compute: Compute, pulse: Pulse, pinning: Pinning
+        self, channel: Channel, trainer: TiedTrainer, compute: Compute, barrier: Barrier, snapshots: Snapshots
     ) -> None:
-        self._pinning = pinning
+        self._snapshots = snapshots
         self._channel = channel
         self._trainer = trainer
         self._compute = compute
-        self._pulse = pulse
-        self._notes = Notes(channel, pulse.look)
+        self._barrier = barrier
+        self._notes = Reports(channel, barrier.look)
         self._states = States()
         self._ends: dict[int, int] = {}  # stages that compute here: the beat that each has handed in last
         self._num_handed = 0  # samples, that no payload has
@@ -75,7 +75,7 @@ class TiedConductor:
     def leave(self, stage: int) -> None:
         """Wait for it no longer."""
         self._ends.pop(stage, None)
-        self._pulse.look()
+        self._barrier.look()
 
     async def hand_in(self, stage: int, round: int, total: Sum) -> None:
         """Take a stage's half of the gradient of a beat; of no samples: it has none."""
@@ -83,16 +83,16 @@ class TiedConductor:
             is_taken = await self._compute.train(lambda: self._trainer.hand_in(total))
             self._num_handed += total.num_samples if is_taken else 0
         self._ends[stage] = round
-        self._pulse.look()
+        self._barrier.look()
 
     async def merged(self, stage: int, round: int, is_over: Callable[[], bool]) -> None:
         """Wait for the gradient of a beat to be merged, or for `is_over`. The stage hands in no more of that beat."""
         if stage in self._ends:
             self._ends[stage] = max(self._ends[stage], round)
-            self._pulse.look()
+            self._barrier.look()
         with suppress(TimeoutError):
             async with asyncio.timeout(MERGED_S):
-                await self._pulse.until(lambda: is_over() or self.is_leaving or self._next > round)
+                await self._barrier.until(lambda: is_over() or self.is_leaving or self._next > round)
 
     # --- what rounds ask of it ---
 
@@ -102,12 +102,12 @@ class TiedConductor:
             await self._notes.ask_all(previous)
             self._next = await self._beat_of(previous)
         self._previous = previous
-        await self._pulse.until(lambda: is_over() or self._has_all(bool(self._notes.brought(previous))))
+        await self._barrier.until(lambda: is_over() or self._has_all(bool(self._notes.brought(previous))))
         self._num_handed = 0
 
     def _has_all(self, is_announced: bool) -> bool:
         """Whether all that this peer's ends bring is here, and somebody brings something."""
-        wanted = min(self._next, self._pulse.newest.round)
+        wanted = min(self._next, self._barrier.newest.round)
         has_all = all(beat >= wanted for beat in self._ends.values())
         return has_all and (is_announced or bool(self._ends and self._num_handed))
 
@@ -128,8 +128,8 @@ class TiedConductor:
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:  # noqa: ARG002
         self._next = max(self._notes.brought(manifest.previous), default=self._next) + 1
         self._states.note(digest_of(manifest), self._next)
-        await self._pinning.settled(self._next, digest_of(manifest))
-        self._pulse.look()
+        await self._snapshots.settled(self._next, digest_of(manifest))
+        self._barrier.look()
         return False
 
     def evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:  # noqa: ARG002

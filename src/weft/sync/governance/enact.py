@@ -17,7 +17,7 @@ from weft.codec import ExtensionCodecConfig
 from weft.errors import ConfigError, WireError
 from weft.ids import PeerId, short
 from weft.keys import verify
-from weft.sync.governance.equivocation import contradiction
+from weft.sync.governance.equivocation import equivocation
 from weft.sync.records.acts import (
     MAX_CONTRADICTION_NBYTES,
     MAX_LETTER_NBYTES,
@@ -139,7 +139,7 @@ def read_contradiction(warrant: Warrant) -> tuple[RoundNote, str]:
         one, other = (unseal(letter, RoundNote, verify) for letter in letters)
     except WireError as error:
         raise Void(str(error)) from None
-    if (what := contradiction(one, other)) is None:
+    if (what := equivocation(one, other)) is None:
         raise Void("an honest member may sign both notes")
     return one, what
 

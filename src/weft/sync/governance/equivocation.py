@@ -50,7 +50,7 @@ def binds(message: AnyRoundMessage) -> bool:
     return _word(message) is not None or (isinstance(message, Collect) and message.attempt > 0)
 
 
-def contradiction(one: RoundNote, other: RoundNote) -> str | None:
+def equivocation(one: RoundNote, other: RoundNote) -> str | None:
     """Return in which way two notes of one signer cannot both be honest, or None."""
     if (one.branch, one.round) != (other.branch, other.round):
         return None

@@ -91,7 +91,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Parting:
+class ForkPoint:
     """What one history has that another lacks.
 
     Args:
@@ -103,7 +103,7 @@ class Parting:
     stretches: tuple[Stretch, ...]
 
 
-def parting(mine: History, theirs: History) -> Parting | None:
+def fork_point(mine: History, theirs: History) -> ForkPoint | None:
     """Return what `mine` has and `theirs` lacks, of which it can be told apart; None: nothing.
 
     Where the first of it was taken in over there already, what follows the last such branch is left.
@@ -124,10 +124,10 @@ def parting(mine: History, theirs: History) -> Parting | None:
     if any(theirs.has(each) for each in taken):
         return None  # what was taken in here and there is counted once: it cannot be taken out of the rest
     stretches = tuple(each for each in (*path, *taken) if each.start < each.stop)
-    return Parting(fork, stretches) if 0 < len(stretches) <= MAX_STRETCHES else None
+    return ForkPoint(fork, stretches) if 0 < len(stretches) <= MAX_STRETCHES else None
 
 
-def lacking(mine: History, theirs: History) -> Parting | None:
+def lacking(mine: History, theirs: History) -> ForkPoint | None:
     """Return what `mine` has and `theirs` lacks, be it that it cannot be told from what they have; None: nothing.
 
     A stretch that they have a part of is in it whole.
@@ -141,7 +141,7 @@ def lacking(mine: History, theirs: History) -> Parting | None:
     taken = [each.stretch for each in mine.taken if each.is_in(path)]
     missing = [each for each in (*path, *taken) if each.start < each.stop and not theirs.holds(each)]
     fork = next((start for start, each in zip(starts, path, strict=True) if each in missing), first)
-    return Parting(fork, tuple(missing)) if missing else None
+    return ForkPoint(fork, tuple(missing)) if missing else None
 
 
 def _since_common(mine: History, theirs: History) -> tuple[Fork, list[Stretch]] | None:

@@ -17,7 +17,7 @@ from weft.net.link.handshake import Passport
 from weft.net.link.trial import Trial
 from weft.net.messages import Contact
 from weft.net.node import Node
-from weft.net.speed_test import Gauge, Seen, Sighting, Speed
+from weft.net.speed_test import Seen, Sighting, Speed, SpeedTest
 from weft.net.ticket import issue
 from weft.net.transport.tls import TlsConfig, TlsTransport
 
@@ -109,7 +109,7 @@ async def member() -> AsyncIterator[Node]:
     identity = Identity.generate()
     passport = Passport(identity=identity, run=RUN, name="attic", admission=ByTicket(secret=SECRET))
     node = Node(passport, [TlsTransport(identity, TlsConfig(host="127.0.0.1"))], SystemClock(), lambda _: None)
-    Gauge(node, SystemClock())
+    SpeedTest(node, SystemClock())
     async with node:
         yield node
 

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 
 from weft.clock import VirtualClock
-from weft.net.blobs.priority import QUIET_S, SHARE, SLICE_NBYTES, STARVED_S, STUCK_S, Turns
+from weft.net.blobs.priority import QUIET_S, SHARE, SLICE_NBYTES, STARVED_S, STUCK_S, Priority
 
 
-async def flood(turns: Turns, sent: list[float]) -> None:
+async def flood(turns: Priority, sent: list[float]) -> None:
     """Send patient slices as fast as they may leave, on a line that takes 10 ms for each."""
     while True:
         await turns.may_send(SLICE_NBYTES)
@@ -20,7 +20,7 @@ def play(length_s: float, urgent: "list[tuple[float, float]]", slice_s: float = 
     clock, sent = VirtualClock(), list[float]()
 
     async def scenario() -> None:
-        turns = Turns()
+        turns = Priority()
         flooding = asyncio.ensure_future(flood(turns, sent))
         for begin, end in urgent:
             await asyncio.sleep(begin - asyncio.get_running_loop().time())
@@ -50,7 +50,7 @@ def test_rounds_that_send_next_to_nothing_starve_nobody() -> None:
     clock, sent = VirtualClock(), list[float]()
 
     async def scenario() -> None:
-        turns = Turns()
+        turns = Priority()
         turns.exchange(True)
         flooding = asyncio.ensure_future(flood(turns, sent))
         for _ in range(600):  # of a model of a few thousand parameters, round after round
@@ -80,7 +80,7 @@ def test_one_peer_that_takes_nothing_does_not_keep_others_from_their_turn() -> N
     clock = VirtualClock()
 
     async def scenario() -> None:
-        turns, served = Turns(), list[str]()
+        turns, served = Priority(), list[str]()
 
         async def blob(peer: str, for_s: float) -> None:
             async with turns.patient(peer):  # type: ignore[arg-type]

@@ -297,9 +297,9 @@ def test_who_has_not_been_met_for_a_week_is_dialled_no_more(world):
         await asyncio.sleep(1)
         world.network.kill(b.peer)
         await asyncio.sleep(7 * 24 * HOUR_S - 60)
-        assert b.peer in a._dialler._kept
+        assert b.peer in a._dialer._kept
         await asyncio.sleep(700)
-        assert b.peer not in a._dialler._kept
-        assert a._dialler._keepers == {}
+        assert b.peer not in a._dialer._kept
+        assert a._dialer._keepers == {}
 
     world.run(scenario)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from weft.clock import VirtualClock
 from weft.errors import CallFailed, ConfigError, DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import ConnectionDropped, LinkDown, Notice
-from weft.net.link.handlers import Services
+from weft.net.link.handlers import Handlers
 from weft.net.link.rpc import MAX_IN_FLIGHT, MAX_QUEUED_NOTES, TURN_FRAMES, TURN_NBYTES, TURN_NOTES, Session
-from weft.net.link.traffic import Meter
+from weft.net.link.traffic import LinkTraffic
 from weft.net.messages import (
     MAX_BODY_NBYTES,
     PROTOCOL,
@@ -453,7 +453,7 @@ class Turns:
 def test_a_stream_of_frames_without_end_leaves_others_their_turns(frame, num_frames, num_turns):
     async def scenario():
         stream = Silent(frame * num_frames)
-        session = Session(stream, FrameReader(stream), Services(), Meter(VirtualClock()), lambda event: None)
+        session = Session(stream, FrameReader(stream), Handlers(), LinkTraffic(VirtualClock()), lambda event: None)
         turns = Turns()
         with pytest.raises(PeerError, match="closed the connection"):
             await session.run()
@@ -510,14 +510,14 @@ FRAMES = st.one_of(
 @given(st.lists(FRAMES.map(encode_frame) | st.binary(max_size=20), max_size=8))
 def test_session_ends_on_any_bytes_with_a_fault_of_the_peer(chunks):
     async def scenario():
-        services, clock = Services(), VirtualClock()
+        handlers, clock = Handlers(), VirtualClock()
 
         async def answer(peer, request):
             return Answer(text=request.text)
 
-        services.serve(Ask, answer)
+        handlers.serve(Ask, answer)
         stream = Silent(b"".join(chunks))
-        session = Session(stream, FrameReader(stream, finish_s=1.0), services, Meter(clock), lambda event: None)
+        session = Session(stream, FrameReader(stream, finish_s=1.0), handlers, LinkTraffic(clock), lambda event: None)
         with pytest.raises(PeerError):
             await session.run()
 

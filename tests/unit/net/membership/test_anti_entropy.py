@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 
 from weft.ids import PeerId
 from weft.net.membership.anti_entropy import MAX_GIVEN, differing, everything, is_behind, listing, newer, sums
-from weft.net.membership.members import Accused, Lives, Roll, believe, bury
+from weft.net.membership.members import Accused, Lives, Members, believe, bury
 from weft.net.messages import MAX_LISTED, NUM_BUCKETS
 
 PEERS = [PeerId(hashlib.sha256(f"peer {number}".encode()).hexdigest()) for number in range(600)]
 
 
-def roll(me, known, gone=()):
+def members(me, known, gone=()):
     """Return a view of `known` (number -> incarnation), in which some were accused and are gone."""
-    made = Roll(me=PEERS[me], instance=b"i" * 8, own=life(me, 0))
+    made = Members(me=PEERS[me], instance=b"i" * 8, own=life(me, 0))
     for number, incarnation in known.items():
         made, _ = believe(made, life(number, incarnation), None, 0.0)
     for number in gone:
@@ -38,22 +38,22 @@ def exchange(mine, theirs):
 
 
 def test_equal_views_differ_in_nothing():
-    a, b = roll(0, {1: 0, 2: 5, 3: 0}), roll(1, {0: 0, 3: 0, 2: 5})
+    a, b = members(0, {1: 0, 2: 5, 3: 0}), members(1, {0: 0, 3: 0, 2: 5})
     assert sums(a) == sums(b)
     assert differing(a, sums(b)) == ([], [])
 
 
 def test_one_incarnation_more_is_found_by_either_side():
     old, new = (
-        roll(0, dict.fromkeys(range(1, 300), 0)),
-        roll(0, {number: int(number == 7) for number in range(1, 300)}),
+        members(0, dict.fromkeys(range(1, 300), 0)),
+        members(0, {number: int(number == 7) for number in range(1, 300)}),
     )
     assert exchange(old, new) == ({("life", 7, 1)}, set())
     assert exchange(new, old) == (set(), {("life", 7, 1)})
 
 
 def test_a_newcomer_learns_everybody_within_bounds():
-    newcomer, member = roll(0, {}), roll(1, dict.fromkeys(range(2, 500), 0))
+    newcomer, member = members(0, {}), members(1, dict.fromkeys(range(2, 500), 0))
     learnt, _ = exchange(newcomer, member)
     assert MAX_GIVEN <= len(learnt) <= MAX_GIVEN + MAX_LISTED
     assert all(number != 0 for _, number, _ in learnt)  # nobody is told of itself
@@ -63,7 +63,7 @@ def test_a_newcomer_learns_everybody_within_bounds():
 def test_why_a_peer_is_gone_here_is_told_to_who_lists_it():
     # Two in one bucket, so that it is not empty on either side.
     first, second = same_bucket()
-    here, there = roll(0, {first: 3, second: 0}, gone=[first]), roll(0, {first: 3, second: 0})
+    here, there = members(0, {first: 3, second: 0}, gone=[first]), members(0, {first: 3, second: 0})
     assert ("accused", first, 3) in exchange(here, there)[1]
     assert exchange(there, here) == (set(), {("life", first, 3)})  # which net/membership/swim.py contests
 
@@ -82,7 +82,7 @@ VIEWS = st.dictionaries(st.integers(2, 60), st.integers(0, 3), max_size=30)
 
 @given(VIEWS, VIEWS)
 def test_after_comparing_both_know_the_newest_of_both(first, second):
-    a, b = roll(0, first), roll(1, second)
+    a, b = members(0, first), members(1, second)
     learnt, told = exchange(a, b)
     newest = {**second, **{n: max(i, second.get(n, -1)) for n, i in first.items()}}
     for number, incarnation in newest.items():

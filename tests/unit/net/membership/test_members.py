@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.ids import PeerId
-from weft.net.membership import members as rolls
+from weft.net.membership import members as table
 from weft.net.membership.anti_entropy_index import EMPTY, moved
 from weft.net.membership.full_mesh import FORGET_S, Forgotten, Full, Gone, Left, New, Recovered, Suspected
 from weft.net.membership.members import (
@@ -15,8 +15,8 @@ from weft.net.membership.members import (
     Correct,
     Departed,
     Lives,
+    Members,
     Renew,
-    Roll,
     Spread,
     believe,
     bury,
@@ -41,22 +41,22 @@ def accused(peer, accuser, incarnation=0, instance=OLD):
 class Trial:
     def __init__(self, *claims):
         self.now = 0.0
-        self.roll = Roll(me=ME, instance=NEW)
+        self.members = Members(me=ME, instance=NEW)
         for claim in claims:
             self.hear(claim)
 
     def hear(self, claim, sender=B):
-        before = self.roll
-        self.roll, effects = believe(before, claim, sender, self.now)
-        assert believe(before, claim, sender, self.now) == (self.roll, effects)  # nothing was changed in place
+        before = self.members
+        self.members, effects = believe(before, claim, sender, self.now)
+        assert believe(before, claim, sender, self.now) == (self.members, effects)  # nothing was changed in place
         return effects
 
     def bury(self):
-        self.roll, effects = bury(self.roll, self.now)
+        self.members, effects = bury(self.members, self.now)
         return effects
 
     def status(self, peer):
-        return self.roll.entries[peer].status
+        return self.members.entries[peer].status
 
 
 def test_who_says_that_it_lives_is_new_and_passed_on_once():
@@ -65,8 +65,8 @@ def test_who_says_that_it_lives_is_new_and_passed_on_once():
     assert trial.hear(lives(A)) == ()
     assert trial.hear(lives(A, 1)) == (Spread(lives(A, 1), is_urgent=False),)
     assert trial.hear(lives(A, 0)) == ()
-    assert trial.roll.entries[A].life == lives(A, 1)
-    assert trial.roll.num_present == 2
+    assert trial.members.entries[A].life == lives(A, 1)
+    assert trial.members.num_present == 2
 
 
 def test_an_accusation_holds_against_its_own_incarnation_only():
@@ -96,7 +96,7 @@ def test_the_more_accuse_the_sooner_it_is_gone(num_accusers):
     ((gone),) = trial.bury()
     assert gone.peer == A
     assert trial.status(A) == "gone"
-    assert trial.roll.num_present == 1
+    assert trial.members.num_present == 1
 
 
 def test_time_to_refute_lies_between_six_and_twelve_seconds():
@@ -108,7 +108,7 @@ def test_time_to_refute_lies_between_six_and_twelve_seconds():
 def test_no_more_than_three_accusers_are_passed_on():
     trial = Trial(lives(A), accused(A, B), accused(A, C), accused(A, D))
     assert trial.hear(accused(A, ME)) == ()
-    assert len(trial.roll.entries[A].against) == 3
+    assert len(trial.members.entries[A].against) == 3
 
 
 def test_who_is_gone_and_refutes_has_recovered():
@@ -121,8 +121,8 @@ def test_who_is_gone_and_refutes_has_recovered():
 
 def test_who_is_heard_itself_is_not_suspected_here():
     trial = Trial(lives(A), accused(A, B))
-    assert recover(trial.roll, A, 0.5, 0.6)[1] == ()  # it may have been under way
-    trial.roll, effects = recover(trial.roll, A, 1.5, 1.6)
+    assert recover(trial.members, A, 0.5, 0.6)[1] == ()  # it may have been under way
+    trial.members, effects = recover(trial.members, A, 1.5, 1.6)
     assert effects == (Recovered(A),)
     trial.now = 2.0
     assert type(trial.hear(accused(A, C))[0]) is Suspected  # by somebody who could not reach it after that
@@ -143,7 +143,7 @@ def test_a_goodbye_that_comes_before_the_presence_keeps_it_out():
     trial = Trial()
     assert trial.hear(Departed(A, OLD, "bye")) == ()
     assert trial.hear(lives(A)) == ()
-    assert A not in trial.roll.entries
+    assert A not in trial.members.entries
 
 
 def test_this_peer_refutes_what_is_said_of_it_and_nothing_else():
@@ -153,7 +153,7 @@ def test_this_peer_refutes_what_is_said_of_it_and_nothing_else():
     assert trial.hear(accused(ME, C, 1, OLD)) == ()  # another process
     assert trial.hear(accused(ME, C, 1 << 50, NEW)) == ()  # nobody can have seen that
     assert trial.hear(lives(ME, 1, NEW)) == ()
-    assert trial.roll.incarnation == 1
+    assert trial.members.incarnation == 1
 
 
 def test_a_process_that_starts_again_goes_on_above_its_predecessor():
@@ -169,11 +169,11 @@ def test_the_long_gone_and_what_nobody_renews_are_forgotten():
     trial = Trial(lives(A), lives(B), accused(A, C))
     trial.now = 20.0
     trial.bury()
-    trial.roll, effects = sweep(trial.roll, 20.0 + FORGET_S)
+    trial.members, effects = sweep(trial.members, 20.0 + FORGET_S)
     assert effects == (Forgotten(A),)
-    trial.roll, effects = sweep(trial.roll, EXPIRES_S)
+    trial.members, effects = sweep(trial.members, EXPIRES_S)
     assert effects == (Gone(B, EXPIRES_S), Forgotten(B))
-    assert trial.roll.entries == {}
+    assert trial.members.entries == {}
 
 
 def test_what_is_known_is_bounded_and_the_longest_gone_make_room():
@@ -183,13 +183,13 @@ def test_what_is_known_is_bounded_and_the_longest_gone_make_room():
     trial.now = 20.0
     trial.bury()
     assert trial.hear(lives(A))[:2] == (Forgotten(PeerId(f"{7:064x}")), New(A))
-    assert len(trial.roll.entries) == MAX_KNOWN
+    assert len(trial.members.entries) == MAX_KNOWN
 
 
 def test_an_own_stall_leaves_the_accused_their_time():
     trial = Trial(lives(A), accused(A, B))
     trial.now = 30.0
-    trial.roll = forgive(trial.roll, 28.0, 30.0)
+    trial.members = forgive(trial.members, 28.0, 30.0)
     assert trial.bury() == ()
 
 
@@ -201,14 +201,14 @@ CLAIMS = st.one_of(
 )
 
 
-def assert_indexed(roll):
+def assert_indexed(members):
     """The view holds who is present, and sums that are those of a view in which nothing ever changed."""
-    present = {peer: entry.life.incarnation for peer, entry in roll.entries.items() if peer not in roll.buried}
-    assert {peer for each in roll.view for peer in each.peers} == set(present)
+    present = {peer: entry.life.incarnation for peer, entry in members.entries.items() if peer not in members.buried}
+    assert {peer for each in members.view for peer in each.peers} == set(present)
     fresh = EMPTY
     for peer, incarnation in present.items():
         fresh = moved(fresh, peer, None, incarnation)
-    assert [each.sum for each in roll.view] == [each.sum for each in fresh]
+    assert [each.sum for each in members.view] == [each.sum for each in fresh]
 
 
 @given(st.lists(CLAIMS, max_size=60))
@@ -216,26 +216,26 @@ def test_whatever_is_said_incarnations_rise_and_the_drawn_paths_are_walked(said)
     trial = Trial()
     incarnations, last, outputs = {}, {}, []
     for claim in said:
-        mine = trial.roll.incarnation
+        mine = trial.members.incarnation
         if isinstance(claim, float):
             trial.now += claim
             effects = trial.bury()
-            trial.roll, more = sweep(trial.roll, trial.now)
+            trial.members, more = sweep(trial.members, trial.now)
             effects += more
         else:
             effects = trial.hear(claim)
-        assert trial.roll.incarnation >= mine
+        assert trial.members.incarnation >= mine
         outputs += effects
         for effect in effects:
             if isinstance(effect, Forgotten):
                 incarnations.pop(effect.peer, None)
-        for peer, entry in trial.roll.entries.items():
+        for peer, entry in trial.members.entries.items():
             assert entry.life.incarnation >= incarnations.get(peer, 0)
             incarnations[peer] = entry.life.incarnation
-            assert (entry.status == "suspected") == (peer in trial.roll.suspected)
-            assert (entry.status in ("gone", "left")) == (peer in trial.roll.buried)
+            assert (entry.status == "suspected") == (peer in trial.members.suspected)
+            assert (entry.status in ("gone", "left")) == (peer in trial.members.buried)
             assert all(each.incarnation == entry.life.incarnation for each in entry.against)
-        assert_indexed(trial.roll)
+        assert_indexed(trial.members)
     following = {
         New: {None, Left, Forgotten},
         Suspected: {New, Recovered},
@@ -248,13 +248,13 @@ def test_whatever_is_said_incarnations_rise_and_the_drawn_paths_are_walked(said)
         if type(effect) in following:
             assert last.get(effect.peer) in following[type(effect)]
             last[effect.peer] = type(effect)
-    assert ME not in trial.roll.entries
+    assert ME not in trial.members.entries
 
 
 def test_others_are_shown_the_presence_and_what_is_said_against_it():
-    roll = Trial(lives(A), accused(A, B), lives(C), Departed(C, OLD, "bye")).roll
-    assert rolls.proofs(roll.entries[A]) == ("a lives at 0", "b accuses a at 0")
-    assert rolls.proofs(roll.entries[C]) == ("c lives at 0", "bye")
+    members = Trial(lives(A), accused(A, B), lives(C), Departed(C, OLD, "bye")).members
+    assert table.proofs(members.entries[A]) == ("a lives at 0", "b accuses a at 0")
+    assert table.proofs(members.entries[C]) == ("c lives at 0", "bye")
 
 
 def test_a_goodbye_said_again_after_that_of_another_process_is_no_news():

@@ -147,33 +147,33 @@ def test_the_iroh_that_is_installed_sends_fast() -> None:
 
 
 @pytest.fixture
-def dialler() -> IrohTransport:
+def dialer() -> IrohTransport:
     transport = IrohTransport(Identity.generate(), IrohConfig(relays=("https://mine.example",)))
     transport._iroh = pytest.importorskip("iroh", reason="iroh has no wheel for this platform")
     return transport
 
 
-def test_an_address_holds_all_ways_to_a_peer(dialler: IrohTransport) -> None:
+def test_an_address_holds_all_ways_to_a_peer(dialer: IrohTransport) -> None:
     peer = Identity.generate().peer
-    target = dialler._target(peer, f"iroh://{peer}?addr=192.0.2.1:7&addr=[2001:db8::1]:8")
+    target = dialer._target(peer, f"iroh://{peer}?addr=192.0.2.1:7&addr=[2001:db8::1]:8")
     assert target.id().to_bytes().hex() == peer
     assert target.direct_addresses() == ["192.0.2.1:7", "[2001:db8::1]:8"]
     assert target.relay_url() is None
 
 
-def test_only_a_relay_that_the_user_named_is_used(dialler: IrohTransport) -> None:
+def test_only_a_relay_that_the_user_named_is_used(dialer: IrohTransport) -> None:
     peer = Identity.generate().peer
-    foreign = dialler._target(peer, f"iroh://{peer}?addr=192.0.2.1:7&relay=https://theirs.example/")
+    foreign = dialer._target(peer, f"iroh://{peer}?addr=192.0.2.1:7&relay=https://theirs.example/")
     assert foreign.relay_url() is None
-    own = dialler._target(peer, f"iroh://{peer}?relay=https://theirs.example&relay=https://mine.example/")
+    own = dialer._target(peer, f"iroh://{peer}?relay=https://theirs.example&relay=https://mine.example/")
     assert own.relay_url() == "https://mine.example/"
 
 
 @pytest.mark.parametrize("shape", ["tls://{peer}?addr=192.0.2.1:7", "iroh://{other}?addr=192.0.2.1:7", "iroh:{peer}"])
-def test_an_address_of_somebody_else_is_refused(dialler: IrohTransport, shape: str) -> None:
+def test_an_address_of_somebody_else_is_refused(dialer: IrohTransport, shape: str) -> None:
     peer, other = Identity.generate().peer, Identity.generate().peer
     with pytest.raises(ValueError, match="no iroh address of"):
-        dialler._target(peer, shape.format(peer=peer, other=other))
+        dialer._target(peer, shape.format(peer=peer, other=other))
 
 
 def test_an_error_says_what_iroh_hides() -> None:

@@ -8,7 +8,7 @@ from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.keys import Identity
 from weft.net.messages import Heartbeat
 from weft.peer.chain import genesis, open_branch, signers
-from weft.peer.fork.choice import NEAR, Proof, chosen, furthest, is_further, is_heeded
+from weft.peer.fork.choice import NEAR, Proof, chosen, furthest, is_followed, is_further
 from weft.sync.records.ancestry import Fork
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Accept, Certificate, Manifest, RoundNote
@@ -29,7 +29,7 @@ def forked_at(round: int, left: BranchId = MAIN) -> Charter:
 
 
 def heeds(mine: Manifest, in_sight: int, other: Manifest, num_signers: int, after: Charter | None = None) -> bool:
-    return is_heeded(mine, after or charter(4), in_sight, Proof(other, num_signers))
+    return is_followed(mine, after or charter(4), in_sight, Proof(other, num_signers))
 
 
 @pytest.mark.parametrize("in_sight", [2, 3, 7])

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from weft.peer.join.backpressure import RECENT_S, TELL_AFTER_S, Lag, Pace
+from weft.peer.join.backpressure import RECENT_S, TELL_AFTER_S, CatchUp, Lag
 
 RESULT_NBYTES = 1_000_000
 
 
-def watched(round_s: float, nbytes_per_s: int, until: float = 60.0) -> Pace:
-    pace = Pace(RESULT_NBYTES)
+def watched(round_s: float, nbytes_per_s: int, until: float = 60.0) -> CatchUp:
+    pace = CatchUp(RESULT_NBYTES)
     for now in range(int(until) + 1):
         pace.look(float(now), int(now / round_s), nbytes_per_s * now, is_fetching=True)
     return pace

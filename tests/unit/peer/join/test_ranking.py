@@ -10,7 +10,7 @@ from weft.clock import VirtualClock
 from weft.ids import BranchId, Digest, PeerId, RunId
 from weft.peer.chain import genesis, open_branch
 from weft.peer.join.offers import Offered, most_offered, opened
-from weft.peer.join.ranking import FAILED_S, Asking
+from weft.peer.join.ranking import FAILED_S, Ranking
 from weft.peer.messages import StateOffer
 from weft.sync.round.machine import replace
 
@@ -26,7 +26,7 @@ def test_who_tells_of_the_most_is_asked_first_and_who_just_failed_last() -> None
         beats[peer] = SimpleNamespace(committed_tokens=tokens, round=round, manifest=X)
     members: Any = SimpleNamespace(heartbeat_of=beats.get)
     node: Any = SimpleNamespace(peers=(A, B, C, D))
-    asking = Asking(node, members, clock)
+    asking = Ranking(node, members, clock)
     assert asking.furthest_first() == [C, B, A, D]
     asking.note_failure(C, B)
     assert asking.furthest_first() == [A, D, C, B]

@@ -16,7 +16,7 @@ from weft.executor import Inline
 from weft.ids import BranchId, PeerId, Round, RunId
 from weft.peer import chain as module
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.join.state_server import PIN_S, Donor
+from weft.peer.join.state_server import PIN_S, StateServer
 from weft.peer.messages import ChainRequest, StateRequest
 from weft.store.pool import Pool
 from weft.sync.records.messages import Certificate, Manifest
@@ -76,11 +76,13 @@ class Endless:
         return ()
 
 
-def donor(node: Node, compute: Any, chain: Any = None, clock: VirtualClock | None = None, replica: Any = None) -> Donor:
+def donor(
+    node: Node, compute: Any, chain: Any = None, clock: VirtualClock | None = None, replica: Any = None
+) -> StateServer:
     replica = replica or replica_at(OPENING)
     clock = clock or VirtualClock()
     place = SimpleNamespace(node=node, compute=compute, clock=clock, memory=Pool(0))
-    return Donor(place, replica, lambda: chain or Chain(OPENING, charter()))  # type: ignore[arg-type]
+    return StateServer(place, replica, lambda: chain or Chain(OPENING, charter()))  # type: ignore[arg-type]
 
 
 async def test_a_pin_is_made_once_though_who_asked_first_stopped_waiting(node: Node) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from weft.clock import VirtualClock
-from weft.peer.loop.lease import CALL_S, Training
+from weft.peer.loop.lease import CALL_S, LeaseTraining
 from weft.training.learner import Work
 
 BATCH, SEQ_LEN = 4, 16
@@ -58,7 +58,7 @@ def config(*, even=False, wait="all"):
 def trained(step_s, num_steps, run, *, until_s=float("inf")):
     """Make the steps of a lease until it is hurried, and return the device that made them."""
     device, clock = Device(step_s), VirtualClock()
-    training = Training(
+    training = LeaseTraining(
         SimpleNamespace(compute=device, clock=clock, companion=None),
         SimpleNamespace(has_ended=False, train=device.steps),
         Done(),

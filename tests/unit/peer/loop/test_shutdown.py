@@ -7,7 +7,7 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.ids import PeerId
-from weft.peer.loop.shutdown import LINGER_S, LOOK_S, Parting
+from weft.peer.loop.shutdown import LINGER_S, LOOK_S, Shutdown
 
 ME, ANNA = PeerId("c" * 64), PeerId("a" * 64)
 HEAD = SimpleNamespace(round=5, branch="b" * 64, members=(ANNA, ME))
@@ -34,10 +34,10 @@ def lingered_s(
         alive=lambda: (ANNA,) if is_alive or beats(clock.now()) else (),
         heartbeat_of=lambda peer: beats(clock.now()) if peer == ANNA else None,
     )
-    parting = Parting(node, membership, SimpleNamespace(head=HEAD), lambda: None, lambda _event: None)  # type: ignore[arg-type]
+    shutdown = Shutdown(node, membership, SimpleNamespace(head=HEAD), lambda: None, lambda _event: None)  # type: ignore[arg-type]
 
     async def main() -> float:
-        await parting.linger()
+        await shutdown.linger()
         return clock.now()
 
     return clock.run(main())

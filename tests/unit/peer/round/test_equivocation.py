@@ -11,8 +11,8 @@ from weft.keys import Identity
 from weft.peer.chain import open_branch
 from weft.peer.messages import Shown
 from weft.peer.round import equivocation as witness_module
-from weft.peer.round.equivocation import MAX_KEPT, MAX_SHOWN, Witness
-from weft.sync.governance.equivocation import contradiction
+from weft.peer.round.equivocation import MAX_KEPT, MAX_SHOWN, EvidenceKeeper
+from weft.sync.governance.equivocation import equivocation
 from weft.sync.records.acts import Warrant
 from weft.sync.records.messages import (
     Accept,
@@ -59,8 +59,8 @@ def proven() -> list[Warrant]:
 
 
 @pytest.fixture
-def witness(node: FakeNode, proven: list[Warrant]) -> Witness:
-    return Witness(node, SimpleNamespace(base=BASE), proven.append)  # type: ignore[arg-type]
+def evidence(node: FakeNode, proven: list[Warrant]) -> EvidenceKeeper:
+    return EvidenceKeeper(node, SimpleNamespace(base=BASE), proven.append)  # type: ignore[arg-type]
 
 
 def noted(message: AnyRoundMessage, who: Identity = LIAR, round: int = 5) -> tuple[Signed, RoundNote]:
@@ -77,22 +77,22 @@ def forged(pair: tuple[Signed, RoundNote]) -> tuple[Signed, RoundNote]:
 
 
 @pytest.mark.parametrize("round", [4, 5, 6])
-def test_two_notes_of_a_round_near_by_prove_a_lie(witness: Witness, proven: list[Warrant], round: int) -> None:
+def test_two_notes_of_a_round_near_by_prove_a_lie(evidence: EvidenceKeeper, proven: list[Warrant], round: int) -> None:
     one, other = accept(1, "a", round=round), accept(1, "b", round=round)
-    witness.hear(*one)
-    witness.hear(*one)
+    evidence.hear(*one)
+    evidence.hear(*one)
     assert proven == []
-    witness.hear(*other)
+    evidence.hear(*other)
     assert proven == [Warrant(letters=(one[0], other[0]))]
 
 
-def test_nothing_is_kept_of_rounds_far_off_or_of_strangers(witness: Witness, proven: list[Warrant]) -> None:
+def test_nothing_is_kept_of_rounds_far_off_or_of_strangers(evidence: EvidenceKeeper, proven: list[Warrant]) -> None:
     stranger = Identity.from_seed(bytes([9] * 32))
     for options in ({"round": 3}, {"round": 7}, {"who": stranger}):
         for digit in "ab":
-            witness.hear(*accept(1, digit, **options))
+            evidence.hear(*accept(1, digit, **options))
     assert proven == []
-    assert witness._kept == {}
+    assert evidence._kept == {}
 
 
 def certificate(*letters: Signed) -> Certificate:
@@ -100,19 +100,19 @@ def certificate(*letters: Signed) -> Certificate:
     return Certificate(attempt=Attempt(0), manifest=manifest, votes=letters, farewells=())
 
 
-def test_a_forged_note_proves_nothing_and_is_not_kept(witness: Witness, proven: list[Warrant]) -> None:
-    witness.read(certificate(forged(accept(1, "a"))[0]))
-    witness.hear(*accept(1, "b"))
-    witness.read(certificate(forged(accept(1, "c"))[0]))
+def test_a_forged_note_proves_nothing_and_is_not_kept(evidence: EvidenceKeeper, proven: list[Warrant]) -> None:
+    evidence.read(certificate(forged(accept(1, "a"))[0]))
+    evidence.hear(*accept(1, "b"))
+    evidence.read(certificate(forged(accept(1, "c"))[0]))
     assert proven == []
-    witness.read(certificate(accept(1, "d")[0]))
+    evidence.read(certificate(accept(1, "d")[0]))
     assert [letter.body for letter in proven[0].letters] == [accept(1, digit)[0].body for digit in "bd"]
 
 
-def test_forged_notes_push_out_none_that_is_signed(witness: Witness, proven: list[Warrant]) -> None:
-    witness.hear(*accept(0, "a"))
-    witness.read(certificate(*(forged(accept(attempt))[0] for attempt in range(1, MAX_KEPT + 1))))
-    witness.hear(*accept(0, "b"))
+def test_forged_notes_push_out_none_that_is_signed(evidence: EvidenceKeeper, proven: list[Warrant]) -> None:
+    evidence.hear(*accept(0, "a"))
+    evidence.read(certificate(*(forged(accept(attempt))[0] for attempt in range(1, MAX_KEPT + 1))))
+    evidence.hear(*accept(0, "b"))
     assert len(proven) == 1
 
 
@@ -155,7 +155,7 @@ LIES: list[tuple[AnyRoundMessage, AnyRoundMessage]] = [
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: " ".join(type(each).__name__ for each in lie))
 def test_harmless_notes_push_out_none_that_a_later_one_contradicts(
-    witness: Witness,
+    evidence: EvidenceKeeper,
     proven: list[Warrant],
     lie: tuple[AnyRoundMessage, AnyRoundMessage],
     monkeypatch: pytest.MonkeyPatch,
@@ -165,67 +165,71 @@ def test_harmless_notes_push_out_none_that_a_later_one_contradicts(
     many = [
         noted(each)
         for each in harmless()
-        if all(contradiction(noted(each)[1], note) is None for _, note in (one, other))
+        if all(equivocation(noted(each)[1], note) is None for _, note in (one, other))
     ]
     assert len(many) > MAX_KEPT
-    witness.hear(*one)
+    evidence.hear(*one)
     for each in many:
-        witness.hear(*each)
+        evidence.hear(*each)
     assert proven == []
-    witness.hear(*other)
+    evidence.hear(*other)
     assert proven == [Warrant(letters=(one[0], other[0]))]
-    kept = witness._kept[BASE.branch, Round(5)][LIAR.peer]
+    kept = evidence._kept[BASE.branch, Round(5)][LIAR.peer]
     assert len(kept) <= 4 * MAX_KEPT
     assert sum(len(letter.body) for letter, _ in kept.values()) < 5 * 8_000 + MAX_KEPT * 400
 
 
-def test_of_more_attempts_than_are_kept_the_latest_are_forgotten(witness: Witness, proven: list[Warrant]) -> None:
+def test_of_more_attempts_than_are_kept_the_latest_are_forgotten(
+    evidence: EvidenceKeeper, proven: list[Warrant]
+) -> None:
     for attempt in range(MAX_KEPT + 1):
-        witness.hear(*accept(attempt, "a"))
-    witness.hear(*accept(MAX_KEPT, "b"))
+        evidence.hear(*accept(attempt, "a"))
+    evidence.hear(*accept(MAX_KEPT, "b"))
     assert proven == []
-    witness.hear(*accept(MAX_KEPT - 1, "b"))
+    evidence.hear(*accept(MAX_KEPT - 1, "b"))
     assert len(proven) == 1
 
 
-def test_of_promises_the_one_that_denies_most_stays(witness: Witness, proven: list[Warrant]) -> None:
+def test_of_promises_the_one_that_denies_most_stays(evidence: EvidenceKeeper, proven: list[Warrant]) -> None:
     for attempt in (4, 6, 5):
-        witness.hear(*noted(Promise(attempt=Attempt(attempt), accepted=None)))
-    witness.hear(*accept(5))
+        evidence.hear(*noted(Promise(attempt=Attempt(attempt), accepted=None)))
+    evidence.hear(*accept(5))
     assert len(proven) == 1
 
 
 def test_what_was_said_before_it_was_known_who_leads_gives_way(node: FakeNode, proven: list[Warrant]) -> None:
     chain = SimpleNamespace(base=replace(BASE, round=Round(4)))
-    witness = Witness(node, chain, proven.append)  # type: ignore[arg-type]
+    evidence = EvidenceKeeper(node, chain, proven.append)  # type: ignore[arg-type]
     for attempt in range(4):
-        witness.hear(*noted(Propose(attempt=Attempt(attempt), manifest=MANIFEST)))
+        evidence.hear(*noted(Propose(attempt=Attempt(attempt), manifest=MANIFEST)))
     chain.base = BASE
-    witness.begin()
-    kept = witness._kept[BASE.branch, Round(5)][LIAR.peer].values()
+    evidence.begin()
+    kept = evidence._kept[BASE.branch, Round(5)][LIAR.peer].values()
     made = [note.message.attempt for _, note in kept]  # type: ignore[union-attr]
     assert made == [attempt for attempt in range(4) if leader(BASE, Attempt(attempt)) == LIAR.peer]
 
 
-def test_the_leader_of_a_later_attempt_is_shown_what_others_voted(node: FakeNode, witness: Witness) -> None:
+def test_the_leader_of_a_later_attempt_is_shown_what_others_voted(node: FakeNode, evidence: EvidenceKeeper) -> None:
     vote = accept(0)
-    witness.hear(*vote)
-    witness.hear(*accept(0, who=LEADER))
-    witness.hear(*noted(Promise(attempt=Attempt(1), accepted=None), who=ME))
-    witness.hear(*noted(Prepare(attempt=Attempt(1))))
-    witness.hear(*noted(Ready(tokens=8, parts=())))  # type: ignore[arg-type]
-    witness.hear(*accept(7))
-    witness.show(LEADER.peer, Attempt(1))
+    evidence.hear(*vote)
+    evidence.hear(*accept(0, who=LEADER))
+    evidence.hear(*noted(Promise(attempt=Attempt(1), accepted=None), who=ME))
+    evidence.hear(*noted(Prepare(attempt=Attempt(1))))
+    evidence.hear(*noted(Ready(tokens=8, parts=())))  # type: ignore[arg-type]
+    evidence.hear(*accept(7))
+    evidence.show(LEADER.peer, Attempt(1))
     assert node.posted == [(LEADER.peer, Shown(signed=vote[0]))]
 
 
-def test_a_leader_is_shown_a_bounded_number_of_votes_and_the_newest_proposal(node: FakeNode, witness: Witness) -> None:
+def test_a_leader_is_shown_a_bounded_number_of_votes_and_the_newest_proposal(
+    node: FakeNode, evidence: EvidenceKeeper
+) -> None:
     for attempt in range(MAX_KEPT):
-        witness.hear(*accept(attempt, who=ME))
+        evidence.hear(*accept(attempt, who=ME))
     proposals = [noted(Propose(attempt=Attempt(TURN + 3 * number), manifest=MANIFEST)) for number in range(3)]
     for each in proposals:
-        witness.hear(*each)
-    witness.show(LEADER.peer, Attempt(TURN + 4))
+        evidence.hear(*each)
+    evidence.show(LEADER.peer, Attempt(TURN + 4))
     shown = [record.signed for _, record in node.posted]
     assert shown[-1] == proposals[1][0], "the one after it is of no attempt before"
     before = range(TURN + 4 - min(MAX_SHOWN, TURN + 4), TURN + 4)

@@ -14,7 +14,7 @@ from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
 from weft.peer.messages import Gathered
-from weft.peer.round.gather import NUM_TRIES, REPEAT_S, Gathering
+from weft.peer.round.gather import NUM_TRIES, REPEAT_S, Gather
 from weft.peer.round.reach import Reach
 from weft.sync.records.messages import Base, Contribution, Ready
 from weft.sync.round import round as machine
@@ -77,7 +77,7 @@ class Stage:
         self.taken: list[PeerId] = []
         self.fed: list[Input] = []
         self.clock, self.parts = VirtualClock(), FakeParts()
-        self.gathering: Gathering = None  # type: ignore[assignment]
+        self.gathering: Gather = None  # type: ignore[assignment]
 
     def run(self, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def play() -> None:
@@ -90,7 +90,7 @@ class Stage:
             )
             tasks = Tasks()
             reach = Reach(self.fed.append, lambda: self.state)
-            self.gathering = Gathering(place, self.chain, self.parts, tasks, timers, reach)  # type: ignore[arg-type]
+            self.gathering = Gather(place, self.chain, self.parts, tasks, timers, reach)  # type: ignore[arg-type]
             self.gathering.begin()
             await scenario()
             await tasks.aclose()

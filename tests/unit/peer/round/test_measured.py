@@ -7,7 +7,7 @@ import pytest
 
 from weft.clock import VirtualClock
 from weft.ids import PeerId
-from weft.peer.round.timers import EVERY_S, SLACK, Measured, Memory, Timers
+from weft.peer.round.timers import EVERY_S, SLACK, Measured, RoundTimes, Timers
 from weft.sync.round.deadline import FIRST_S, NUM_REMEMBERED
 
 TOOK = Measured(graces_s=(1.0, 1.0, 1.0), latencies_s=(4.0, 4.0, 4.0))
@@ -19,11 +19,11 @@ A = PeerId("a")
 def test_it_is_written_now_and_then_and_read_again(tmp_path: Path) -> None:
     now = [100.0]
     path = tmp_path / "a folder" / "measured.json"
-    memory = Memory(path, lambda: now[0], is_on=True)
+    memory = RoundTimes(path, lambda: now[0], is_on=True)
     assert memory.read() == Measured()
     memory.keep(TOOK)
     memory.keep(Measured())  # a moment later
-    assert Memory(path, lambda: 0.0, is_on=True).read() == TOOK
+    assert RoundTimes(path, lambda: 0.0, is_on=True).read() == TOOK
     now[0] += EVERY_S
     memory.keep(Measured())
     assert memory.read() == Measured()
@@ -31,7 +31,7 @@ def test_it_is_written_now_and_then_and_read_again(tmp_path: Path) -> None:
 
 
 def test_who_keeps_nothing_writes_nothing(tmp_path: Path) -> None:
-    Memory(tmp_path / "measured.json", lambda: 0.0, is_on=False).keep(TOOK)
+    RoundTimes(tmp_path / "measured.json", lambda: 0.0, is_on=False).keep(TOOK)
     assert not list(tmp_path.iterdir())
 
 
@@ -42,12 +42,12 @@ def test_who_keeps_nothing_writes_nothing(tmp_path: Path) -> None:
 def test_what_is_damaged_is_as_if_nothing_had_been_measured(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "measured.json"
     path.write_bytes(data)
-    assert Memory(path, lambda: 0.0, is_on=True).read() == Measured()
+    assert RoundTimes(path, lambda: 0.0, is_on=True).read() == Measured()
 
 
 def test_a_folder_that_cannot_be_written_disturbs_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    Memory(tmp_path / "file" / "measured.json", lambda: 0.0, is_on=True).keep(TOOK)
+    RoundTimes(tmp_path / "file" / "measured.json", lambda: 0.0, is_on=True).keep(TOOK)
 
 
 def test_deadlines_are_as_long_as_they_were() -> None:

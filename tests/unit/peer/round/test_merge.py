@@ -11,7 +11,7 @@ from weft.codec import Fp32Config
 from weft.executor import Inline
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.round.merge import Merging, plan_behind
+from weft.peer.round.merge import RoundMerger, plan_behind
 from weft.peer.round.payloads import Wanted
 from weft.store.pool import Pool
 from weft.sync.merge.fragments import Scope
@@ -75,10 +75,10 @@ async def find(parts, chain, result=MEAN, plan=PLAN, base=None):
     """Return what a member finds of part 0 of a round, and of whom it has told."""
     events = []
     place = SimpleNamespace(node=SimpleNamespace(peer=A), compute=Inline(), emit=events.append)
-    merging = Merging(place, chain, parts, SimpleNamespace(announced={}), Scope(NUM))
+    merger = RoundMerger(place, chain, parts, SimpleNamespace(announced={}), Scope(NUM))
     base = base or chain.base
     wanted = Wanted(0, digest(result), NUM, Round(base.round))
-    return await merging.find(base, plan, wanted, range(NUM)), [event.member for event in events]
+    return await merger.find(base, plan, wanted, range(NUM)), [event.member for event in events]
 
 
 async def test_what_is_here_is_merged_and_held():

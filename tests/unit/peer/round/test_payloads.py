@@ -14,7 +14,7 @@ from weft.executor import Inline
 from weft.ids import Attempt, BranchId, PeerId, Round, RunId, Tokens
 from weft.peer import chain
 from weft.peer.chain import Chain, genesis, open_branch
-from weft.peer.round.payloads import FETCH_FLOOR_S, Parts
+from weft.peer.round.payloads import FETCH_FLOOR_S, Payloads
 from weft.store.journal import Journal
 from weft.sync.merge.fragments import Scope
 from weft.sync.merge.reduce import named
@@ -67,7 +67,7 @@ def parts_and_manifest(node):
         journal=journal,
         initial=torch.empty(0),
     )
-    return Parts(place, Chain(opening, charter()), Scope(NUM)), manifest
+    return Payloads(place, Chain(opening, charter()), Scope(NUM)), manifest
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
 from weft.peer.messages import ContradictionNote
 from weft.peer.round import pending_acts as acts
-from weft.peer.round.pending_acts import MAX_LIES, TELL_AGAIN_S, Acts, Lies
+from weft.peer.round.pending_acts import MAX_LIES, TELL_AGAIN_S, Lies, PendingActs
 from weft.store import record_file
 from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
 from weft.sync.records.charter import Struck
@@ -64,7 +64,7 @@ class Trial:
         kept = SimpleNamespace(keep=lambda letters: None, read=lambda: ())
         self.path = path
         emit, known = self.events.append, Lies(path)
-        self.acts = Acts(self.node, self.chain, emit, kept, known, lambda: None)  # type: ignore[arg-type]
+        self.acts = PendingActs(self.node, self.chain, emit, kept, known, lambda: None)  # type: ignore[arg-type]
 
     def restarted(self) -> "Trial":
         """Return another process of the same machine."""

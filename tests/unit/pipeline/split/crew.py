@@ -16,7 +16,7 @@ from weft.net.blobs.blobs import inline
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.split.cut import Segment, heads_parts
 from weft.pipeline.split.exchange import Handover, Seat
 from weft.pipeline.split.layer import ByHeads, BySegments
@@ -47,7 +47,7 @@ class Crew:
             each = passport(number)
             transport = self.network.transport(each.peer)
             self.nodes.append(Node(each, [transport], self.clock, lambda _: None, offload=inline))
-            self.handovers.append(Handover(Lane(self.nodes[-1])))
+            self.handovers.append(Handover(StageLink(self.nodes[-1])))
 
     @property
     def peers(self) -> list[str]:

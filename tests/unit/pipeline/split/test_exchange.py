@@ -167,12 +167,12 @@ def test_what_is_handed_over_twice_or_by_a_stranger_counts_not() -> None:
     pair = [crew.nodes[0].peer, crew.nodes[1].peer]
 
     async def play() -> None:
-        lane = crew.handovers[2].lane
+        link = crew.handovers[2].link
         note = HandedOver(team=TEAM, number=0, digest=Digest("00" * 32), nbytes=48)
-        foreign = asyncio.ensure_future(lane.call(pair[0], note, HasTaken, deadline_s=5.0))
+        foreign = asyncio.ensure_future(link.call(pair[0], note, HasTaken, deadline_s=5.0))
         await asyncio.sleep(1.0)
         with pytest.raises(CallFailed, match="twice"):
-            await lane.call(pair[0], note, HasTaken, deadline_s=5.0)
+            await link.call(pair[0], note, HasTaken, deadline_s=5.0)
 
         async def one(number: int) -> Tensor:
             async with crew.handovers[number].join(TEAM, pair) as seat:
@@ -190,12 +190,12 @@ def test_what_waits_here_of_one_peer_is_bounded() -> None:
     crew = Crew(2)
 
     async def play() -> None:
-        lane, target = crew.handovers[1].lane, crew.nodes[0].peer
+        link, target = crew.handovers[1].link, crew.nodes[0].peer
         notes = [
             HandedOver(team=TEAM, number=number, digest=Digest("00" * 32), nbytes=4)
             for number in range(MAX_WAITING + 1)
         ]
-        calls = [asyncio.ensure_future(lane.call(target, note, HasTaken, deadline_s=5.0)) for note in notes]
+        calls = [asyncio.ensure_future(link.call(target, note, HasTaken, deadline_s=5.0)) for note in notes]
         await asyncio.sleep(1.0)
         assert len(crew.handovers[0].slots) == MAX_WAITING
         *waiting, refused = await asyncio.gather(*calls, return_exceptions=True)

@@ -10,7 +10,7 @@ from weft.clock import SystemClock
 from weft.executor import Threads
 from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
-from weft.pipeline.link import Lane
+from weft.pipeline.link import StageLink
 from weft.pipeline.split.cut import contiguous, zigzag
 from weft.pipeline.split.exchange import Handover
 
@@ -80,7 +80,7 @@ async def test_a_team_over_tls_computes_the_layer(family: str) -> None:
         each = passport(number)
         transport = TlsTransport(each.identity, TlsConfig(host="127.0.0.1"))
         nodes.append(Node(each, [transport], clock, lambda _: None))
-    handovers = [Handover(Lane(node)) for node in nodes]
+    handovers = [Handover(StageLink(node)) for node in nodes]
     try:
         addresses = [await node.start() for node in nodes]
         nodes[1].remember(nodes[0].peer, addresses[0])

@@ -62,10 +62,10 @@ class Teamed:
         self.make_lead = lambda: Lead(self.means[0], 0, lambda: device, lambda: helpers, self.crew.clock)
 
     def _means(self, config: ModelConfig, split: SplitConfig, number: int) -> Means:
-        desk, model = HelpDesk(self.crew.handovers[number]), self.models[number]
+        dispatch, model = HelpDesk(self.crew.handovers[number]), self.models[number]
         means = Means(
-            lane=desk.handover.lane,
-            handover=desk.handover,
+            link=dispatch.handover.link,
+            handover=dispatch.handover,
             layers=LayersAt(lambda: model, split, config.width),
             run=self.crew.compute.train,
             seq_len=TOKENS,
@@ -78,7 +78,7 @@ class Teamed:
 
         if number:
             helping = Helping(means, lambda: [PeerId(peer) for peer in self.crew.peers], until_due)
-            desk.at[0] = helping
+            dispatch.at[0] = helping
             self.helpings.append(helping)
         return means
 

@@ -9,7 +9,7 @@ from unit.stages.pieces import RUN
 from weft.errors import DiskFull
 from weft.model.flat import cut, join
 from weft.stages.gather import whole
-from weft.stages.gather.whole import Whole, common, in_words, stretches
+from weft.stages.gather.whole import Assembled, common, in_words, stretches
 from weft.store.chunks import raw
 
 
@@ -17,7 +17,7 @@ from weft.store.chunks import raw
 def test_pieces_of_any_length_make_what_join_makes(tmp_path: Path, num: int) -> None:
     vector = torch.randperm(RUN.num_parameters).float()
     parts = [cut(RUN.model, vector, section) for section in RUN.cuts]
-    made = Whole(RUN, tmp_path)
+    made = Assembled(RUN, tmp_path)
     made.vector.fill_(-1.0)
     for stage, part in enumerate(parts):
         for start in reversed(range(0, part.numel(), num)):
@@ -29,7 +29,7 @@ def test_pieces_of_any_length_make_what_join_makes(tmp_path: Path, num: int) -> 
 def test_the_vector_lies_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.store.pool.LEAST_NBYTES", 1)
     scratch = tmp_path / "scratch"
-    made = Whole(RUN, scratch)
+    made = Assembled(RUN, scratch)
     assert scratch.is_dir()  # its file has no name
     made.put(1, 0, raw(torch.ones(8)))
     assert int(made.vector.sum()) >= 8
@@ -54,7 +54,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 
     monkeypatch.setattr(whole.shutil, "disk_usage", lambda _path: Usage)
     with pytest.raises(DiskFull, match="room"):
-        Whole(RUN, tmp_path / "scratch")
+        Assembled(RUN, tmp_path / "scratch")
     assert not (tmp_path / "scratch").exists()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from weft.ids import Digest, PeerId
 from weft.pipeline.exactly_once import NONE, BatchId, Told
 from weft.stages.messages import Tallied, tallied
-from weft.stages.step.reports import MAX_KEPT, Notes, States
+from weft.stages.step.reports import MAX_KEPT, Reports, States
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 BEFORE, PAYLOAD, OTHER = (Digest(digit * 64) for digit in "123")
@@ -36,7 +36,7 @@ class Channel:
 
 async def test_what_is_told_reaches_all_and_is_known_here() -> None:
     channel, looks = Channel(), list[int]()
-    notes = Notes(channel, lambda: looks.append(1))  # type: ignore[arg-type]
+    notes = Reports(channel, lambda: looks.append(1))  # type: ignore[arg-type]
     notes.tell(BEFORE, PAYLOAD, 7, SOME)
     assert [peer for peer, _ in channel.posted] == [B, C]
     assert notes.brought(BEFORE) == [7]
@@ -48,7 +48,7 @@ async def test_what_is_told_reaches_all_and_is_known_here() -> None:
 
 
 async def test_a_report_counts_where_the_manifest_has_that_payload() -> None:
-    notes = Notes(Channel(), lambda: None)  # type: ignore[arg-type]
+    notes = Reports(Channel(), lambda: None)  # type: ignore[arg-type]
     notes.tell(BEFORE, PAYLOAD, 7, SOME)
     one = SimpleNamespace(peer=A, payload=PAYLOAD, legacy=None)
     manifest: Any = SimpleNamespace(previous=BEFORE, contributions=(one,))
@@ -58,7 +58,7 @@ async def test_a_report_counts_where_the_manifest_has_that_payload() -> None:
 
 
 async def test_what_was_told_anew_is_not_forgotten_with_what_was_told_before() -> None:
-    notes = Notes(Channel(), lambda: None)  # type: ignore[arg-type]
+    notes = Reports(Channel(), lambda: None)  # type: ignore[arg-type]
     notes.tell(BEFORE, None, 7, SOME)
     old = notes.of(BEFORE, [A])
     notes.tell(BEFORE, PAYLOAD, 7, SOME)

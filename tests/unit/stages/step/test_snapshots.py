@@ -3,7 +3,7 @@
 import asyncio
 
 from weft.ids import Digest
-from weft.stages.step.snapshots import MAX_AHEAD, Pinning
+from weft.stages.step.snapshots import MAX_AHEAD, Snapshots
 
 HERE = Digest("ab" * 32)
 
@@ -18,33 +18,33 @@ class Pins:
 
 async def test_a_state_is_kept_as_its_beat_is_over_once_for_all_who_ask() -> None:
     pins = Pins()
-    pinning = Pinning(pins)
-    asked = [asyncio.ensure_future(pinning.at(5)) for _ in range(2)]
+    snapshots = Snapshots(pins)
+    asked = [asyncio.ensure_future(snapshots.at(5)) for _ in range(2)]
     await asyncio.sleep(0)
-    await pinning.settled(4, Digest("cd" * 32))
+    await snapshots.settled(4, Digest("cd" * 32))
     assert pins.num == 0
-    await pinning.settled(5, HERE)
+    await snapshots.settled(5, HERE)
     assert [await each for each in asked] == [HERE, HERE]
     assert pins.num == 1
 
 
 async def test_a_beat_that_has_gone_by_or_is_skipped_is_too_late() -> None:
     pins = Pins()
-    pinning = Pinning(pins)
-    asked = asyncio.ensure_future(pinning.at(6))
+    snapshots = Snapshots(pins)
+    asked = asyncio.ensure_future(snapshots.at(6))
     await asyncio.sleep(0)
-    await pinning.settled(7, HERE)
+    await snapshots.settled(7, HERE)
     assert await asked is None
-    assert await pinning.at(7) is None
-    assert await pinning.at(8 + MAX_AHEAD) is None  # nobody has others remember what is never due
+    assert await snapshots.at(7) is None
+    assert await snapshots.at(8 + MAX_AHEAD) is None  # nobody has others remember what is never due
     assert pins.num == 0
 
 
 async def test_who_stops_waiting_takes_nothing_from_others() -> None:
-    pinning = Pinning(Pins())
-    first, second = (asyncio.ensure_future(pinning.at(1)) for _ in range(2))
+    snapshots = Snapshots(Pins())
+    first, second = (asyncio.ensure_future(snapshots.at(1)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait([first])
-    await pinning.settled(1, HERE)
+    await snapshots.settled(1, HERE)
     assert await second == HERE

@@ -5,7 +5,7 @@ import pytest
 from model.world import first_base
 from weft.ids import Attempt, BranchId, Digest, Round, Tokens
 from weft.peer.chain import open_branch
-from weft.sync.governance.equivocation import binds, contradiction
+from weft.sync.governance.equivocation import binds, equivocation
 from weft.sync.records.messages import (
     Accept,
     AnyRoundMessage,
@@ -85,10 +85,10 @@ def plan(attempt: int, revision: int, contribution: Contribution) -> Collect:
     ids=str,
 )
 def test_what_no_honest_member_signs(one: AnyRoundMessage, other: AnyRoundMessage, what: str) -> None:
-    assert what in (contradiction(note(one), note(other)) or "")
-    assert what in (contradiction(note(other), note(one)) or "")
-    assert contradiction(note(one), note(other, round=4)) is None
-    assert contradiction(note(one), note(other, branch=BranchId("bb" * 32))) is None
+    assert what in (equivocation(note(one), note(other)) or "")
+    assert what in (equivocation(note(other), note(one)) or "")
+    assert equivocation(note(one), note(other, round=4)) is None
+    assert equivocation(note(one), note(other, branch=BranchId("bb" * 32))) is None
     assert binds(one)
     assert binds(other)
 
@@ -115,7 +115,7 @@ def test_what_no_honest_member_signs(one: AnyRoundMessage, other: AnyRoundMessag
 def test_what_an_honest_member_may_sign(one: AnyRoundMessage, other: AnyRoundMessage) -> None:
     for first in (one, other):
         for second in (one, other):
-            assert contradiction(note(first), note(second)) is None
+            assert equivocation(note(first), note(second)) is None
 
 
 def test_what_is_on_no_disk_proves_nothing() -> None:
@@ -135,4 +135,4 @@ def test_what_is_on_no_disk_proves_nothing() -> None:
     for one in unwritten:
         assert not binds(one)
         for other in (*unwritten, accept(1, X), goodbye(0)):
-            assert contradiction(note(one), note(other)) is None
+            assert equivocation(note(one), note(other)) is None

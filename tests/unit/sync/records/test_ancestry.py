@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.ids import BranchId, Digest, Round, Tokens
-from weft.sync.records.ancestry import Fork, History, Parting, Stretch, lacking, parting, with_fork, with_taken
+from weft.sync.records.ancestry import Fork, ForkPoint, History, Stretch, fork_point, lacking, with_fork, with_taken
 
 RUN = "0" * 64
 
@@ -37,7 +37,7 @@ class Side:
         opened = History(branch, with_fork(history.forks, fork), Round(history.round + 1), history.taken)
         return Side(opened, self.holds, {**self.forks, last: self.holds})
 
-    def take_in(self, found: Parting, piece: tuple[tuple[BranchId, Round], ...]) -> "Side":
+    def take_in(self, found: ForkPoint, piece: tuple[tuple[BranchId, Round], ...]) -> "Side":
         history = self.history
         taken = with_taken(history, found.stretches)
         return Side(
@@ -47,9 +47,9 @@ class Side:
         )
 
 
-def brought(mine: Side, theirs: Side) -> tuple[Parting, tuple[tuple[BranchId, Round], ...]] | None:
+def brought(mine: Side, theirs: Side) -> tuple[ForkPoint, tuple[tuple[BranchId, Round], ...]] | None:
     """Return what `mine` brings to `theirs`: the difference between what it holds and what was held at the fork."""
-    found = parting(mine.history, theirs.history)
+    found = fork_point(mine.history, theirs.history)
     if found is None:
         return None
     at_fork = {**theirs.forks, **mine.forks}[found.fork.manifest]
@@ -141,7 +141,7 @@ def test_what_follows_a_piece_that_was_taken_in_is_lacking_and_cannot_be_brought
     after = run.take_in(*brought(branch, run))  # type: ignore[misc]
     later = branch.commit()
     assert lacking(branch.history, after.history) is None
-    assert parting(later.history, after.history) is None
+    assert fork_point(later.history, after.history) is None
     found = lacking(later.history, after.history)
     assert found is not None
     assert found.stretches == (Stretch(branch=name(1), start=Round(2), stop=Round(5)),)
