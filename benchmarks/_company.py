@@ -21,9 +21,9 @@ from types import TracebackType
 
 import psutil
 
+from benchmarks.rig.namespaces import Lines
 from weft.events import Entry, Event, StepDone
 from weft.log import read_jsonl
-from weft.sim.namespaces import Lines
 
 SOURCE = Path(__file__).parents[1] / "src"
 DEADLINE_S = 900.0

@@ -1,4 +1,4 @@
-"""Machines of `weft.sim.namespaces`, each with so much of a core: what one leaves unused makes no other faster.
+"""Machines of `benchmarks.rig.namespaces`, each with so much of a core: what one leaves unused makes no other faster.
 
     with Machines("weft-slow", 4, mbit=20, cores=0.4) as machines:
         machines.start(2, ["python", ...], ...)
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from weft.sim.namespaces import Lines
+from benchmarks.rig.namespaces import Lines
 
 PERIOD_US = 5_000
 CGROUPS = Path("/sys/fs/cgroup")

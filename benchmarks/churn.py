@@ -25,10 +25,10 @@ import msgspec
 from benchmarks import report
 from benchmarks._churn_loss import ABOUT as ABOUT_LOSS
 from benchmarks._churn_loss import Loss, losses_told, measure_loss
+from benchmarks.rig.real import RealMachine, RealStage
 from weft.events import Entry, MemberGone, RoundCommitted, RoundMissed, StepDone
 from weft.rng import stream
 from weft.sim.faults import Fault, Kill
-from weft.sim.real import RealMachine, RealStage
 from weft.sim.scenario import Kind, Scenario
 
 RUN_S = 600.0

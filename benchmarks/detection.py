@@ -15,10 +15,10 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.report import load, load_line, table, write
+from benchmarks.rig.seats import Hall, Seat
 from weft.events import Event, MemberGone
 from weft.ids import PeerId
 from weft.net.transport.memory import MemoryNetwork
-from weft.sim.seats import Hall, Seat
 
 SIZES = (8, 32, 100, 1000)
 DELAY_S, JITTER_S, LOSS = 0.05, 0.1, 0.01

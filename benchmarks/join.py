@@ -21,8 +21,8 @@ import msgspec
 
 from benchmarks import report
 from benchmarks._company import Company, Machine, until
+from benchmarks.rig.namespaces import Lines
 from weft.events import PeerStarted, RoundCommitted, StateJoined, StepDone
-from weft.sim.namespaces import Lines
 
 SEQ_LEN, BATCH = 16, 1
 LARGE = "{type = 'shape', num_layers = 7, num_heads = 8, width = 512, ffn_width = 2048}"  # 29.5 million

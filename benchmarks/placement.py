@@ -2,14 +2,14 @@
 
     python -m benchmarks.placement       # a quarter of an hour of one core
 
-A fluid model (`weft.sim.placement`): 16 stages, 400 peers, later 150, 32 hours, ten seeds. SWARM's authors played
+A fluid model (`benchmarks.rig.placement`): 16 stages, 400 peers, later 150, 32 hours, ten seeds. SWARM's authors played
 traces of preempted T4s, which are not public; here the mean stay is chosen so that placement without moves comes to
 what they saw. Their rule, played beside ours, then comes to what they saw of it as well.
 
 Then what the fluid model leaves out: an hour of 40 peers is played again micro-batch by micro-batch, with the workers,
-senders and routes of production on a virtual clock (`weft.sim.stages_play`), from the same trace and with the same
-moves. And once more with peers that all stay, and none moves, so that what queues cost can be told from what coming and
-going costs.
+senders and routes of production on a virtual clock (`benchmarks.rig.stages_play`), from the same trace and with the
+same moves. And once more with peers that all stay, and none moves, so that what queues cost can be told from what
+coming and going costs.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,21 @@ from concurrent.futures import ProcessPoolExecutor
 from statistics import mean, stdev
 
 from benchmarks import report
-from weft.sim.placement import Joins, Rule, Trace, anywhere, at_the_weakest, nobody, ours, played, preemptions, swarms
-from weft.sim.stages import Shape
-from weft.sim.stages_device import Script
-from weft.sim.stages_play import Outcome, play
+from benchmarks.rig.placement import (
+    Joins,
+    Rule,
+    Trace,
+    anywhere,
+    at_the_weakest,
+    nobody,
+    ours,
+    played,
+    preemptions,
+    swarms,
+)
+from benchmarks.rig.stages import Shape
+from benchmarks.rig.stages_device import Script
+from benchmarks.rig.stages_play import Outcome, play
 
 SEEDS = range(10)
 UNEQUAL = (1.0, 2.0, 3.0, 4.0)

@@ -15,6 +15,7 @@ from statistics import median
 import torch
 
 from benchmarks.report import FOLDER, load, load_line, table, write
+from benchmarks.rig.square_cube import Setting, compute_s, utilisation
 from weft.clock import SystemClock
 from weft.codec import Bf16Config, Int8Config
 from weft.codec.build import build
@@ -24,7 +25,6 @@ from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.sender import PER_STAGE
 from weft.plan.pipeline import NUM_HOPS
-from weft.plan.square_cube import Setting, compute_s, utilisation
 
 RTTS_MS = (0, 10, 50, 100, 200)
 WIDTHS = (256, 512, 768, 1024, 2048, 4096, 12_288)

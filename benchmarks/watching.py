@@ -24,8 +24,8 @@ import psutil
 
 from benchmarks import report
 from benchmarks._company import SOURCE, Company, Machine, until
+from benchmarks.rig.namespaces import Lines
 from weft.events import RoundCommitted
-from weft.sim.namespaces import Lines
 
 NUM, MBIT = 4, 100.0
 STRETCH_S, SETTLE_S, WARM_S = 30.0, 4.0, 180.0

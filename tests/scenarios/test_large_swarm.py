@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from benchmarks.rig.seats import Hall
 
 from weft.events import (
     ConnectionDropped,
@@ -18,7 +19,6 @@ from weft.net.membership.claims import accuse
 from weft.net.membership.overlay import MAX_ALL, SETTLE_S
 from weft.net.messages import News
 from weft.net.transport.memory import MemoryNetwork
-from weft.sim.seats import Hall
 
 
 class Log:

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from benchmarks.rig.stages import Pipeline, Shape, StagePeer
+from benchmarks.rig.stages_round import Beat
 
 from weft.clock import VirtualClock
 from weft.pipeline.exactly_once import BatchId
-from weft.sim.stages import Pipeline, Shape, StagePeer
-from weft.sim.stages_round import Beat
 
 SHAPE = Shape(num_stages=3, beat=Beat(every_s=20.0), line_bps=2e6)
 WARM_S, FOR_S = 120.0, 240.0

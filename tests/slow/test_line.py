@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.rig.namespaces import Lines
 
 from weft.clock import VirtualClock
 from weft.ids import PeerId
 from weft.net.transport.base import Lane, Stream
 from weft.net.transport.memory import SCHEME, MemoryNetwork
-from weft.sim.namespaces import Lines
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from benchmarks.rig.namespaces import Lines
+from benchmarks.rig.real import RealStage
 
 from slow.shell import RUN
 from weft.events import LoopStalled, MajorityLost, MemberGone, MemberLeft, RoundCommitted, StateJoined
 from weft.sim.faults import Freeze, Kill, Line, Partition, Slow, Stop
-from weft.sim.namespaces import Lines
-from weft.sim.real import RealStage
 from weft.sim.scenario import Kind, Scenario
 
 pytestmark = pytest.mark.slow

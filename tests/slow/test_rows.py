@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from benchmarks.rig.real import RealStage
 
 from slow.shell import RUN
 from weft.events import MemberGone, RoundCommitted, StateJoined
 from weft.plan.catalogue import CATALOGUE
 from weft.sim.faults import Kill
-from weft.sim.real import RealStage
 from weft.sim.scenario import Kind, Scenario
 
 pytestmark = pytest.mark.slow

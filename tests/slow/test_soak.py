@@ -16,11 +16,11 @@ from statistics import median
 import numpy as np
 import psutil
 import pytest
+from benchmarks.rig.real import RealMachine, RealStage
 
 from weft.events import CheckpointSaved, FellBack, MemberGone, MemberSuspected, RoundCommitted, StepDone
 from weft.rng import stream
 from weft.sim.faults import Fault, Freeze, Kill, Stop
-from weft.sim.real import RealMachine, RealStage
 from weft.sim.scenario import Kind, Scenario
 
 pytestmark = pytest.mark.slow

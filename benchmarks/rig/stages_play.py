@@ -9,9 +9,9 @@ import asyncio
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from benchmarks.rig.placement import Joins, Rule, Trace
+from benchmarks.rig.stages import Pipeline, Shape
 from weft.clock import VirtualClock
-from weft.sim.placement import Joins, Rule, Trace
-from weft.sim.stages import Pipeline, Shape
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """The fluid model of placement: what a stage does, what a move costs, and what SWARM's authors saw."""
 
 import pytest
-
-from weft.sim.placement import Trace, anywhere, at_the_weakest, nobody, ours, played, preemptions, swarms
+from benchmarks.rig.placement import Trace, anywhere, at_the_weakest, nobody, ours, played, preemptions, swarms
 
 HOUR = 3600.0
 

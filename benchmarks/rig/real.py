@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rig.namespaces import Lines
 from weft.clock import Clock, SystemClock
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.events import Entry, RoundCommitted
 from weft.log import LogTail
 from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop, parted
-from weft.sim.namespaces import Lines
 from weft.sim.scenario import Kind, Scenario, at_present
 
 LOOK_S = 0.5

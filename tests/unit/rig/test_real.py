@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.rig.real import RealStage, require_playable
 
 from weft.errors import ConfigError
 from weft.sim.faults import Corrupt, Drop, Fault, Freeze, Kill, Lie, Line, Partition, Skew, Slow, Stop
-from weft.sim.real import RealStage, require_playable
 from weft.sim.scenario import Kind, Scenario
 
 AT: dict[str, Any] = {"at_s": 1.0}

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-
-from weft.plan.square_cube import Setting, compute_s, transfer_s, utilisation
+from benchmarks.rig.square_cube import Setting, compute_s, transfer_s, utilisation
 
 SETTING = Setting(flops_per_s=1e12, bps=1e9, value_nbytes=2.0, num_tokens=1000, seq_len=0, num_trips=2.0)
 WIDTHS = (256, 768, 4096, 12_288)

@@ -1,8 +1,8 @@
 """Peers of a pipeline in one process, on a virtual clock, whose machines compute nothing and take their time.
 
-What passes between them is production code but the transport, the clock and the device: `Node`, `StageLink`, `Dispatch`,
-`Sender`, `Router`, `Worker` and `Origin`. Members of the first stage begin micro-batches for as long as the pipeline is
-open. Who holds which stage all learn a little later than it is so, as from a ledger.
+What passes between them is production code but the transport, the clock and the device: `Node`, `StageLink`,
+`Dispatch`, `Sender`, `Router`, `Worker` and `Origin`. Members of the first stage begin micro-batches for as long as the
+pipeline is open. Who holds which stage all learn a little later than it is so, as from a ledger.
 
     pipeline = Pipeline(Shape(num_stages=4), clock)
     peer = await pipeline.start(number, rate=1.0)
@@ -20,6 +20,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.rig.stages_device import TOKENS, Machine, Script, ScriptedDevice
+from benchmarks.rig.stages_round import Beat, Rounds
 from weft.clock import VirtualClock
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
@@ -36,8 +38,6 @@ from weft.pipeline.placement import Stage
 from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import PATIENCE_S, PER_STAGE, Origin, Sender
 from weft.pipeline.worker import Worker
-from weft.sim.stages_device import TOKENS, Machine, Script, ScriptedDevice
-from weft.sim.stages_round import Beat, Rounds
 
 RUN = RunId("51" * 32)
 LOOK_S = 1.0  # until it is looked again whether who leaves a stage has ended its work there

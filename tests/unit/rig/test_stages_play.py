@@ -1,11 +1,10 @@
 """A trace played micro-batch by micro-batch: decided as the fluid model decides, and nearly as fast."""
 
 import pytest
-
-from weft.sim.placement import Trace, anywhere, at_the_weakest, nobody, ours, played, preemptions
-from weft.sim.stages import Shape
-from weft.sim.stages_device import Script
-from weft.sim.stages_play import Outcome, play
+from benchmarks.rig.placement import Trace, anywhere, at_the_weakest, nobody, ours, played, preemptions
+from benchmarks.rig.stages import Shape
+from benchmarks.rig.stages_device import Script
+from benchmarks.rig.stages_play import Outcome, play
 
 SHAPE = Shape(num_stages=2, script=Script(forward_s=4.0, input_s=4.0, weights_s=4.0))
 HOUR = 3600.0
