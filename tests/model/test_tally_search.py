@@ -135,7 +135,7 @@ def hear(world: World, number: int) -> World:
     if closed.given_up and world.is_clean:
         raise GivenUp(world)
     heard = tuple(each + (n == number) for n, each in enumerate(world.heard))
-    return with_member(world, number, closed.tally)._replace(heard=heard)
+    return with_member(world, number, closed.exactly_once)._replace(heard=heard)
 
 
 def times_counted(world: World) -> int:

@@ -91,7 +91,7 @@ def test_who_starts_again_at_once_was_never_gone_and_who_left_returns_as_new(hal
         await asyncio.sleep(20)
         assert log.of(MemberGone) == []
         assert everybody_knows(hall)
-        assert again.membership._gossip.roll.incarnation > 0  # above its predecessor
+        assert again.membership._gossip.members.incarnation > 0  # above its predecessor
         await again.leave()
         await asyncio.sleep(5)
         await hall.again(again, hall.seats[2])
@@ -110,7 +110,7 @@ def test_one_liar_removes_nobody(hall):
         liar, victim = hall.seats[5], hall.seats[20]
         gossip = liar.membership._gossip
         for _ in range(10):
-            claim = accuse(liar.node.passport.identity, liar.node.run, gossip.roll.entries[victim.id].life)
+            claim = accuse(liar.node.passport.identity, liar.node.run, gossip.members.entries[victim.id].life)
             for peer in liar.node.peers:
                 liar.node.post(peer, News(claims=(claim.proof,)))
             await asyncio.sleep(3)
@@ -130,7 +130,7 @@ def test_a_claim_that_does_not_hold_ends_the_link_it_came_over(hall):
         await hall.fill(3, per_s=20)
         await asyncio.sleep(5)
         a, b, c = hall.seats
-        life = a.membership._gossip.roll.entries[c.id].life
+        life = a.membership._gossip.members.entries[c.id].life
         claim = accuse(Identity.from_seed(bytes(32)), a.node.run, life).proof
         forged = type(claim)(kind=claim.kind, body=claim.body, signer=b.id, signature=claim.signature)
         a.node.post(b.id, News(claims=(forged,)))
