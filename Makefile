@@ -7,6 +7,9 @@ BIN := .venv/bin
 demo: .venv/user
 	$(BIN)/weft demo
 
+# Compiled modules are kept, whatever the environment says: else every process of a test compiles all of weft anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Two processes: the suite is mostly computing, and holds itself to two cores.
 TESTS = $(BIN)/pytest --numprocesses 2 --dist worksteal
 test: .venv/dev

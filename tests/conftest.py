@@ -37,9 +37,12 @@ def pytest_collection_finish() -> None:
 # --- the budget ---
 
 BUDGET_S = 1.5  # of CPU time, of a test's processes too: half as much on a machine that does nothing else
-# What is worth more, in every lane: that searches find what breaks a rule, and that bits are the same everywhere.
-ALLOWED_S: dict[str, float] = {}
-MAX_ALLOWED = 15
+# What is worth more in every lane, at most 15 of them: that searches find what breaks a rule, that bits are the same.
+ALLOWED_S = {
+    "tests/invariants/test_exact.py::test_whole_rounds_give_the_same_digests_on_every_setting": 8.0,
+    "tests/model/test_round_search.py::test_a_machine_that_breaks_one_rule_commits_two_manifests": 3.0,
+    "tests/model/test_round_search.py::test_no_interleaving_commits_two_manifests": 5.0,
+}
 _began_s = pytest.StashKey[float]()
 
 
@@ -67,7 +70,7 @@ def pytest_runtest_makereport(
     if call.when == "teardown":
         took_s = cpu_s() - item.stash[_began_s]
         report.user_properties.append(("cpu_s", took_s))
-        most_s = ALLOWED_S.get(item.nodeid, BUDGET_S)
+        most_s = ALLOWED_S.get(item.nodeid.partition("[")[0], BUDGET_S)
         if item.config.getoption("--budget") and report.passed and took_s > most_s:
             report.outcome = "failed"
             report.longrepr = (

@@ -452,6 +452,7 @@ async def test_a_peer_comes_back_at_its_address(kind: str) -> None:
     await caller.aclose()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(IN_NAMESPACE in os.environ, reason="is what runs in there")
 @pytest.mark.parametrize("extra", [(), pytest.param((LARGE,), marks=pytest.mark.slow)], ids=["small", "large"])
 def test_iroh_keeps_the_contract(extra: tuple[str, ...]) -> None:

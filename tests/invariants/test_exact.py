@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -319,13 +318,17 @@ def run_program(num_threads: int, capability: str | None, device: str = "cpu") -
     return result
 
 
-def test_whole_rounds_give_the_same_digests_on_every_setting() -> None:
-    # "default" is the baseline without AVX; None is the widest this machine has: AVX-512 where it does.
-    settings = [(1, "default"), (2, "avx2"), (2, None)]
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda setting: run_program(*setting), settings))
-    for setting, result in zip(settings, results, strict=True):
-        assert result == GOLDEN, f"{setting[0]} threads, {setting[1]}"
+@pytest.mark.parametrize(
+    ("num_threads", "capability"),
+    [
+        # "default" is the baseline without AVX; None is the widest this machine has: AVX-512 where it does.
+        pytest.param(1, "default", marks=pytest.mark.full),
+        pytest.param(2, "avx2", marks=pytest.mark.full),
+        (2, None),
+    ],
+)
+def test_whole_rounds_give_the_same_digests_on_every_setting(num_threads: int, capability: str | None) -> None:
+    assert run_program(num_threads, capability) == GOLDEN
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: outer steps and merging were not run on one")

@@ -34,6 +34,7 @@ def first_leader() -> int:
     return BASE.electorate.index(rules.leader(BASE, rules.Attempt(0)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "told",
     [
@@ -53,6 +54,7 @@ def test_no_interleaving_commits_two_manifests_where_a_member_is_removed(told: t
         assert (BASE.electorate[first_leader()] in manifest.left) == bool(manifest.acts)
 
 
+@pytest.mark.full
 def test_two_acts_for_one_place_are_never_both_committed() -> None:
     one, other = removal(0), warrant(Ban(peer=BASE.electorate[1], reason=""))
     search = explored(

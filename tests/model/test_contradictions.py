@@ -53,6 +53,7 @@ class Forgetful(Witnessing):
         return after._replace(states=(*after.states[:number], fresh, *after.states[number + 1 :]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "bounds",
     [

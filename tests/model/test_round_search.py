@@ -99,6 +99,7 @@ def walks() -> tuple[Search, list[World]]:
     return search, search.some_worlds(600)
 
 
+@pytest.mark.full
 def test_no_interleaving_commits_two_manifests_and_walks_at_random_come_upon_no_others(
     walks: tuple[Search, list[World]],
 ) -> None:
@@ -109,6 +110,7 @@ def test_no_interleaving_commits_two_manifests_and_walks_at_random_come_upon_no_
     assert whole.committed() <= reduced.committed()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("run", [pytest.param("00", marks=pytest.mark.slow), OTHER_ORDER])
 def test_every_manifest_counts_each_payload_once_and_only_what_was_announced(run: str) -> None:
     search = explored(ReducedSearch(first_base(3, run=run), Bounds(num_attempts=2, num_kills=1)))
@@ -138,6 +140,7 @@ def miscounted(search: Search) -> list[Manifest]:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("run", "num_parts"),
     [

@@ -140,6 +140,7 @@ SLOW = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "amend"),
     [

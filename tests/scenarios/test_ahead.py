@@ -39,6 +39,7 @@ def check_whole(swarm: Swarm, members: Iterable[Member]) -> None:
     nothing_was_cut(swarm)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "strict"])
 def test_a_minority_trains_on_for_four_rounds_steps_and_its_later_leases_are_covered(
     make_swarm: MakeSwarm, is_strict: bool

@@ -76,6 +76,7 @@ def test_all_are_killed_at_each_message_of_a_round(make_swarm: MakeSwarm) -> Non
         assert play(make_swarm(num_rounds=12, num_peers=3), number)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ages", [pytest.param((20, 19, 18), marks=pytest.mark.slow), (20, 16, 12)])
 def test_after_a_power_cut_all_go_on_from_the_newest_checkpoint(
     make_swarm: MakeSwarm, ages: tuple[int, int, int]

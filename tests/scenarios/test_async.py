@@ -18,6 +18,7 @@ def num_counted(swarm: Swarm, member: Member) -> int:
     return sum(member.id in {each.peer for each in manifest.contributions} for manifest in swarm.chains.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "has_even_leases", [pytest.param(True, marks=pytest.mark.slow), False], ids=["even", "by speed"]
 )
@@ -48,6 +49,7 @@ def test_who_is_slow_delays_nobody_and_is_counted_when_it_is_done(make_swarm: Ma
         assert len(holders) == len(set(holders))
 
 
+@pytest.mark.full
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHOD, num_rounds=9)
 

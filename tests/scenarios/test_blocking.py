@@ -44,6 +44,7 @@ def longest_wait(member: Member, since: float) -> float:
     return max(after - before for before, after in pairwise(times))
 
 
+@pytest.mark.full
 def test_who_does_not_ask_for_it_stops_nobody_and_is_told_both_figures(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=40)
 
@@ -64,6 +65,7 @@ def test_who_does_not_ask_for_it_stops_nobody_and_is_told_both_figures(make_swar
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_members_wait_for_who_asks_until_it_is_in_and_then_go_on(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=16)
 
@@ -175,6 +177,7 @@ def test_no_member_waits_longer_than_its_machine_allows(make_swarm: MakeSwarm) -
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_would_need_far_too_long_is_declined_at_once(make_swarm: MakeSwarm) -> None:
     swarm = small(make_swarm, num_rounds=40)
 

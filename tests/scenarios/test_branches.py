@@ -221,6 +221,7 @@ class Split:
         assert len({outcome.replica for outcome in outcomes}) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("returns", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_where_who_brings_it_dies_another_does_and_its_return_changes_nothing(
     make_swarm: MakeSwarm, returns: bool
@@ -298,6 +299,7 @@ def test_two_splits_are_healed_one_after_the_other(make_swarm: MakeSwarm) -> Non
     swarm.check(has_branches=True)
 
 
+@pytest.mark.full
 def test_who_claims_a_quintillion_tokens_and_brings_a_vector_a_million_times_too_long_weighs_as_any_other(
     make_swarm: MakeSwarm,
 ) -> None:

@@ -257,6 +257,7 @@ def test_those_who_come_back_together_to_what_is_complete_can_put_it_together_an
     assert len(back[0].gathered.rounds) == 3
 
 
+@pytest.mark.full
 def test_peers_that_compute_again_on_the_way_back_learn_bit_for_bit_what_others_do(tmp_path: Path) -> None:
     found = []
     for has_recompute in (False, True):

@@ -48,6 +48,7 @@ def test_a_leader_that_proposes_two_manifests_is_struck_out(theatre: Theatre, se
     assert "it accepted two manifests in attempt" in struck_out(theatre, played, liar)
 
 
+@pytest.mark.full
 def test_it_is_struck_out_where_neither_manifest_is_decided(theatre: Theatre) -> None:
     """Its decision reaches nobody: the next leader is shown both proposals."""
     liar = leader_of(theatre, 4, count=5)

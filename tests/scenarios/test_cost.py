@@ -10,6 +10,7 @@ from weft.events import Evaluated, RoundCommitted
 from weft.sim.faults import Drop, Kill
 
 
+@pytest.mark.full
 def test_a_play_without_models_takes_the_same_time_and_the_same_bytes(theatre: Theatre) -> None:
     """All that differs is what the bytes say."""
     seen = []

@@ -56,6 +56,7 @@ def who_kept_the_majority(theatre: Theatre, played: Played, num: int) -> list[Ma
     return kept
 
 
+@pytest.mark.full
 def test_three_of_eight_die_at_once_and_the_others_go_on(eight: Eight) -> None:
     theatre, played = eight(8, *(Kill(peer=name, at_s=AT_S) for name in lab(1, 4, 6)))
     living = names(played, *lab(0, 2, 3, 5, 7))
@@ -64,6 +65,7 @@ def test_three_of_eight_die_at_once_and_the_others_go_on(eight: Eight) -> None:
     assert theatre.heard(MajorityLost) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num", [pytest.param(5, marks=pytest.mark.slow), 4], ids=["5|3", "4|4"])
 def test_sides_that_heal_before_a_branch_opens_lose_nothing(eight: Eight, num: int) -> None:
     sides = lab(*range(num)), lab(*range(num, 8))
@@ -132,6 +134,7 @@ def test_half_of_the_payloads_of_eight_may_be_lost(eight: Eight) -> None:
     assert 0.4 < share < 0.95
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("phase_s", [0.04, 5.0, *SLOW_PHASES_S])
 def test_a_newcomer_stops_nobody_in_whichever_phase_of_a_round_it_comes(eight: Eight, phase_s: float) -> None:
     """From the moment at which inner steps are over: announced, planned, merged, held, voted, decided."""

@@ -62,6 +62,7 @@ def test_each_takes_every_payload_once_and_no_result(make_swarm: MakeSwarm, fetc
         assert sum(nbytes for *_, nbytes in fetched) == num_brought * expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     ["sparse", "streaming", *(pytest.param(name, marks=pytest.mark.slow) for name in ("delta", "gradient", "async"))],

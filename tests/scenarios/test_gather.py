@@ -270,6 +270,7 @@ def test_a_stage_that_nobody_holds_is_named(
 # --- a stage that loses its only member ---
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lost", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stage_that_loses_its_only_member_goes_on_from_the_copy_that_another_kept(
     play: Callable[..., object], lost: int

@@ -124,6 +124,7 @@ def has_group(message: Any) -> bool:
     return isinstance(message, Ready) and message.group is not None and len(message.group.stakes) > 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "when",
     [
@@ -169,6 +170,7 @@ def test_a_sponsor_dies_and_what_it_was_brought_is_counted_once(make_swarm: Make
     swarm.check()
 
 
+@pytest.mark.full
 def test_wards_die_freeze_and_say_goodbye_and_nobody_waits_long(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=16)
 
@@ -189,6 +191,7 @@ def test_wards_die_freeze_and_say_goodbye_and_nobody_waits_long(make_swarm: Make
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_sponsor_sends_what_was_decided_to_two_wards_and_the_others_have_it_from_those(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +245,7 @@ def test_a_full_sponsor_sends_wards_on(make_swarm: MakeSwarm, monkeypatch: pytes
     swarm.check()
 
 
+@pytest.mark.full
 def test_who_joins_a_full_electorate_trains_along_within_some_rounds(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=10)
 
@@ -259,6 +263,7 @@ def test_who_joins_a_full_electorate_trains_along_within_some_rounds(make_swarm:
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_sponsor_that_is_paused_lets_its_wards_go_and_they_lose_nothing(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=14)
 
@@ -318,6 +323,7 @@ def test_slower_wards_are_leased_less(make_swarm: MakeSwarm) -> None:
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_ward_that_brings_nothing_is_not_waited_for_again_and_forgotten(make_swarm: MakeSwarm) -> None:
     swarm = start_of(make_swarm, num_rounds=14)
 

@@ -119,6 +119,7 @@ def joining_s(make_swarm: MakeSwarm, names: str, mbit: float) -> float:
     return took_s[0]
 
 
+@pytest.mark.full
 def test_two_donors_are_nearly_twice_as_fast_as_one_and_four_as_two(make_swarm: MakeSwarm) -> None:
     one, two, four = (joining_s(make_swarm, names, 10) for names in ("a", "ab", "abcd"))
     assert one == pytest.approx(NUM_CHUNKS * CHUNK_NBYTES * 8 / 10e6, rel=0.06)
@@ -190,6 +191,7 @@ def test_one_of_two_donors_dies_and_only_what_it_had_under_way_comes_again(
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_is_killed_while_it_joins_fetches_only_what_is_missing(make_swarm: MakeSwarm, transfers: Transfers) -> None:
     """Its home keeps what has come; the members keep their pin."""
     swarm = small(make_swarm)
@@ -246,6 +248,7 @@ def test_a_lost_connection_costs_the_chunks_under_way_though_a_round_is_committe
     swarm.check()
 
 
+@pytest.mark.full
 def test_where_the_run_has_gone_far_ahead_a_newer_state_is_less_to_fetch(
     make_swarm: MakeSwarm, transfers: Transfers
 ) -> None:

@@ -101,6 +101,7 @@ def test_who_starts_again_at_once_was_never_gone_and_who_left_returns_as_new(hal
     hall.run(play)
 
 
+@pytest.mark.full
 def test_one_liar_removes_nobody(hall):
     log = Log(hall)
 
@@ -234,6 +235,7 @@ def bad_lines(num, duration_s):
     hall.run(play)
 
 
+@pytest.mark.full
 def test_five_minutes_of_jitter_and_loss_remove_nobody():
     bad_lines(8, 300.0)
 

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from scenarios.swarm import LEASE_TOKENS, SEQ_LEN, Life, Member, Swarm
 from scenarios.test_faults import MakeSwarm, one_replica
 from weft.events import MemberGone, RoundCommitted
@@ -73,6 +75,7 @@ def test_what_was_leased_to_who_died_is_trained_by_others(make_swarm: MakeSwarm)
     assert set(counted.values()) == {1}
 
 
+@pytest.mark.full
 def test_who_is_late_and_stays_keeps_its_samples(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=10)
 

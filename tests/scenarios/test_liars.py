@@ -185,6 +185,7 @@ def test_one_refusal_moves_nobody_to_another_attempt(make_swarm: MakeSwarm, prom
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_who_claims_to_be_far_ahead_is_followed_some_attempts_at_once(make_swarm: MakeSwarm) -> None:
     """A pair's keeper is a majority by itself: without a bound the other would write to its disk for ever."""
     swarm = make_swarm(num_rounds=40, num_peers=2)

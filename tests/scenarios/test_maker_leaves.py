@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from scenarios.swarm import Swarm
 from scenarios.test_anchor import settings
 from scenarios.test_faults import MakeSwarm, one_replica
@@ -17,6 +19,7 @@ def named_on(ticket: str, swarm: Swarm) -> list[Member]:
     return [member for member in swarm.members.values() if member.id in peers]
 
 
+@pytest.mark.full
 def test_a_run_outlives_its_maker_and_the_end_of_all_its_members(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=24)
 

@@ -102,6 +102,7 @@ def test_a_strict_run_that_fell_silent_waits_for_a_majority_to_come_back(make_sw
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_strict_minority_says_so_and_waits_and_its_work_is_counted_later(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=10, num_peers=5, is_strict=True)
 
@@ -129,6 +130,7 @@ def test_a_strict_minority_says_so_and_waits_and_its_work_is_counted_later(make_
     swarm.check()
 
 
+@pytest.mark.full
 def test_a_minority_opens_a_branch_and_comes_over_when_the_branches_meet(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=12, num_peers=5)
 

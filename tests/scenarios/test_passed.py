@@ -22,6 +22,7 @@ from weft.sync.method.presets import DiLoCoConfig, MethodConfig
 SUBSPACE = SubspaceConfig(rank=6, values="fp32", fixed_std=0.1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "is_tied"),
     [(DiLoCoConfig(every=3), False), pytest.param(DDP, True, marks=pytest.mark.slow)],

@@ -116,6 +116,7 @@ def test_what_was_trained_before_a_pause_is_counted_in_it(make: Make) -> None:
     run(swarm, scenario)
 
 
+@pytest.mark.full
 def test_all_are_paused_for_twenty_minutes_and_go_on(make: Make) -> None:
     swarm = make(num_rounds=8, num_peers=3)
     swarm.limit_s += PAUSE_S

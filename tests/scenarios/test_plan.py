@@ -128,6 +128,7 @@ CASES: dict[str, tuple[ShapedModel, MethodConfig, tuple[Kind, ...]]] = {
 QUICK = ("two peers", "a site and homes")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)]
 )
@@ -164,6 +165,7 @@ GROUPED: dict[str, tuple[ShapedModel, MethodConfig, tuple[Kind, ...]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case",
     ["narrow lines", *(pytest.param(case, marks=pytest.mark.slow) for case in GROUPED if case != "narrow lines")],
@@ -179,6 +181,7 @@ def test_a_plan_of_groups_is_what_a_play_takes(case: str, tmp_path: Path) -> Non
     assert pace.traffic.sent_nbytes == pytest.approx(sent_nbytes, rel=NEAR)
 
 
+@pytest.mark.full
 def test_evaluation_is_waited_for_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.peer.loop.evaluate.SAMPLE_TOKENS", 4)
     kinds = (Kind(name="lab", count=4, tokens_per_s=64.0),)

@@ -28,6 +28,7 @@ def test_without_faults_all_that_is_trained_is_counted(theatre: Theatre) -> None
     assert NUM_ROUNDS <= played.took_s < NUM_ROUNDS + 10
 
 
+@pytest.mark.full
 def test_one_scenario_has_one_log_byte_for_byte_and_another_seed_another(theatre: Theatre) -> None:
     faults = (
         Kill(peer="lab-1", at_round=3, returns_after_s=5.0),
@@ -73,6 +74,7 @@ def test_a_minority_that_was_cut_off_hands_its_work_in_later(theatre: Theatre) -
     assert played.machines[1].counted <= played.machines[1].trained
 
 
+@pytest.mark.full
 def test_two_that_are_cut_off_together_reach_each_other(theatre: Theatre) -> None:
     played = theatre(Partition(sides=(("lab-1", "lab-2"),), at_s=3.5, lasts_s=600.0))
     assert all(end in ("complete", "killed") for end in ends(played))
@@ -87,6 +89,7 @@ def test_a_slower_machine_makes_rounds_longer_while_it_lasts(theatre: Theatre) -
     assert usual_s + 1.5 <= slow_s <= usual_s + 5.0  # three rounds take two seconds instead of one
 
 
+@pytest.mark.full
 def test_rounds_take_as_long_as_the_slowest_line_needs_for_its_bytes(theatre: Theatre) -> None:
     """A vector of n numbers in 4 parts: each sends 3/4 of its own, and as much of what it merged: 6 n bytes in all."""
     wide, narrow = (theatre(up_mbit=mbit).took_s for mbit in (None, 0.5))
@@ -95,6 +98,7 @@ def test_rounds_take_as_long_as_the_slowest_line_needs_for_its_bytes(theatre: Th
     assert least_s <= narrow - wide <= 1.5 * least_s  # letters and heartbeats pass the same lines
 
 
+@pytest.mark.full
 def test_a_line_that_is_worse_for_a_while_is_as_good_again_afterwards(theatre: Theatre) -> None:
     def exchanges_s(*faults: Fault) -> list[float]:
         return [event.duration_s for event in theatre.commits(theatre(*faults, up_mbit=10.0).machines[0])]
@@ -111,6 +115,7 @@ def test_who_joins_late_is_counted(theatre: Theatre) -> None:
     assert 0 < played.machines[4].counted < played.machines[0].counted
 
 
+@pytest.mark.full
 def test_a_run_begins_with_its_electorate_and_counts_the_work_of_all_others_through_it(
     run_file: RunFile, tmp_path: Path
 ) -> None:
@@ -125,6 +130,7 @@ def test_a_run_begins_with_its_electorate_and_counts_the_work_of_all_others_thro
     assert sum(machine.counted for machine in played.machines) == played.committed_tokens
 
 
+@pytest.mark.full
 def test_a_clock_on_the_wall_that_is_an_hour_off_changes_nothing(theatre: Theatre) -> None:
     right = theatre()
     wrong = theatre(more=(), clock_skew_s=3600.0)

@@ -51,6 +51,7 @@ def test_who_left_and_comes_again_goes_on_with_its_inner_optimizer_and_its_carry
     swarm.check()
 
 
+@pytest.mark.full
 def test_who_goes_on_from_a_checkpoint_does_not_hold_its_vectors_twice(
     make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def test_who_comes_again_after_the_end_adds_nothing(make_swarm: MakeSwarm) -> No
     swarm.run(scenario)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_maker", [pytest.param(False, marks=pytest.mark.slow), True], ids=["joined", "made it"])
 @pytest.mark.parametrize("num_peers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_who_comes_back_to_nobody_waits_for_them_and_then_goes_on_alone(

@@ -130,6 +130,7 @@ def play(make_swarm: MakeSwarm, seed: int, electors: int | None = None) -> None:
     swarm.check(has_branches=len({event.branch for event in commits}) > 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", QUICK)
 def test_a_run_outlives_a_random_schedule_of_faults(make_swarm: MakeSwarm, seed: int) -> None:
     play(make_swarm, seed)

@@ -32,6 +32,7 @@ def ends(played: Played) -> list[str]:
     return [machine.end for machine in played.machines]
 
 
+@pytest.mark.full
 def test_who_stands_still_for_a_moment_is_waited_for(theatre: Theatre) -> None:
     played = theatre(Freeze(peer="lab-2", at_s=3.5, lasts_s=4.0))
     theatre.check(played)
@@ -81,6 +82,7 @@ def test_half_of_all_payloads_may_be_lost(theatre: Theatre) -> None:
     assert any("payload" in why for event in commits for why in event.left_out.values())
 
 
+@pytest.mark.full
 def test_letters_of_a_kind_may_be_lost(theatre: Theatre) -> None:
     """An owner's word that it has merged a part reaches nobody for a while: another owner is found."""
     played = theatre(Drop(peer="lab-1", what="letters", kinds=("Merged",), at_round=2, share=1.0, lasts_s=5.0))
@@ -123,6 +125,7 @@ def test_a_machine_that_writes_damaged_bytes_harms_no_other(theatre: Theatre) ->
     assert ends(played) == 4 * ["complete"]
 
 
+@pytest.mark.full
 def test_a_claim_of_a_quintillion_tokens_changes_nothing(theatre: Theatre) -> None:
     honest = theatre()
     played = theatre(Lie(peer="lab-1", about="tokens", at_s=0.0))
@@ -150,6 +153,7 @@ def test_who_claims_to_be_far_ahead_takes_nobody_along(
     assert theatre.heard(BranchLeft) == theatre.heard(StateJoined) == theatre.heard(RoundMissed) == []
 
 
+@pytest.mark.full
 def test_who_claims_to_be_far_ahead_in_a_long_first_round_takes_nobody_along(theatre: Theatre) -> None:
     played = theatre(Lie(peer="lab-1", about="branch", at_s=0.0), tokens_per_s=SPEED / 20)
     theatre.check(played)
@@ -170,6 +174,7 @@ def test_a_newcomer_and_who_returns_follow_the_others_and_not_who_claims_to_be_a
     assert played.committed_tokens < CLAIM_TOKENS
 
 
+@pytest.mark.full
 def test_an_owner_whose_results_are_no_numbers_owns_nothing_of_that_round(theatre: Theatre) -> None:
     """It could be an owner in every attempt, were it not left out: attempts give parts to others in turn."""
     played = theatre(Lie(peer="lab-1", about="results", at_round=2))
@@ -195,6 +200,7 @@ def test_an_owner_that_says_it_can_have_nobodys_work_keeps_nobody_out(theatre: T
         assert liar.peer not in {part.owner for part in manifest.parts}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_nobody_follows_a_leader_that_proposes_nonsense(theatre: Theatre, seed: int) -> None:
     honest = theatre(seed=seed)
@@ -211,6 +217,7 @@ def test_nobody_follows_a_leader_that_proposes_nonsense(theatre: Theatre, seed: 
     assert theatre.heard(AttemptStarted)
 
 
+@pytest.mark.full
 def test_a_clock_that_jumps_by_an_hour_changes_nothing(theatre: Theatre) -> None:
     right = theatre()
     jumps = Skew(peer="lab-1", ahead_s=3600.0, at_s=4.0, lasts_s=3.0), Skew(peer="lab-2", ahead_s=-3600.0, at_s=5.0)
@@ -219,6 +226,7 @@ def test_a_clock_that_jumps_by_an_hour_changes_nothing(theatre: Theatre) -> None
     assert right.took_s == pytest.approx(wrong.took_s, abs=0.5)  # equal timers may fire in another order
 
 
+@pytest.mark.full
 def test_lines_that_are_worse_one_after_another_leave_the_usual_one_behind(theatre: Theatre) -> None:
     """The first ends while the second is in force, the second after it."""
     first = Line(peer="lab-1", at_s=2.5, lasts_s=2.0, delay_ms=400.0)

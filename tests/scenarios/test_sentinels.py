@@ -75,6 +75,7 @@ def said(swarm: Swarm, kind: type[Event]) -> dict[str, list[Event]]:
     return {life.member.name: list(life.seen(kind)) for life in swarm.lives}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [(times_the_rate(10), "update"), (times_the_rate(1 / 30), "update"), (garbage, "loss")],
@@ -98,6 +99,7 @@ GOSSIP = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", GOSSIP, ids=lambda method: type(method).__name__)
 def test_neighbours_name_who_strays_and_nobody_else(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(learns=True, method=method, num_rounds=40)
@@ -109,6 +111,7 @@ def test_neighbours_name_who_strays_and_nobody_else(make_swarm: MakeSwarm, metho
     assert sum(map(bool, named.values())) >= 2, named  # all who are its neighbours often enough
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method",
     [FEDAVG, *(pytest.param(each, marks=pytest.mark.slow) for each in (NoLoCoConfig(every=EVERY), GOSSIP[0]))],
@@ -121,6 +124,7 @@ def test_nobody_is_named_where_all_do_what_the_run_says(make_swarm: MakeSwarm, m
     assert not any(said(swarm, NotLearning).values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "does_learn"),
     [

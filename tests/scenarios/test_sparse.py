@@ -64,6 +64,7 @@ def by_method(*quick: str) -> pytest.MarkDecorator:
     )
 
 
+@pytest.mark.full
 @by_method("sparseloco", "cocktail")
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=9)
@@ -82,6 +83,7 @@ def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwa
     swarm.check()
 
 
+@pytest.mark.full
 @by_method("sparseloco")
 def test_the_mean_of_a_group_is_sent_whole(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=6, num_peers=NUM, electors=3)
@@ -104,6 +106,7 @@ def left(member: Member) -> Tensor:
     return carry._replica.outer - carry._trainer.local()
 
 
+@pytest.mark.full
 @by_method("demo", "low rank")
 def test_what_is_kept_for_later_outlives_the_process(make_swarm: MakeSwarm, method: MethodConfig) -> None:
     swarm = make_swarm(method=method, num_rounds=8)

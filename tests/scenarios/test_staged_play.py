@@ -56,6 +56,7 @@ def scenario(*kinds: Kind, **fields: Any) -> Scenario:
 LAB = Kind(name="lab", count=6, tokens_per_s=200.0, delay_ms=5.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("compute", ["real", "cost"])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_six_machines_complete_a_run_and_agree_on_each_stage(tmp_path: Path, compute: str, is_tied: bool) -> None:
@@ -69,12 +70,14 @@ def test_six_machines_complete_a_run_and_agree_on_each_stage(tmp_path: Path, com
     assert all(machine.counted == machine.trained > 0 for machine in found.machines)
 
 
+@pytest.mark.full
 def test_the_same_scenario_gives_the_same_log(tmp_path: Path) -> None:
     _, one = played(tmp_path, scenario(LAB, seed=3), 3)
     _, two = played(tmp_path, scenario(LAB, seed=3), 3, "two")
     assert one == two
 
 
+@pytest.mark.full
 def test_time_is_that_of_the_slowest_section(tmp_path: Path) -> None:
     took_s = [
         played(tmp_path, scenario(LAB, compute="cost"), num, str(num), method=DiLoCoConfig(every=5))[0].took_s

@@ -30,6 +30,7 @@ def round_s(swarm: Swarm) -> float:
     return sum(waits) / len(waits)
 
 
+@pytest.mark.full
 def test_inner_steps_go_on_while_a_fragment_is_on_its_way(make_swarm: MakeSwarm) -> None:
     settings: dict[str, Any] = {"num_rounds": 12, "delay_s": 0.3, "has_even_leases": False}
     swarm = make_swarm(method=METHOD, **settings)
@@ -44,6 +45,7 @@ def test_inner_steps_go_on_while_a_fragment_is_on_its_way(make_swarm: MakeSwarm)
         assert len(life.seen(StepDone)) <= every * len(life.committed) + METHOD.overlap + every
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_the_log_shows_which_inner_steps_end_while_a_fragment_is_in_flight(make_swarm: MakeSwarm, overlap: int) -> None:
     method = msgspec.structs.replace(METHOD, overlap=overlap)
@@ -64,6 +66,7 @@ def test_the_log_shows_which_inner_steps_end_while_a_fragment_is_in_flight(make_
         assert not in_flight
 
 
+@pytest.mark.full
 def test_one_dies_in_the_middle_of_a_round_and_another_joins(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(method=METHOD, num_rounds=12)
 

@@ -44,6 +44,7 @@ def reopened(members: tuple[Member, ...]) -> set[tuple[str, ...]]:
     return {event.members for member in members for event in member.life.seen(BranchOpened)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("is_strict", "num_refusals"),
     [
@@ -95,6 +96,7 @@ def test_where_an_accepted_rounds_results_are_lost_all_together_leave_it(
     assert len(refused) == num_refusals
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_strict", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_after_a_power_cut_for_all_the_run_goes_on_from_the_newest_checkpoint(
     make_swarm: MakeSwarm, is_strict: bool
@@ -118,6 +120,7 @@ def test_after_a_power_cut_for_all_the_run_goes_on_from_the_newest_checkpoint(
     swarm.run(scenario)
 
 
+@pytest.mark.full
 def test_a_strict_run_is_not_split_by_who_left_and_comes_back_alone(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(num_rounds=200, num_peers=3, is_strict=True)
 

@@ -34,6 +34,7 @@ def calm(root: Path, num_steps: int) -> list[float]:
     return losses(play(sealed(root, num_steps=num_steps, batch=2 * BATCH), root, work).machines[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("split", [HEADS, pytest.param(SEGMENTS, marks=pytest.mark.slow)], ids=["heads", "segments"])
 def test_teams_learn_what_members_alone_do(tmp_path: Path, split: SplitConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     run, led, real = sealed(tmp_path, split=split), list[int](), LedPassed.count

@@ -64,6 +64,7 @@ def test_stages_learn_what_the_whole_model_does(tmp_path: Path, num: int) -> Non
     assert heldout_loss(run, assemble(run.config.model, vector)) == pytest.approx(expected[-1], rel=1e-6)
 
 
+@pytest.mark.full
 def test_who_began_the_run_gathers_the_matrix_too(tmp_path: Path) -> None:
     run = sealed(tmp_path, num_steps=STEPS, is_tied=True)
 
@@ -126,6 +127,7 @@ def test_an_end_member_that_dies_and_one_that_comes_leave_what_is_learnt_as_it_i
     assert losses(alive)[-1] < losses(alive)[0] - 1.0
 
 
+@pytest.mark.full
 def test_both_ends_lost_at_once_go_on_from_the_copies_that_another_kept(tmp_path: Path) -> None:
     run = sealed(tmp_path, num_steps=24, batch=2 * BATCH, is_tied=True)
     kept: list[torch.Tensor] = []
@@ -150,6 +152,7 @@ def test_both_ends_lost_at_once_go_on_from_the_copies_that_another_kept(tmp_path
     assert losses(other)[-1] < 4.0
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_goes_on_with_the_matrix_that_it_had(tmp_path: Path) -> None:
     run = sealed(tmp_path, num_steps=40, batch=2 * BATCH, is_tied=True)
     before: list[float] = []
@@ -171,6 +174,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_matrix_that_it_had(tmp_path: Pa
     assert losses(house.machines[0])[0] < before[0] + 0.3, "it goes on, and does not begin anew"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_tied", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_peer_that_is_paused_leaves_its_device_and_goes_on(tmp_path: Path, is_tied: bool) -> None:
     run = sealed(tmp_path, num_steps=40, is_tied=is_tied)

@@ -18,6 +18,7 @@ METHODS = {  # and the rounds while each of four members makes its inner steps
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", METHODS)
 def test_members_fetch_as_much_as_rounds_are_said_to_take(
     make_swarm: MakeSwarm, fetched: list[Fetched], name: str

@@ -14,6 +14,7 @@ STEP_S = 0.5
 NUM_STEPS = 600  # of each member
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("delay_s", "is_slow"), [(0.2, True), pytest.param(0.001, False, marks=pytest.mark.slow)], ids=["far", "near"]
 )

@@ -79,6 +79,7 @@ def slowest_s(member: Member, since: float) -> float:
     return max(after - before for before, after in pairwise(times))
 
 
+@pytest.mark.full
 def test_a_newcomer_that_compiles_for_minutes_delays_no_round(
     make_swarm: MakeSwarm, met: list[tuple[int, ...]]
 ) -> None:

@@ -117,6 +117,7 @@ def test_no_bytes_do_more_than_a_wire_error(data: bytes) -> None:
         decodes_or_refuses(data, kind)
 
 
+@pytest.mark.full
 @settings(max_examples=300)
 @given(CLOUDS, st.data())
 def test_no_damaged_record_does_more_than_a_wire_error(cloud: Cloud, data: st.DataObject) -> None:

@@ -108,6 +108,7 @@ def test_whole_chunks_keep_the_same_places_so_that_a_part_does_not_depend_on_the
     assert places[64:] == [CHUNK + place for place in places[:64]]
 
 
+@pytest.mark.full
 def test_each_place_is_drawn_as_often_as_any_other() -> None:
     drawn = torch.zeros(CHUNK)
     for salt in range(600):

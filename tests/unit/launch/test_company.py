@@ -97,6 +97,7 @@ def test_a_pace_that_nobody_has_breaks_nothing(said: float) -> None:
     assert pace.steps_s(1) is None or pace.steps_s(1) == pytest.approx(0.0)
 
 
+@pytest.mark.full
 async def test_whom_only_a_ticket_names_is_in_nobodys_figures(tmp_path: Path) -> None:
     """It was linked when the ticket was made: to read the terms, and no, thanks."""
     crew, shown = Crew(tmp_path, num_peers=1, num_rounds=1_000_000), list[Terms]()

@@ -78,6 +78,7 @@ async def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
     assert parts == whole
 
 
+@pytest.mark.full
 async def test_a_joiner_that_comes_again_brings_its_inner_optimizer(tmp_path: Path) -> None:
     """Its steps are counted on, and its moments are those it left with."""
     crew = Crew(tmp_path, num_peers=2, num_rounds=10_000)
@@ -126,6 +127,7 @@ async def test_a_joiner_that_nobody_answers_goes_on_with_its_checkpoint_and_with
             await crew.join("c", a.ticket).task
 
 
+@pytest.mark.full
 async def test_a_ticket_whose_maker_is_gone_leads_back_who_met_others(tmp_path: Path) -> None:
     crew = Crew(tmp_path, num_peers=3, num_rounds=10_000)
     home = Home(tmp_path / "c")

@@ -26,10 +26,12 @@ def test_a_plain_loop_becomes_a_peer_with_no_more_than_twelve_lines() -> None:
     assert 0 < sum(line.endswith("# +") for line in lines) <= 12
 
 
+@pytest.mark.full
 def test_two_processes_of_a_plain_loop_end_with_the_same_weights_and_have_learnt(tmp_path: Path) -> None:
     two_learn(tmp_path, "plain_loop.py", num_samples=16_000)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("example", "needs"), FRAMEWORKS)
 def test_a_frameworks_trainer_trains_for_a_run_until_it_is_complete(tmp_path: Path, example: str, needs: str) -> None:
     skip_without(example, needs)

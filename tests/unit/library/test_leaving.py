@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from unit.library.loops import ENDS_S
 from weft.events import Entry, Notice, RoundCommitted
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, Tokens
@@ -75,6 +77,7 @@ print("joined", flush=True)
 """
 
 
+@pytest.mark.full
 def test_a_script_that_ends_without_finish_ends_with_a_goodbye(tmp_path: Path) -> None:
     script = [sys.executable, "-c", STARTS, str(tmp_path)]
     done = subprocess.run(script, check=True, capture_output=True, text=True, timeout=ENDS_S)
@@ -83,6 +86,7 @@ def test_a_script_that_ends_without_finish_ends_with_a_goodbye(tmp_path: Path) -
     assert '"PeerStopped","reason":"stopped"' in log.read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_processes_that_are_forked_off_leave_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True, text=True, timeout=ENDS_S)
     assert sorted(done.stdout.split()) == ["forked", "joined", "left"]

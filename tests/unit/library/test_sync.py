@@ -74,6 +74,7 @@ def test_methods_that_send_deltas_work_in_loops_as_anywhere(tmp_path: Path, meth
     assert {peer for event in a.events(RoundCommitted) for peer in event.contributors} == peers
 
 
+@pytest.mark.full
 def test_a_codec_and_an_outer_step_from_outside_of_weft_are_those_of_all_members(tmp_path: Path) -> None:
     bits12, yogi = example("extension_codec").bits12, example("extension_method").yogi
     method = Choices(every=EVERY, send="delta", apply=yogi.outer(lr=0.05), codec=bits12.codec())
@@ -90,6 +91,7 @@ def test_a_codec_and_an_outer_step_from_outside_of_weft_are_those_of_all_members
     assert any(outcomes[1].peer in event.contributors for event in a.events(RoundCommitted))
 
 
+@pytest.mark.full
 def test_a_loop_that_comes_later_begins_where_the_others_are(tmp_path: Path) -> None:
     yard = Yard(tmp_path, samples=600)
     began: list[Tensor] = []
@@ -153,6 +155,7 @@ def test_a_loop_alone_that_is_averaged_with_nobody_trains_as_without_weft(tmp_pa
     assert torch.allclose(a.vector(), alone, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("error", [RuntimeError("the loader broke"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
 def test_a_loop_that_breaks_says_goodbye_and_the_others_go_on(tmp_path: Path, error: BaseException) -> None:
     yard = Yard(tmp_path)
@@ -375,6 +378,7 @@ def test_a_sync_of_nothing_says_what_it_needs() -> None:
         Sync(small())
 
 
+@pytest.mark.full
 def test_weft_is_light_until_the_door_is_opened() -> None:
     program = (
         "import sys, weft\n"
@@ -395,6 +399,7 @@ def train_some(runner: Runner, num_steps: int) -> None:
         assert runner.sync.step(len(x))
 
 
+@pytest.mark.full
 def test_a_loop_whose_peer_is_paused_stands_still_until_it_goes_on(tmp_path: Path) -> None:
     yard = Yard(tmp_path, samples=4_000)
     with ending(yard):

@@ -104,6 +104,7 @@ def test_a_callback_that_raises_ends_the_peer_which_goes_on_later(run_file: Path
     assert len(rounds) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_private", [False, True])
 def test_two_train_together_by_a_ticket(run_file: Path, tmp_path: Path, is_private: bool) -> None:
     tickets, found = list[str](), dict[str, Outcome]()

@@ -138,6 +138,7 @@ def test_it_is_its_paper_where_steps_do_not_depend_on_where_they_are_taken(activ
     assert float(wanted.abs().mean()) > 1.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("activation", [0.0, 0.2])
 def test_it_is_its_paper_but_that_who_is_at_work_follows_the_outer_parameters(
     tmp_path: Path, activation: float

@@ -68,6 +68,7 @@ def assert_same(one: Tensor, other: Tensor) -> None:
     assert float((one - other).norm()) < 1e-5 * moved
 
 
+@pytest.mark.full
 def test_fedavg_of_one_step_is_ddp_with_sgd(tmp_path: Path) -> None:
     fedavg = of(FedAvgConfig(every=1, codec=Fp32Config()), InnerSgdConfig())
     ddp = of(DdpConfig(codec=Fp32Config()), InnerSgdConfig())

@@ -57,6 +57,7 @@ def move(replica: Replica, number: int, is_anew: bool) -> None:
         replica.scope.put(replica.outer, number, replica.scope.take(there, number))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "choices",
     [pytest.param(way, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, way in WAYS.items()],

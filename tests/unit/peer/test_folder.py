@@ -4,6 +4,7 @@ import warnings
 from itertools import islice
 from pathlib import Path
 
+import pytest
 import torch
 
 from unit.peer.crew import Crew
@@ -22,6 +23,7 @@ with warnings.catch_warnings():
     import transformers
 
 
+@pytest.mark.full
 async def test_four_peers_continue_a_folder_and_the_export_loads(tmp_path: Path) -> None:
     first = Crew(tmp_path, num_peers=1, num_rounds=30, train={"evaluate_every": 0})
     async with first.deadline():

@@ -201,6 +201,7 @@ def cocktail(run: RunConfig, folder: Path) -> Tensor:
     return theta
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("every", "overlap"), [pytest.param(1, 0, marks=pytest.mark.slow), (1, 1), (2, 1)])
 def test_cocktail_is_its_paper(tmp_path: Path, every: int, overlap: int) -> None:
     """A round's payloads are merged and sent back before the next step, or while it is made."""

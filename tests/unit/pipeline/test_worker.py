@@ -40,6 +40,7 @@ def batches(stages: Stages, num: int = NUM) -> list[BatchId]:
     return [BatchId(origin.peer, number) for origin in stages.of(0) for number in range(num)]
 
 
+@pytest.mark.full
 def test_what_stages_compute_is_what_the_whole_does() -> None:
     stages = Stages()
 
@@ -71,6 +72,7 @@ async def rounds_under_faults(stages: Stages) -> list[float]:
     return [distance(stages.total(stage), stages.expected(stage, batches(stages))) for stage in range(3)]
 
 
+@pytest.mark.full
 def test_each_micro_batch_counts_once_whatever_is_lost_said_twice_or_late() -> None:
     stages = Stages(link=FaultyLane, patience_s=3.0)
 
@@ -105,6 +107,7 @@ def test_without_the_rule_of_acceptance_they_count_more_than_once(monkeypatch: p
     stages.run(play)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_who_dies_takes_with_it_what_no_round_has_counted_and_nothing_else(stage: int) -> None:
     stages = Stages((3, 2, 2) if stage == 0 else (2, 2, 2))
@@ -136,6 +139,7 @@ def test_who_dies_takes_with_it_what_no_round_has_counted_and_nothing_else(stage
     stages.run(play)
 
 
+@pytest.mark.full
 def test_what_there_is_no_room_for_is_dropped_and_said() -> None:
     stages = Stages(link=FaultyLane, patience_s=0.3, train_s=0.2, bounds=Bounds(held_nbytes=2000))
 

@@ -147,6 +147,7 @@ def test_stages_are_best_where_whole_models_do_not_fit() -> None:
     assert all(whole.objection == "does not fit any machine" for whole in best.whole)
 
 
+@pytest.mark.full
 def test_a_few_machines_that_hold_whole_models_lose_to_many_that_do_not() -> None:
     small = free(30, "small", memory_nbytes=24e9, is_gpu=True, is_half=True)
     large = free(2, "large", memory_nbytes=400e9, is_gpu=True, is_half=True)

@@ -27,6 +27,7 @@ def test_peers_that_stay_do_what_they_can() -> None:
     assert 0.9 * found.busy_s < found.useful_s < found.busy_s
 
 
+@pytest.mark.full
 def test_moves_are_those_of_the_fluid_model_and_so_is_nearly_what_is_done() -> None:
     trace = preemptions(2, num_stages=2, num_peers=8, num_last=4, hours=0.5, stay_h=0.5)
     fluid = played(trace, at_the_weakest, ours, every_s=120.0, move_s=30.0)

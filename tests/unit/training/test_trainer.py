@@ -509,6 +509,7 @@ def test_other_errors_are_not_taken_for_want_of_memory(stage: Stage, monkeypatch
     assert emitted == []
 
 
+@pytest.mark.full
 def test_memory_that_the_system_really_refuses_halves_the_micro_batch(stage: Stage, tmp_path: Path) -> None:
     resource = pytest.importorskip("resource", reason="no limits of this kind on this system")
     status = Path("/proc/self/statm")

@@ -117,6 +117,7 @@ def test_of_long_steps_fewer_are_made(step_s: float, num: int) -> None:
     assert len(made) == num
 
 
+@pytest.mark.full
 def test_a_peer_is_timed_with_its_own_threads_and_has_its_share_of_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_peer_is_timed_with_its_own_threads_and_has_its_share_of_the_cores(
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.full
 def test_who_is_timed_among_others_has_them_at_work_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "num_cores", lambda: 2)
     run_file = prepare(tmp_path / "demo", wishes(num_peers=2))
@@ -161,6 +163,7 @@ def test_who_is_timed_among_others_has_them_at_work_beside_it(tmp_path: Path, mo
     assert not beside[0].is_running()
 
 
+@pytest.mark.full
 def test_minutes_say_what_was_measured_and_what_follows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +247,7 @@ def test_bytes_of_all_peers_are_told_as_sent_once_and_received_once() -> None:
     assert "bf16 gradients at every step (ring DDP): 600 MB, 100x as much" in lines
 
 
+@pytest.mark.full
 def test_a_founder_that_cannot_begin_is_said_with_its_own_code_and_words(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("nam = 1\n")
     swarm = swarm_in(tmp_path, "peer 1")

@@ -91,6 +91,7 @@ def test_a_scenario_is_planned_kind_by_kind(weft: Weft, run_path: Path, tmp_path
     assert "it is a scenario" in refused.err
 
 
+@pytest.mark.full
 def test_this_machine_is_timed_alone_and_shared(weft: Weft, run_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def one_second(step: Callable[[], None]) -> float:
         step()

@@ -54,6 +54,7 @@ def test_the_same_scenario_is_the_same_play(weft: Weft, scenario: Path, tmp_path
     assert logs[0].read_bytes() == logs[1].read_bytes()
 
 
+@pytest.mark.full
 def test_a_field_of_the_run_can_be_changed(weft: Weft, scenario: Path) -> None:
     usual, more = weft("simulate", scenario), weft("simulate", scenario, "--set", "train.tokens=6400")
     assert "7,680 tokens counted" in more.out

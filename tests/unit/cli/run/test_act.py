@@ -39,6 +39,7 @@ def to(member: Member) -> tuple[str, ...]:
     return ("--ticket", member.ticket, *TLS)
 
 
+@pytest.mark.full
 def test_a_steward_amends_a_run_and_all_can_see_it(weft: Weft, run: Member, key: Path, steward: str) -> None:
     before = weft("act", "show", *to(run))
     assert f"steward   {steward}  0 acts" in before.out, before.err
@@ -55,6 +56,7 @@ def test_a_steward_amends_a_run_and_all_can_see_it(weft: Weft, run: Member, key:
     assert (event.reason, event.changes["every"]) == ("it is slow", "3")
 
 
+@pytest.mark.full
 def test_a_banned_key_is_listed_until_it_is_pardoned(weft: Weft, run: Member, key: Path) -> None:
     banned = "ab" * 32
     assert weft("act", "ban", banned, "--key", key, *to(run)).out == f"decided: ban {banned[:16]}\n"
@@ -82,6 +84,7 @@ def test_what_has_no_effect_is_32_and_says_why(weft: Weft, run: Member, key: Pat
     refused(weft, 32, "only members vote", "act", "vote-out", run.id, *other, *to(run))
 
 
+@pytest.mark.full
 def test_a_run_without_stewards_refuses_acts(weft: Weft, key: Path, tmp_path: Path) -> None:
     with founder(tmp_path / "b", **LONG) as member:
         said = refused(weft, 32, "has no stewards", "act", "remove", member.id, "--key", key, *to(member))
@@ -89,6 +92,7 @@ def test_a_run_without_stewards_refuses_acts(weft: Weft, key: Path, tmp_path: Pa
         assert "steward   none" in weft("act", "show", *to(member)).out
 
 
+@pytest.mark.full
 def test_a_steward_acts_on_a_run_that_admits_by_key(weft: Weft, key: Path, steward: str, tmp_path: Path) -> None:
     listed = KeysAdmission(keys=("ab" * 32,))
     with founder(tmp_path / "c", admission=listed, stewards=(steward,), **LONG) as member:

@@ -71,6 +71,7 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_a_running_run_tells_how_it_stands(weft: Weft, run: Member) -> None:
     answer = weft("status", run.ticket, "--json", *TLS)
     assert answer.code == 0, answer.err

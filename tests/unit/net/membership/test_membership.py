@@ -46,6 +46,7 @@ def fail_once(world, membership):
     membership._status = broken
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fail", [fail_to_one, fail_once])
 def test_a_heartbeat_that_fails_is_told_and_the_others_hear_the_next(world, fail):
     async def scenario():

@@ -36,6 +36,7 @@ def reached(links, start):
     return steps
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num", [33, 100, 1000])
 def test_few_links_connect_everybody_in_few_steps(num):
     peers = crowd(num)
@@ -72,6 +73,7 @@ def test_the_dead_are_replaced_by_the_next_on_the_ring():
     assert sum(watched in kept(peer, living, secret(peer)) for peer in living if peer != watched) >= 2 * NUM_RING
 
 
+@pytest.mark.full
 def test_a_newcomer_moves_few_links():
     peers = crowd(1001)
     before = {peer: kept(peer, peers[:-1], secret(peer)) for peer in peers[:-1]}

@@ -291,6 +291,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(weft.__file__).parents[2])}
 
 
+@pytest.mark.full
 def test_where_no_file_may_grow_large_enough_the_earlier_checkpoint_stays(tmp_path: Path) -> None:
     (said,) = run("limited", tmp_path)
     assert said.startswith("DiskFull: the checkpoint was not saved, the earlier one after round 1 is intact: no room")
@@ -312,6 +313,7 @@ def can_mount() -> bool:
     return subprocess.run(probe, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
 
 
+@pytest.mark.full
 def test_on_a_full_disk_the_earlier_checkpoint_stays_until_there_is_room(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("this machine lets us mount no small disk; the limit on file size is tested in its place")
@@ -333,6 +335,7 @@ def test_a_first_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.full
 def test_a_kill_around_any_system_call_leaves_the_old_or_the_new_state(tmp_path: Path) -> None:
     """Once a save has ended by itself, each of its calls has been the last of another process."""
     num_moments = 32
@@ -356,6 +359,7 @@ def test_a_kill_around_any_system_call_leaves_the_old_or_the_new_state(tmp_path:
     assert len(list(folder.iterdir())) == len(FILES), "what the dead process left is gone"
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_leaves_a_state_that_was_saved(tmp_path: Path) -> None:
     for num_lines in (2, 4):
         command = [sys.executable, snapshots.__file__, "forever", str(tmp_path)]

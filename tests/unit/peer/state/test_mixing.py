@@ -157,6 +157,7 @@ def compare(mine: list[Tensor], theirs: list[Tensor]) -> None:
 SLOW_GRAPHS = [pytest.param(each, marks=pytest.mark.slow) for each in ("one_peer", "random", "complete")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("graph", ["ring", "exponential", "pairs", *SLOW_GRAPHS])
 def test_dpsgd_is_its_paper(tmp_path: Path, graph: str) -> None:
     run = of(DPsgdConfig(every=EVERY, graph=graph, degree=2, codec=Fp32Config()))  # type: ignore[arg-type]
@@ -165,6 +166,7 @@ def test_dpsgd_is_its_paper(tmp_path: Path, graph: str) -> None:
         assert_same(one, other)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("codec", "step"),
     [(Fp32Config(), 0.5), (Int8Config(), 0.5), pytest.param(TopKConfig(kept=128), 0.1, marks=pytest.mark.slow)],
@@ -178,11 +180,13 @@ def test_choco_is_its_paper(tmp_path: Path, codec: CodecConfig, step: float) -> 
         assert float((one - other).norm()) < 1e-2 * float((other - start).norm())
 
 
+@pytest.mark.full
 def test_noloco_is_its_paper(tmp_path: Path) -> None:
     run = of(NoLoCoConfig(every=EVERY, lr=0.7, momentum=0.5, pull=0.9, codec=Fp32Config()))
     compare(Crew(run, tmp_path).train(), Paper(run, tmp_path).noloco(0.5, 0.7, 0.9))
 
 
+@pytest.mark.full
 def test_choco_with_an_exact_codec_and_a_whole_step_is_dpsgd(tmp_path: Path) -> None:
     choco = Crew(of(ChocoConfig(every=EVERY, codec=Fp32Config(), step=1.0)), tmp_path).train()
     dpsgd = Crew(of(DPsgdConfig(every=EVERY, codec=Fp32Config())), tmp_path).train()
@@ -200,7 +204,7 @@ def some_are_away(number: int) -> Sequence[int]:
         DPsgdConfig(codec=Int8Config()),
         DPsgdConfig(graph="complete"),
         DPsgdConfig(graph="pairs"),
-        ChocoConfig(codec=TopKConfig(kept=64)),
+        pytest.param(ChocoConfig(codec=TopKConfig(kept=64)), marks=pytest.mark.full),
     ],
     ids=["dpsgd", "complete", "pairs", "choco"],
 )
@@ -212,6 +216,7 @@ def test_a_gossip_round_keeps_the_mean_whoever_is_away(
     assert 0 < crew.moved < 1e-6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("graph", ["exponential", "one_peer"])
 def test_where_exchange_goes_one_way_the_mean_stays_only_if_all_are_there(tmp_path: Path, graph: str) -> None:
     method = DPsgdConfig(graph=graph, codec=Fp32Config())  # type: ignore[arg-type]
@@ -222,6 +227,7 @@ def test_where_exchange_goes_one_way_the_mean_stays_only_if_all_are_there(tmp_pa
     assert torn.moved > 1e-5
 
 
+@pytest.mark.full
 def test_all_who_are_counted_go_on_from_the_mean_and_the_others_from_where_they_are(tmp_path: Path) -> None:
     for method in (DPsgdConfig(), ChocoConfig(), NoLoCoConfig()):
         method = of(method).method
@@ -316,6 +322,7 @@ def test_a_graph_in_which_not_all_hear_of_each_other_is_refused() -> None:
         check_graph(GraphConfig(graph="random", degree=1), num_peers=32, electors=32)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("codec", "most"),

@@ -26,6 +26,7 @@ CODECS: list[CodecConfig] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", CODECS, ids=repr)
 def test_with_decay_1_mass_is_conserved_through_rounds_that_fail_too(config: CodecConfig) -> None:
     luck, words = torch.Generator().manual_seed(4), integers64(stream(1, "fails"), NUM_ROUNDS)

@@ -100,6 +100,7 @@ def test_sparseloco_is_its_paper() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("owners_beta", [1.0, 0.5])
 def test_sparseloco_with_sparse_replies_keeps_at_owners_what_they_leave(owners_beta: float) -> None:
     config = SparseLoCoConfig(feedback=0.95, lr=0.7, reply_feedback=owners_beta)
@@ -122,6 +123,7 @@ def sparseloco_of_tiles(train: Train) -> Tensor:
     return by_rows(sparseloco(lambda x, t, r: by_tiles(train(by_rows(x), t, r)), 64, 0.95, 0.7))
 
 
+@pytest.mark.full
 def test_sparseloco_chooses_in_each_tile_of_a_matrix() -> None:
     config = SparseLoCoConfig(feedback=0.95, lr=0.7, reply_codec=Fp32Config(), reply_feedback=None)
     found = row(spell_out(config, PEERS), trained, (MATRIX,))
@@ -182,6 +184,7 @@ def test_demo_is_its_paper() -> None:
     assert float(wanted.abs().max()) > 3 * RATE
 
 
+@pytest.mark.full
 def test_demos_replies_have_room_for_all_that_is_sent() -> None:
     dense = row(spell_out(DeMoConfig(reply_codec=Fp32Config(), reply_feedback=None), PEERS), smooth_gradient, (MATRIX,))
     sparse = row(spell_out(DeMoConfig(), PEERS), smooth_gradient, (MATRIX,))

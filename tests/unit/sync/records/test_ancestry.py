@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ moves = st.lists(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=1500, deadline=None)
 @given(moves)
 def test_no_round_is_ever_counted_twice(script: list[tuple[str, int, int]]) -> None:
