@@ -43,6 +43,7 @@ ALLOWED_S = {
     "tests/model/test_round_search.py::test_a_machine_that_breaks_one_rule_commits_two_manifests": 3.0,
     "tests/model/test_round_search.py::test_no_interleaving_commits_two_manifests": 5.0,
 }
+NUM_TOLD = 100  # a run of so many tests says which were dear
 _began_s = pytest.StashKey[float]()
 
 
@@ -89,7 +90,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, seconds in report.user_properties
         if name == "cpu_s"
     }
-    if len(spent) > 1:
+    if len(spent) > NUM_TOLD:
         dearest = sorted(spent, key=spent.__getitem__, reverse=True)[:10]
         terminalreporter.write_line(f"{sum(spent.values()):.0f} CPU seconds in {len(spent)} tests. The dearest:")
         for name in dearest:
