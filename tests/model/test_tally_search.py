@@ -212,6 +212,7 @@ SENT_TWICE = World(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_commits", "num_kills"),
     [
@@ -224,6 +225,7 @@ def test_no_interleaving_counts_a_micro_batch_twice(num_commits: int, num_kills:
     assert search(Bounds(2, num_commits, num_kills)) > 10_000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_attempts", "num_commits", "num_kills"),
     [

@@ -45,6 +45,7 @@ def played(swarm: Swarm, *, is_watched: bool) -> tuple[float, list[Entry]]:
     return took_s[0], entries
 
 
+@pytest.mark.full
 def test_one_link_shows_every_member_in_its_own_words_and_rounds_take_as_long(tmp_path: Path) -> None:
     alone_s, _ = played(Swarm(tmp_path / "alone", num_rounds=ROUNDS, num_peers=4), is_watched=False)
     swarm = Swarm(tmp_path / "watched", num_rounds=ROUNDS, num_peers=4)

@@ -184,6 +184,7 @@ def test_without_what_draws_it_says_what_to_install(
     assert "In a clone: pip install -e '.[plot]', with the pip beside this weft; elsewhere: pip install 'weft" in said
 
 
+@pytest.mark.full
 def test_a_run_with_stages_is_compared_like_any_other(weft: Weft, tmp_path: Path) -> None:
     plan, out = write(tmp_path), tmp_path / "out"
     run = tmp_path / "run.toml"
