@@ -113,6 +113,7 @@ class Module:
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
 
+@cache
 def room_of(name: str) -> str:
     parts = name.split(".")
     listed = (".".join(parts[:num]) for num in range(len(parts), 0, -1))
@@ -165,10 +166,14 @@ def calls(module: Module) -> Iterator[ast.Call]:
 # --- the rules ---
 
 
+@cache
+def files() -> frozenset[str]:
+    return frozenset(module.name for module in modules() if not module.is_package)
+
+
 def is_beside(module: Module, target: str) -> bool:
     """Whether `target`, a module or a name in one, lies in the folder of `module`."""
-    names = {found.name for found in modules() if not found.is_package}
-    held = target if target in names else target.rpartition(".")[0]
+    held = target if target in files() else target.rpartition(".")[0]
     return bool(module.folder) and held.rpartition(".")[0] == module.folder
 
 

@@ -68,6 +68,7 @@ def capacity(sizes: Sequence[Sequence[float]], shape: Shape = SHAPE) -> float:
     return min(sum(rates) for rates in sizes) / shape.script.total_s
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sizes",
     [((1.0, 1.0),) * 3, ((1.0, SLOW),) * 3, ((1.0, SLOW), (SLOW, 1.0, SLOW), (1.0, 1.0))],

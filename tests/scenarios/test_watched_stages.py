@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from scenarios.companies import SECRET, House, Machine
 from scenarios.test_gather import STAGES, make_run_file, staged
 from weft.clock import VirtualClock
@@ -58,6 +60,7 @@ async def watched(house: House, machine: Machine, entries: list[Entry]) -> None:
         await node.aclose()
 
 
+@pytest.mark.full
 def test_one_link_shows_all_stages_and_what_each_decided_is_checked(tmp_path: Path) -> None:
     clock, entries = VirtualClock(), list[Entry]()
     sealed = seal(make_run_file(tmp_path, ROUNDS), tmp_path, Home(tmp_path / "home"), lambda _event: None)
