@@ -18,13 +18,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from weft import wire
-from weft.data import write_atomically
 from weft.errors import DataError, WireError
 from weft.ids import Digest
 from weft.net.messages import HexDigest
 from weft.peer.chain import Chain
 from weft.store.home import BlobStore
 from weft.store.index import StateIndex
+from weft.store.record_file import RecordFile
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Certificate, Manifest
 
@@ -50,6 +50,7 @@ class Anchored:
         self.state_nbytes = 0
         self.results_nbytes = 0  # of the rounds since
         self._folder = folder
+        self._file: RecordFile[Kept | None] = RecordFile(folder / "state.bin", Kept, MAX_STATE_NBYTES, None)
         self._blobs = BlobStore(folder / "blobs")
         self._since: list[Certificate] = []
         self._state_names: set[Digest] = set()
@@ -62,10 +63,11 @@ class Anchored:
     def load(self) -> None:
         """Take up what an earlier process kept, as far as it is whole."""
         with suppress(OSError, WireError, DataError):
-            kept = wire.decode((self._folder / "state.bin").read_bytes(), Kept, max_nbytes=MAX_STATE_NBYTES)
+            kept = self._file.read()
+            if kept is None or kept.format != FORMAT or wire.digest_of(kept.charter) != kept.head.charter:
+                return
             index = self.index(kept.index)
-            is_true = kept.format == FORMAT and wire.digest_of(kept.charter) == kept.head.charter
-            if is_true and index is not None and all(self.has(digest) for digest in _chunks(index)):
+            if index is not None and all(self.has(digest) for digest in _chunks(index)):
                 self._follow_from(kept, index)
                 for certificate in self._read_rounds():
                     self.append(certificate)  # unless it follows on nothing here: left of an earlier state
@@ -113,7 +115,7 @@ class Anchored:
         if found is None or not all(self.has(digest) for digest in _chunks(found)):
             raise DataError(f"the state after round {head.round} is not whole in {self._folder}")
         kept = Kept(head=head, charter=charter, index=index)
-        write_atomically(self._folder / "state.bin", [wire.encode(kept)])
+        self._file.keep(kept)
         later = [each for each in self._since if each.manifest.round > head.round]
         self._follow_from(kept, found)
         for certificate in later:
@@ -147,10 +149,9 @@ class Anchored:
         chain, results = self.chain, _results(certificate)
         if chain is None or not chain.proven(certificate) or not all(self.has(digest) for digest in results):
             return False
-        path = self._folder / f"round-{certificate.manifest.round}.bin"
-        data = wire.encode(certificate)
-        if not path.exists() or path.read_bytes() != data:
-            write_atomically(path, [data])
+        file = _round_file(self._folder / f"round-{certificate.manifest.round}.bin")
+        file.read()
+        file.keep(certificate)
         return True
 
     def follow(self, certificate: Certificate) -> None:
@@ -177,8 +178,12 @@ class Anchored:
     def _read_rounds(self) -> Iterator[Certificate]:
         found = {int(match[1]): path for path in self._folder.iterdir() if (match := _ROUND.fullmatch(path.name))}
         for _, path in sorted(found.items()):
-            with suppress(OSError, WireError):
-                yield wire.decode(path.read_bytes(), Certificate)
+            if (certificate := _round_file(path).read()) is not None:
+                yield certificate
+
+
+def _round_file(path: Path) -> RecordFile[Certificate | None]:
+    return RecordFile(path, Certificate, wire.MAX_RECORD_NBYTES, None)
 
 
 def _chunks(index: StateIndex) -> Iterable[Digest]:

@@ -27,8 +27,7 @@ from jaxtyping import Float32
 from msgspec import Meta
 from torch import Tensor
 
-from weft.data import write_atomically
-from weft.errors import CheckpointError, DataError, DiskFull, NetError, NotFinite, PeerError, Refused, WireError
+from weft.errors import CheckpointError, DataError, DiskFull, NetError, NotFinite, PeerError, Refused
 from weft.events import BranchLeft, LegacyDropped, Notice
 from weft.ids import Digest, Round, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
@@ -39,6 +38,7 @@ from weft.peer.state.checkpoint import read_vectors, write_vectors
 from weft.peer.state.fork_state import ForkDonor, fetch_fork
 from weft.peer.state.replica import Replica
 from weft.store.index import StateIndex
+from weft.store.record_file import RecordFile
 from weft.sync.governance.legacy import history
 from weft.sync.merge.coding import legacy_codec_in
 from weft.sync.merge.method import OUTER
@@ -47,7 +47,7 @@ from weft.sync.method.choices import LowRankConfig
 from weft.sync.records.ancestry import ForkPoint, Legacy, fork_point, lacking
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
-from weft.wire import Record, decode, digest_of, encode
+from weft.wire import Record, digest_of
 
 TURN_ROUNDS = 4  # for so long each one that came over has its turn before the next
 MAX_FORKS = 2  # kept on disk, each as large as the model: the newest
@@ -97,20 +97,16 @@ class Legacies:
         self._certificate = certificate
         self._folder = place.folder.forks
         self._kept = KeptBranches()
+        self._file = RecordFile(self._folder / "kept.bin", KeptBranches, MAX_KEPT_NBYTES, self._kept)
         self._since: dict[Legacy, Round] = {}  # a round in which this peer could bring it first
         self._donor = ForkDonor(place, self._vector_of_fork)
 
     def read(self) -> None:
         """Take up what an earlier process has kept; what is damaged is said and forgotten."""
-        path = self._folder / "kept.bin"
-        try:
-            self._kept = decode(path.read_bytes(), KeptBranches, max_nbytes=MAX_KEPT_NBYTES)
-        except FileNotFoundError:
-            return
-        except (OSError, WireError) as error:
-            self._place.emit(
-                Notice(text=f"{path} cannot be read, what this peer's branches had counted is lost: {error}")
-            )
+        self._kept = self._file.read()
+        if why := self._file.damage:
+            text = f"{self._file.path} cannot be read, what this peer's branches had counted is lost: {why}"
+            self._place.emit(Notice(text=text))
 
     # --- on a branch ---
 
@@ -278,7 +274,7 @@ class Legacies:
         if kept == self._kept:
             return
         self._kept = kept
-        write_atomically(self._folder / "kept.bin", [encode(kept)])
+        self._file.keep(kept)
         wanted = {*(each.vectors for each in kept.forks), *(each.vectors for each in kept.legacies)}
         files = {self._path(vectors) for vectors in wanted}
         for path in self._folder.glob("vector*"):
