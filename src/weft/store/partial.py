@@ -24,13 +24,11 @@ from weft.errors import DataError
 from weft.ids import Digest
 from weft.net.multi_source import Blob
 from weft.store.chunks import chunks
-from weft.store.index import StateIndex
+from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.store.record_file import RecordFile
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, Record, digest, digest_of
-
-MAX_OFFER_NBYTES = 64 << 20  # of a state's digests: 64 hex digits per MiB of state
 
 
 class _Offer(Record, frozen=True, kw_only=True):
@@ -146,7 +144,7 @@ class Partial:
 
 
 def _offer_file(folder: Path) -> RecordFile[_Offer | None]:
-    return RecordFile(folder / "offer.bin", _Offer, MAX_OFFER_NBYTES, None)
+    return RecordFile(folder / "offer.bin", _Offer, MAX_INDEX_NBYTES, None)
 
 
 def drop(folder: Path) -> None:

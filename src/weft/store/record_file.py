@@ -53,7 +53,7 @@ class RecordFile(Generic[T]):
             DiskFull, DataError: it cannot be written; the one before stays.
         """
         if record != self._held:
-            data = msgspec.json.encode(record) if self._is_json else encode(record)
+            data = msgspec.json.encode(record) if self._is_json else encode(record)  # type: ignore[arg-type]
             write_atomically(self.path, [data], is_synced=self._is_synced)
             self._held = record
 
