@@ -34,8 +34,7 @@ from weft.peer.messages import (
 )
 from weft.peer.state.legacies import FORK, Legacies
 from weft.peer.state.replica import Replica
-from weft.store.chunks import chunks, state_index
-from weft.store.index import StateIndex, VectorIndex
+from weft.store.chunks import chunks, index_of, state_index
 from weft.sync.merge.sharded import gathered
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
@@ -169,22 +168,15 @@ class StateServer:
         """Copy the state where outer steps are made, so never in the middle of one, and name its chunks afterwards."""
         head, charter, vectors = await self._compute.serve(self._copy)
         blobs: dict[Digest, Buffer] = {}
-        names: dict[str, list[Digest]] = {name: [] for name in vectors}
+        digests: dict[str, list[Digest]] = {name: [] for name in vectors}
         for name, vector in sorted(vectors.items()):
             pieces = chunks(vector)
             for start in range(0, len(pieces), HASHED_AT_ONCE):
                 some = pieces[start : start + HASHED_AT_ONCE]
                 found = await self._compute.serve(lambda some=some: [digest(piece) for piece in some])  # type: ignore[misc]
-                names[name] += found
+                digests[name] += found
                 blobs.update(zip(found, some, strict=True))
-        listing = encode(
-            StateIndex(
-                vectors=tuple(
-                    VectorIndex(name=name, num=vectors[name].numel(), chunks=tuple(found))
-                    for name, found in names.items()
-                )
-            )
-        )
+        listing = encode(index_of(vectors, digests))
         blobs[digest(listing)] = listing
         now = self._clock.now()
         return _State(digest_of(head), digest(listing), blobs, now, now, head, charter)
