@@ -148,9 +148,9 @@ class StateServer:
 
     def _drop_due(self) -> None:
         self._has_timer = False
-        now, kinds = self._clock.now(), list[list[Any]]((self._pins, self._forks))
-        for pins in kinds:
-            pins[:] = [pin for pin in pins if now - pin.used_at < PIN_S]
+        now = self._clock.now()
+        self._pins[:] = [pin for pin in self._pins if now - pin.used_at < PIN_S]
+        self._forks[:] = [pin for pin in self._forks if now - pin.used_at < PIN_S]
         self._drop_when_due()
 
     def _is_replayable(self, pin: _State) -> bool:
