@@ -16,7 +16,7 @@ from weft.ids import PeerId, RunId
 from weft.keys import Identity
 from weft.launch.visit import act_of, ask_charter, ballot_of, hand_in
 from weft.peer.messages import HandInAnswer
-from weft.peer.round.pending_acts import Awaiting
+from weft.peer.round.pending_acts import letters_file
 from weft.sync.method.presets import DdpConfig, DiLoCoConfig
 from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.acts import Act, Amend, AnyDeed, Ban, Pardon, Remove, Succeed
@@ -433,7 +433,7 @@ def test_what_waits_outlives_all_who_keep_it(make_swarm: MakeSwarm) -> None:
         letter = seal(STEWARD, Act(run=swarm.run_config.run, serial=1, deed=Amend(reason="", every=3)))
         assert (await hand(swarm, a, letter)).outcome == "waits"
         assert (await vote(swarm, a, against=d)).outcome == "waits"
-        assert [kept.kind for kept in Awaiting(a.folder.awaiting).read()] == ["Act", "Ballot"]
+        assert [kept.kind for kept in letters_file(a.folder.awaiting).read().letters] == ["Act", "Ballot"]
         for member in (a, c, d):
             swarm.kill(member)
             swarm.heal([member], [a, b])
@@ -444,7 +444,7 @@ def test_what_waits_outlives_all_who_keep_it(make_swarm: MakeSwarm) -> None:
         decided = await swarm.when(c, ActEnacted)
         assert decided.kind == "amend"
         await swarm.round(a, decided.round + 1)
-        assert "Act" not in [kept.kind for kept in Awaiting(a.folder.awaiting).read()]  # it waits no more
+        assert "Act" not in [kept.kind for kept in letters_file(a.folder.awaiting).read().letters]  # it waits no more
         one_replica(await swarm.done(*members))
 
     swarm.run(scenario)

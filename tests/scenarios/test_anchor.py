@@ -12,8 +12,7 @@ from scenarios.swarm import EVERY, Swarm
 from scenarios.test_join import LARGER, LONG_S, Paced, lay
 from weft import wire
 from weft.anchor import anchor as anchor_module
-from weft.anchor import disk as anchored_module
-from weft.anchor.anchor import Anchor, Mooring
+from weft.anchor.anchor import Anchor, AnchorContext
 from weft.anchor.disk import Anchored
 from weft.codec import Fp32Config
 from weft.events import BranchOpened, Event, MemberSuspected, PeerStopped, RoundCommitted, StateJoined
@@ -30,6 +29,7 @@ from weft.run.machine import PeerConfig
 from weft.run.outline import public, read_outline
 from weft.sim.world import SECRET, Member
 from weft.store import home as home_module
+from weft.store import record_file
 from weft.store.home import Home
 from weft.store.index import CHUNK_NBYTES
 from weft.sync.method.presets import DiLoCoConfig
@@ -70,12 +70,12 @@ class Kept:
         kept = Anchored(self.root / "anchored")
         kept.load()
         node.serve_blobs(public(outline, config.run, self.home))
-        mooring = Mooring(
+        context = AnchorContext(
             node=node, home=self.home, kept=kept, compute=self.compute, clock=self.swarm.clock, emit=self.events.append,
             max_parameters=10**7,
         )  # fmt: skip
         self.kept = kept
-        self.anchor = Anchor(outline, mooring)
+        self.anchor = Anchor(outline, context)
         self.task = asyncio.ensure_future(self.anchor.keep())
 
     @property
@@ -352,7 +352,7 @@ def test_an_anchor_writes_beside_its_event_loop(make: Make, tmp_path: Path, monk
         return data if data is not None else await small_from(_node, _peers, digest, most)
 
     monkeypatch.setattr(anchor_module, "small_from", here)
-    for module in (home_module, anchored_module):
+    for module in (home_module, record_file):
         watch(module)
 
     async def scenario() -> None:

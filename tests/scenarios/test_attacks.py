@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,8 +28,9 @@ class Attacker:
         self.node = member.peer.place.node
         self.ahead = ahead
         self.tell(lambda beat: msgspec.structs.replace(beat, round=beat.round + ahead, committed_tokens=TOKENS))
-        self._copy, self._offer = self.peer._donor._copy, self.peer._donor._offer
-        self.peer._donor._copy = self._forged  # type: ignore[method-assign]
+        server: Any = member.peer.pin.__self__  # type: ignore[attr-defined]
+        self._copy, self._offer = server._copy, server._offer
+        server._copy = self._forged
         for kind in ("StateRequest", "ChainRequest"):
             del self.node._handlers._calls[kind]
         self.node.serve(StateRequest, self._give)

@@ -19,7 +19,7 @@ from weft.net.transport.frame import encode_frame
 from weft.peer.messages import Decision, Letter, StandingNote
 from weft.peer.round.driver import MAX_GIVEN_UP
 from weft.peer.round.payloads import FETCH_FLOOR_S
-from weft.peer.round.pending_acts import Lies
+from weft.peer.round.pending_acts import lies_file
 from weft.sync.records.messages import (
     MAX_COUNT,
     Accept,
@@ -311,6 +311,6 @@ def test_a_proven_lie_outlives_all_who_heard_it(make_swarm: MakeSwarm, is_kept: 
         await swarm.round(honest[0], 4)
         enacted = [(event.kind, event.subject) for event in honest[0].life.seen(ActEnacted)]
         assert enacted == ([("strike out", liar.id)] if is_kept else [])
-        assert Lies(honest[0].folder.lies).read() == ()
+        assert lies_file(honest[0].folder.lies).read().lies == ()
 
     swarm.run(scenario)

@@ -26,22 +26,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from weft.anchor.disk import MAX_INDEX_NBYTES, Anchored
+from weft.anchor.disk import Anchored
 from weft.clock import Clock
 from weft.data import DataIndex
 from weft.data.tokenizer import MAX_BLOB_NBYTES as MAX_TOKENIZER_NBYTES
-from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused, WireError
-from weft.events import DataReady, Emit, Notice, PeerStopped, StateJoined
+from weft.errors import DataError, DiskFull, NetError, PayloadError, PeerError, Refused
+from weft.events import DataReady, Emit, Notice, PeerStopped
 from weft.executor import Compute
-from weft.ids import BranchId, Digest, PeerId, Round, short
+from weft.ids import BranchId, Digest, PeerId, Round
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull, small_from
 from weft.net.node import Node
 from weft.peer.chain import as_many_as_fit
 from weft.peer.fork.choice import NEAR, believed, is_further
-from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
-from weft.peer.join.ranking import Ranking
 from weft.peer.messages import (
     MAX_CERTIFICATES,
     ChainAnswer,
@@ -51,23 +49,32 @@ from weft.peer.messages import (
     StateOffer,
     StateRequest,
 )
+from weft.peer.state.state_client import (
+    CALL_S,
+    MAX_DONORS,
+    Offered,
+    Ranking,
+    StateClient,
+    joined,
+    most_offered,
+    opened,
+)
 from weft.run.outline import Outline, data_ready
 from weft.store.home import Home
-from weft.store.index import CHUNK_NBYTES, StateIndex
+from weft.store.index import MAX_INDEX_NBYTES, StateIndex
 from weft.sync.records.messages import Certificate, Manifest
 from weft.tasks import Tasks
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 1.0
-CALL_S = 10.0
 LEAST_RENEWED_NBYTES = 16 << 20  # results, below which a state is not fetched anew: it may be tiny
 MAX_SINCE = 64  # rounds since the state; a chain remembers four times as many
 MAX_VECTORS = 4  # of a state: parameters, and what an outer optimizer holds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mooring:
-    """What an anchor stands on: everything with effects, made by `launch_anchor` or by a scenario."""
+class AnchorContext:
+    """What an anchor stands on: everything with effects, made by `weft.launch.anchor` or by a scenario."""
 
     node: Node
     home: Home
@@ -83,20 +90,21 @@ class Anchor:
 
     pausing = None  # it trains nothing
 
-    def __init__(self, outline: Outline, mooring: Mooring) -> None:
+    def __init__(self, outline: Outline, context: AnchorContext) -> None:
         self._outline = outline
-        self._node = node = mooring.node
-        self._home = mooring.home
-        self._kept = kept = mooring.kept
-        self._compute = mooring.compute
-        self._clock = mooring.clock
-        self._emit = mooring.emit
-        self._max_parameters = mooring.max_parameters
-        self._membership = Membership(node, mooring.clock, mooring.emit, self._heartbeat)
+        self._node = node = context.node
+        self._home = context.home
+        self._kept = kept = context.kept
+        self._compute = context.compute
+        self._clock = context.clock
+        self._emit = context.emit
+        self._max_parameters = context.max_parameters
+        self._membership = Membership(node, context.clock, context.emit, self._heartbeat)
         self._stopping = asyncio.Event()
         self._stop_reason = ""
         self._failure: Exception | None = None
-        self._asking = Ranking(node, self._membership, mooring.clock)
+        self._client = StateClient(node, context.compute, context.clock)
+        self._ranking = Ranking(node, self._membership, context.clock)
         self._has_files = False
         self._told = ""  # the last failure that was said: once, not every second
         node.serve(StateRequest, self._offer)
@@ -177,7 +185,7 @@ class Anchor:
         if not told:
             return False
         best, last = believed(list(told.values()))
-        for peer in self._asking.furthest_first():
+        for peer in self._ranking.furthest_first():
             beat = told.get(peer)
             if beat is None or beat.branch != best or beat.round > last:
                 continue
@@ -194,7 +202,7 @@ class Anchor:
                 if await self._fetch_state(peer, best, last):
                     return True
             except (PeerError, NetError, Refused):
-                self._asking.note_failure(peer)
+                self._ranking.note_failure(peer)
                 raise
         return False
 
@@ -243,50 +251,34 @@ class Anchor:
         if base is not None and not is_further(offered.head, base):
             return False
         index = await self._index(offered)
-        missing = await self._compute.serve(lambda: self._make_room(offered.index, _sizes(index)))
+        missing = await self._compute.serve(lambda: self._make_room(offered.index, index))
 
         async def keep(_blob: Blob, data: Buffer) -> None:
             await self._put(data)
 
         delivered = await pull(self._node, missing, offered.donors, keep, self._clock)
         await self._compute.serve(lambda: self._kept.replace(offered.head, offered.charter, offered.index))
-        took_s = self._clock.now() - began
-        self._emit(
-            StateJoined(
-                round=offered.head.round,
-                nbytes=index.nbytes,
-                fetched_nbytes=sum(delivered.values()),
-                duration_s=took_s,
-                donors=tuple(sorted(delivered)),
-            )
-        )
+        self._emit(joined(offered.head, index, delivered, self._clock.now() - began))
         return True
 
-    def _make_room(self, index: Digest, sizes: dict[Digest, int]) -> list[Blob]:
+    def _make_room(self, name: Digest, index: StateIndex) -> list[Blob]:
         """Remove what neither the kept state nor the coming one names; return what the latter lacks."""
-        self._kept.make_room({index, *sizes})
-        return [Blob(digest=name, nbytes=num) for name, num in sizes.items() if not self._kept.has(name)]
+        self._kept.make_room({name, *index.places()})
+        return self._kept.missing(index)
 
     async def _ask(self, peer: PeerId) -> Offered | None:
         """Ask a peer, and others that stand where it does, for their states; return what most of them offer."""
         beat = self._membership.heartbeat_of(peer)
         wanted = None if beat is None else beat.manifest
-        request = StateRequest(run=self._node.run, wanted=wanted)
-        beside = [each for each in self._asking.furthest_first() if each != peer and self._stands_at(each, wanted)]
-        asked = [peer, *beside][:MAX_DONORS]
-        calls = (self._node.call(each, request, StateOffer, deadline_s=CALL_S) for each in asked)
-        answers = dict(zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True))
-        offers: list[tuple[PeerId, Offered]] = []
+        beside = [each for each in self._ranking.furthest_first() if each != peer and self._stands_at(each, wanted)]
+        answers = await self._client.ask([peer, *beside][:MAX_DONORS], wanted)
+        offers: list[Offered] = []
         for each, answer in answers.items():
-            if isinstance(answer, BaseException):
-                if each == peer or not isinstance(answer, PeerError | NetError | Refused):
-                    raise answer
-                continue
-            offer = opened(answer, self._node.run)
+            offer = answer if isinstance(answer, str) else opened(each, answer, self._node.run)
             if isinstance(offer, Offered):
-                offers.append((each, offer))
-            elif each == peer and answer.index is not None:
-                raise WireError(f"{short(peer)} {offer}")
+                offers.append(offer)
+            elif each == peer and (isinstance(answer, str) or answer.index is not None):
+                raise PeerError(offer)
         return most_offered(offers) if offers else None
 
     def _stands_at(self, peer: PeerId, manifest: Digest | None) -> bool:
@@ -306,7 +298,7 @@ class Anchor:
 
     async def _fetch_files(self) -> None:
         """Fetch what is missing of the run's shards, tokenizer and first weights."""
-        index, home, peers = self._outline.data, self._home, self._asking.furthest_first()
+        index, home, peers = self._outline.data, self._home, self._ranking.furthest_first()
         ready = None if index is None else await self._fetch_data(index, home, peers)
         if not self._outline.is_seeded and home.blobs.open(self._outline.initial) is None:
             if not self._kept.state_nbytes:
@@ -371,12 +363,3 @@ class Anchor:
         if text != self._told:
             self._told = text
             self._emit(Notice(text=text))
-
-
-def _sizes(index: StateIndex) -> dict[Digest, int]:
-    """Return the length of each chunk, those that are equal once."""
-    return {
-        name: min(CHUNK_NBYTES, vector.nbytes - number * CHUNK_NBYTES)
-        for vector in index.vectors
-        for number, name in enumerate(vector.chunks)
-    }

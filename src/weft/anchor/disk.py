@@ -10,7 +10,7 @@ checked against its digest, certificates against the votes that prove them.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -18,18 +18,18 @@ from typing import Annotated
 from msgspec import Meta
 
 from weft import wire
-from weft.data import write_atomically
 from weft.errors import DataError, WireError
 from weft.ids import Digest
 from weft.net.messages import HexDigest
+from weft.net.multi_source import Blob
 from weft.peer.chain import Chain
 from weft.store.home import BlobStore
-from weft.store.index import StateIndex
+from weft.store.index import MAX_INDEX_NBYTES, StateIndex
+from weft.store.record_file import RecordFile
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Certificate, Manifest
 
 FORMAT = 1
-MAX_INDEX_NBYTES = 64 << 20  # of a state's digests: 64 hex digits per MiB of state
 MAX_STATE_NBYTES = 4 << 20
 _ROUND = re.compile(r"round-([0-9]{1,18})\.bin")
 
@@ -50,6 +50,7 @@ class Anchored:
         self.state_nbytes = 0
         self.results_nbytes = 0  # of the rounds since
         self._folder = folder
+        self._file: RecordFile[Kept | None] = RecordFile(folder / "state.bin", Kept, MAX_STATE_NBYTES, None)
         self._blobs = BlobStore(folder / "blobs")
         self._since: list[Certificate] = []
         self._state_names: set[Digest] = set()
@@ -62,10 +63,11 @@ class Anchored:
     def load(self) -> None:
         """Take up what an earlier process kept, as far as it is whole."""
         with suppress(OSError, WireError, DataError):
-            kept = wire.decode((self._folder / "state.bin").read_bytes(), Kept, max_nbytes=MAX_STATE_NBYTES)
+            kept = self._file.read()
+            if kept is None or kept.format != FORMAT or wire.digest_of(kept.charter) != kept.head.charter:
+                return
             index = self.index(kept.index)
-            is_true = kept.format == FORMAT and wire.digest_of(kept.charter) == kept.head.charter
-            if is_true and index is not None and all(self.has(digest) for digest in _chunks(index)):
+            if index is not None and not self.missing(index):
                 self._follow_from(kept, index)
                 for certificate in self._read_rounds():
                     self.append(certificate)  # unless it follows on nothing here: left of an earlier state
@@ -102,6 +104,11 @@ class Anchored:
         """Remove what is neither named by what is kept nor `coming`: left of states that did not come whole."""
         self._blobs.keep_only(self._named() | coming)
 
+    def missing(self, index: StateIndex) -> list[Blob]:
+        """Return the chunks of a state that are not here."""
+        places = index.places()
+        return [Blob(digest=name, nbytes=each[0].nbytes) for name, each in places.items() if not self.has(name)]
+
     def replace(self, head: Manifest, charter: Charter, index: Digest) -> None:
         """Take a state that is here, chunks and index, in the place of the one before, and drop what belongs to that.
 
@@ -110,10 +117,10 @@ class Anchored:
             DiskFull: no room; the one before stays.
         """
         found = self.index(index)
-        if found is None or not all(self.has(digest) for digest in _chunks(found)):
+        if found is None or self.missing(found):
             raise DataError(f"the state after round {head.round} is not whole in {self._folder}")
         kept = Kept(head=head, charter=charter, index=index)
-        write_atomically(self._folder / "state.bin", [wire.encode(kept)])
+        self._file.keep(kept)
         later = [each for each in self._since if each.manifest.round > head.round]
         self._follow_from(kept, found)
         for certificate in later:
@@ -147,10 +154,9 @@ class Anchored:
         chain, results = self.chain, _results(certificate)
         if chain is None or not chain.proven(certificate) or not all(self.has(digest) for digest in results):
             return False
-        path = self._folder / f"round-{certificate.manifest.round}.bin"
-        data = wire.encode(certificate)
-        if not path.exists() or path.read_bytes() != data:
-            write_atomically(path, [data])
+        file = _round_file(self._folder / f"round-{certificate.manifest.round}.bin")
+        file.read()
+        file.keep(certificate)
         return True
 
     def follow(self, certificate: Certificate) -> None:
@@ -165,7 +171,7 @@ class Anchored:
 
     def _follow_from(self, kept: Kept, index: StateIndex) -> None:
         # What is named comes first: it is asked for on another thread, and only where a state is kept.
-        self._state_names = {kept.index, *_chunks(index)}
+        self._state_names = {kept.index, *index.places()}
         self.state_nbytes, self.results_nbytes, self._since = index.nbytes, 0, []
         self.kept, self.chain = kept, Chain(kept.head, kept.charter)
 
@@ -177,12 +183,12 @@ class Anchored:
     def _read_rounds(self) -> Iterator[Certificate]:
         found = {int(match[1]): path for path in self._folder.iterdir() if (match := _ROUND.fullmatch(path.name))}
         for _, path in sorted(found.items()):
-            with suppress(OSError, WireError):
-                yield wire.decode(path.read_bytes(), Certificate)
+            if (certificate := _round_file(path).read()) is not None:
+                yield certificate
 
 
-def _chunks(index: StateIndex) -> Iterable[Digest]:
-    return (digest for vector in index.vectors for digest in vector.chunks)
+def _round_file(path: Path) -> RecordFile[Certificate | None]:
+    return RecordFile(path, Certificate, wire.MAX_RECORD_NBYTES, None)
 
 
 def _results(certificate: Certificate) -> set[Digest]:

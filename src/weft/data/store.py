@@ -191,12 +191,15 @@ class ShardStore:
         )
 
 
-def write_atomically(path: Path, chunks: Iterable[wire.Buffer], *, mode: int = REPLACEABLE) -> None:
+def write_atomically(
+    path: Path, chunks: Iterable[wire.Buffer], *, mode: int = REPLACEABLE, is_synced: bool = True
+) -> None:
     """Write a file that appears under its name complete and synced, in the place of any before it, or not at all.
 
     Args:
         mode: its permissions, which it has before its name; `READ_ONLY` for bytes that their name fixes for
             ever, `PRIVATE` for secrets.
+        is_synced: False: who can do without it after a loss of power need not wait for the disk.
 
     Raises:
         DiskFull: no room; nothing is left behind.
@@ -210,10 +213,12 @@ def write_atomically(path: Path, chunks: Iterable[wire.Buffer], *, mode: int = R
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
-            os.fsync(file.fileno())
+            if is_synced:
+                os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        if is_synced:
+            _sync_folder(path.parent)
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise DiskFull(

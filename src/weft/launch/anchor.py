@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
 
-from weft.anchor.anchor import Anchor, Mooring
+from weft.anchor.anchor import Anchor, AnchorContext
 from weft.anchor.disk import Anchored
 from weft.clock import SystemClock
 from weft.errors import NetError, PeerError, Refused
@@ -56,7 +56,7 @@ async def anchor(
             kept = Anchored(ground.folder.anchored)
             await asyncio.to_thread(kept.load)
             node.serve_blobs(public(outline, ticket.run, options.home), is_patient=True)
-            mooring = Mooring(
+            context = AnchorContext(
                 node=node,
                 home=options.home,
                 kept=kept,
@@ -65,7 +65,7 @@ async def anchor(
                 emit=ground.emit,
                 max_parameters=options.settings.max_parameters,
             )
-            keeping = Anchor(outline, mooring)
+            keeping = Anchor(outline, context)
             name = node.passport.name
             with ground.ticket(node, admission) as fresh:
                 async with ground.guarded(keeping):

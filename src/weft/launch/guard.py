@@ -10,22 +10,22 @@ How much is moved per second, VRAM and cores need nobody who looks: `net.throttl
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from weft.clock import Clock
-from weft.data import write_atomically
 from weft.errors import ConfigError, DataError, DiskFull
 from weft.events import Emit, Notice
 from weft.net.transport.rate_limit import Ration, Valve
 from weft.run.host import process_nbytes
 from weft.run.machine import CapsConfig, Moved, clock_face, is_near, is_open, minute_of, moved_on, opens_at
+from weft.store.record_file import RecordFile
 
 LOOK_S = 1.0
 KEEP_S = 5.0  # between two writes of what was moved: a crash forgets no more
+MAX_NBYTES = 4 << 10  # of the count
 GIGABYTE = 1e9
 
 
@@ -39,12 +39,12 @@ class DayCount:
 
     def __init__(self, path: Path, caps: CapsConfig, clock: Clock, timezone: tzinfo | None = None) -> None:
         self.cap_nbytes = caps.day_nbytes
-        self._path = path
+        self._file: RecordFile[Moved | None] = RecordFile(path, Moved, MAX_NBYTES, None)
         self._clock = clock
         self._timezone = timezone
         self._counted = 0  # of the ration's
         self._kept_at = clock.now()
-        self.moved = moved_on(self._day(), _read(path))
+        self.moved = moved_on(self._day(), self._file.read())
         left = None if self.cap_nbytes is None else self.cap_nbytes - self.moved.nbytes
         self.ration = Ration(left, self.keep)
 
@@ -81,10 +81,8 @@ class DayCount:
             return
         self._kept_at = self._clock.now()
         new = self.ration.moved_nbytes - self._counted
-        try:
-            write_atomically(self._path, [msgspec.json.encode(moved_on(self.moved.day, self.moved, new))])
-        except (DiskFull, DataError):
-            return
+        with suppress(DiskFull, DataError):
+            self._file.keep(moved_on(self.moved.day, self.moved, new))
 
     def local(self, wall: float | None = None) -> datetime:
         """Return the time of the machine's calendar: now, or at `wall` seconds."""
@@ -92,13 +90,6 @@ class DayCount:
 
     def _day(self) -> str:
         return self.local().date().isoformat()
-
-
-def _read(path: Path) -> Moved | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Moved)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def valve(caps: CapsConfig, clock: Clock, ration: Ration | None = None) -> Valve | None:

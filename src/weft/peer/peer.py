@@ -89,7 +89,9 @@ class Peer:
         self._entrance.counts = self._records.counts
         self._legacies = self._entrance.legacies
         self._hold = Hold(place, lambda: self._rounds is not None and self._rounds.is_member)
-        self.pin = StateServer(place, self._replica, lambda: self._rounds.chain if self._rounds else None).pin
+        self.pin = StateServer(
+            place, self._replica, self._legacies, lambda: self._rounds.chain if self._rounds else None
+        ).pin
         self._evaluator = make_evaluator(run, place, self._trainer, self._replica, self._should_break_off)
         self._autosave = Autosave(run, place, self._replica, self._carry, self._trainer)
         self._rounds: RoundDriver | None = None

@@ -6,8 +6,8 @@
     beat      how many rounds of the first stage are in a state: stages count their own rounds, and may skip some
     pull      the vectors of it that are wanted, from all who offer that state at once
 
-It asks what newcomers ask (`weft.peer.join.state_server` answers), and takes no part in the stage. What comes has the
-digest that it is named by, and goes where the caller says as it comes: no vector is held here.
+It asks what newcomers ask (`weft.peer.state.state_client`), and takes no part in the stage. What comes has the digest
+that it is named by, and goes where the caller says as it comes: no vector is held here.
 
 Failure:
 - a member vanishes or lies: the others deliver the rest; nobody is left: PeerError, and what has come has been given.
@@ -16,7 +16,7 @@ Failure:
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 import torch
@@ -25,26 +25,17 @@ from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Emit
 from weft.executor import Compute
-from weft.ids import Digest, PeerId, short
-from weft.net.blobs.first import first_of
+from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
-from weft.net.multi_source import Blob, pull
 from weft.net.node import Node
-from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
-from weft.peer.messages import StateOffer, StateRequest
+from weft.peer.messages import StateOffer
+from weft.peer.state.state_client import CALL_S, MAX_DONORS, Offered, Put, StateClient, most_offered
 from weft.progress import Meter
 from weft.run.staged import StagedConfig, channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, PinAt, PinnedAnswer
-from weft.store.index import CHUNK_NBYTES, StateIndex
-from weft.store.partial import MAX_OFFER_NBYTES
 from weft.sync.merge.method import OUTER, Method
 from weft.sync.records.messages import Manifest
-from weft.wire import Buffer, decode, digest_of
-
-CALL_S = 10.0
-OFFER_S = 60.0  # for a member to copy its state and name the chunks
-
-Put = Callable[[str, int, Buffer], None]  # numbers of a vector, from this one on
+from weft.wire import digest_of
 
 
 class StageReader:
@@ -60,18 +51,15 @@ class StageReader:
         assert run.stage is not None, "the whole run has no members of its own"
         self._called = run.called(run.stage)
         self._channel = Channel(node, channel_of(run.stage), run.run, since)
+        self._client = StateClient(self._channel, compute, clock)
         self._compute = compute
         self._clock = clock
 
     async def heads(self, members: Sequence[PeerId]) -> dict[PeerId, Manifest]:
         """Return which states members hold, of those that say."""
-        asked = list(members)
-        found = await asyncio.gather(*(self._offer(peer, None) for peer in asked))
-        return {
-            peer: offer.head
-            for peer, offer in zip(asked, found, strict=True)
-            if isinstance(offer, StateOffer) and offer.head is not None and offer.head.run == self.run.run
-        }
+        answers = await self._client.ask(members)
+        heads = {peer: answer.head for peer, answer in answers.items() if isinstance(answer, StateOffer)}
+        return {peer: head for peer, head in heads.items() if head is not None and head.run == self.run.run}
 
     async def pin(self, members: Sequence[PeerId]) -> Offered:
         """Have some members keep the newest state that any of them holds, or the one they have come to by then.
@@ -107,18 +95,10 @@ class StageReader:
         Raises:
             PeerError: nobody offers one.
         """
-        answers = await asyncio.gather(*(self._offer(peer, wanted) for peer in order))
-        offers: list[tuple[PeerId, Offered]] = []
-        failures = []
-        for peer, answer in zip(order, answers, strict=True):
-            found = opened(answer, self.run.run) if isinstance(answer, StateOffer) else answer
-            if isinstance(found, Offered):
-                offers.append((peer, found))
-            else:
-                failures.append(f"{short(peer)} {found}")
-        if not offers:
-            raise PeerError(f"nobody offers a state of {self._called}: {'; '.join(failures)}")
-        return most_offered(offers)
+        answers = (await self._client.offers(order, wanted)).values()
+        if offers := [each for each in answers if isinstance(each, Offered)]:
+            return most_offered(offers)
+        raise PeerError(f"nobody offers a state of {self._called}: {'; '.join(map(str, answers))}")
 
     async def beat(self, members: Sequence[PeerId], manifest: Digest | None = None) -> int | None:
         """Return how many rounds of the first stage are in a state, or in the newest; None: no member knows.
@@ -141,48 +121,16 @@ class StageReader:
         Args:
             put: given each piece, where states are merged; pieces come in any order.
         """
-        index = await self._index(offered)
-        places: dict[Digest, list[tuple[str, int]]] = {}
-        blobs: dict[Digest, Blob] = {}
-        for vector in index.vectors:
-            for number, chunk in enumerate(vector.chunks if vector.name in names else ()):
-                start = number * CHUNK_NBYTES
-                blobs[Digest(chunk)] = Blob(digest=Digest(chunk), nbytes=min(CHUNK_NBYTES, vector.nbytes - start))
-                places.setdefault(Digest(chunk), []).append((vector.name, start // 4))
-
-        async def keep(blob: Blob, data: Buffer) -> None:
-            def put_all() -> None:
-                for name, start in places[blob.digest]:
-                    put(name, start, data)
-
-            await self._compute.serve(put_all)
-            meter.add(len(data))
-
-        total = sum(blob.nbytes for blob in blobs.values())
+        index = await self._client.index(offered.index, offered.donors)
+        if index.shape != await self._compute.serve(lambda: shape(self.run)):
+            raise WireError(f"the offered state of {self._called} has other vectors than the run's model")
+        total = sum(places[0].nbytes for places in index.places(names).values())
         with Meter(f"fetching {self._called}", "B", emit, self._clock, total) as meter:
-            delivered = await pull(self._channel, list(blobs.values()), offered.donors, keep, self._clock)
+            delivered = await self._client.pull(index, offered.donors, put, names, meter.add)
         return sum(delivered.values())
 
-    async def _offer(self, peer: PeerId, wanted: Digest | None) -> StateOffer | str:
-        request = StateRequest(run=self.run.run, wanted=wanted)
-        try:
-            return await self._channel.call(peer, request, StateOffer, deadline_s=CALL_S if wanted is None else OFFER_S)
-        except (PeerError, NetError, Refused) as error:
-            return str(error)
 
-    async def _index(self, offered: Offered) -> StateIndex:
-        async def ask(donor: PeerId) -> StateIndex:
-            data = await self._channel.fetch_small(donor, offered.index, MAX_OFFER_NBYTES)
-            index: StateIndex = decode(data, StateIndex, max_nbytes=MAX_OFFER_NBYTES)
-            return index
-
-        index = await first_of(offered.donors, ask, "the index of its state")
-        if {each.name: each.num for each in index.vectors} != dict(await self._compute.serve(lambda: shape(self.run))):
-            raise WireError(f"the offered state of {self._called} has other vectors than the run's model")
-        return index
-
-
-def shape(run: StagedConfig) -> Mapping[str, int]:
+def shape(run: StagedConfig) -> dict[str, int]:
     """Return the names and lengths of the vectors that the members of a stage's run share."""
     method = Method(run.method, run.optimizer, run.vector.tensors)
     with torch.device("meta"):  # lengths without memory

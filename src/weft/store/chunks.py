@@ -11,7 +11,7 @@ Chunks are views into the vector's own memory, in the order of the machine; ever
 little-endian.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -61,10 +61,14 @@ def chunk_digests(vector: Float32[Tensor, " num"]) -> tuple[Digest, ...]:
 
 def state_index(vectors: Mapping[str, Float32[Tensor, " num"]]) -> StateIndex:
     """Return the index of `vectors`."""
+    return index_of(vectors, {name: chunk_digests(vector) for name, vector in vectors.items()})
+
+
+def index_of(vectors: Mapping[str, Float32[Tensor, " num"]], digests: Mapping[str, Sequence[Digest]]) -> StateIndex:
+    """Return the index of `vectors` whose chunks have these digests."""
     return StateIndex(
         vectors=tuple(
-            VectorIndex(name=name, num=vector.numel(), chunks=chunk_digests(vector))
-            for name, vector in sorted(vectors.items())
+            VectorIndex(name=name, num=vectors[name].numel(), chunks=tuple(digests[name])) for name in sorted(vectors)
         )
     )
 

@@ -9,6 +9,7 @@
               journal/          what was merged and decided since
               log.jsonl         the events
               durable.bin       what was promised and accepted in rounds
+              measured.json     how long rounds took
               awaiting.bin      acts and ballots that no manifest holds yet
               lies.bin          what proves that members lie, until they are struck out
               secret, ticket    what the run's tickets hold, and a fresh one; for their owner's eyes only
@@ -126,15 +127,39 @@ def _map(path: Path) -> memoryview:
     return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray).data
 
 
+class _Inside:
+    """What lies in a peer's folder under this name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "PeerFolder", _kind: object = None) -> Path:
+        return folder.root / self._name
+
+
 @dataclass(frozen=True)
 class PeerFolder:
     """What one peer keeps of one run. Whoever writes a file makes the folders above it."""
 
     root: Path
 
-    @property
-    def checkpoint(self) -> Path:
-        return self.root / "checkpoint"
+    checkpoint = _Inside("checkpoint")
+    journal = _Inside("journal")
+    log = _Inside("log.jsonl")
+    durable = _Inside("durable.bin")
+    measured = _Inside("measured.json")
+    awaiting = _Inside("awaiting.bin")
+    lies = _Inside("lies.bin")
+    secret = _Inside("secret")
+    ticket = _Inside("ticket")
+    addresses = _Inside("addresses")
+    anchored = _Inside("anchored")
+    moved = _Inside("moved")
+    wish = _Inside("wish")
+    answer = _Inside("answer")
+    arriving = _Inside("arriving")
+    forks = _Inside("forks")
+    scratch = _Inside("scratch")  # files that have no name, and end with the process
 
     @property
     def has_checkpoint(self) -> bool:
@@ -150,71 +175,6 @@ class PeerFolder:
         """Return the stages of which there is a state."""
         found = self.root.glob(f"{_STAGE}*/{self.checkpoint.name}/{CHECKPOINT_FILE}")
         return sorted(int(path.parts[-3].removeprefix(_STAGE)) for path in found)
-
-    @property
-    def arriving(self) -> Path:
-        return self.root / "arriving"
-
-    @property
-    def journal(self) -> Path:
-        return self.root / "journal"
-
-    @property
-    def scratch(self) -> Path:
-        """Return where files lie that have no name, and end with the process."""
-        return self.root / "scratch"
-
-    @property
-    def forks(self) -> Path:
-        return self.root / "forks"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "log.jsonl"
-
-    @property
-    def durable(self) -> Path:
-        return self.root / "durable.bin"
-
-    @property
-    def measured(self) -> Path:
-        return self.root / "measured.json"
-
-    @property
-    def awaiting(self) -> Path:
-        return self.root / "awaiting.bin"
-
-    @property
-    def lies(self) -> Path:
-        return self.root / "lies.bin"
-
-    @property
-    def addresses(self) -> Path:
-        return self.root / "addresses"
-
-    @property
-    def anchored(self) -> Path:
-        return self.root / "anchored"
-
-    @property
-    def moved(self) -> Path:
-        return self.root / "moved"
-
-    @property
-    def secret(self) -> Path:
-        return self.root / "secret"
-
-    @property
-    def ticket(self) -> Path:
-        return self.root / "ticket"
-
-    @property
-    def wish(self) -> Path:
-        return self.root / "wish"
-
-    @property
-    def answer(self) -> Path:
-        return self.root / "answer"
 
 
 class Home:

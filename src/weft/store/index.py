@@ -3,14 +3,17 @@
 An anchor keeps states without knowing what a vector is; `state` turns vectors into these and back.
 """
 
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
+from weft.ids import Digest
 from weft.net.messages import HexDigest
 from weft.wire import Record
 
 CHUNK_NBYTES = 1 << 20  # one piece of a blob transfer; its digest weighs 1/16000 of it
+MAX_INDEX_NBYTES = 64 << 20  # of an index: 64 hex digits per MiB of state
 MAX_NUM = 1 << 48  # of one vector: a petabyte, and small enough for every product with it
 
 VectorName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.]{0,63}\Z")]
@@ -33,6 +36,14 @@ class VectorIndex(Record, frozen=True, kw_only=True):
         return 4 * self.num
 
 
+class Span(NamedTuple):
+    """Where a chunk belongs."""
+
+    name: VectorName
+    start: int  # the number of the vector that it begins with
+    nbytes: int
+
+
 class StateIndex(Record, frozen=True, kw_only=True):
     """Vectors by name, ascending."""
 
@@ -47,3 +58,22 @@ class StateIndex(Record, frozen=True, kw_only=True):
     @property
     def nbytes(self) -> int:
         return sum(vector.nbytes for vector in self.vectors)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Return how many numbers each vector has."""
+        return {vector.name: vector.num for vector in self.vectors}
+
+    def places(self, names: Collection[str] | None = None) -> dict[Digest, list[Span]]:
+        """Return where each chunk belongs, in order; equal chunks are one with several places.
+
+        Args:
+            names: of the vectors; None: all.
+        """
+        found: dict[Digest, list[Span]] = {}
+        for vector in self.vectors:
+            for number, chunk in enumerate(vector.chunks if names is None or vector.name in names else ()):
+                start = number * CHUNK_NBYTES
+                span = Span(vector.name, start // 4, min(CHUNK_NBYTES, vector.nbytes - start))
+                found.setdefault(Digest(chunk), []).append(span)
+        return found

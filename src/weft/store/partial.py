@@ -20,17 +20,15 @@ from torch import Tensor
 
 from weft.codec import bounds
 from weft.codec.bounds import Empty
-from weft.data import write_atomically
-from weft.errors import DataError, WireError
+from weft.errors import DataError
 from weft.ids import Digest
 from weft.net.multi_source import Blob
 from weft.store.chunks import chunks
-from weft.store.index import StateIndex
+from weft.store.index import MAX_INDEX_NBYTES, StateIndex
+from weft.store.record_file import RecordFile
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
-from weft.wire import Buffer, Record, decode, digest, digest_of, encode
-
-MAX_OFFER_NBYTES = 64 << 20  # of a state's digests: 64 hex digits per MiB of state
+from weft.wire import Buffer, Record, digest, digest_of
 
 
 class _Offer(Record, frozen=True, kw_only=True):
@@ -71,7 +69,9 @@ class Partial:
     def open(cls, folder: Path, empty: Empty = bounds.empty) -> "Partial | None":
         """Return what an earlier process left in `folder`, every chunk checked, or None."""
         try:
-            offer = decode((folder / "offer.bin").read_bytes(), _Offer, max_nbytes=MAX_OFFER_NBYTES)
+            offer = _offer_file(folder).read()
+            if offer is None:
+                return None
             partial = cls(folder, offer.head, offer.charter, offer.index, empty)
             with (folder / "chunks.bin").open("rb") as file:
                 for offset, wanted, place in _pieces(partial.index, partial.vectors):
@@ -79,7 +79,7 @@ class Partial:
                     data = file.read(len(place))
                     if wanted in partial._missing and digest(data) == wanted:
                         partial._take(wanted, data)
-        except (OSError, WireError, ValueError, MemoryError):
+        except (OSError, ValueError, MemoryError):
             return None
         return partial
 
@@ -93,9 +93,7 @@ class Partial:
         if self._folder is not None:
             try:
                 drop(self._folder)
-                write_atomically(
-                    self._folder / "offer.bin", [encode(_Offer(head=self.head, charter=self.charter, index=self.index))]
-                )
+                _offer_file(self._folder).keep(_Offer(head=self.head, charter=self.charter, index=self.index))
                 (self._folder / "chunks.bin").touch()
             except (DataError, OSError) as error:
                 self._give_up_folder(str(error))
@@ -143,6 +141,10 @@ class Partial:
     def _give_up_folder(self, reason: str) -> None:
         self.drop()
         self._folder, self.why_not_kept = None, reason
+
+
+def _offer_file(folder: Path) -> RecordFile[_Offer | None]:
+    return RecordFile(folder / "offer.bin", _Offer, MAX_INDEX_NBYTES, None)
 
 
 def drop(folder: Path) -> None:

@@ -26,13 +26,13 @@ from weft.peer.context import Place
 from weft.peer.fork.split import patience_s
 from weft.peer.fork.watch import ForkWatch
 from weft.peer.join.backpressure import Backpressure
-from weft.peer.join.ranking import Ranking
 from weft.peer.join.state_fetch import StateFetch
-from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
+from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
+from weft.peer.state.state_client import Ranking, StateClient
 from weft.run.amend import first_charter
 from weft.run.config import Genesis
 from weft.sync.records.messages import Certificate, Manifest, next_base
@@ -76,6 +76,7 @@ class Entrance:
         self.counts: Callable[[Manifest], Awaitable[bool]] = lambda _manifest: asyncio.sleep(0, True)
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
+        self._client = StateClient(place.node, place.compute, place.clock)
         self._order = Ranking(place.node, membership, place.clock)
         self.lookout = ForkWatch(place.node, place.clock, membership, replica, rounds)
         self._state_fetch = StateFetch(place, replica, self.lookout.beats)
@@ -277,19 +278,12 @@ class Entrance:
     async def _heads(self) -> Heads:
         """Return which linked peers have a state, and whose it is: the furthest first, who just failed last."""
         asked = self._order.furthest_first()
-        request = StateRequest(run=self._run.run)
-        answers = await asyncio.gather(
-            *(self._node.call(peer, request, StateOffer, deadline_s=CALL_S) for peer in asked), return_exceptions=True
-        )
         heads: list[tuple[PeerId, Manifest]] = []
-        for peer, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, StateOffer):
-                if answer.head is not None:
-                    heads.append((peer, answer.head))
-            elif isinstance(answer, PeerError | NetError | Refused):
+        for peer, answer in (await self._client.ask(asked)).items():
+            if isinstance(answer, str):
                 self._order.note_failure(peer)
-            else:
-                raise answer
+            elif answer.head is not None:
+                heads.append((peer, answer.head))
 
         def order(each: tuple[PeerId, Manifest]) -> tuple[bool, int, int, BranchId, PeerId]:
             peer, head = each

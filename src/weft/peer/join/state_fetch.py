@@ -1,8 +1,7 @@
 """How the state comes to a newcomer: which members are asked to pin it, and its chunks from all of them at once.
 
-    heads     what linked members hold (`Entrance` asks)
-    ask       some of them, the furthest first, to pin one and the same head
-    choose    the state that most of them offer: after a commit replicas are equal, and so are the digests of chunks
+    ask       some of those that hold one, the furthest first, to pin one and the same head
+    choose    the state that most of them offer
     pull      the chunks that are missing, from everybody who offers that state
 
 What has come stays, also over a restart of this process: the same head is asked for again as long as that is less to
@@ -14,32 +13,27 @@ Failure:
 - members disagree what the state at one head is: what most of those asked offer is believed, and an event says so.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from weft.errors import NetError, PeerError, Refused, WireError
-from weft.events import Notice, StateJoined
+from weft.errors import PeerError, WireError
+from weft.events import Notice
 from weft.ids import Digest, PeerId, short
-from weft.net.blobs.first import first_of
 from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull
 from weft.peer.chain import Heads
 from weft.peer.context import Place
 from weft.peer.fork.choice import NEAR
-from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
-from weft.peer.messages import StateOffer, StateRequest
 from weft.peer.state.replica import Replica
+from weft.peer.state.state_client import MAX_DONORS, Offered, StateClient, joined, most_offered
 from weft.progress import Meter
-from weft.store.index import StateIndex
-from weft.store.partial import MAX_OFFER_NBYTES, Partial, drop
+from weft.store.partial import Partial, drop
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Manifest
-from weft.wire import Buffer, decode, digest_of
+from weft.wire import Buffer, digest_of
 
-OFFER_S = 60.0  # for a member to copy its state and name the chunks
 Beats = Callable[[], Mapping[PeerId, Heartbeat]]
 
 
@@ -51,8 +45,8 @@ class StateFetch:
     """
 
     def __init__(self, place: Place, replica: Replica, beats: Beats) -> None:
-        self._node = place.node
         self._place = place
+        self._client = StateClient(place.node, place.compute, place.clock)
         self._replica = replica
         self._beats = beats
         self._folder = place.folder.arriving
@@ -110,43 +104,35 @@ class StateFetch:
 
     async def _ask(self, peers: Sequence[PeerId], wanted: Digest) -> Offered:
         """Ask members to pin the state of a head, as many at once as may give it; return what most of them offer."""
-        offers: list[tuple[PeerId, Offered]] = []
+        offers: list[Offered] = []
         failures: list[str] = []
         rest = list(peers)
         while rest and len(offers) < MAX_DONORS:
             now, rest = rest[: MAX_DONORS - len(offers)], rest[MAX_DONORS - len(offers) :]
-            self._asked |= set(now)
-            answers = await asyncio.gather(*(self._offer_of(peer, wanted) for peer in now))
-            for peer, answer in zip(now, answers, strict=True):
-                if isinstance(answer, str):
+            for peer, offer in (await self._offers(now, wanted)).items():
+                if isinstance(offer, str):
                     self.failed.add(peer)
-                    failures.append(answer)
+                    failures.append(offer)
                 else:
-                    offers.append((peer, answer))
+                    offers.append(offer)
         if not offers:
             raise PeerError(f"nobody offers a state: {'; '.join(failures)}")
-        return self._choose(offers)
-
-    async def _offer_of(self, peer: PeerId, wanted: Digest) -> Offered | str:
-        request = StateRequest(run=self._node.run, wanted=wanted)
-        try:
-            offer = await self._node.call(peer, request, StateOffer, deadline_s=OFFER_S)
-        except (PeerError, NetError, Refused) as error:
-            return str(error)
-        found = opened(offer, self._node.run)
-        if isinstance(found, Offered) and found.head.round > self._last:
-            found = f"offers round {found.head.round}, which nobody else has come near"
-        return f"{short(peer)} {found}" if isinstance(found, str) else found
-
-    def _choose(self, offers: Sequence[tuple[PeerId, Offered]]) -> Offered:
-        for _, offer in offers:
-            self._count(offer)
         chosen = most_offered(offers)
         self._tell_disagreement(chosen.head, chosen.index)
         return chosen
 
-    def _count(self, offer: Offered) -> None:
-        self._votes[digest_of(offer.head), offer.index] += 1
+    async def _offers(self, peers: Sequence[PeerId], wanted: Digest) -> dict[PeerId, Offered | str]:
+        """Return what these offer, counted among the votes, or why it is not believed."""
+        self._asked |= set(peers)
+        offers = await self._client.offers(peers, wanted)
+        for peer, offer in offers.items():
+            if isinstance(offer, str):
+                continue
+            if offer.head.round > self._last:
+                offers[peer] = f"{short(peer)} offers round {offer.head.round}, which nobody else has come near"
+            else:
+                self._votes[digest_of(offer.head), offer.index] += 1
+        return offers
 
     def _tell_disagreement(self, head: Manifest, index: Digest) -> None:
         name = digest_of(head)
@@ -161,40 +147,28 @@ class StateFetch:
         before = self._partial
         if before is not None and (before.name, digest_of(before.index)) == (digest_of(offered.head), offered.index):
             return before
-        index = await self._index(offered)
-        mine = self._replica.vectors()
-        found = {each.name: each.num for each in index.vectors}
-        if found != {name: vector.numel() for name, vector in mine.items()}:
+        index = await self._client.index(offered.index, offered.donors)
+        if index.shape != {name: vector.numel() for name, vector in self._replica.vectors().items()}:
             raise WireError("the offered state has other vectors than this run's model")
         partial = Partial(self._folder, offered.head, offered.charter, index, self._place.memory.empty)
         await self._place.compute.serve(lambda: partial.begin(before))
         self._partial = partial
         return partial
 
-    async def _index(self, offered: Offered) -> StateIndex:
-        async def ask(donor: PeerId) -> StateIndex:
-            data = await self._node.fetch_small(donor, offered.index, MAX_OFFER_NBYTES)
-            index: StateIndex = decode(data, StateIndex, max_nbytes=MAX_OFFER_NBYTES)
-            return index
-
-        return await first_of(offered.donors, ask, "the index of its state")
-
     async def _more(self, offered: Offered, known: Sequence[PeerId]) -> Sequence[PeerId]:
         """Ask those that stand at the head and were not asked to pin it, too: a link may have come up since."""
         beats, wanted = self._beats(), digest_of(offered.head)
         found = [peer for peer, beat in beats.items() if beat.manifest == wanted and peer not in self._asked]
-        asked = found[: max(MAX_DONORS - len(known), 0)]
-        self._asked |= set(asked)
-        name = wanted
-        answers = await asyncio.gather(*(self._offer_of(peer, name) for peer in asked))
-        offers = [(peer, each) for peer, each in zip(asked, answers, strict=True) if isinstance(each, Offered)]
-        for _, offer in offers:
-            self._count(offer)
-        if max(votes for (each, _), votes in self._votes.items() if each == name) > self._votes[name, offered.index]:
+        answers = await self._offers(found[: max(MAX_DONORS - len(known), 0)], wanted)
+        if (
+            max(votes for (each, _), votes in self._votes.items() if each == wanted)
+            > self._votes[wanted, offered.index]
+        ):
             raise PeerError(f"most members offer another state after round {offered.head.round} than those asked first")
-        if any(offer.head == offered.head and offer.index != offered.index for _, offer in offers):
+        offers = [each for each in answers.values() if isinstance(each, Offered) and each.head == offered.head]
+        if any(offer.index != offered.index for offer in offers):
             self._tell_disagreement(offered.head, offered.index)
-        return [peer for peer, offer in offers if (offer.head, offer.index) == (offered.head, offered.index)]
+        return [peer for offer in offers if offer.index == offered.index for peer in offer.donors]
 
     async def _pull(self, partial: Partial, offered: Offered) -> dict[PeerId, int]:
         async def keep(blob: Blob, data: Buffer) -> None:
@@ -213,19 +187,12 @@ class StateFetch:
         self.under_way = partial
         try:
             with Meter("fetching the state", "B", self._place.emit, self._place.clock, total, done=there) as meter:
-                return await pull(self._node, missing, offered.donors, keep, self._place.clock, more)
+                return await pull(self._place.node, missing, offered.donors, keep, self._place.clock, more)
         finally:
             self.under_way = None
 
     def _tell(self, partial: Partial, delivered: dict[PeerId, int]) -> None:
         assert self._began_at is not None
-        self._place.emit(
-            StateJoined(
-                round=partial.head.round,
-                nbytes=partial.index.nbytes,
-                fetched_nbytes=sum(delivered.values()),
-                duration_s=self._place.clock.now() - self._began_at,
-                donors=tuple(sorted(delivered)),
-            )
-        )
+        took_s = self._place.clock.now() - self._began_at
+        self._place.emit(joined(partial.head, partial.index, delivered, took_s))
         self._began_at = None

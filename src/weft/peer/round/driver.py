@@ -35,7 +35,7 @@ from weft.peer.round.inbox import Inbox
 from weft.peer.round.merge import RoundMerger
 from weft.peer.round.outcome import Decided, attempt_started, left_out
 from weft.peer.round.payloads import Payloads, Wanted
-from weft.peer.round.pending_acts import Awaiting, Lies, PendingActs
+from weft.peer.round.pending_acts import PendingActs, letters_file, lies_file
 from weft.peer.round.quorum import Quorum
 from weft.peer.round.reach import Reach
 from weft.peer.round.timers import RoundTimes, Timers
@@ -114,7 +114,7 @@ class RoundDriver:
         self._memory = RoundTimes(place.folder.measured, place.clock.now, is_on=place.settings.checkpoint_every_s > 0)
         self._tasks = Tasks(on_failure)
         self._prefetching = asyncio.Lock()
-        awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
+        awaiting, lies = letters_file(place.folder.awaiting), lies_file(place.folder.lies)
         self.acts = PendingActs(place.node, chain, place.emit, awaiting, lies, self._move)
         self._reach = reach = Reach(self._feed, lambda: self._state)
         self._gather = Gather(place, chain, self.parts, self._tasks, self.timers, reach)

@@ -15,22 +15,17 @@ Failure:
   member no more is dropped. So at most one lie of each member waits, until a manifest strikes it out.
 - a disk that is full: the act or proof waits in memory, and an event says that it would not outlive this process.
 
-What proves that members lie, on disk until a manifest has struck them out: it outlives the end of all who heard it.
+On disk, each one canonical record that is replaced whole:
 
-    lies.bin    the canonical record of one lie of each member, replaced whole
+    awaiting.bin    the letters of stewards and voters that wait
+    lies.bin        what proves that members lie, one lie of each, until a manifest has struck them out
 
-What is read is taken up as if somebody had just told it, so nothing in the file is believed: a damaged one costs what
-it held. No more is kept than fits the record; the first that were proven go first into it.
-
-Letters of stewards and voters that wait for a round, on disk: whoever handed one in was told that it waits.
-
-    awaiting.bin    the canonical record of all of them, replaced whole
-
-What is read is taken up as if it were handed in again, so nothing in the file is believed: a damaged one costs what it
-held, and those that others keep come back from them.
+What is read is taken up as if somebody had just handed it in or told it, so nothing in the files is believed: a damaged
+one costs what it held, and what others keep comes back from them. Of lies no more is kept than fits the record; the
+first that were proven go first into it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -64,31 +59,27 @@ from weft.wire import Record, Signed, decode, digest_of, printable
 MAX_LIES = MAX_MEMBERS  # one of each of an electorate
 MAX_NBYTES = 4 << 20  # ten of the largest; most have some hundred bytes
 MARGIN_NBYTES = 1 << 10  # of one in the record, beside the bodies of its letters
+MAX_LETTERS = 4096  # more than all stewards and members may have waiting
 
 
 class KnownLies(Record, frozen=True, kw_only=True):
     lies: Annotated[tuple[Warrant, ...], Meta(max_length=MAX_LIES)]
 
 
-class Lies:
-    """The file at `path`, which need not exist."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = RecordFile(path, KnownLies(lies=()), MAX_NBYTES)
-
-    def read(self) -> tuple[Warrant, ...]:
-        return self._file.read().lies
-
-    def keep(self, lies: Sequence[Warrant]) -> None:
-        """Keep as many of these as fit, in place of those before.
-
-        Raises:
-            DiskFull, DataError: it cannot be written; those before stay.
-        """
-        self._file.keep(KnownLies(lies=_that_fit(lies)))
+class Letters(Record, frozen=True, kw_only=True):
+    letters: Annotated[tuple[Signed, ...], Meta(max_length=MAX_LETTERS)]
 
 
-def _that_fit(lies: Sequence[Warrant]) -> tuple[Warrant, ...]:
+def lies_file(path: Path) -> RecordFile[KnownLies]:
+    return RecordFile(path, KnownLies, MAX_NBYTES, KnownLies(lies=()))
+
+
+def letters_file(path: Path) -> RecordFile[Letters]:
+    return RecordFile(path, Letters, MAX_NBYTES, Letters(letters=()))
+
+
+def that_fit(lies: Iterable[Warrant]) -> KnownLies:
+    """Return as many of these as fit the record."""
     chosen: list[Warrant] = []
     left_nbytes = MAX_NBYTES - MARGIN_NBYTES
     for lie in lies:
@@ -96,32 +87,7 @@ def _that_fit(lies: Sequence[Warrant]) -> tuple[Warrant, ...]:
         if len(chosen) < MAX_LIES and nbytes <= left_nbytes:
             chosen.append(lie)
             left_nbytes -= nbytes
-    return tuple(chosen)
-
-
-MAX_LETTERS = 4096  # more than all stewards and members may have waiting
-
-
-class Letters(Record, frozen=True, kw_only=True):
-    letters: Annotated[tuple[Signed, ...], Meta(max_length=MAX_LETTERS)]
-
-
-class Awaiting:
-    """The file at `path`, which need not exist."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = RecordFile(path, Letters(letters=()), MAX_NBYTES)
-
-    def read(self) -> tuple[Signed, ...]:
-        return self._file.read().letters
-
-    def keep(self, letters: Sequence[Signed]) -> None:
-        """Keep these in place of those before.
-
-        Raises:
-            DiskFull, DataError: it cannot be written; those before stay.
-        """
-        self._file.keep(Letters(letters=tuple(letters)))
+    return KnownLies(lies=tuple(chosen))
 
 
 MAX_AHEAD = 8  # acts of one steward that may wait
@@ -146,10 +112,16 @@ class PendingActs:
     """
 
     def __init__(
-        self, node: Node, chain: Chain, emit: Emit, awaiting: Awaiting, lies: Lies, on_change: Callable[[], None]
+        self,
+        node: Node,
+        chain: Chain,
+        emit: Emit,
+        awaiting: RecordFile[Letters],
+        lies: RecordFile[KnownLies],
+        on_change: Callable[[], None],
     ) -> None:
         self._awaiting = awaiting
-        self._kept_lies = lies
+        self._lies_file = lies
         self._node = node
         self._chain = chain
         self._emit = emit
@@ -170,10 +142,10 @@ class PendingActs:
 
     def recall(self) -> None:
         """Take up what waited when a process before this one ended."""
-        for letter in self._awaiting.read():
+        for letter in self._awaiting.read().letters:
             with suppress(Void):  # decided meanwhile, or without effect where the run stands now
                 self._add(letter)
-        for lie in self._kept_lies.read():
+        for lie in self._lies_file.read().lies:
             self.accuse(lie)
 
     def warrants(self) -> tuple[Warrant, ...]:
@@ -279,13 +251,13 @@ class PendingActs:
     def _save(self) -> None:
         waiting = [self._waiting[key] for key in sorted(self._waiting)]
         try:
-            self._awaiting.keep([*waiting, *(self._ballots[key] for key in sorted(self._ballots))])
+            self._awaiting.keep(Letters(letters=(*waiting, *(self._ballots[key] for key in sorted(self._ballots)))))
         except (DiskFull, DataError) as error:
             self._emit(Notice(text=f"what stewards and voters handed in waits in this process's memory only: {error}"))
 
     def _save_lies(self) -> None:
         try:
-            self._kept_lies.keep(tuple(self._lies.values()))
+            self._lies_file.keep(that_fit(self._lies.values()))
         except (DiskFull, DataError) as error:
             self._emit(Notice(text=f"what proves that members lie is in this process's memory only: {error}"))
 

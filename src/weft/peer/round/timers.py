@@ -21,12 +21,15 @@ import msgspec
 from msgspec import Meta
 
 from weft.clock import Clock
+from weft.errors import DataError, DiskFull
 from weft.ids import Attempt, PeerId
+from weft.store.record_file import RecordFile
 from weft.sync.records.tuning import NUM_SEEN, Seen
 from weft.sync.round.deadline import NUM_REMEMBERED, deadline_s
 from weft.sync.round.machine import Timer
 
 EVERY_S = 5.0
+MAX_NBYTES = 64 << 10  # of what is kept of them
 
 _Times = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e6)], ...], Meta(max_length=NUM_REMEMBERED)]
 
@@ -45,26 +48,20 @@ class RoundTimes:
     """
 
     def __init__(self, path: Path, now: Callable[[], float], *, is_on: bool) -> None:
-        self._path = path
+        self._file = RecordFile(path, Measured, MAX_NBYTES, Measured(), is_synced=False)
         self._now = now
         self._is_on = is_on
         self._written_at = float("-inf")
 
     def read(self) -> Measured:
-        with suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(self._path.read_bytes(), type=Measured)
-        return Measured()
+        return self._file.read()
 
     def keep(self, measured: Measured) -> None:
         """Write it down, unless that was done a moment ago."""
-        if not self._is_on or self._now() - self._written_at < EVERY_S:
-            return
-        self._written_at = self._now()
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_suffix(".new")
-            temporary.write_bytes(msgspec.json.encode(measured))
-            temporary.replace(self._path)
+        if self._is_on and self._now() - self._written_at >= EVERY_S:
+            self._written_at = self._now()
+            with suppress(DiskFull, DataError):
+                self._file.keep(measured)
 
 
 # Times the median of an exchange. A newcomer makes one a third longer (net.turns.SHARE), and whoever uses the same line

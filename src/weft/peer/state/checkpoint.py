@@ -37,7 +37,7 @@ from weft.net.messages import HexDigest, HexRun
 from weft.run.config import Genesis, RunConfig
 from weft.run.genesis import MAX_RUN_NBYTES, MAX_TOKENIZER_NBYTES, on_corpus, read_run
 from weft.run.machine import PeerConfig
-from weft.store.chunks import chunk_bytes, chunks
+from weft.store.chunks import chunk_bytes, chunks, index_of
 from weft.store.home import CHECKPOINT_FILE
 from weft.store.index import CHUNK_NBYTES, StateIndex, VectorIndex, VectorName
 from weft.sync.merge.method import OUTER
@@ -215,11 +215,7 @@ def write_vectors(path: Path, vectors: Mapping[str, Tensor]) -> StateIndex:
                 yield data
 
     write_atomically(path, pieces(), mode=READ_ONLY)
-    return StateIndex(
-        vectors=tuple(
-            VectorIndex(name=name, num=vectors[name].numel(), chunks=tuple(digests[name])) for name in sorted(vectors)
-        )
-    )
+    return index_of(vectors, digests)
 
 
 def _header(vectors: Iterable[tuple[str, int]]) -> bytes:
@@ -303,7 +299,7 @@ def _read_blobs(folder: Path, contents: Contents, max_parameters: int | None) ->
     name = _blob_name("tokenizer", contents.tokenizer)
     tokenizer = _read_blob(folder / name, contents.tokenizer, MAX_TOKENIZER_NBYTES)
     config = read_run(run, PeerConfig().max_parameters if max_parameters is None else max_parameters)
-    found = {vector.name: vector.num for vector in contents.replicated.vectors}
+    found = contents.replicated.shape
     if found.get(OUTER) != config.num_parameters:
         raise CheckpointError(
             f"{folder / NAME}: the run's model has {config.num_parameters:,} parameters, the vector {OUTER!r} "

@@ -18,27 +18,31 @@ Failure:
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import torch
 from jaxtyping import Float32
 from msgspec import Meta
 from torch import Tensor
 
-from weft.data import write_atomically
-from weft.errors import CheckpointError, DataError, DiskFull, NetError, NotFinite, PeerError, Refused, WireError
+from weft.errors import CheckpointError, DataError, DiskFull, NetError, NotFinite, PeerError, Refused
 from weft.events import BranchLeft, LegacyDropped, Notice
-from weft.ids import Digest, Round, Tokens
+from weft.ids import Digest, PeerId, Round, Tokens
 from weft.net.membership.full_mesh import MAX_MEMBERS
 from weft.net.messages import HexDigest, HexPeer
 from weft.peer.claims import legacy_tokens
 from weft.peer.context import Place
+from weft.peer.messages import ForkOffer, ForkRequest
 from weft.peer.state.checkpoint import read_vectors, write_vectors
-from weft.peer.state.fork_state import ForkDonor, fetch_fork
 from weft.peer.state.replica import Replica
+from weft.peer.state.state_client import OFFER_S, StateClient
+from weft.store.chunks import raw
 from weft.store.index import StateIndex
+from weft.store.record_file import RecordFile
 from weft.sync.governance.legacy import history
 from weft.sync.merge.coding import legacy_codec_in
 from weft.sync.merge.method import OUTER
@@ -47,9 +51,10 @@ from weft.sync.method.choices import LowRankConfig
 from weft.sync.records.ancestry import ForkPoint, Legacy, fork_point, lacking
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import Base, Certificate, LegacyProof, Manifest, Ready, next_base
-from weft.wire import Record, decode, digest_of, encode
+from weft.wire import Buffer, Record, digest_of
 
 TURN_ROUNDS = 4  # for so long each one that came over has its turn before the next
+FORK = "fork"  # the vector that is offered
 MAX_FORKS = 2  # kept on disk, each as large as the model: the newest
 MAX_LEGACIES = 4
 MIXED = "a part of it is counted there, and the rest cannot be told from that"  # why it is lost
@@ -97,20 +102,16 @@ class Legacies:
         self._certificate = certificate
         self._folder = place.folder.forks
         self._kept = KeptBranches()
+        self._file = RecordFile(self._folder / "kept.bin", KeptBranches, MAX_KEPT_NBYTES, self._kept)
         self._since: dict[Legacy, Round] = {}  # a round in which this peer could bring it first
-        self._donor = ForkDonor(place, self._vector_of_fork)
+        self._client = StateClient(place.node, place.compute, place.clock)
 
     def read(self) -> None:
         """Take up what an earlier process has kept; what is damaged is said and forgotten."""
-        path = self._folder / "kept.bin"
-        try:
-            self._kept = decode(path.read_bytes(), KeptBranches, max_nbytes=MAX_KEPT_NBYTES)
-        except FileNotFoundError:
-            return
-        except (OSError, WireError) as error:
-            self._place.emit(
-                Notice(text=f"{path} cannot be read, what this peer's branches had counted is lost: {error}")
-            )
+        self._kept = self._file.read()
+        if why := self._file.damage:
+            text = f"{self._file.path} cannot be read, what this peer's branches had counted is lost: {why}"
+            self._place.emit(Notice(text=text))
 
     # --- on a branch ---
 
@@ -198,9 +199,33 @@ class Legacies:
         return "a few directions do not hold it" if isinstance(method.basis, LowRankConfig) else ""
 
     async def _fork(self, found: ForkPoint) -> Float32[Tensor, " num"]:
-        vector = await self._place.compute.serve(lambda: self._vector_of_fork(found.fork.manifest))
-        if vector is None:
-            vector = await fetch_fork(self._place, found.fork.manifest, self._replica.outer.numel())
+        vector = await self._place.compute.serve(lambda: self.fork(found.fork.manifest))
+        return await self._fetch_fork(found.fork.manifest) if vector is None else vector
+
+    async def _fetch_fork(self, manifest: Digest) -> Float32[Tensor, " num"]:
+        """
+        Raises:
+            PeerError: nobody that is linked has kept it, or delivers it.
+        """
+        node, num = self._place.node, self._replica.outer.numel()
+        for peer in sorted(node.peers):
+            with suppress(PeerError, NetError, Refused):
+                offer = await node.call(peer, ForkRequest(manifest=manifest), ForkOffer, deadline_s=OFFER_S)
+                if offer.index is None:
+                    continue
+                index = await self._client.index(offer.index, [peer])
+                if index.shape == {FORK: num}:
+                    return await self._pull_fork(index, peer)
+        raise PeerError("nobody that is linked has kept the parameters of the last common round")
+
+    async def _pull_fork(self, index: StateIndex, peer: PeerId) -> Float32[Tensor, " num"]:
+        vector = torch.empty(index.shape[FORK])
+        room = raw(vector)
+
+        def put(_name: str, start: int, data: Buffer) -> None:
+            room[4 * start : 4 * start + len(data)] = data
+
+        await self._client.pull(index, [peer], put)
         return vector
 
     # --- in the branch that goes on ---
@@ -256,7 +281,12 @@ class Legacies:
 
     # --- the disk ---
 
-    def _vector_of_fork(self, manifest: Digest) -> Float32[Tensor, " num"] | None:
+    def fork(self, manifest: Digest) -> Float32[Tensor, " num"] | None:
+        """Read the outer parameters after a manifest, if they are kept.
+
+        Raises:
+            CheckpointError: they are damaged.
+        """
         kept = next((each for each in self._kept.forks if each.manifest == manifest), None)
         return None if kept is None else self._read(kept.vectors)
 
@@ -278,7 +308,7 @@ class Legacies:
         if kept == self._kept:
             return
         self._kept = kept
-        write_atomically(self._folder / "kept.bin", [encode(kept)])
+        self._file.keep(kept)
         wanted = {*(each.vectors for each in kept.forks), *(each.vectors for each in kept.legacies)}
         files = {self._path(vectors) for vectors in wanted}
         for path in self._folder.glob("vector*"):

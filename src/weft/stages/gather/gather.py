@@ -29,8 +29,8 @@ from weft.errors import CheckpointError, NetError, PeerError, Refused
 from weft.events import CheckpointSaved, Emit, Notice
 from weft.executor import Compute
 from weft.ids import Digest, PeerId, Round
-from weft.peer.join.offers import Offered
 from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
+from weft.peer.state.state_client import Offered
 from weft.run.staged import StagedConfig
 from weft.stages.gather.whole import Assembled, common, in_words
 from weft.stages.reader import StageReader

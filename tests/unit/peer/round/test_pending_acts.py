@@ -14,7 +14,7 @@ from weft.ids import Attempt, Digest, PeerId, Round
 from weft.keys import Identity
 from weft.peer.messages import ContradictionNote
 from weft.peer.round import pending_acts as acts
-from weft.peer.round.pending_acts import MAX_LIES, TELL_AGAIN_S, Lies, PendingActs
+from weft.peer.round.pending_acts import MAX_LIES, TELL_AGAIN_S, KnownLies, Letters, PendingActs, lies_file, that_fit
 from weft.store import record_file
 from weft.sync.records.acts import MAX_CONTRADICTION_NBYTES, Warrant
 from weft.sync.records.charter import Struck
@@ -61,9 +61,9 @@ class Trial:
         self.node, self.chain = FakeNode(), SimpleNamespace(base=BASE, charter=BASE.charter)
         self.events: list[Event] = []
         self.now = 0.0
-        kept = SimpleNamespace(keep=lambda letters: None, read=lambda: ())
+        kept = SimpleNamespace(keep=lambda letters: None, read=lambda: Letters(letters=()))
         self.path = path
-        emit, known = self.events.append, Lies(path)
+        emit, known = self.events.append, lies_file(path)
         self.acts = PendingActs(self.node, self.chain, emit, kept, known, lambda: None)  # type: ignore[arg-type]
 
     def restarted(self) -> "Trial":
@@ -170,14 +170,15 @@ def test_it_is_forgotten_on_disk_once_its_teller_is_out(trial: Trial, why: str) 
         trial.chain.base = replace(BASE, charter=struck)
     assert trial.restarted().acts.liars == (), "it was decided while this peer was away"
     trial.acts.follow(SimpleNamespace(acts=()))  # type: ignore[arg-type]
-    assert Lies(trial.path).read() == ()
+    assert lies_file(trial.path).read().lies == ()
 
 
 def test_a_file_proves_nothing_by_itself(trial: Trial) -> None:
     first, second = lie().letters
-    Lies(trial.path).keep([Warrant(letters=(first, first)), Warrant(letters=(first, replace(second, signer=OTHER)))])
+    wrong = Warrant(letters=(first, first)), Warrant(letters=(first, replace(second, signer=OTHER)))
+    lies_file(trial.path).keep(KnownLies(lies=wrong))
     assert trial.restarted().acts.liars == ()
-    Lies(trial.path).keep([lie()])
+    lies_file(trial.path).keep(KnownLies(lies=(lie(),)))
     trial.path.write_bytes(trial.path.read_bytes()[:-1])
     assert trial.restarted().acts.liars == ()
 
@@ -199,8 +200,8 @@ def test_no_more_lies_are_kept_than_can_be_read(tmp_path: Path) -> None:
         return Warrant(letters=tuple(letters))
 
     many = [*(large(number) for number in range(MAX_LIES)), *(lie() for _ in range(MAX_LIES))]
-    Lies(tmp_path / "lies.bin").keep(many)
-    kept = Lies(tmp_path / "lies.bin").read()
+    lies_file(tmp_path / "lies.bin").keep(that_fit(many))
+    kept = lies_file(tmp_path / "lies.bin").read().lies
     assert len(kept) == MAX_LIES
     assert kept[0] == many[0]
     assert kept[-1] == lie()

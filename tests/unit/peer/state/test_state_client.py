@@ -9,9 +9,8 @@ from charters import charter
 from weft.clock import VirtualClock
 from weft.ids import BranchId, Digest, PeerId, RunId
 from weft.peer.chain import genesis, open_branch
-from weft.peer.join.offers import Offered, most_offered, opened
-from weft.peer.join.ranking import FAILED_S, Ranking
 from weft.peer.messages import StateOffer
+from weft.peer.state.state_client import FAILED_S, Offered, Ranking, most_offered, opened
 from weft.sync.round.machine import replace
 
 RUN = RunId("cc" * 32)
@@ -37,11 +36,13 @@ def test_who_tells_of_the_most_is_asked_first_and_who_just_failed_last() -> None
 
 
 def test_what_most_offer_is_believed() -> None:
-    one, other = (Offered(head=HEAD, charter=charter(), index=index) for index in (X, Y))
-    chosen = most_offered([(A, one), (B, other), (C, other)])
+    one, other, another = (
+        Offered(head=HEAD, charter=charter(), index=index, donors=(peer,)) for peer, index in ((A, X), (B, Y), (C, Y))
+    )
+    chosen = most_offered([one, other, another])
     assert (chosen.index, chosen.donors) == (Y, (B, C))
-    assert most_offered([(A, one), (C, other)]).index == Y, "however they came"
-    assert most_offered([(C, other), (A, one)]).index == Y
+    assert most_offered([one, another]).index == Y, "however they came"
+    assert most_offered([another, one]).index == Y
 
 
 @pytest.mark.parametrize("what", ["nothing", "charter", "run", ""])
@@ -51,9 +52,9 @@ def test_an_offer_is_of_this_run_and_whole(what: str) -> None:
         offer = replace(offer, index=None)
     if what == "charter":
         offer = replace(offer, charter=replace(charter(), max_seq_len=8))
-    found = opened(offer, RunId("dd" * 32) if what == "run" else RUN)
+    found = opened(A, offer, RunId("dd" * 32) if what == "run" else RUN)
     said = {"nothing": "no state of this run", "charter": "another charter", "run": "no state of this run"}
     if what:
         assert said[what] in str(found)
     else:
-        assert found == Offered(head=HEAD, charter=charter(), index=X)
+        assert found == Offered(head=HEAD, charter=charter(), index=X, donors=(A,))

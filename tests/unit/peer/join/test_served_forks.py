@@ -12,8 +12,8 @@ from weft.clock import VirtualClock
 from weft.errors import CheckpointError
 from weft.executor import Inline
 from weft.ids import Digest, PeerId
+from weft.peer.join.state_server import MAX_PINS, PIN_S, StateServer
 from weft.peer.messages import ForkRequest
-from weft.peer.state.fork_state import MAX_HELD, SERVED_S, ForkDonor
 
 ASKER = PeerId("aa" * 32)
 NAMES = [Digest(f"{number:064x}") for number in range(4)]
@@ -27,8 +27,9 @@ class Trial:
         self.node = Node()
         self.read: list[Digest] = []
         self.is_damaged = False
-        place: Any = SimpleNamespace(node=self.node, compute=compute, clock=self.clock)
-        self.donor = ForkDonor(place, self._find)
+        place: Any = SimpleNamespace(node=self.node, compute=compute, clock=self.clock, memory=None)
+        legacies: Any = SimpleNamespace(fork=self._find)
+        self.donor = StateServer(place, SimpleNamespace(), legacies, lambda: None)  # type: ignore[arg-type]
 
     def _find(self, manifest: Digest) -> torch.Tensor | None:
         if manifest not in NAMES:
@@ -53,13 +54,13 @@ def test_a_fork_is_read_once_as_long_as_it_is_asked_for(trial: Trial) -> None:
         first = await trial.ask(NAMES[0])
         other = await trial.ask(NAMES[1])
         for _ in range(3):
-            await asyncio.sleep(SERVED_S - 1)
+            await asyncio.sleep(PIN_S - 1)
             assert await trial.ask(NAMES[0]) == first
         assert trial.read == NAMES[:2]
         assert first is not None
         assert trial.node.lookup(ASKER, first) is not None
         assert trial.node.lookup(ASKER, other) is None, "nobody asks for it any more"
-        await asyncio.sleep(SERVED_S)
+        await asyncio.sleep(PIN_S)
         assert trial.node.lookup(ASKER, first) is None
 
     trial.clock.run(main())
@@ -71,9 +72,9 @@ def test_no_more_forks_are_in_memory_than_on_the_disk(trial: Trial) -> None:
         for name in NAMES:
             indexes.append(await trial.ask(name))
             await asyncio.sleep(1)
-        assert [trial.node.lookup(ASKER, each) is not None for each in indexes] == [False] * 2 + [True] * MAX_HELD
+        assert [trial.node.lookup(ASKER, each) is not None for each in indexes] == [False] * 2 + [True] * MAX_PINS
         assert await trial.ask(Digest("f" * 64)) is None
-        assert len(trial.donor._held) == MAX_HELD
+        assert len(trial.donor._forks) == MAX_PINS
 
     trial.clock.run(main())
 
