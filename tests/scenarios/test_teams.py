@@ -13,7 +13,7 @@ from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed, RoundCommitted, TeamFormed
 from weft.pipeline.config import PipelineConfig
-from weft.pipeline.split.config import SplitConfig
+from weft.pipeline.split.cut import SplitConfig
 from weft.pipeline.split.leader import LedPassed
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal

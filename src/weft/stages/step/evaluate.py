@@ -6,8 +6,6 @@
 Both stay at the end until nobody measures or fetches any more: all sections are needed for either.
 
 It samples no text: that takes a pass through all stages for each token.
-
-What is in step with the stages.
 """
 
 import asyncio
@@ -20,13 +18,15 @@ from weft.clock import Clock
 from weft.ids import Round
 from weft.peer.companion import Unmeasured
 from weft.peer.loop.evaluate import Evaluator
-from weft.pipeline.step import Beat
+from weft.pipeline.step import Step
 from weft.stages.step.source import Source
 
 
 class Conducted(Protocol):
+    """What is in step with the stages."""
+
     @property
-    def beat(self) -> Beat:
+    def step(self) -> Step:
         """Return the first step of the round that it is in."""
         ...
 
@@ -78,7 +78,7 @@ class StageEvaluator(Evaluator):
         await self._needs.over()
 
     async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:  # noqa: ARG002
-        return await self._source.measured(self._heldout, windows, self._conducted.beat, between)
+        return await self._source.measured(self._heldout, windows, self._conducted.step, between)
 
     async def _sample(self, round: Round) -> None:
         """Write nothing."""

@@ -27,9 +27,13 @@ class Reports:
         channel.on_note(Tallied, self._on_tallied)
         channel.serve(TalliedRequest, self._on_request)
 
-    def tell(self, previous: Digest, payload: Digest | None, beat: int, told: Told) -> None:
-        """Tell the other members what the payload is made of; None: this peer brings nothing."""
-        note = tallied(previous, payload, beat, told)
+    def tell(self, previous: Digest, payload: Digest | None, round: int, told: Told) -> None:
+        """Tell the other members what the payload is made of; None: this peer brings nothing.
+
+        Args:
+            round: of the first stage, whose micro-batches these are.
+        """
+        note = tallied(previous, payload, round, told)
         self._keep(self._channel.peer, note)
         for peer in self._channel.peers:
             self._channel.post(peer, note)
@@ -45,12 +49,12 @@ class Reports:
             if self._heard.get((previous, peer)) is note:
                 del self._heard[previous, peer]
 
-    def beats(self, previous: Digest) -> list[int]:
-        """Return the beats that members have told of, whatever they bring."""
+    def rounds(self, previous: Digest) -> list[int]:
+        """Return the rounds of the first stage that members have told of, whatever they bring."""
         return [note.beat for note in self._of_round(previous)]
 
     def brought(self, previous: Digest | None) -> list[int]:
-        """Return the beats of the payloads that members are about to announce."""
+        """Return the rounds of the first stage of the payloads that members are about to announce."""
         notes = [] if previous is None else self._of_round(previous)
         return [note.beat for note in notes if note.payload is not None]
 
@@ -95,19 +99,3 @@ class Reports:
 
     async def _on_request(self, _peer: PeerId, request: TalliedRequest) -> TalliedAnswer:
         return TalliedAnswer(tallied=self._heard.get((request.previous, request.peer)))
-
-
-class States:
-    """Which beat follows on which manifest, of the last rounds."""
-
-    def __init__(self) -> None:
-        self._beats: dict[Digest, int] = {}  # the oldest first
-
-    def note(self, manifest: Digest, beat: int) -> None:
-        self._beats[manifest] = beat
-        while len(self._beats) > MAX_KEPT:
-            del self._beats[next(iter(self._beats))]
-
-    def beat_after(self, manifest: Digest) -> int | None:
-        """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
-        return self._beats.get(manifest)

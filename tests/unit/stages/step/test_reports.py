@@ -6,7 +6,7 @@ from typing import Any
 from weft.ids import Digest, PeerId
 from weft.pipeline.exactly_once import NONE, BatchId, Told
 from weft.stages.messages import Tallied, tallied
-from weft.stages.step.reports import MAX_KEPT, Reports, States
+from weft.stages.step.reports import Reports
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
 BEFORE, PAYLOAD, OTHER = (Digest(digit * 64) for digit in "123")
@@ -43,7 +43,7 @@ async def test_what_is_told_reaches_all_and_is_known_here() -> None:
     assert (notes.brought(OTHER), notes.brought(None)) == ([], [])
     await channel.handlers[Tallied](B, tallied(BEFORE, None, 8, Told(NONE, NONE)))
     assert looks == [1]
-    assert (notes.brought(BEFORE), sorted(notes.beats(BEFORE))) == ([7], [7, 8])
+    assert (notes.brought(BEFORE), sorted(notes.rounds(BEFORE))) == ([7], [7, 8])
     assert notes.of(BEFORE, [A, B, C]).keys() == {A, B}
 
 
@@ -66,11 +66,3 @@ async def test_what_was_told_anew_is_not_forgotten_with_what_was_told_before() -
     assert notes.brought(BEFORE) == [7]
     notes.forget(BEFORE, notes.of(BEFORE, [A]))
     assert notes.of(BEFORE, [A]) == {}
-
-
-def test_states_of_long_ago_are_forgotten() -> None:
-    states = States()
-    for number in range(MAX_KEPT + 1):
-        states.note(Digest(f"{number:064x}"), number)
-    assert states.beat_after(Digest(f"{0:064x}")) is None
-    assert states.beat_after(Digest(f"{MAX_KEPT:064x}")) == MAX_KEPT
