@@ -39,7 +39,7 @@ def test_teams_learn_what_members_alone_do(tmp_path: Path, split: SplitConfig, m
     run, led, real = sealed(tmp_path, split=split), list[int](), LedPassed.count
 
     def count(passed: LedPassed) -> None:
-        led.append(passed._lead.stage)
+        led.append(passed._leader.means.stage)
         real(passed)
 
     monkeypatch.setattr(LedPassed, "count", count)

@@ -1,6 +1,6 @@
 """The stages that one peer holds, each from when it is taken up to its end; with an end stage the matrix of both ends.
 
-    holdings.hold(stage, reason)      from now on; others hear of it through `on_change`
+    holdings.hold(stage, reason)      from now on; others hear of it
     holdings.members[stage]           this peer's part in the stage's run
     holdings.outcomes[stage]          how it ended
 
@@ -44,14 +44,9 @@ class Holdings:
         self._unfit: set[int] = set()  # those for which there is no room beside what is held
         self._num_held = 0
         self.is_closed = False  # nothing more is taken up
-        self._changed: list[Callable[[], None]] = []
         self._lives = Tasks(fail)
         self.tied = Tied(kit, pipeline, self._lives.spawn, self._on_tied)
-        self.pausing = Pauses(self)
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever others should hear what is held."""
-        self._changed.append(callback)
+        self.pausing = Pauses(self, pipeline)
 
     def hold(self, stage: int, reason: str, wait_for: int | None = None, opens: int | None = None) -> None:
         """Hold a stage from now on.
@@ -95,10 +90,6 @@ class Holdings:
 
     def all(self) -> list[Membership]:
         return [*self.members.values(), *([] if self.tied.member is None else [self.tied.member])]
-
-    def changed(self) -> None:
-        for callback in self._changed:
-            callback()
 
     # --- who else holds them ---
 
@@ -152,8 +143,7 @@ class Holdings:
         kit.emit(StageHeld(stage=stage, num_stages=run.stages, num_parameters=num, reason=reason))
         self._meet_all(member)
         self.pausing.take_over(member)
-        member.conductor.on_ready(self.changed)
-        self.changed()
+        self._pipeline.changed()
         why = "it broke"
         try:
             if tied is not None:
@@ -170,7 +160,7 @@ class Holdings:
             self._unfit.clear()  # there is more room
             await self.tied.let_go(stage)
             kit.emit(StageLeft(stage=stage, reason=why))
-            self.changed()
+            self._pipeline.changed()
             if self.is_empty and (why != MOVES or self.is_closed):
                 self._end()
 
@@ -178,21 +168,22 @@ class Holdings:
         if not member.is_leaving:
             self.pausing.take_over(member)
         self._meet_all(member)
-        self.changed()
+        self._pipeline.changed()
 
 
 class Pauses:
     """The pause of all that a peer holds, as one."""
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: Holdings, pipeline: Pipeline) -> None:
         self._holdings = holdings
+        self._pipeline = pipeline
         self._reasons: list[str] = []
 
     def want(self, reason: str) -> None:
         self._reasons.append(reason)
         for member in self._holdings.all():
             member.peer.pausing.want(reason)
-        self._holdings.changed()
+        self._pipeline.changed()
 
     def want_no_more(self, reason: str) -> None:
         self._reasons = [each for each in self._reasons if each != reason]
@@ -207,7 +198,7 @@ class Pauses:
     async def settled(self) -> None:
         for member in self._holdings.all():
             await member.peer.pausing.settled()
-        self._holdings.changed()
+        self._pipeline.changed()
 
     @property
     def is_away(self) -> bool:

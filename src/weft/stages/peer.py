@@ -24,11 +24,10 @@ from weft.stages.backup import Backup
 from weft.stages.holdings import Holdings, Pauses
 from weft.stages.messages import Shelved, StageNews
 from weft.stages.on_disk import StagesOnDisk
-from weft.stages.placement import EmptyStages, Placement, Rebalance
+from weft.stages.placement import Placement, Rebalance
 from weft.stages.step.member import Member
 from weft.stages.step.membership import Membership
 from weft.stages.step.pipeline import Kit, Pipeline
-from weft.stages.table import StageTable
 from weft.tasks import Tasks
 
 NEWS_S = 2.0
@@ -43,8 +42,9 @@ class Ending:
         end: ends the peer's part in the run, which holds nothing any more.
     """
 
-    def __init__(self, table: StageTable, holdings: Holdings, tasks: Tasks, end: Callable[[], None]) -> None:
-        self._table = table
+    def __init__(self, pipeline: Pipeline, holdings: Holdings, tasks: Tasks, end: Callable[[], None]) -> None:
+        self._pipeline = pipeline
+        self._table = pipeline.table
         self._holdings = holdings
         self._tasks = tasks
         self._end = end
@@ -108,10 +108,10 @@ class Ending:
                 await work()
             finally:
                 self._is_working = False
-                self._holdings.changed()
+                self._pipeline.changed()
 
         self._tasks.spawn(do())
-        self._holdings.changed()
+        self._pipeline.changed()
 
 
 class News:
@@ -126,7 +126,7 @@ class News:
         self._ending = ending
         self._on_disk = on_disk
         self._heard_at: dict[PeerId, float] = {}
-        holdings.on_change(self.tell)
+        pipeline.on_change(self.tell)
         kit.node.on_note(StageNews, self._on_news)
         kit.node.on_link(self._on_link)
         kit.node.on_contact(lambda contact: kit.node.keep(contact.peer))
@@ -191,10 +191,9 @@ class StagesPeer:
         self._pipeline = Pipeline(kit, self._has_busy)
         self.table = table = self._pipeline.table
         self._holdings = holdings = Holdings(kit, self._pipeline, self.fail, self._has_ended.set)
-        self._ending = Ending(table, holdings, self._tasks, self._has_ended.set)
+        self._ending = Ending(self._pipeline, holdings, self._tasks, self._has_ended.set)
         self._backup = Backup(kit, table)
         self._rebalance = Rebalance(kit, table, holdings)
-        self._empty = EmptyStages(kit, table, holdings)
         on_disk = StagesOnDisk(kit.folder)
         self._placement = Placement(kit, table, on_disk, holdings, self._has_ended.set)
         self._news = News(kit, self._pipeline, holdings, self._ending, on_disk)
@@ -237,7 +236,7 @@ class StagesPeer:
             if self._placement.is_over and not self.is_stopping:
                 self._ending.look(now)
                 if not self._ending.has_come or self._has_busy():
-                    self._empty.look(now)
+                    self._placement.look_at_empty(now)
                     self._holdings.tied.look()
                 if self._rebalance.is_due(now):
                     self._tasks.spawn(self._rebalance.rebalance())

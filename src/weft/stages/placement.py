@@ -30,6 +30,7 @@ from weft.stages.step.member import Member
 from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable
 
+EMPTY_S = 10.0  # until a stage that nobody holds is taken up
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 ALONE_S = 30.0  # who comes back to a run that is complete waits so long for others
 ALONE = (
@@ -62,9 +63,10 @@ class Placement:
         self._me = kit.node.peer
         self._table = table
         self._on_disk = on_disk
-        self._hold = holdings.hold
+        self._holdings = holdings
         self._end = end
         self._is_begun = asyncio.Event()
+        self._empty_since: dict[int, float] = {}
         kit.node.on_note(StageBegin, self._on_begin)
 
     @property
@@ -98,16 +100,34 @@ class Placement:
         if kept := self._kept():
             self._is_begun.set()
             for stage in kept:
-                self._hold(stage, "it was held here before")
+                self._holdings.hold(stage, "it was held here before")
             return
         while not self._is_begun.is_set():
             if self._goes_on:
                 self._is_begun.set()
-                self._hold(stage_for(self._me, self._weighed(), self._table.costs), "it is the weakest")
+                self._holdings.hold(stage_for(self._me, self._weighed(), self._table.costs), "it is the weakest")
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._is_begun.wait()
+
+    def look_at_empty(self, now: float) -> None:
+        """Take up those of the stages that nobody holds which are this peer's to take up."""
+        others, empty = self._table.others(self._me), set(self._table.empty())
+        self._empty_since = {stage: at for stage, at in self._empty_since.items() if stage in empty}
+        for stage in sorted(empty):
+            if not self._holdings.has_room(stage) or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
+                continue
+            self._empty_since[stage] = now  # for whoever takes it up to come that far
+            keepers = self._table.keepers(stage)
+            best = min(keepers, key=lambda peer: (-keepers[peer], peer), default=None)
+            self._kit.emit(StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best])))
+            opens = 1 if stage == 0 and self._holdings.tied.is_lost else None
+            if best == self._me:
+                self._holdings.hold(stage, "nobody holds it, and its newest state is here", opens=opens)
+            elif best is None and others and self._me < others[0]:  # alone, it waits for others
+                self._kit.emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
+                self._holdings.hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
 
     async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
         self._begin(begin)
@@ -122,7 +142,7 @@ class Placement:
                 wait_for = len(set(members)) if members[0] == self._me else None
                 ends = {*begin.of(0), *begin.of(self._run.stages - 1)}
                 opens = len(ends) if begin.of(0)[0] == self._me else None
-                self._hold(stage, "the run begins", wait_for, opens)
+                self._holdings.hold(stage, "the run begins", wait_for, opens)
 
     @property
     def _goes_on(self) -> bool:
@@ -151,37 +171,6 @@ class Placement:
     def _weighed(self) -> list[dict[PeerId, float]]:
         """Return the stages' members and rates; one that nobody holds is left to who has its state."""
         return [dict(each) or {self._me: float("inf")} for each in self._table.rates()]
-
-
-EMPTY_S = 10.0  # until a stage that nobody holds is taken up
-
-
-class EmptyStages:
-    """Of one peer: it takes up those that are its to take up."""
-
-    def __init__(self, kit: Kit, table: StageTable, holdings: Holdings) -> None:
-        self._emit = kit.emit
-        self._me = kit.node.peer
-        self._table = table
-        self._holdings = holdings
-        self._since: dict[int, float] = {}
-
-    def look(self, now: float) -> None:
-        others, empty = self._table.others(self._me), set(self._table.empty())
-        self._since = {stage: at for stage, at in self._since.items() if stage in empty}
-        for stage in sorted(empty):
-            if not self._holdings.has_room(stage) or now - self._since.setdefault(stage, now) < EMPTY_S:
-                continue
-            self._since[stage] = now  # for whoever takes it up to come that far
-            keepers = self._table.keepers(stage)
-            best = min(keepers, key=lambda peer: (-keepers[peer], peer), default=None)
-            self._emit(StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best])))
-            opens = 1 if stage == 0 and self._holdings.tied.is_lost else None
-            if best == self._me:
-                self._holdings.hold(stage, "nobody holds it, and its newest state is here", opens=opens)
-            elif best is None and others and self._me < others[0]:  # alone, it waits for others
-                self._emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
-                self._holdings.hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
 
 
 MOVED_S = 120.0  # for which who has moved stays

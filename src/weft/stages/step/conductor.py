@@ -31,7 +31,7 @@ from weft.peer.companion import Parameters, Unmeasured
 from weft.pipeline.step import Step
 from weft.pipeline.worker import Sum, Worker
 from weft.run.staged import StagedConfig
-from weft.stages.step.barrier import Barrier
+from weft.stages.step.pipeline import Pipeline
 from weft.stages.step.reports import ASK_S, Reports
 from weft.stages.step.snapshots import Snapshots
 from weft.stages.step.source import Source
@@ -53,7 +53,7 @@ class Part:
     worker: Worker
     trainer: SectionTrainer
     compute: Compute
-    barrier: Barrier
+    pipeline: Pipeline
     source: Source | None  # None: another stage than the first
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
     teams: Teams | None  # None: all members compute alone
@@ -66,20 +66,15 @@ class Conductor:
         self._part = part
         self._sends_gradient = part.run.method.send == "gradient"
         self._round: int | None = None  # of the first stage; None: nothing was heard of any yet
-        self._reports = Reports(part.channel, part.barrier.look)
+        self._reports = Reports(part.channel, part.pipeline.barrier.look)
         self._previous: Digest | None = None  # of the round that this peer trains for
-        self._hearing: list[Callable[[], None]] = []
         self._is_stopped = False
         self.is_ready = False  # it computes in step with the others
-
-    def on_ready(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once this peer computes in step with the others."""
-        self._hearing.append(callback)
 
     def stop(self) -> None:
         """Wait for nobody any more."""
         self._is_stopped = True
-        self._part.barrier.look()
+        self._part.pipeline.barrier.look()
 
     @property
     def step(self) -> Step:
@@ -94,21 +89,22 @@ class Conductor:
     @property
     def is_in_step(self) -> bool:
         """Whether this peer computes with the others: they are at most one round further."""
-        return self.is_ready and self.step.round + 1 >= self._part.barrier.newest.round
+        return self.is_ready and self.step.round + 1 >= self._part.pipeline.barrier.newest.round
 
     # --- what rounds ask of it ---
 
     async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:
         part = self._part
         self._previous = digest_of(head)
-        self._round = head.round if part.source is not None else max(self._round or 0, part.barrier.newest.round)
+        self._round = (
+            head.round if part.source is not None else max(self._round or 0, part.pipeline.barrier.newest.round)
+        )
         if not self.is_ready:
             await self._reports.ask_all(self._previous)
             self.is_ready = True
             if part.tied is not None:
                 part.tied.follow(self._stage)
-            for callback in self._hearing:
-                callback()
+            part.pipeline.changed()
         self._leave_steps(self._previous)
         is_again = False
         while not await self._made(head, positions, is_over, is_again) and await self._nobody_brings(head, is_over):
@@ -133,7 +129,7 @@ class Conductor:
             await part.worker.advance(step)
             if part.source is not None and not (is_again and counting.num_samples):
                 await self._begun(part.source, step, share, origins, is_over)
-            await part.barrier.until_over(step, lambda: is_over() or self._is_announced())
+            await part.pipeline.barrier.until_over(step, lambda: is_over() or self._is_announced())
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await part.worker.settled()
@@ -155,7 +151,7 @@ class Conductor:
         return num_samples > 0 or is_over() or self._is_announced()
 
     async def _make_step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
-        part, pace = self._part, float(self._part.barrier.num_origins)
+        part, pace = self._part, float(self._part.pipeline.barrier.num_origins)
         await part.compute.train(lambda: part.trainer.make_step(total, committed_tokens, num_steps, pace))
 
     async def _nobody_brings(self, head: Manifest, is_over: Callable[[], bool]) -> bool:
@@ -174,7 +170,7 @@ class Conductor:
             await self._reports.ask_all(previous)  # what was told while the link was down, this peer has not heard
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_S):
-                    await part.barrier.until(is_known)
+                    await part.pipeline.barrier.until(is_known)
         if is_over() or self._is_announced():
             return False
         told = self._reports.of(previous, here)
@@ -191,7 +187,7 @@ class Conductor:
         is_over: Callable[[], bool],
     ) -> None:
         """Have all micro-batches of a step pass through the stages, or as many as there is time for."""
-        barrier = self._part.barrier
+        barrier = self._part.pipeline.barrier
         barrier.tell(step, origins, is_done=False)
         beginning = asyncio.ensure_future(source.begin(positions, step))
         try:

@@ -70,7 +70,7 @@ class Member(Membership):
             worker=self.worker,
             trainer=self.trainer,
             compute=kit.compute,
-            barrier=pipeline.barrier,
+            pipeline=pipeline,
             source=self._source,
             tied=self._tied,
             teams=self._teams,

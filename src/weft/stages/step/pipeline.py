@@ -65,6 +65,15 @@ class Pipeline:
         self._clock = kit.clock
         self._split = run.pipeline.split
         self._senders: dict[int, tuple[Sender, Router]] = {}
+        self._changed: list[Callable[[], None]] = []
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever others should hear what this peer holds, and how far that is."""
+        self._changed.append(callback)
+
+    def changed(self) -> None:
+        for callback in self._changed:
+            callback()
 
     def sender(self, stage: int) -> Sender:
         """Return what sends to a stage: one for all that do."""
