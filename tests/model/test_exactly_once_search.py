@@ -1,7 +1,7 @@
 """Every interleaving of one micro-batch's life in a stage of three: it is counted once, or never where somebody died.
 
-A world holds two senders of the micro-batch, of whom the first may be gone, or only seem so; the members' accounts;
-and what was said. What was said stays said: an answer may come at any time, or never. Rounds are committed one at a time by
+A world holds two senders of the micro-batch, of whom the first may be gone, or only seem so; the members' accounts; and
+what was said. What was said stays said: an answer may come at any time, or never. Rounds are committed one at a time by
 any majority of those that told their part; who was left out may be dropped, and may come back.
 
 A kill takes a member's account with it. What it had contributed stays counted.

@@ -72,12 +72,6 @@ class Passed(Protocol):
         ...
 
 
-def sent_to(member: PeerId, passed: Passed) -> Buffer | None:
-    """Return the output as a member of the next stage gets it; None: the section is the last one."""
-    output = passed.output
-    return output(member) if callable(output) else output
-
-
 class PassedTogether(Protocol):
     """A micro-batch after the forward pass of a section, whose way back takes others, too."""
 

@@ -32,8 +32,7 @@ from weft.pipeline.step import Step
 from weft.pipeline.worker import Sum, Worker
 from weft.run.staged import StagedConfig
 from weft.stages.step.pipeline import Pipeline
-from weft.stages.step.reports import ASK_S, Reports
-from weft.stages.step.snapshots import Snapshots
+from weft.stages.step.reports import ASK_S, Reports, Snapshots
 from weft.stages.step.source import Source
 from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor

@@ -20,7 +20,7 @@ from weft.run.staged import channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, PinAt, PinnedAnswer, State
 from weft.stages.step.conductor import Conductor
 from weft.stages.step.pipeline import Kit, Pipeline
-from weft.stages.step.snapshots import Snapshots
+from weft.stages.step.reports import Snapshots
 from weft.stages.step.tied_conductor import TiedConductor
 from weft.store.pool import Pool
 from weft.training.trainer import Trainer

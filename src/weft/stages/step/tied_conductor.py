@@ -31,8 +31,7 @@ from weft.pipeline.step import Step
 from weft.pipeline.worker import Sum
 from weft.stages.messages import BeatAnswer, BeatRequest
 from weft.stages.step.barrier import Barrier
-from weft.stages.step.reports import ASK_S, Reports
-from weft.stages.step.snapshots import Snapshots
+from weft.stages.step.reports import ASK_S, Reports, Snapshots
 from weft.sync.records.messages import Manifest
 from weft.training.tied import TiedTrainer
 from weft.wire import digest_of
