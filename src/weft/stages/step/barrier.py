@@ -78,19 +78,11 @@ class Barrier:
 
     def __init__(self, node: Node, table: StageTable) -> None:
         self._node = node
-        self._steps = Steps(lambda peer: peer in table.ready(0))
+        self.steps = Steps(lambda peer: peer in table.ready(0))
         self._changed = asyncio.Event()  # another each time
         self._last: Passing | None = None
         node.on_note(Passing, self._on_passing)
         node.on_link(self._on_link)
-
-    @property
-    def newest(self) -> Step:
-        return self._steps.newest
-
-    @property
-    def num_origins(self) -> int:
-        return self._steps.num_origins
 
     def tell(self, step: Step, origins: frozenset[PeerId], *, is_done: bool) -> None:
         """Say how far this peer is with what it begins."""
@@ -106,7 +98,7 @@ class Barrier:
 
     async def until_over(self, step: Step, is_over: Callable[[], bool]) -> None:
         """Wait for a step to be over, or for `is_over`."""
-        await self.until(lambda: self._steps.is_over(step) or is_over())
+        await self.until(lambda: self.steps.is_over(step) or is_over())
 
     async def until(self, is_so: Callable[[], bool], wakes: "asyncio.Future[Any] | None" = None) -> None:
         """Wait until something is so.
@@ -125,7 +117,7 @@ class Barrier:
                     await changing
 
     def _take(self, peer: PeerId, progress: Progress) -> None:
-        self._steps.told(peer, progress)
+        self.steps.told(peer, progress)
         self.look()
 
     async def _on_passing(self, peer: PeerId, note: Passing) -> None:
@@ -134,7 +126,7 @@ class Barrier:
 
     def _on_link(self, peer: PeerId, is_up: bool, _reason: str) -> None:
         if not is_up:  # should it come back, it says again how far it is
-            self._steps.forget(peer)
+            self.steps.forget(peer)
         elif self._last is not None:
             self._node.post(peer, self._last)
         self.look()

@@ -63,9 +63,10 @@ class Part:
 class Conductor:
     def __init__(self, part: Part) -> None:
         self._part = part
+        self._barrier = part.pipeline.barrier
         self._sends_gradient = part.run.method.send == "gradient"
         self._round: int | None = None  # of the first stage; None: nothing was heard of any yet
-        self._reports = Reports(part.channel, part.pipeline.barrier.look)
+        self._reports = Reports(part.channel, self._barrier.look)
         self._previous: Digest | None = None  # of the round that this peer trains for
         self._is_stopped = False
         self.is_ready = False  # it computes in step with the others
@@ -73,7 +74,7 @@ class Conductor:
     def stop(self) -> None:
         """Wait for nobody any more."""
         self._is_stopped = True
-        self._part.pipeline.barrier.look()
+        self._barrier.look()
 
     @property
     def step(self) -> Step:
@@ -88,16 +89,14 @@ class Conductor:
     @property
     def is_in_step(self) -> bool:
         """Whether this peer computes with the others: they are at most one round further."""
-        return self.is_ready and self.step.round + 1 >= self._part.pipeline.barrier.newest.round
+        return self.is_ready and self.step.round + 1 >= self._barrier.steps.newest.round
 
     # --- what rounds ask of it ---
 
     async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:
         part = self._part
         self._previous = digest_of(head)
-        self._round = (
-            head.round if part.source is not None else max(self._round or 0, part.pipeline.barrier.newest.round)
-        )
+        self._round = head.round if part.source is not None else max(self._round or 0, self._barrier.steps.newest.round)
         if not self.is_ready:
             await self._reports.ask_all(self._previous)
             self.is_ready = True
@@ -128,7 +127,7 @@ class Conductor:
             await part.worker.advance(step)
             if part.source is not None and not (is_again and counting.num_samples):
                 await self._begun(part.source, step, share, origins, is_over)
-            await part.pipeline.barrier.until_over(step, lambda: is_over() or self._is_announced())
+            await self._barrier.until_over(step, lambda: is_over() or self._is_announced())
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await part.worker.settled()
@@ -150,7 +149,7 @@ class Conductor:
         return num_samples > 0 or is_over() or self._is_announced()
 
     async def _make_step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
-        part, pace = self._part, float(self._part.pipeline.barrier.num_origins)
+        part, pace = self._part, float(self._barrier.steps.num_origins)
         await part.compute.train(lambda: part.trainer.make_step(total, committed_tokens, num_steps, pace))
 
     async def _nobody_brings(self, head: Manifest, is_over: Callable[[], bool]) -> bool:
@@ -169,7 +168,7 @@ class Conductor:
             await self._reports.ask_all(previous)  # what was told while the link was down, this peer has not heard
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_S):
-                    await part.pipeline.barrier.until(is_known)
+                    await self._barrier.until(is_known)
         if is_over() or self._is_announced():
             return False
         told = self._reports.of(previous, here)
@@ -186,7 +185,7 @@ class Conductor:
         is_over: Callable[[], bool],
     ) -> None:
         """Have all micro-batches of a step pass through the stages, or as many as there is time for."""
-        barrier = self._part.pipeline.barrier
+        barrier = self._barrier
         barrier.tell(step, origins, is_done=False)
         beginning = asyncio.ensure_future(source.begin(positions, step))
         try:

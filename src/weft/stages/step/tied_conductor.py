@@ -106,7 +106,7 @@ class TiedConductor:
 
     def _has_all(self, is_announced: bool) -> bool:
         """Whether all that this peer's ends bring is here, and somebody brings something."""
-        wanted = min(self._next, self._barrier.newest.round)
+        wanted = min(self._next, self._barrier.steps.newest.round)
         has_all = all(round >= wanted for round in self._ends.values())
         return has_all and (is_announced or bool(self._ends and self._num_handed))
 
