@@ -29,7 +29,7 @@ from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.link import StageLink
 from weft.pipeline.split.cut import heads_parts, zigzag
-from weft.pipeline.split.exchange import Handover
+from weft.pipeline.split.exchange import Exchanges
 from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import select
 from weft.pipeline.split.team import Team
@@ -60,7 +60,7 @@ async def _members() -> None:
     identity, compute = Identity.generate(), Threads()
     passport = Passport(identity=identity, run=RUN, name="member", admission=ByTicket(secret=bytes(16)))
     node = Node(passport, [TlsTransport(identity, TlsConfig(host="127.0.0.1"))], SystemClock(), lambda _event: None)
-    handover, peers = Handover(StageLink(node)), list[PeerId]()
+    exchanges, peers = Exchanges(StageLink(node)), list[PeerId]()
     try:
         while question := await asyncio.to_thread(_ask):
             match question["do"]:
@@ -74,16 +74,16 @@ async def _members() -> None:
                             await node.connect(peer)
                     _tell()
                 case "probe":
-                    async with handover.join(digest(b"probe"), peers) as seat:
-                        await _probe(Team(seat, compute.train))
+                    async with exchanges.join(digest(b"probe"), peers) as exchange:
+                        await _probe(Team(exchange, compute.train))
                 case "undivided":
                     work = Work(question["size"], question["batch"], question["seq_len"])
                     took_s, cpu_s = await _timed(partial(compute.train, work.undivided))
                     _tell(took_s=took_s, cpu_s=cpu_s)
                 case way:
                     work = Work(question["size"], question["batch"], question["seq_len"])
-                    async with handover.join(digest(question["team"].encode()), peers) as seat:
-                        team = Team(seat, compute.train)
+                    async with exchanges.join(digest(question["team"].encode()), peers) as exchange:
+                        team = Team(exchange, compute.train)
                         act = _by_heads(work, team) if way == "by heads" else _by_segments(work, team)
                         await _alike(team)
                         took_s, cpu_s = await _timed(act)

@@ -33,10 +33,10 @@ from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.codec.build import build
 from weft.pipeline.device import Given, Passed
-from weft.pipeline.dispatch import Dispatch
 from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Origin, Sender
+from weft.pipeline.step import CurrentStep
 from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Worker
 from weft.wire import Buffer
@@ -135,13 +135,13 @@ async def weft() -> None:
     passport = Passport(identity=identity, run=RUN, name="member", admission=ByTicket(secret=bytes(16)))
     node = Node(passport, [TlsTransport(identity, TlsConfig(host="127.0.0.1"))], clock, lambda _event: None)
     link, closing = StageLink(node), list[Any]()
-    dispatch, origin, model = Dispatch(link), None, None
+    origin, model = None, None
     device: TimedDevice | ComputingDevice | None = None
 
     def sender(stages: list[list[PeerId]], stage: int) -> Sender:
         router = Router(node.peer)
         router.seen({peer: Near(rtt_s=0.001, began=1) for peer in stages[stage]})
-        made = dispatch.senders[stage] = Sender(link, stage, router, clock)
+        made = Sender(link, stage, router, clock)
         closing.append(made)
         return made
 
@@ -159,8 +159,9 @@ async def weft() -> None:
                     else:
                         device = ComputingDevice(model, stage, len(stages))
                     onward = None if stage == last else sender(stages, stage + 1)
-                    worker = Worker(link, stage, device, onward, compute.train, clock, lambda _event: None)
-                    dispatch.workers[stage] = worker
+                    current = CurrentStep(stage, clock)
+                    worker = Worker(link, stage, device, onward, compute.train, current, lambda _event: None)
+                    worker.start()
                     closing.append(worker)
                     if stage == 0:
                         origin = Origin(node.peer, sender(stages, 0), len(stages), first=0)

@@ -32,7 +32,7 @@ from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, GradientConfig, LplrConfig, SubspaceConfig
 from weft.pipeline.codec.build import build
 from weft.pipeline.codec.subspace import Confined, confined
-from weft.pipeline.device import Given, Passed, parcel, sent_to
+from weft.pipeline.device import Given, Passed, parcel
 from weft.pipeline.torch_device import TorchDevice
 from weft.wire import Buffer
 
@@ -63,6 +63,12 @@ A model of {num:,} parameters in four sections of one layer each, width 128, byt
 tinyshakespeare: 500 steps of AdamW on 12 windows of 64 bytes, rate 4e-3. Each section is a `TorchDevice`; what passes
 between two is encoded and decoded as between peers, in one process. Blocks are of 256 numbers where nothing is said.
 """.strip().replace("\n", " ")
+
+
+def sent_to(member: PeerId, passed: Passed) -> Buffer | None:
+    """Return the output as a member of the next stage gets it; None: the section is the last one."""
+    output = passed.output
+    return output(member) if callable(output) else output
 
 
 @dataclass(frozen=True)

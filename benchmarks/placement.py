@@ -154,7 +154,7 @@ def main() -> None:
             "model beside workers, senders and routes of production on a virtual clock, with the same trace and the "
             f"same moves. A forward pass, an input gradient and weights' gradients take {SHAPE.script.forward_s:.0f} s "
             f"each; activations are on the line for {8 * SHAPE.script.nbytes / (SHAPE.line_bps or 1):.1f} s, and a "
-            f"peer is {1000 * SHAPE.delay_s:.0f} ms from another; a round each {SHAPE.beat.every_s:.0f} s.",
+            f"peer is {1000 * SHAPE.delay_s:.0f} ms from another; a round each {SHAPE.pace.every_s:.0f} s.",
             report.table(HOUR_HEAD, hour_rows()),
             "*In vain*: of the time that machines computed, what went into micro-batches that did not count there: "
             "sent again after a death, computed by two, or still on their way at the end. *Explained*: what the fluid "

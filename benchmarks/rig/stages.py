@@ -1,7 +1,7 @@
 """Peers of a pipeline in one process, on a virtual clock, whose machines compute nothing and take their time.
 
 What passes between them is production code but the transport, the clock and the device: `Node`, `StageLink`,
-`Dispatch`, `Sender`, `Router`, `Worker` and `Origin`. Members of the first stage begin micro-batches for as long as the
+`Sender`, `Router`, `Worker` and `Origin`. Members of the first stage begin micro-batches for as long as the
 pipeline is open. Who holds which stage all learn a little later than it is so, as from a ledger.
 
     pipeline = Pipeline(Shape(num_stages=4), clock)
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.rig.stages_device import TOKENS, Machine, Script, ScriptedDevice
-from benchmarks.rig.stages_round import Beat, Rounds
+from benchmarks.rig.stages_round import Pace, Rounds
 from weft.clock import VirtualClock
 from weft.ids import PeerId, RunId
 from weft.keys import Identity
@@ -32,11 +32,11 @@ from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.pipeline.device import Given
-from weft.pipeline.dispatch import Dispatch
 from weft.pipeline.link import StageLink
 from weft.pipeline.placement import Stage
 from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import PATIENCE_S, PER_STAGE, Origin, Sender
+from weft.pipeline.step import CurrentStep
 from weft.pipeline.worker import Worker
 
 RUN = RunId("51" * 32)
@@ -49,7 +49,7 @@ class Shape:
 
     num_stages: int
     script: Script = field(default_factory=Script)
-    beat: Beat = field(default_factory=Beat)
+    pace: Pace = field(default_factory=Pace)
     delay_s: float = 0.02  # from one peer to another
     line_bps: float | None = None  # up, and down, of each peer; None: any
     news_s: float = 1.0  # until all know who holds a stage
@@ -89,7 +89,7 @@ class StagePeer:
         self.node = Node(passport, [transport], pipeline.clock, lambda _event: None, offload=inline)
         self.node.consult(lambda peer: Contact(peer=peer, name="", addresses=(SCHEME + peer,)))
         self.link = StageLink(self.node)
-        self.dispatch = Dispatch(self.link)
+        self.senders: dict[int, Sender] = {}
 
     @property
     def id(self) -> PeerId:
@@ -101,7 +101,7 @@ class StagePeer:
 
     @property
     def num_again(self) -> int:
-        return sum(sender.num_again for sender in self.dispatch.senders.values())
+        return sum(sender.num_again for sender in self.senders.values())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Do this in the peer's own process."""
@@ -115,7 +115,7 @@ class StagePeer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for sender in self.dispatch.senders.values():
+        for sender in self.senders.values():
             await sender.aclose()
         for worker in list(self.workers):
             await worker.aclose()
@@ -142,7 +142,7 @@ class Pipeline:
         self.shape, self.clock = shape, clock
         self.network = MemoryNetwork(delay_s=shape.delay_s)
         self.peers: dict[int, StagePeer] = {}  # who lives
-        self.rounds = [Rounds(shape.beat) for _ in range(shape.num_stages)]
+        self.rounds = [Rounds(shape.pace) for _ in range(shape.num_stages)]
         self.is_open = True
         self.seen = Seen([[] for _ in range(shape.num_stages)])
         loop = asyncio.get_running_loop()
@@ -180,8 +180,9 @@ class Pipeline:
 
         place = (peer.id, stage == 0, stage == last)
         device = ScriptedDevice(peer.machine, shape.script, peer.rate, place, counted)
-        worker = Worker(peer.link, stage, device, onward, peer.machine.run, self.clock, lambda _event: None)
-        peer.dispatch.workers[stage] = worker
+        current = CurrentStep(stage, self.clock)
+        worker = Worker(peer.link, stage, device, onward, peer.machine.run, current, lambda _event: None)
+        worker.start()
         peer.workers.append(worker)
         self.rounds[stage].join(peer.id, worker)
         following = peer.spawn(self.rounds[stage].follow(peer.id, worker))
@@ -196,7 +197,7 @@ class Pipeline:
         """Let a member leave its stage for another, whose state takes it so long to fetch."""
         held = peer.holding
         assert held is not None
-        del peer.dispatch.workers[held.stage]
+        held.worker.stop()
         peer.holding, peer.target = None, stage
         self._tell_soon(held.stage, self.shape.news_s)
         self.seen.num_moves += 1
@@ -213,7 +214,7 @@ class Pipeline:
             self._tell_soon(peer.stage, self.shape.gone_s)
         for stage, rounds in enumerate(self.rounds):
             if (worker := rounds.members.get(peer.id)) is not None:
-                self.seen.num_lost += len(worker.exactly_once.counted)
+                self.seen.num_lost += len(worker.counting.exactly_once.counted)
                 self.rounds[stage].leave(peer.id)
         self._weigh()
         await peer.aclose()
@@ -235,7 +236,8 @@ class Pipeline:
             is_back = all(peer.num_returned == peer.num_begun for peer in self.peers.values())
             workers = [worker for rounds in self.rounds for worker in rounds.members.values()]
             if is_back and not any(
-                each.num_taken or each.exactly_once.counted or each.exactly_once.held for each in workers
+                each.num_taken or each.counting.exactly_once.counted or each.counting.exactly_once.held
+                for each in workers
             ):
                 return
             await asyncio.sleep(LOOK_S)
@@ -251,13 +253,11 @@ class Pipeline:
 
     def _sender(self, peer: StagePeer, stage: int) -> Sender:
         """Return what sends a peer's work to a stage: one, however often it holds the one before."""
-        if stage not in peer.dispatch.senders:
+        if stage not in peer.senders:
             router = peer.routes[stage] = Router(peer.id)
             router.seen(self._near(stage))
-            peer.dispatch.senders[stage] = Sender(
-                peer.link, stage, router, self.clock, patience_s=self.shape.patience_s
-            )
-        return peer.dispatch.senders[stage]
+            peer.senders[stage] = Sender(peer.link, stage, router, self.clock, patience_s=self.shape.patience_s)
+        return peer.senders[stage]
 
     def _near(self, stage: int) -> dict[PeerId, Near]:
         return {each.id: Near(rtt_s=2 * self.shape.delay_s, began=1) for each in self.of(stage)}
@@ -275,7 +275,7 @@ class Pipeline:
 
     async def _begin(self, peer: StagePeer, origin: Origin, worker: Worker) -> None:
         """Begin one micro-batch after the other while the peer is that member."""
-        while self.is_open and peer.dispatch.workers.get(0) is worker:
+        while self.is_open and peer.holding is not None and peer.holding.worker is worker:
             peer.num_begun += 1
             await origin.begin(Given(1, TOKENS, None))
             peer.num_returned += 1
@@ -286,10 +286,10 @@ class Pipeline:
 
     async def _leave(self, peer: StagePeer, held: _Holding) -> None:
         """End a member's part in a stage once it owes nothing there."""
-        exactly_once = held.worker.exactly_once
+        exactly_once = held.worker.counting.exactly_once
         while held.worker.num_taken or exactly_once.counted or exactly_once.held:
             await asyncio.sleep(LOOK_S)
-            exactly_once = held.worker.exactly_once
+            exactly_once = held.worker.counting.exactly_once
         if self.rounds[held.stage].members.get(peer.id) is held.worker:
             self.rounds[held.stage].leave(peer.id)
         held.following.cancel()

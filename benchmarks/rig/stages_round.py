@@ -21,7 +21,7 @@ NOBODY = PeerId("")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class Pace:
     """When rounds are."""
 
     every_s: float = 60.0
@@ -47,10 +47,10 @@ class _Round:
 class Rounds:
     """Of one stage."""
 
-    def __init__(self, beat: Beat) -> None:
+    def __init__(self, pace: Pace) -> None:
         self.merged: Counter[BatchId] = Counter()  # how often rounds counted each micro-batch
         self.members: dict[PeerId, Worker] = {}
-        self._beat = beat
+        self._pace = pace
         self._rounds: list[_Round] = []
         self._began = asyncio.Event()  # another each time
         self._evidence = ExactlyOnce()  # of nobody: what is past for who joins
@@ -58,15 +58,15 @@ class Rounds:
     @property
     def standing(self) -> Batches:
         """Return what members have counted and no round has."""
-        return NONE.union(*(worker.exactly_once.counted for worker in self.members.values()))
+        return NONE.union(*(worker.counting.exactly_once.counted for worker in self.members.values()))
 
     @property
     def held(self) -> Batches:
-        return NONE.union(*(worker.exactly_once.held for worker in self.members.values()))
+        return NONE.union(*(worker.counting.exactly_once.held for worker in self.members.values()))
 
     def join(self, peer: PeerId, worker: Worker) -> None:
         """Take a member in; what is past comes with the state that it has fetched."""
-        worker.exactly_once = ExactlyOnce(past=self._evidence.past)
+        worker.counting.exactly_once = ExactlyOnce(past=self._evidence.past)
         self.members[peer] = worker
 
     def leave(self, peer: PeerId) -> None:
@@ -82,13 +82,13 @@ class Rounds:
                 await self._began.wait()
             found = self._rounds[number]
             number += 1
-            found.tell(peer, await worker.report())
+            found.tell(peer, await worker.counting.report())
             await found.over.wait()
-            await worker.close(found.reports, found.electorate)
+            await worker.counting.close(found.reports, found.electorate)
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._beat.every_s)
+            await asyncio.sleep(self._pace.every_s)
             await self.round()
 
     async def round(self) -> None:
@@ -100,12 +100,12 @@ class Rounds:
         self._began.set()
         self._began = asyncio.Event()
         try:
-            async with asyncio.timeout(self._beat.report_s):
+            async with asyncio.timeout(self._pace.report_s):
                 await found.all_told.wait()
         except TimeoutError:
             pass
         found.is_exchanging = True
-        await asyncio.sleep(self._beat.exchange_s)
+        await asyncio.sleep(self._pace.exchange_s)
         self._evidence = self._evidence.committed(NOBODY, found.reports, found.electorate).exactly_once
         for told in found.reports.values():
             self.merged.update(told.counted)

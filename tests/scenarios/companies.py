@@ -21,7 +21,8 @@ from weft.run.staged import StagedConfig
 from weft.stages.gather.gather import Gathered
 from weft.stages.launch import gather_at_end
 from weft.stages.peer import StagesPeer
-from weft.stages.step.membership import Kit, Membership
+from weft.stages.step.membership import Membership
+from weft.stages.step.pipeline import Kit
 from weft.store.home import Home
 
 SECRET = bytes(16)
@@ -130,7 +131,7 @@ class House:
         try:
             machine.company = company = StagesPeer(kit)
             if machine.gathers:
-                company.ending.work = machine.gather
+                company.at_end(machine.gather)
             return await (company.join() if wait_for is None else company.found(wait_for))
         finally:
             await node.aclose()

@@ -163,8 +163,8 @@ def test_a_full_disk_leaves_the_sections_where_they_are(
     maker, other = play(script)  # type: ignore[misc]
     assert maker.gathered is None
     assert [each for each in maker.seen(Notice) if "not put together" in each.text]  # type: ignore[attr-defined]
-    assert not (maker.company.grounds.folder.checkpoint).exists()
-    assert maker.company.grounds.folder.stages == [0, 2]
+    assert not (maker.company.kit.folder.checkpoint).exists()
+    assert maker.company.kit.folder.stages == [0, 2]
     assert other.outcomes[1].reason == "complete"
 
 
@@ -177,7 +177,7 @@ def test_sections_of_one_home_are_put_together_without_anybody(play: Callable[..
 
     machines, gathered = play(script)  # type: ignore[misc]
     parts = {
-        stage: load_model(each.company.grounds.folder.stage(stage).checkpoint)[2]
+        stage: load_model(each.company.kit.folder.stage(stage).checkpoint)[2]
         for each in machines
         for stage in each.outcomes
     }

@@ -11,7 +11,7 @@ from weft.codec.config import Fp32Config
 from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.pipeline.config import PipelineConfig
-from weft.pipeline.split.config import SplitConfig
+from weft.pipeline.split.cut import SplitConfig
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.sim.faults import Freeze, Kill, Stop
 from weft.sim.play import Played, play

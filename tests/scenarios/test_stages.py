@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.rig.stages import Pipeline, Shape, StagePeer
-from benchmarks.rig.stages_round import Beat
+from benchmarks.rig.stages_round import Pace
 
 from weft.clock import VirtualClock
 from weft.pipeline.exactly_once import BatchId
 
-SHAPE = Shape(num_stages=3, beat=Beat(every_s=20.0), line_bps=2e6)
+SHAPE = Shape(num_stages=3, pace=Pace(every_s=20.0), line_bps=2e6)
 WARM_S, FOR_S = 120.0, 240.0
 MOST_S = 1200.0  # until all that was begun is counted
 SLOW = 0.25
@@ -149,7 +149,7 @@ def test_who_moves_ends_what_it_has_taken_and_works_in_its_new_stage() -> None:
         await asyncio.sleep(90.0)
         assert (moving.stage, len(moving.workers)) == (2, 1)
         assert moving.holding is not None
-        assert moving.holding.worker.exactly_once.past
+        assert moving.holding.worker.counting.exactly_once.past
 
     found = Played(((1.0, 1.0, 1.0), (1.0, 1.0), (1.0,)), play)
     assert found.pipeline.seen.num_moves == 1

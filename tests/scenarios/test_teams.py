@@ -13,7 +13,7 @@ from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
 from weft.events import MicroBatchFailed, RoundCommitted, TeamFormed
 from weft.pipeline.config import PipelineConfig
-from weft.pipeline.split.config import SplitConfig
+from weft.pipeline.split.cut import SplitConfig
 from weft.pipeline.split.leader import LedPassed
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
@@ -40,7 +40,7 @@ def test_teams_learn_what_members_alone_do(tmp_path: Path, split: SplitConfig, m
     run, led, real = sealed(tmp_path, split=split), list[int](), LedPassed.count
 
     def count(passed: LedPassed) -> None:
-        led.append(passed._lead.stage)
+        led.append(passed._leader.means.stage)
         real(passed)
 
     monkeypatch.setattr(LedPassed, "count", count)

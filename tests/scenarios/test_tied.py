@@ -137,7 +137,7 @@ def test_both_ends_lost_at_once_go_on_from_the_copies_that_another_kept(tmp_path
         await asyncio.sleep(14.0)
         assert sorted(maker.company.members) == [0, 2]
         maker.kill()
-        kept.append(load_model(other.company.grounds.folder.stage(MATRIX).checkpoint)[2])
+        kept.append(load_model(other.company.kit.folder.stage(MATRIX).checkpoint)[2])
         await done([other])
 
     house = play(run, tmp_path, work, train_s=0.1, every_s=3.0)

@@ -71,7 +71,7 @@ def test_one_link_shows_all_stages_and_what_each_decided_is_checked(tmp_path: Pa
             machines = [noted(house, "a", wait_for=3), *(noted(house, name) for name in "bc")]
             await asyncio.sleep(BEGUN_S)
             for machine, bulletins in machines:
-                telemetry.serve(bulletins, machine.company.grounds.node, clock)
+                telemetry.serve(bulletins, machine.company.kit.node, clock)
             watching = asyncio.ensure_future(watched(house, machines[2][0], entries))
             await asyncio.sleep(WATCHED_S)
             watching.cancel()

@@ -29,9 +29,9 @@ from msgspec import Meta
 
 from weft.config import Config, from_tree, replace_field
 from weft.errors import ConfigError
+from weft.pipeline.placement import num_first
 from weft.run.config import FolderModel, RunConfig, RunFile
 from weft.sim.scenario import Kind, Scenario
-from weft.stages.step.opening import num_first
 from weft.sync.method.presets import spell_out
 from weft.wire import digest_of
 

@@ -29,11 +29,11 @@ from weft.events import Entry, Evaluated, Event, RoundCommitted, StepDone
 from weft.ids import Digest
 from weft.log import read_lines
 from weft.model.flat import layout
+from weft.pipeline.placement import num_first
 from weft.run.config import RunConfig
 from weft.run.staged import StagedConfig
 from weft.sim.play import Played, history, play
 from weft.sim.scenario import Kind, Scenario
-from weft.stages.step.opening import num_first
 from weft.store.chunks import raw
 from weft.sync.merge import basis as bases
 from weft.sync.merge.coding import codec_in, reply_codec_in

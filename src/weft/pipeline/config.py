@@ -7,7 +7,7 @@ from msgspec import Meta
 from weft.config import Config
 from weft.pipeline.codec.activations import BY_DEFAULT, ActivationConfig, GradientConfig, check_gradients
 from weft.pipeline.messages import MAX_MICRO_BATCH
-from weft.pipeline.split.config import SplitConfig
+from weft.pipeline.split.cut import SplitConfig
 
 
 class PipelineConfig(Config, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from weft.ids import Digest, PeerId
-from weft.pipeline.step import FIRST, Beat
+from weft.pipeline.step import FIRST, Step
 from weft.wire import Buffer, digest
 
 TOKEN_NBYTES = 4
@@ -34,7 +34,7 @@ class Given:
     num_samples: int
     tokens: bytes  # as of a Forward
     activations: Parcel | None  # None: before the first section
-    beat: Beat = FIRST
+    step: Step = FIRST
     is_measured: bool = False  # nothing but its loss is asked for
     sender: PeerId | None = None  # None: nobody else; of codecs that remember, who it was
 
@@ -70,12 +70,6 @@ class Passed(Protocol):
     def count(self) -> None:
         """Add the weights' gradients to those of the section. Once, after `backward`."""
         ...
-
-
-def sent_to(member: PeerId, passed: Passed) -> Buffer | None:
-    """Return the output as a member of the next stage gets it; None: the section is the last one."""
-    output = passed.output
-    return output(member) if callable(output) else output
 
 
 class PassedTogether(Protocol):

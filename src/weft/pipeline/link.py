@@ -1,5 +1,8 @@
 """What passes between the peers of a pipeline: calls, notes, and bytes that one gives and the other fetches.
 
+A peer may hold several stages, and begin micro-batches beside: what names a stage goes to who holds it here. Where
+nobody does, a call is answered so that whoever asked goes elsewhere, and a note is dropped.
+
 A peer is among those that it sends work to where it holds the next stage, too, or begins micro-batches as a member of
 the first: what it says to itself takes the same way, less the network.
 """
@@ -14,6 +17,7 @@ from weft.errors import CallFailed
 from weft.ids import Digest, PeerId, short
 from weft.net.node import Node
 from weft.pipeline.device import Parcel
+from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict
 from weft.wire import Buffer
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -27,10 +31,15 @@ class StageLink:
         self._node = node
         self._calls: dict[type, Callable[[PeerId, Any], Awaitable[msgspec.Struct]]] = {}
         self._notes: dict[type, Callable[[PeerId, Any], Awaitable[None]]] = {}
+        self._held: dict[tuple[type, int], Callable[[PeerId, Any], Awaitable[Any]]] = {}  # by the stage that is named
         self._given: dict[Digest, tuple[Buffer, int]] = {}  # and how often
         self._parting: dict[PeerId, set[asyncio.Future[None]]] = {}
         node.serve_blobs(self._lookup)
         node.on_link(self._on_link)
+        self.serve_stages(Forward, IsTaken(is_taken=False))
+        self.serve_stages(Backward, Verdict(word="unknown"))
+        self.on_stage_note(Computed)
+        self.on_stage_note(GivenUp)
 
     @property
     def me(self) -> PeerId:
@@ -45,6 +54,33 @@ class StageLink:
         """Heed notes of `kind`; see `Node.on_note`."""
         self._notes[kind] = handler
         self._node.on_note(kind, handler)
+
+    def serve_stages(self, kind: type[Q], absent: msgspec.Struct) -> None:
+        """Have calls of `kind` answered by who holds the stage that they name; where nobody does, by `absent`."""
+
+        async def answer(peer: PeerId, request: Any) -> msgspec.Struct:
+            handler = self._held.get((kind, request.stage))
+            return absent if handler is None else await handler(peer, request)
+
+        self.serve(kind, answer)
+
+    def on_stage_note(self, kind: type[Q]) -> None:
+        """Have notes of `kind` heard by who holds the stage that they name."""
+
+        async def hear(peer: PeerId, note: Any) -> None:
+            if (handler := self._held.get((kind, note.stage))) is not None:
+                await handler(peer, note)
+
+        self.on_note(kind, hear)
+
+    def hold(self, stage: int, kind: type[Q], handler: Callable[[PeerId, Q], Awaitable[Any]]) -> None:
+        """Let what is said of a stage in messages of `kind` come here, from now on."""
+        self._held[kind, stage] = handler
+
+    def let_go(self, stage: int, kind: type[Q], handler: Callable[[PeerId, Q], Awaitable[Any]]) -> None:
+        """Let it come here no longer, if it does."""
+        if self._held.get((kind, stage)) == handler:
+            del self._held[kind, stage]
 
     async def call(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R:
         """Return a peer's answer; fails as `Node.call` does."""

@@ -55,7 +55,7 @@ class Forward(_OfAttempt, frozen=True, kw_only=True, tag="Forward"):
     activations: HexDigest | None
     """None: to the first stage."""
     round: Number = 0
-    step: Number = 0  # within it: the beat that this is of
+    step: Number = 0  # within it: the step that this is of
     is_measured: bool = False  # held-out: nothing but the loss is asked for, and nothing is counted
     may_wait: bool = True  # False: where others wait for the member, too, let it not take this: another may be free
 

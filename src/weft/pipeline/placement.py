@@ -48,6 +48,11 @@ def stage_for(peer: PeerId, stages: Sequence[Stage], costs: Sequence[float] | No
     return min(range(len(stages)), key=lambda number: (totals[number], order_key("stage", peer, number)))
 
 
+def num_first(num_peers: int, num_stages: int) -> int:
+    """Return how many members the first stage has when a run begins: who begins all samples."""
+    return -(-num_peers // num_stages)
+
+
 def moves(
     stages: Sequence[Stage],
     staying: Collection[PeerId] = (),

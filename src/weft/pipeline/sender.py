@@ -1,6 +1,6 @@
 """Sends micro-batches to a stage, and accepts one gradient of each.
 
-    sender = Sender(lane, 2, route, clock)
+    sender = Sender(link, 2, router, clock)
     returned = await sender.send(batch, given, is_first=True)      # the gradient of what was sent, and the loss
 
 A member that cannot take it, that goes, answers with an error or says nothing for too long is left for another one: the
@@ -94,7 +94,7 @@ class Sender:
 
     Args:
         stage: its number.
-        route: chooses among its members.
+        router: chooses among its members.
     """
 
     def __init__(
@@ -111,6 +111,9 @@ class Sender:
         self._ended: dict[Attempt, bool] = {}  # whether it was accepted; the oldest first
         self._num_sent = 0
         self.num_again = 0  # attempts after the first of a micro-batch
+        link.hold(stage, Backward, self.on_backward)
+        link.hold(stage, Computed, self.on_computed)
+        link.hold(stage, GivenUp, self.on_given_up)
 
     async def send(
         self, batch: BatchId, given: Given, gradient_nbytes: int, *, is_first: bool, encode: EncodeFor | None = None
@@ -243,8 +246,8 @@ class Sender:
             num_samples=given.num_samples,
             tokens=given.tokens,
             activations=None if given.activations is None else given.activations.digest,
-            round=given.beat.round,
-            step=given.beat.step,
+            round=given.step.round,
+            step=given.step.number,
             is_measured=given.is_measured,
             may_wait=may_wait,
         )

@@ -1,76 +1,62 @@
-"""When a step of a pipeline is over: the members of the first stage say how far they are, and all others follow.
+"""The steps of a pipeline: all stages make each together, as far as the first one's members begin micro-batches of it.
 
-    beat (r, h)    the inner step h of the round r of the first stage
-
-Members of the first stage begin the micro-batches of a beat, and tell once all of theirs have come back. A beat is over
-for a member of any stage once all who had micro-batches to begin have told so, or are gone; or somebody is further,
-because the first stage went on without who was late. What comes of an earlier beat later counts all the same.
+step (r, h)    the inner step h of the round r of the first stage
 """
 
-from collections.abc import Callable
+import asyncio
+from contextlib import suppress
 from typing import NamedTuple
 
-from weft.ids import PeerId
+from weft.clock import Clock
+from weft.errors import CallFailed
+from weft.pipeline.routing import Pace
+
+# What was sent may wait so long for a member to come to its step, at least, and so many times as long as that takes
+# usually; the first ones for a long time, for nobody knows yet how long rounds take.
+LOST_S, LOST, FIRST_LOST_S = 30.0, 4.0, 600.0
 
 
-class Beat(NamedTuple):
+class Step(NamedTuple):
     round: int  # of the first stage: the one that its members make this step for
-    step: int  # within it
-
-    @property
-    def next_step(self) -> "Beat":
-        return Beat(self.round, self.step + 1)
+    number: int  # within it
 
 
-FIRST = Beat(0, 0)
-ANY = Beat(1 << 62, 0)  # after all others
+FIRST = Step(0, 0)
+ANY = Step(1 << 62, 0)  # after all others
 
 
-class Progress(NamedTuple):
-    """How far a member of the first stage is."""
-
-    beat: Beat
-    is_done: bool  # all that it began of the beat has come back
-    origins: frozenset[PeerId]  # who begins micro-batches in this round
-
-
-class Beats:
-    """What one peer has heard of that.
+class CurrentStep:
+    """The step that a member of a stage is at.
 
     Args:
-        is_here: whether a peer is still a member of the first stage, as far as is known.
+        stage: its number.
     """
 
-    def __init__(self, is_here: Callable[[PeerId], bool]) -> None:
-        self._is_here = is_here
-        self._told: dict[PeerId, Progress] = {}
+    def __init__(self, stage: int, clock: Clock) -> None:
+        self._stage = stage
+        self._clock = clock
+        self._at, self._advanced = ANY, asyncio.Event()
+        self._wait = Pace()  # seconds that what was sent waits for its step
 
-    def told(self, peer: PeerId, progress: Progress) -> None:
-        """Take up what `peer` says of itself."""
-        self._told[peer] = progress
+    def advance(self, step: Step) -> None:
+        """Let what is of `step`, and before, go on."""
+        self._at = step
+        self._advanced.set()
+        self._advanced = asyncio.Event()
 
-    def forget(self, peer: PeerId) -> None:
-        """Take it up that `peer` begins no more micro-batches."""
-        self._told.pop(peer, None)
+    async def until(self, step: Step) -> None:
+        """Wait until this member is at a step, or further.
 
-    @property
-    def newest(self) -> Beat:
-        """Return the furthest beat that anybody is in; (0, 0) where nobody has told."""
-        return max((each.beat for each in self._told.values()), default=FIRST)
-
-    @property
-    def num_origins(self) -> int:
-        """Return how many begin micro-batches in the newest round that was told of; 1 where nobody has told."""
-        furthest = max(self._told.values(), key=lambda each: each.beat, default=None)
-        return 1 if furthest is None else max(1, len(furthest.origins))
-
-    def is_over(self, beat: Beat) -> bool:
-        if self.newest > beat:
-            return True
-        at_it = [each for each in self._told.values() if each.beat == beat]
-        origins = frozenset[PeerId]().union(*(each.origins for each in at_it))
-        return bool(at_it) and all(self._has_done(peer, beat) or not self._is_here(peer) for peer in origins)
-
-    def _has_done(self, peer: PeerId, beat: Beat) -> bool:
-        told = self._told.get(peer)
-        return told is not None and told.beat == beat and told.is_done
+        Raises:
+            CallFailed: the others are long beyond it: it has lost touch with its stage, and somebody else may compute.
+        """
+        began = self._clock.now()
+        deadline = began + (max(LOST_S, LOST * self._wait.mean) if self._wait.is_known else FIRST_LOST_S)
+        while step > self._at:
+            left_s = deadline - self._clock.now()
+            if left_s <= 0:
+                raise CallFailed(f"stage {self._stage} is at step {self._at} here, and was sent one of {step}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._advanced.wait()
+        self._wait.measured(self._clock.now() - began)

@@ -2,15 +2,16 @@
 
     taken ─► activations fetched ─► forward ─► next stage ─► its gradient ─► input gradient ─► accepted ─► counted
 
-The gradients of weights are added for what its sender accepted (`tally`), and only then computed. What later attempts
-brought is held, as input and output gradient alone, until a round says who computes it; within bounds, beyond which the
-oldest is dropped.
+The gradients of weights are added for what its sender accepted (`exactly_once`), and only then computed. What later
+attempts brought is held, as input and output gradient alone, until a round says who computes it; within bounds, beyond
+which the oldest is dropped.
 
-    await worker.advance(beat)                       # computes micro-batches up to this step; gives up earlier ones
+    worker.start()                                   # takes micro-batches
+    await worker.advance(step)                       # computes those up to this step; gives up earlier ones
     await worker.settled()                           # what is accepted is counted
-    told = await worker.report()                     # what the gradient has in it stays as it is from here
+    told = await worker.counting.report()            # what the gradient has in it stays as it is from here
     gradient = ...                                   # of the device's model: of a round, by whatever method
-    closed = await worker.close(reports, electorate) # the round is over: assigned ones are computed, into the next
+    closed = await worker.counting.close(reports, electorate)  # the round is over: assigned ones are computed anew
 
 Failure:
 - the sender is gone before it has said what counts: what was computed is held.
@@ -26,23 +27,21 @@ many are owed, or a round waits for them, they go before forward passes.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
-from weft.clock import Clock
-from weft.errors import CallFailed, ConfigError, NetError, NotFinite, PeerError, Refused
+from weft.errors import ConfigError, NetError, NotFinite, PeerError, Refused
 from weft.events import Emit, HeldDropped, MicroBatchFailed
 from weft.ids import PeerId
 from weft.pipeline.device import Device, Encode, Given, Parcel, Passed, PassedTogether, Together, parcel
 from weft.pipeline.exactly_once import NONE, Attempt, BatchId, Closed, ExactlyOnce, Told
 from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Computed, Forward, GivenUp, IsTaken, Verdict, Word
-from weft.pipeline.routing import Pace
 from weft.pipeline.sender import CALL_S, MAX_REMEMBERED, Returned, Sender
-from weft.pipeline.step import ANY, Beat
+from weft.pipeline.step import CurrentStep, Step
 from weft.tasks import Tasks
 from weft.wire import Buffer
 
@@ -75,7 +74,7 @@ class Schedule:
         self._forward: deque[_Asked] = deque()
         self._weights: deque[_Asked] = deque()
         self._is_running = False
-        self.is_settling = False  # somebody waits for weights' gradients: they go before forward passes
+        self._has_haste = False  # somebody waits for weights' gradients: they go before forward passes
 
     @property
     def num_waiting(self) -> int:
@@ -95,6 +94,15 @@ class Schedule:
 
     async def weights(self, work: Callable[[], T]) -> T:
         return await self._ask(self._weights, work)
+
+    @contextmanager
+    def weights_first(self) -> Iterator[None]:
+        """Let weights' gradients go before forward passes meanwhile: somebody waits for them."""
+        self._has_haste = True
+        try:
+            yield
+        finally:
+            self._has_haste = False
 
     async def _ask(self, queue: deque[_Asked], work: Callable[[], T]) -> T:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -121,15 +129,12 @@ class Schedule:
             self._is_running = False
 
     def _next(self) -> _Asked | None:
-        is_owing = self.is_settling or len(self._weights) >= MAX_OWED
+        is_owing = self._has_haste or len(self._weights) >= MAX_OWED
         last = (self._weights, self._forward) if is_owing else (self._forward, self._weights)
         return next((queue.popleft() for queue in (self._backward, *last) if queue), None)
 
 
 AGAIN_S = 1.0  # until a sender that did not answer is asked again; doubled each time
-# What was sent may wait so long for this member to come to its step, at least, and so many times as long as that takes
-# usually; the first ones for a long time, for nobody knows yet how long rounds take.
-LOST_S, LOST, FIRST_LOST_S = 30.0, 4.0, 600.0
 NUM_ASKED = 6  # times in vain, and it is taken to be gone
 
 
@@ -169,6 +174,132 @@ class Sum:
         return Sum(self.num_samples + other.num_samples, self.loss + other.loss)
 
 
+class Counting:
+    """Which micro-batches this member's gradient has in it, and what it holds that a round may assign to it.
+
+    Args:
+        me, stage: whose it is.
+        device: computes the section.
+        schedule: when that is.
+        held_nbytes: as of `Bounds`.
+    """
+
+    def __init__(
+        self, me: PeerId, stage: int, device: Device, schedule: Schedule, emit: Emit, held_nbytes: int
+    ) -> None:
+        self._me = me
+        self._stage = stage
+        self._device = device
+        self._schedule = schedule
+        self._emit = emit
+        self._held_nbytes = held_nbytes
+        self._sum = Sum()
+        self._held: dict[BatchId, _Held] = {}
+        self._adding: set[asyncio.Future[None]] = set()
+        self._may_count = asyncio.Event()
+        self._may_count.set()
+        self.num_closed = 0  # rounds
+        self.exactly_once = ExactlyOnce()
+
+    @property
+    def num_samples(self) -> int:
+        """Return how many samples the gradient that stands now is made of."""
+        return self._sum.num_samples
+
+    def take_sum(self) -> Sum:
+        """Return what the gradient is made of that stands now, of which the caller takes hold."""
+        taken, self._sum = self._sum, Sum()
+        return taken
+
+    def lose(self) -> None:
+        """Let what was reported as counted, and taken, be lost: its gradient is."""
+        self.exactly_once = self.exactly_once.lost()
+
+    async def report(self) -> Told:
+        """Return what the gradient that stands now has in it, and what is held. It stays so until `close`."""
+        self.exactly_once = self.exactly_once.report()
+        self._may_count.clear()
+        with self._schedule.weights_first():
+            while self._adding:
+                await asyncio.wait(self._adding)
+        assert self.exactly_once.told is not None
+        return self.exactly_once.told
+
+    async def close(self, reports: Mapping[PeerId, Told], electorate: Collection[PeerId]) -> Closed:
+        """Take up what a round counted; see `ExactlyOnce.committed`. The gradient is as the caller has left it.
+
+        What this member is to compute has been added when this returns.
+        """
+        self.num_closed += 1
+        closed = self.exactly_once.committed(self._me, reports, electorate)
+        self.exactly_once = closed.exactly_once
+        to_compute = {batch: self._held[batch] for batch in sorted(closed.to_compute)}
+        self._held = {batch: held for batch, held in self._held.items() if batch in self.exactly_once.held}
+        with self._schedule.weights_first():
+            for held in to_compute.values():
+                await self._schedule.weights(partial(self._again, held))
+                self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
+        self._may_count.set()
+        return closed
+
+    # --- what becomes of one micro-batch ---
+
+    def computed(self, attempt: Attempt) -> None:
+        """Its input gradient is ready: its sender is asked next."""
+        self.exactly_once = self.exactly_once.computed(attempt)
+
+    def must_wait(self, attempt: Attempt, word: Word) -> bool:
+        """Whether a round is under way which what was accepted is not in: its sender is asked again afterwards."""
+        return word == "accepted" and attempt.is_first and not self._may_count.is_set()
+
+    async def until_closed(self) -> None:
+        await self._may_count.wait()
+
+    async def settle(self, attempt: Attempt, word: Word, held: _Held, passed: PassedTogether) -> None:
+        """Do what its sender said: count it, hold it, or forget it."""
+        before = self.exactly_once
+        match word:
+            case "accepted":
+                self.exactly_once = before.accepted(attempt)
+            case "refused":
+                self.exactly_once = before.refused(attempt)
+            case "unknown":
+                self.exactly_once = before.doubted(attempt)
+        if attempt.batch in self.exactly_once.counted - before.counted:
+            # A team has forgotten its parts of what a round has gone by.
+            is_forgotten = self.num_closed > held.began and not isinstance(passed, _Alone)
+            await self._add(partial(self._again, held) if is_forgotten else passed.count)
+            self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
+        elif attempt.batch in self.exactly_once.held:
+            self._hold(attempt.batch, held)
+
+    async def _add(self, count: Callable[[], None]) -> None:
+        adding = asyncio.ensure_future(self._schedule.weights(count))
+        self._adding.add(adding)
+        adding.add_done_callback(self._adding.discard)
+        await adding
+
+    def _hold(self, batch: BatchId, held: _Held) -> None:
+        self._held[batch] = held
+        dropped = list[BatchId]()
+        total = sum(each.nbytes for each in self._held.values())
+        told = NONE if self.exactly_once.told is None else self.exactly_once.told.held
+        for oldest in [each for each in self._held if each not in told]:
+            if total <= self._held_nbytes:
+                break
+            total -= self._held.pop(oldest).nbytes
+            dropped.append(oldest)
+        if dropped:
+            self.exactly_once = self.exactly_once.dropped(frozenset(dropped))
+            self._emit(HeldDropped(stage=self._stage, num=len(dropped)))
+
+    def _again(self, held: _Held) -> None:
+        """Compute the weights' gradients of a micro-batch alone."""
+        passed = self._device.forward(held.given)
+        passed.backward(held.returned.gradient, held.returned.member)
+        passed.count()
+
+
 class Worker:
     """One member of one stage.
 
@@ -177,6 +308,7 @@ class Worker:
         device: computes its section.
         onward: to the next stage; None: this is the last one.
         run: does work for `device`, one piece at a time.
+        current: the step that this member is at.
         together: computes with others what it can; None: this member computes all alone.
     """
 
@@ -187,7 +319,7 @@ class Worker:
         device: Device,
         onward: Sender | None,
         run: Run,
-        clock: Clock,
+        current: CurrentStep,
         emit: Emit,
         bounds: Bounds = Bounds(),
         together: Together | None = None,
@@ -197,25 +329,25 @@ class Worker:
         self._device = device
         self._together = together
         self._onward = onward
-        self._clock = clock
+        self._current = current
         self._emit = emit
         self._bounds = bounds
         self._tasks = Tasks()
         self._schedule = Schedule(run, self._tasks)
         self._taken: dict[Attempt, PeerId] = {}
         self._passed: set[Attempt] = set()  # of those, which have gone on to the next stage
-        self._carrying: dict[Attempt, tuple[Beat, asyncio.Task[None]]] = {}
+        self._carrying: dict[Attempt, tuple[Step, asyncio.Task[None]]] = {}
         self._settling: dict[asyncio.Task[None], PeerId] = {}  # and who is to say what counts
-        self._at, self._advanced = ANY, asyncio.Event()
-        self._sum = Sum()
-        self._wait = Pace()  # seconds that what was sent waits for its step
         self._done: dict[Attempt, None] = {}  # the oldest first
-        self._held: dict[BatchId, _Held] = {}
-        self._counting: set[asyncio.Future[None]] = set()
-        self._may_count = asyncio.Event()
-        self._may_count.set()
-        self._num_closed = 0  # rounds
-        self.exactly_once = ExactlyOnce()
+        self.counting = Counting(link.me, stage, device, self._schedule, emit, bounds.held_nbytes)
+
+    def start(self) -> None:
+        """Take micro-batches from now on."""
+        self._link.hold(self._stage, Forward, self.on_forward)
+
+    def stop(self) -> None:
+        """Take none from now on."""
+        self._link.let_go(self._stage, Forward, self.on_forward)
 
     @property
     def num_taken(self) -> int:
@@ -241,21 +373,19 @@ class Worker:
         if self._has_queue and not request.may_wait:
             return IsTaken(is_taken=False)
         self._taken[attempt] = peer
-        self._carrying[attempt] = Beat(request.round, request.step), self._tasks.spawn(self._carry(peer, request))
+        self._carrying[attempt] = Step(request.round, request.step), self._tasks.spawn(self._carry(peer, request))
         return IsTaken(is_taken=True)
 
-    async def advance(self, beat: Beat) -> None:
-        """Compute micro-batches up to `beat`; later ones wait. Earlier ones that nobody has accepted are given up.
+    async def advance(self, step: Step) -> None:
+        """Compute micro-batches up to `step`; later ones wait. Earlier ones that nobody has accepted are given up.
 
         Their activations are of weights that are no more: whoever sent them tries again.
         """
-        self._at = beat
         for attempt, (of, carrying) in list(self._carrying.items()):
-            if of < beat and carrying not in self._settling:
+            if of < step and carrying not in self._settling:
                 carrying.cancel()
                 await self._link.post(self._taken[attempt], GivenUp(**_names(self._stage, attempt)))
-        self._advanced.set()
-        self._advanced = asyncio.Event()
+        self._current.advance(step)
 
     async def settled(self) -> None:
         """Wait until of all that was sent back it is known whether it counts, and what counts is counted.
@@ -265,51 +395,9 @@ class Worker:
         while due := [task for task, sender in self._settling.items() if self._link.is_linked(sender)]:
             await asyncio.wait(due, timeout=AGAIN_S)
 
-    @property
-    def num_counted(self) -> int:
-        """Return how many samples the gradient that stands now is made of."""
-        return self._sum.num_samples
-
-    def lose(self) -> None:
-        """Let what was reported as counted, and taken, be lost: its gradient is."""
-        self.exactly_once = self.exactly_once.lost()
-
-    def take_sum(self) -> Sum:
-        """Return what the gradient is made of that stands now, of which the caller takes hold."""
-        taken, self._sum = self._sum, Sum()
-        return taken
-
-    async def report(self) -> Told:
-        """Return what the gradient that stands now has in it, and what is held. It stays so until `close`."""
-        self.exactly_once = self.exactly_once.report()
-        self._may_count.clear()
-        self._schedule.is_settling = True
-        while self._counting:
-            await asyncio.wait(self._counting)
-        self._schedule.is_settling = False
-        assert self.exactly_once.told is not None
-        return self.exactly_once.told
-
-    async def close(self, reports: Mapping[PeerId, Told], electorate: Collection[PeerId]) -> Closed:
-        """Take up what a round counted; see `ExactlyOnce.committed`. The gradient is as the caller has left it.
-
-        What this member is to compute has been added when this returns.
-        """
-        self._num_closed += 1
-        closed = self.exactly_once.committed(self._link.me, reports, electorate)
-        self.exactly_once = closed.exactly_once
-        to_compute = {batch: self._held[batch] for batch in sorted(closed.to_compute)}
-        self._held = {batch: held for batch, held in self._held.items() if batch in self.exactly_once.held}
-        self._schedule.is_settling = True
-        for held in to_compute.values():
-            await self._schedule.weights(partial(self._again, held.given, held.returned))
-            self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
-        self._schedule.is_settling = False
-        self._may_count.set()
-        return closed
-
     async def aclose(self) -> None:
         """End, and say so to whoever waits for what was taken: others may compute it."""
+        self.stop()
         taken = dict(self._taken)
         await self._tasks.aclose()
         for attempt, sender in taken.items():
@@ -321,8 +409,8 @@ class Worker:
         attempt = request.of
         try:
             given = await self._given(sender, request)
-            await self.until_due(given.beat)
-            began = self._num_closed
+            await self._current.until(given.step)
+            began = self.counting.num_closed
             passed = await self._forward(given)
             self._passed.add(attempt)
             await self._link.post(sender, Computed(**_names(self._stage, attempt)))
@@ -348,36 +436,19 @@ class Worker:
             while len(self._done) > MAX_REMEMBERED:
                 del self._done[next(iter(self._done))]
 
-    async def _forward(self, given: Given) -> PassedTogether:
-        passed = None if self._together is None else await self._together.forward(given)
-        if passed is not None:
-            return passed
-        return _Alone(self._schedule, await self._schedule.forward(lambda: self._device.forward(given)))
-
-    async def until_due(self, beat: Beat) -> None:
-        """Wait until this member is at a step.
-
-        Raises:
-            CallFailed: the others are long beyond it: it has lost touch with its stage, and somebody else may compute.
-        """
-        began = self._clock.now()
-        deadline = began + (max(LOST_S, LOST * self._wait.mean) if self._wait.is_known else FIRST_LOST_S)
-        while beat > self._at:
-            left_s = deadline - self._clock.now()
-            if left_s <= 0:
-                raise CallFailed(f"stage {self._stage} is at step {self._at} here, and was sent one of {beat}")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._advanced.wait()
-        self._wait.measured(self._clock.now() - began)
-
     async def _given(self, sender: PeerId, request: Forward) -> Given:
         activations = None
         if request.activations is not None:
             nbytes = self._device.input_nbytes(request.num_samples)
             activations = await self._link.fetch(sender, request.activations, nbytes)
-        beat = Beat(request.round, request.step)
-        return Given(request.num_samples, request.tokens, activations, beat, request.is_measured, sender)
+        step = Step(request.round, request.step)
+        return Given(request.num_samples, request.tokens, activations, step, request.is_measured, sender)
+
+    async def _forward(self, given: Given) -> PassedTogether:
+        passed = None if self._together is None else await self._together.forward(given)
+        if passed is not None:
+            return passed
+        return _Alone(self._schedule, await self._schedule.forward(partial(self._device.forward, given)))
 
     async def _beyond(self, attempt: Attempt, given: Given, passed: PassedTogether) -> Returned:
         """Return the gradient of this section's output, and the loss."""
@@ -401,34 +472,19 @@ class Worker:
         self, sender: PeerId, attempt: Attempt, held: _Held, passed: PassedTogether, back: Buffer | None
     ) -> None:
         """Give the input gradient, hear what becomes of it, and do that."""
-        self.exactly_once = self.exactly_once.computed(attempt)
+        self.counting.computed(attempt)
         given = None if back is None else parcel(back)
         if given is not None:
             self._link.give(given)
         try:
             word = await self._asked(sender, attempt, given, held.returned.loss)
-            while word == "accepted" and attempt.is_first and not self._may_count.is_set():
-                await self._may_count.wait()
+            while self.counting.must_wait(attempt, word):
+                await self.counting.until_closed()
                 word = await self._asked(sender, attempt, given, held.returned.loss)  # a round has gone by it
         finally:
             if given is not None:
                 self._link.take_back(given.digest)
-        before = self.exactly_once
-        match word:
-            case "accepted":
-                self.exactly_once = before.accepted(attempt)
-            case "refused":
-                self.exactly_once = before.refused(attempt)
-            case "unknown":
-                self.exactly_once = before.doubted(attempt)
-        is_mine = attempt.batch in self.exactly_once.counted - before.counted
-        if is_mine:
-            # A team has forgotten its parts of what a round has gone by.
-            is_forgotten = self._num_closed > held.began and not isinstance(passed, _Alone)
-            await self._count(partial(self._again, held.given, held.returned) if is_forgotten else passed.count)
-            self._sum = self._sum.plus(held.given.num_samples, held.returned.loss)
-        elif attempt.batch in self.exactly_once.held:
-            self._hold(attempt.batch, held)
+        await self.counting.settle(attempt, word, held, passed)
 
     async def _asked(self, sender: PeerId, attempt: Attempt, given: Parcel | None, loss: float) -> Word:
         digest = None if given is None else given.digest
@@ -442,32 +498,6 @@ class Worker:
                 wait_s *= 2
         return "unknown"
 
-    async def _count(self, count: Callable[[], None]) -> None:
-        counting = asyncio.ensure_future(self._schedule.weights(count))
-        self._counting.add(counting)
-        counting.add_done_callback(self._counting.discard)
-        await counting
-
-    def _hold(self, batch: BatchId, held: _Held) -> None:
-        self._held[batch] = held
-        dropped = list[BatchId]()
-        total = sum(each.nbytes for each in self._held.values())
-        told = NONE if self.exactly_once.told is None else self.exactly_once.told.held
-        for oldest in [each for each in self._held if each not in told]:
-            if total <= self._bounds.held_nbytes:
-                break
-            total -= self._held.pop(oldest).nbytes
-            dropped.append(oldest)
-        if dropped:
-            self.exactly_once = self.exactly_once.dropped(frozenset(dropped))
-            self._emit(HeldDropped(stage=self._stage, num=len(dropped)))
-
-    def _again(self, given: Given, returned: Returned) -> None:
-        """Compute the weights' gradients of a micro-batch alone."""
-        passed = self._device.forward(given)
-        passed.backward(returned.gradient, returned.member)
-        passed.count()
-
 
 class _Alone:
     """A micro-batch that this member has computed alone."""
@@ -478,7 +508,7 @@ class _Alone:
         self._passed = passed
 
     async def backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None:
-        return await self._schedule.backward(lambda: self._passed.backward(gradient, member))
+        return await self._schedule.backward(partial(self._passed.backward, gradient, member))
 
 
 class _Names(TypedDict):

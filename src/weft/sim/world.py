@@ -44,7 +44,7 @@ from weft.sim.cost import CostSection, CostTied, CostTrainer, Owing, PacedSectio
 from weft.sim.faults import Fault
 from weft.stages.launch import summed
 from weft.stages.peer import StagesPeer
-from weft.stages.step.membership import Kit
+from weft.stages.step.pipeline import Kit
 from weft.store.home import Home
 from weft.sync.records.messages import Manifest
 from weft.training.trainer import Trainer

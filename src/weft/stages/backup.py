@@ -30,65 +30,65 @@ from weft.net.transport.address import hosts_of, is_loopback
 from weft.peer.state.checkpoint import Snapshot, save
 from weft.stages.messages import KeepNow, KeptAnswer
 from weft.stages.reader import StageReader, shape
-from weft.stages.step.membership import Grounds
+from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable
 from weft.store.pool import Pool
 from weft.wire import Buffer, digest_of
 
 HAND_OVER_S = 120.0  # for the state of a stage to be fetched by another before who holds it goes
-SINCE = 1 << 41  # as `window.Window` has it: no number of another of this process
+SINCE = 1 << 41  # as of a `StageReader`: no number of another of this process
 
 
 class Backup:
     """Of one peer.
 
     Args:
-        roll: who holds what, kept up by whoever hears it.
+        table: who holds what, kept up by whoever hears it.
     """
 
-    def __init__(self, grounds: Grounds, table: StageTable) -> None:
+    def __init__(self, kit: Kit, table: StageTable) -> None:
         self.kept: dict[int, int] = {}  # rounds of what this process has fetched, by stage
-        self._grounds = grounds
+        self._kit = kit
         self._table = table
-        self._windows: dict[int, StageReader] = {}
+        self._readers: dict[int, StageReader] = {}
         self._is_full_told = False
         self._fetching = asyncio.Lock()  # one state at a time: each takes memory
-        grounds.node.serve(KeepNow, self._on_keep_now)
+        kit.node.serve(KeepNow, self._on_keep_now)
 
     async def hand_over(self, stage: int, keeper: PeerId) -> bool:
         """Have another keep what this peer alone holds, as it is now; return whether it does."""
         with suppress(PeerError, NetError, Refused):
-            call = self._grounds.node.call(keeper, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
+            call = self._kit.node.call(keeper, KeepNow(stage=stage), KeptAnswer, deadline_s=HAND_OVER_S)
             return (await call).is_kept
         return False
 
     def keepers_of(self, stages: Collection[int]) -> dict[int, PeerId]:
         """Return who is to keep the state of those of some stages that nobody but this peer holds."""
-        found, me = keepers(self._table, self._hosts()), {self._grounds.node.peer}
+        found, me = keepers(self._table, self._hosts()), {self._kit.node.peer}
         return {stage: found[stage] for stage in stages if stage in found and self._table.held(stage).keys() == me}
 
     async def watch(self) -> None:
         """Keep what is this peer's to keep, until this is cancelled."""
-        every_s = self._grounds.settings.checkpoint_every_s
+        every_s = self._kit.settings.checkpoint_every_s
         while every_s:
             await asyncio.sleep(every_s)
             for stage in self._due():
-                ready = sorted(peer for peer in self._table.ready(stage) if self._grounds.node.is_linked(peer))
+                ready = sorted(peer for peer in self._table.ready(stage) if self._kit.node.is_linked(peer))
                 if await self._keep(stage, ready):
                     break
 
     def _due(self) -> list[int]:
         """Return the stages to keep, the oldest copy first."""
-        me = self._grounds.node.peer
+        me = self._kit.node.peer
         mine = [stage for stage, peer in keepers(self._table, self._hosts()).items() if peer == me]
         return sorted(mine, key=lambda stage: (self.kept.get(stage, -1), stage))
 
     def _hosts(self) -> dict[PeerId, frozenset[str]]:
-        node = self._grounds.node
+        node = self._kit.node
         return {peer: frozenset(_hosts(node.contact(peer).addresses)) for peer in self._table.peers}
 
     async def _on_keep_now(self, peer: PeerId, request: KeepNow) -> KeptAnswer:
-        is_wanted = self._grounds.settings.checkpoint_every_s > 0  # else this machine keeps nothing
+        is_wanted = self._kit.settings.checkpoint_every_s > 0  # else this machine keeps nothing
         held = self._table.held(request.stage).get(peer)
         if not is_wanted or held is None or self._is_held(request.stage):
             return KeptAnswer(is_kept=False)
@@ -96,7 +96,7 @@ class Backup:
         return KeptAnswer(is_kept=self.kept.get(request.stage, -1) >= held.round)
 
     def _is_held(self, stage: int) -> bool:
-        return self._grounds.node.peer in self._table.held(stage)
+        return self._kit.node.peer in self._table.held(stage)
 
     async def _keep(self, stage: int, members: list[PeerId]) -> bool:
         """Fetch the newest state of a stage from its members; return whether there was one to fetch."""
@@ -104,55 +104,55 @@ class Backup:
             return await self._kept_from(stage, members)
 
     async def _kept_from(self, stage: int, members: list[PeerId]) -> bool:
-        grounds = self._grounds
-        window = self._windows.get(stage)
-        if window is None:
-            run = grounds.run.of_stage(stage)
-            window = self._windows[stage] = StageReader(grounds.node, run, SINCE, grounds.compute, grounds.clock)
-        heads = await window.heads(members)
+        kit = self._kit
+        reader = self._readers.get(stage)
+        if reader is None:
+            run = kit.run.of_stage(stage)
+            reader = self._readers[stage] = StageReader(kit.node, run, SINCE, kit.compute, kit.clock)
+        heads = await reader.heads(members)
         if max((head.round for head in heads.values()), default=-1) <= self.kept.get(stage, -1):
             return False
         try:
-            await self._fetch(stage, window, members)
+            await self._fetch(stage, reader, members)
         except (PeerError, NetError, Refused):
             pass  # the next interval tries again
         except (DiskFull, CheckpointError) as error:
             if not self._is_full_told:
-                what = grounds.run.called(stage)
+                what = kit.run.called(stage)
                 text = f"the state of {what}, which one machine alone holds, is not kept here: {error}"
-                grounds.emit(Notice(text=text))
+                kit.emit(Notice(text=text))
             self._is_full_told = True
         return True
 
-    async def _fetch(self, stage: int, window: StageReader, members: list[PeerId]) -> None:
-        grounds = self._grounds
-        offered = await window.pin(members)
-        memory = Pool(0, grounds.folder.scratch)
+    async def _fetch(self, stage: int, reader: StageReader, members: list[PeerId]) -> None:
+        kit = self._kit
+        offered = await reader.pin(members)
+        memory = Pool(0, kit.folder.scratch)
 
         def make() -> dict[str, Tensor]:
-            return {name: memory.empty(num) for name, num in shape(window.run).items()}
+            return {name: memory.empty(num) for name, num in shape(reader.run).items()}
 
-        vectors = await grounds.compute.serve(make)
+        vectors = await kit.compute.serve(make)
 
         def put(name: str, start: int, data: Buffer) -> None:
             values = torch.from_numpy(np.frombuffer(data, dtype="<f4"))
             vectors[name][start : start + values.numel()] = values
 
-        await window.pull(offered, tuple(vectors), put, grounds.emit)
+        await reader.pull(offered, tuple(vectors), put, kit.emit)
         if self._is_held(stage):
             return  # it was taken up meanwhile
         snapshot = Snapshot(
-            config=window.run,
-            tokenizer=grounds.data.tokenizer.to_bytes(),
+            config=reader.run,
+            tokenizer=kit.data.tokenizer.to_bytes(),
             head=offered.head,
             charter=offered.charter,
             replicated=vectors,
         )
-        path = grounds.folder.stage(stage).checkpoint
-        contents = await grounds.compute.serve(lambda: save(path, snapshot))
+        path = kit.folder.stage(stage).checkpoint
+        contents = await kit.compute.serve(lambda: save(path, snapshot))
         self.kept[stage] = int(offered.head.round)
         written, nbytes = digest_of(contents.replicated), contents.replicated.nbytes
-        grounds.emit(CheckpointSaved(path=str(path), round=offered.head.round, digest=written, nbytes=nbytes))
+        kit.emit(CheckpointSaved(path=str(path), round=offered.head.round, digest=written, nbytes=nbytes))
 
 
 def keepers(table: StageTable, hosts: Mapping[PeerId, Collection[str]]) -> dict[int, PeerId]:

@@ -7,9 +7,9 @@ a member   ──TalliedRequest─► others of its stage what did that one tell
 a member   ──MayLeave───► others of its stage     I am going to another stage: do you stay?
 who goes   ───KeepNow───► another stage's member  I alone hold this stage: take its state
 who fetches ─BeatRequest► members of any stage    how far had the first stage come, in this state?
-who fetches ───PinAt────► members of all stages   keep your state after this beat
+who fetches ───PinAt────► members of all stages   keep your state after this round of the first stage
 
-Every bound is here, with its reason.
+A beat, on the wire, is a round of the first stage. Every bound is here, with its reason.
 """
 
 from typing import Annotated, Literal
@@ -89,7 +89,7 @@ class Tallied(Record, frozen=True, kw_only=True, tag="Tallied"):
 
     previous: HexDigest  # of the manifest that the round follows on
     payload: HexDigest | None  # as a manifest names it; None: its sender brings nothing
-    beat: Number  # the round of the first stage whose micro-batches these are
+    beat: Number  # whose micro-batches these are
     origins: Annotated[tuple[HexPeer, ...], Meta(max_length=MAX_ORIGINS)]
     counted: _Batches  # the place of each one's origin, and its number
     held: _Batches
@@ -106,7 +106,7 @@ class Tallied(Record, frozen=True, kw_only=True, tag="Tallied"):
         return Told(batches(self.counted), batches(self.held))
 
 
-def tallied(previous: Digest, payload: Digest | None, beat: int, told: Told) -> Tallied:
+def tallied(previous: Digest, payload: Digest | None, round: int, told: Told) -> Tallied:
     """Return the note that tells of it."""
     origins = sorted({batch.origin for batch in told.counted | told.held})
     place = {origin: index for index, origin in enumerate(origins)}
@@ -117,7 +117,7 @@ def tallied(previous: Digest, payload: Digest | None, beat: int, told: Told) -> 
     return Tallied(
         previous=previous,
         payload=payload,
-        beat=beat,
+        beat=round,
         origins=tuple(origins),
         counted=named(told.counted),
         held=named(told.held),
@@ -144,13 +144,13 @@ class LeaveAnswer(Record, frozen=True, kw_only=True, tag="LeaveAnswer"):
 
 
 class PinAt(Record, frozen=True, kw_only=True, tag="PinAt"):
-    """A call of a peer that fetches states of all pieces: keep yours after this beat, when you come there."""
+    """A call of a peer that fetches states of all pieces: keep yours after this one, when you come there."""
 
     beat: Number
 
 
 class PinnedAnswer(Record, frozen=True, kw_only=True, tag="PinnedAnswer"):
-    manifest: HexDigest | None  # of the state that is kept; None: that beat has gone by, or is far off
+    manifest: HexDigest | None  # of the state that is kept; None: that one has gone by, or is far off
 
 
 class KeepNow(Record, frozen=True, kw_only=True, tag="KeepNow"):
@@ -170,4 +170,4 @@ class BeatRequest(Record, frozen=True, kw_only=True, tag="BeatRequest"):
 
 
 class BeatAnswer(Record, frozen=True, kw_only=True, tag="BeatAnswer"):
-    beat: Number | None  # so many rounds of the first stage are in it; None: who answers does not know
+    beat: Number | None  # so many are in it; None: who answers does not know

@@ -1,4 +1,4 @@
-"""How a peer comes to its first stages: as the run begins, later, or again.
+"""Which stages a peer holds: as the run begins, later, or again; and which of them it leaves.
 
     maker       waits for peers, and tells all who holds what
     comes       to the stage that is weakest, once any is held
@@ -8,26 +8,29 @@
 
 Who of a peer's stages goes elsewhere: a move to a weaker stage, or one of several that others compute, too.
 
-    rebalance    now and then: is this the peer that should go to a weaker stage? (`pipeline.place`)
+    rebalance    now and then: is this the peer that should go to a weaker stage? (`pipeline.placement`)
     let_go       of several stages one that another peer holds alone
+
+A stage that nobody holds is taken up by whoever has its newest state. Where nobody has one, it begins anew, and an
+event says so; but not where one peer is left alone.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from weft.errors import NetError, PeerError, Refused
-from weft.events import Notice
-from weft.ids import PeerId
+from weft.events import Notice, StageEmpty
+from weft.ids import PeerId, Round
 from weft.pipeline.placement import GAIN, moves, stage_for, totals_of
+from weft.stages.holdings import MOVES, Holdings
 from weft.stages.messages import LeaveAnswer, MayLeave, StageBegin
-from weft.stages.shelf import StagesOnDisk
+from weft.stages.on_disk import StagesOnDisk
 from weft.stages.step.member import Member
-from weft.stages.step.membership import Grounds
-from weft.stages.step.opening import assigned
+from weft.stages.step.pipeline import Kit
 from weft.stages.table import StageTable
 
+EMPTY_S = 10.0  # until a stage that nobody holds is taken up
 LOOK_S = 3.0  # at the news of others, before a newcomer chooses
 ALONE_S = 30.0  # who comes back to a run that is complete waits so long for others
 ALONE = (
@@ -36,30 +39,35 @@ ALONE = (
 )
 
 
-class Hold(Protocol):
-    def __call__(self, stage: int, reason: str, wait_for: int | None = None, opens: int | None = None) -> None: ...
+def assigned(peers: Sequence[PeerId], num_stages: int) -> StageBegin:
+    """Return who holds what at first: peers take stages in turn, from the first on; of few, each takes several."""
+    num = max(len(peers), num_stages)
+    return StageBegin(
+        peers=tuple(peers[number % len(peers)] for number in range(num)),
+        stages=tuple(number % num_stages for number in range(num)),
+    )
 
 
 class Placement:
     """Of one peer.
 
     Args:
-        hold: holds a stage from now on.
         end: ends the peer's part in the run, which holds nothing yet.
     """
 
     def __init__(
-        self, grounds: Grounds, table: StageTable, on_disk: StagesOnDisk, hold: Hold, end: Callable[[], None]
+        self, kit: Kit, table: StageTable, on_disk: StagesOnDisk, holdings: Holdings, end: Callable[[], None]
     ) -> None:
-        self._grounds = grounds
-        self._run = grounds.run
-        self._me = grounds.node.peer
+        self._kit = kit
+        self._run = kit.run
+        self._me = kit.node.peer
         self._table = table
         self._on_disk = on_disk
-        self._hold = hold
+        self._holdings = holdings
         self._end = end
         self._is_begun = asyncio.Event()
-        grounds.node.on_note(StageBegin, self._on_begin)
+        self._empty_since: dict[int, float] = {}
+        kit.node.on_note(StageBegin, self._on_begin)
 
     @property
     def is_over(self) -> bool:
@@ -71,7 +79,7 @@ class Placement:
         if self._on_disk.rounds:
             await self.join()
             return
-        node = self._grounds.node
+        node = self._kit.node
         while 1 + len(self._table.others(self._me)) < wait_for:
             await asyncio.sleep(0.2)  # news come when they come
             if self._goes_on:
@@ -86,22 +94,40 @@ class Placement:
         """Take part in a run that others keep, for the first time or again."""
         await asyncio.sleep(LOOK_S)
         if self._on_disk.has_counted(self._run.train.tokens) and not await self._meets_others():
-            self._grounds.emit(Notice(text=ALONE))
+            self._kit.emit(Notice(text=ALONE))
             self._end()
             return
         if kept := self._kept():
             self._is_begun.set()
             for stage in kept:
-                self._hold(stage, "it was held here before")
+                self._holdings.hold(stage, "it was held here before")
             return
         while not self._is_begun.is_set():
             if self._goes_on:
                 self._is_begun.set()
-                self._hold(stage_for(self._me, self._weighed(), self._table.costs), "it is the weakest")
+                self._holdings.hold(stage_for(self._me, self._weighed(), self._table.costs), "it is the weakest")
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._is_begun.wait()
+
+    def look_at_empty(self, now: float) -> None:
+        """Take up those of the stages that nobody holds which are this peer's to take up."""
+        others, empty = self._table.others(self._me), set(self._table.empty())
+        self._empty_since = {stage: at for stage, at in self._empty_since.items() if stage in empty}
+        for stage in sorted(empty):
+            if not self._holdings.has_room(stage) or now - self._empty_since.setdefault(stage, now) < EMPTY_S:
+                continue
+            self._empty_since[stage] = now  # for whoever takes it up to come that far
+            keepers = self._table.keepers(stage)
+            best = min(keepers, key=lambda peer: (-keepers[peer], peer), default=None)
+            self._kit.emit(StageEmpty(stage=stage, restored_by=best, round=Round(0 if best is None else keepers[best])))
+            opens = 1 if stage == 0 and self._holdings.tied.is_lost else None
+            if best == self._me:
+                self._holdings.hold(stage, "nobody holds it, and its newest state is here", opens=opens)
+            elif best is None and others and self._me < others[0]:  # alone, it waits for others
+                self._kit.emit(Notice(text=f"nobody has a state of stage {stage + 1}: it begins anew"))
+                self._holdings.hold(stage, "nobody has a state of it", wait_for=1, opens=opens)
 
     async def _on_begin(self, _peer: PeerId, begin: StageBegin) -> None:
         self._begin(begin)
@@ -116,7 +142,7 @@ class Placement:
                 wait_for = len(set(members)) if members[0] == self._me else None
                 ends = {*begin.of(0), *begin.of(self._run.stages - 1)}
                 opens = len(ends) if begin.of(0)[0] == self._me else None
-                self._hold(stage, "the run begins", wait_for, opens)
+                self._holdings.hold(stage, "the run begins", wait_for, opens)
 
     @property
     def _goes_on(self) -> bool:
@@ -149,26 +175,27 @@ class Placement:
 
 MOVED_S = 120.0  # for which who has moved stays
 ASK_S = 5.0
-MOVES = "goes to another stage"
 
 
 class Rebalance:
-    """Of one peer.
+    """Of one peer."""
 
-    Args:
-        members: the stages that it holds, kept up by whoever holds them.
-        hold: holds one from now on, for a reason.
-    """
-
-    def __init__(
-        self, grounds: Grounds, table: StageTable, members: Mapping[int, Member], hold: Callable[[int, str], None]
-    ) -> None:
-        self._clock = grounds.clock
-        self._me = grounds.node.peer
+    def __init__(self, kit: Kit, table: StageTable, holdings: Holdings) -> None:
+        self._clock = kit.clock
+        self._me = kit.node.peer
+        self._every_s = kit.run.pipeline.rebalance_s
         self._table = table
-        self._members = members
-        self._hold = hold
+        self._holdings = holdings
+        self._members = holdings.members
+        self._looked_at = kit.clock.now()
         self._moved_at: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Whether to look again, which is then done."""
+        is_due = self._every_s > 0 and now - self._looked_at >= self._every_s
+        if is_due:
+            self._looked_at = now
+        return is_due
 
     async def rebalance(self) -> None:
         """Move, if this is the peer that should."""
@@ -195,16 +222,16 @@ class Rebalance:
     async def _move(self, member: Member, target: int) -> None:
         member.stop(MOVES)
         await member.has_ended.wait()  # it says its goodbye, and saves
-        self._hold(target, f"it gains more than stage {member.stage + 1} loses")
+        self._holdings.hold(target, f"it gains more than stage {member.stage + 1} loses")
 
     async def _may_leave(self, member: Member) -> bool:
         """Whether another member of the stage stays: asked of each, so that no two leave a stage of two at once."""
-        member.is_leaving = True
+        member.leave()
         for peer in sorted(self._table.ready(member.stage)):
             if peer != self._me:
                 with suppress(PeerError, NetError, Refused):
                     answer = await member.channel.call(peer, MayLeave(), LeaveAnswer, deadline_s=ASK_S)
                     if answer.does_stay:
                         return True
-        member.is_leaving = False
+        member.stay()
         return False

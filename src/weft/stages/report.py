@@ -1,17 +1,13 @@
-"""What the stages of one peer tell, each with its number, so that watchers can tell their rounds apart.
+"""What the stages of one peer report, each with its number, so that watchers can tell their rounds apart.
 
-    emit, compute = telling.of(stage)
+    emit, compute = reports.of(stage, compute, micro_batch)
 
 A peer's bytes are all of one node: each commit tells of those since the last commit of any of its stages. A step takes
 from the one before to its end, with all that is waited for; what a round's work took is what the device was at work.
-
-A `Compute` that says how long the device was at work, waiting apart.
-
-How fast a peer computes a stage: seconds of its device for each sample that goes all the way.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,19 +19,48 @@ from weft.stages.table import StageTable
 
 T = TypeVar("T")
 
+KEEPS = 0.98  # of what was measured before, at each piece of work: the last hundred or so count
+PIECES = 3  # of a sample's way: forward pass, input gradient, weights' gradients
 
-class Timed:
-    """
+
+class StageCompute:
+    """The compute of one stage: it measures how long the device is at work, waiting apart.
+
     Args:
-        on_spent: called with the seconds of each piece of training.
+        micro_batch: samples that a piece of work is of.
     """
 
-    def __init__(self, compute: Compute, clock: Clock, on_spent: Callable[[float], None]) -> None:
+    def __init__(self, compute: Compute, clock: Clock, micro_batch: int) -> None:
         self._compute = compute
         self._clock = clock
-        self._on_spent = on_spent
+        self._micro_batch = micro_batch
+        self._spent_s = 0.0  # that nobody has taken
+        self._pieces_s, self._num_pieces = 0.0, 0.0  # the newest count most
 
-    async def train(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+    def train(self, work: Callable[[], T], num_tokens: int = 0) -> Coroutine[Any, Any, T]:
+        return self._measured(work, num_tokens, is_piece=False)
+
+    def piece(self, work: Callable[[], T]) -> Coroutine[Any, Any, T]:
+        """Train a piece of what passes a micro-batch; see `rate`."""
+        return self._measured(work, 0, is_piece=True)
+
+    async def serve(self, work: Callable[[], T]) -> T:
+        return await self._compute.serve(work)
+
+    async def aclose(self) -> None:
+        """Do nothing: others compute there, too."""
+
+    def take_spent(self) -> float:
+        """Return the seconds that were trained since the last call."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
+
+    @property
+    def rate(self) -> float:
+        """Samples a second that would pass through if it never waited; 0.0: nothing was measured."""
+        return self._num_pieces * self._micro_batch / (PIECES * self._pieces_s) if self._pieces_s > 0 else 0.0
+
+    async def _measured(self, work: Callable[[], T], num_tokens: int, *, is_piece: bool) -> T:
         began, ended = 0.0, None  # type: tuple[float, float | None]
 
         def timed() -> T:
@@ -50,13 +75,11 @@ class Timed:
             return await self._compute.train(timed, num_tokens)
         finally:
             if ended is not None:  # else it goes on, though nobody waits for it any more
-                self._on_spent(ended - began)
-
-    async def serve(self, work: Callable[[], T]) -> T:
-        return await self._compute.serve(work)
-
-    async def aclose(self) -> None:
-        """Do nothing: others compute there, too."""
+                took_s = ended - began
+                self._spent_s += took_s
+                if is_piece:
+                    self._pieces_s = KEEPS * self._pieces_s + took_s
+                    self._num_pieces = KEEPS * self._num_pieces + 1
 
 
 SHOW_S = 60.0  # between two events that say the same
@@ -72,25 +95,21 @@ class StageReports:
         self._moved_before = (0, 0)
         self._shown_at, self._shown = -SHOW_S, ()  # type: tuple[float, object]
 
-    def of(self, stage: int, compute: Compute) -> tuple[Emit, Timed]:
+    def of(self, stage: int, compute: Compute, micro_batch: int) -> tuple[Emit, StageCompute]:
         """Return what takes a stage's events, and `compute`, measured."""
-        stepped_at, spent_s = self._clock.now(), 0.0
-
-        def spend(seconds: float) -> None:
-            nonlocal spent_s
-            spent_s += seconds
+        stepped_at, measured = self._clock.now(), StageCompute(compute, self._clock, micro_batch)
 
         def emit(event: Event) -> None:
-            nonlocal stepped_at, spent_s
+            nonlocal stepped_at
             match event:
                 case StepDone():
                     before, stepped_at = stepped_at, self._clock.now()
                     event = msgspec.structs.replace(event, duration_s=stepped_at - before)
                 case RoundCommitted():
-                    event, spent_s = self._committed(event, spent_s), 0.0
+                    event = self._committed(event, measured.take_spent())
             self._emit(msgspec.structs.replace(event, stage=stage))
 
-        return emit, Timed(compute, self._clock, spend)
+        return emit, measured
 
     def _committed(self, event: RoundCommitted, work_s: float) -> RoundCommitted:
         moved, before = self._node.moved, self._moved_before
@@ -110,26 +129,3 @@ class StageReports:
         rates = tuple(sum(each.rate for each in stage.values()) for stage in stages)
         waiting = tuple(sum(each.num_waiting for each in stage.values()) for stage in stages)
         self._emit(StagesSeen(members=members, rates=rates, waiting=waiting, names=names))
-
-
-KEEPS = 0.98  # of what was measured before, at each piece of work: the last hundred or so count
-PIECES = 3  # of a sample's way: forward pass, input gradient, weights' gradients
-
-
-class Busy:
-    """Of one stage. A piece of work is of one micro-batch."""
-
-    def __init__(self, micro_batch: int) -> None:
-        self._micro_batch = micro_batch
-        self._spent_s = 0.0
-        self._num = 0.0
-
-    def note(self, spent_s: float) -> None:
-        """Take up what a piece of work took."""
-        self._spent_s = KEEPS * self._spent_s + spent_s
-        self._num = KEEPS * self._num + 1
-
-    @property
-    def rate(self) -> float:
-        """Samples a second that this peer would compute if it never waited; 0.0: nothing was measured."""
-        return self._num * self._micro_batch / (PIECES * self._spent_s) if self._spent_s > 0 else 0.0

@@ -1,9 +1,13 @@
-"""Who holds which stage, as each peer says of itself.
+"""Who holds which stage, as each peer says of itself; and which members of a stage compute each micro-batch together.
 
 It is a plain table: what is heard goes in, what is asked comes out.
+
+    ready    d a c e b   size 2        (a, b) (c, d) (e)        the first leads; who is left over computes alone
+
+All who know the same members find the same teams. Micro-batches go to those who lead.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from statistics import median
 
 from weft.ids import PeerId
@@ -77,3 +81,23 @@ class StageTable:
     def _all(self) -> Iterator[tuple[PeerId, Held]]:
         for peer, news in self._news.items():
             yield from ((peer, each) for each in news.all_held)
+
+
+Team = tuple[PeerId, ...]
+
+
+def teams(ready: Iterable[PeerId], size: int) -> list[Team]:
+    """Return all teams of a stage's members; of who is left over each is one."""
+    order = sorted(ready)
+    num_whole = len(order) // size * size
+    whole = [tuple(order[start : start + size]) for start in range(0, num_whole, size)]
+    return [*whole, *((peer,) for peer in order[num_whole:])]
+
+
+def leaders(ready: Collection[PeerId], size: int) -> frozenset[PeerId]:
+    return frozenset(team[0] for team in teams(ready, size))
+
+
+def team_of(peer: PeerId, ready: Collection[PeerId], size: int) -> Team:
+    """Return the team that a peer is in; of one that is not ready, itself."""
+    return next((team for team in teams(ready, size) if peer in team), (peer,))

@@ -56,7 +56,7 @@ class SectionTrainer(Trainer):
         self._section = section
         self._confinement = confinement(run)
         split = run.pipeline.split
-        self.split = None if split is None else LayersAt(lambda: self.here.model, split, run.model.width)
+        self.split = None if split is None else LayersAt(split, run.model.width)
         """What a team computes of it, if members compute together."""
         self._pipeline = run.pipeline
         self._lent: TorchDevice | None = None  # None: the device has been left

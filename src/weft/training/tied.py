@@ -29,13 +29,18 @@ ENDS = 2
 class TiedTrainer(Trainer):
     """A `Trainer` of nothing but that matrix. It makes no step of its own."""
 
-    on_started: Callable[[], object] = staticmethod(lambda: None)  # others may compute with it from now on
+    _started: tuple[Callable[[], object], ...] = ()  # who is told
     _handed: Float32[Tensor, " num"] | None = None  # the sum of the halves' gradients
     _total = Sum()  # of halves
 
+    def on_started(self, told: Callable[[], object]) -> None:
+        """Let `told` be called when others may compute with it."""
+        self._started += (told,)
+
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         super().start(vector)
-        self.on_started()
+        for told in self._started:
+            told()
 
     def _fitting(self) -> int:
         return self._run.train.batch_size  # nothing is computed here

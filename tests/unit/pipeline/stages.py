@@ -25,12 +25,12 @@ from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.device import Given
-from weft.pipeline.dispatch import Dispatch
 from weft.pipeline.exactly_once import BatchId, Told
 from weft.pipeline.link import StageLink
 from weft.pipeline.messages import Backward, Forward
 from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Returned, Sender
+from weft.pipeline.step import CurrentStep
 from weft.pipeline.torch_device import Codecs, TorchDevice
 from weft.pipeline.worker import Bounds, Worker
 
@@ -51,15 +51,15 @@ CONFIG = msgspec.convert(
 )
 
 
-class FaultyLane(StageLink):
+class FaultyLink(StageLink):
     """Loses each tenth answer after the work was done, says each tenth thing twice, and each tenth too late."""
 
     count = 0
 
     async def call(self, peer: PeerId, request: msgspec.Struct, response: type[R], *, deadline_s: float) -> R:
         assert isinstance(request, Forward | Backward)
-        FaultyLane.count += 1
-        number = FaultyLane.count % 10
+        FaultyLink.count += 1
+        number = FaultyLink.count % 10
         if number == 3:
             await super().call(peer, request, response, deadline_s=deadline_s)
             raise DeadlineExceeded("the answer was lost")
@@ -69,7 +69,7 @@ class FaultyLane(StageLink):
             asyncio.get_running_loop().call_later(
                 deadline_s + 1.0,
                 lambda: asyncio.ensure_future(
-                    self._late(super(FaultyLane, self).call(peer, request, response, deadline_s=9.0))
+                    self._late(super(FaultyLink, self).call(peer, request, response, deadline_s=9.0))
                 ),
             )
             await asyncio.sleep(deadline_s)
@@ -83,7 +83,7 @@ class FaultyLane(StageLink):
 class Member:
     def __init__(self, stage: int, node: Node, link: StageLink, model: FlatModel) -> None:
         self.stage, self.node, self.link, self.model = stage, node, link, model
-        self.dispatch = Dispatch(link)
+        self.senders: dict[int, Sender] = {}
         self.events: list[Event] = []
         self.worker: Worker = None  # type: ignore[assignment]
         self.total = torch.zeros_like(model.gradient)  # of the rounds gone by
@@ -137,7 +137,7 @@ class Stages:
         self.clock.run(whole())
 
     async def end(self, member: Member) -> None:
-        for sender in member.dispatch.senders.values():
+        for sender in member.senders.values():
             await sender.aclose()
         await member.worker.aclose()
         await member.node.aclose()
@@ -169,11 +169,11 @@ class Stages:
                 device,
                 onward,
                 compute.train,
-                self.clock,
+                CurrentStep(member.stage, self.clock),
                 member.events.append,
                 self._bounds,
             )
-            member.dispatch.workers[member.stage] = member.worker
+            member.worker.start()
             for other in self.members:
                 member.node.remember(other.peer, [f"memory://{other.peer}"])
             await member.node.start()
@@ -185,25 +185,25 @@ class Stages:
         router = Router(member.peer)
         router.seen({each.peer: Near(rtt_s=0.01, began=1) for each in self.members if each.stage == stage})
         made = Sender(member.link, stage, router, self.clock, patience_s=self._patience_s)
-        member.dispatch.senders[stage] = made
+        member.senders[stage] = made
         return made
 
     async def begin(self, origin: Member, number: int) -> Returned:
         """Have a micro-batch computed by all stages."""
         given = Given(BATCH_SIZE, packed(tokens_of(BatchId(origin.peer, number))), None)
-        return await origin.dispatch.senders[0].send(BatchId(origin.peer, number), given, 0, is_first=True)
+        return await origin.senders[0].send(BatchId(origin.peer, number), given, 0, is_first=True)
 
     async def round(self, stage: int, left_out: Collection[PeerId] = ()) -> dict[PeerId, Told]:
         """Let a stage merge what it has; return what its members told that were counted."""
         members = self.of(stage)
-        told = {each.peer: await each.worker.report() for each in members}
+        told = {each.peer: await each.worker.counting.report() for each in members}
         counted = {peer: each for peer, each in told.items() if peer not in left_out}
         await asyncio.sleep(1.0)  # as an exchange does
         for each in members:
             if each.peer in counted:
                 each.total += each.model.gradient
                 each.model.zero_gradient()
-            closed = await each.worker.close(counted, [one.peer for one in members])
+            closed = await each.worker.counting.close(counted, [one.peer for one in members])
             if closed.given_up:
                 self.given_up.append(each.peer)
         return counted

@@ -15,7 +15,7 @@ from weft.model.transformer import SectionModule
 from weft.pipeline.codec.activations import ActivationConfig, AqSgdConfig, LplrConfig, SubspaceConfig
 from weft.pipeline.codec.build import build
 from weft.pipeline.codec.subspace import WRITERS, confined, drawn
-from weft.pipeline.device import Given, Passed, parcel, sent_to
+from weft.pipeline.device import Given, Passed, parcel
 from weft.pipeline.torch_device import TorchDevice
 from weft.wire import Buffer
 
@@ -31,6 +31,12 @@ CASES: list[tuple[ActivationConfig, float]] = [
     (AqSgdConfig(values="int8"), 0.05),
 ]
 NEXT, OTHER = PeerId("b" * 64), PeerId("c" * 64)
+
+
+def sent_to(member: PeerId, passed: Passed) -> Buffer | None:
+    """Return the output as a member of the next stage gets it; None: the section is the last one."""
+    output = passed.output
+    return output(member) if callable(output) else output
 
 
 class Chain:

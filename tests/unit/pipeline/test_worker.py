@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 
-from unit.pipeline.stages import FaultyLane, Member, Stages, distance
+from unit.pipeline.stages import FaultyLink, Member, Stages, distance
 from weft.events import HeldDropped, MicroBatchFailed
 from weft.pipeline.exactly_once import Attempt, BatchId, ExactlyOnce, Told
 from weft.pipeline.messages import Backward, Verdict
@@ -17,7 +17,7 @@ NUM = 30  # micro-batches of each origin
 
 @pytest.fixture(autouse=True)
 def _the_same_faults() -> None:
-    FaultyLane.count = 0
+    FaultyLink.count = 0
 
 
 async def begun(stages: Stages, origin: Member, num: int, at_once: int = 4) -> list[float]:
@@ -74,13 +74,13 @@ async def rounds_under_faults(stages: Stages) -> list[float]:
 
 @pytest.mark.full
 def test_each_micro_batch_counts_once_whatever_is_lost_said_twice_or_late() -> None:
-    stages = Stages(link=FaultyLane, patience_s=3.0)
+    stages = Stages(link=FaultyLink, patience_s=3.0)
 
     async def play() -> None:
         far = await rounds_under_faults(stages)
         assert max(far) < 1e-6
         assert not stages.given_up
-        again = sum(sender.num_again for each in stages.members for sender in each.dispatch.senders.values())
+        again = sum(sender.num_again for each in stages.members for sender in each.senders.values())
         assert again > 2 * NUM  # the faults were ones
 
     stages.run(play)
@@ -88,7 +88,7 @@ def test_each_micro_batch_counts_once_whatever_is_lost_said_twice_or_late() -> N
 
 @pytest.mark.slow
 def test_without_the_rule_of_acceptance_they_count_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = Stages(link=FaultyLane, patience_s=3.0)
+    stages = Stages(link=FaultyLink, patience_s=3.0)
     heard = Sender.on_backward
 
     async def always(self: Sender, peer: object, note: Backward) -> Verdict:
@@ -141,7 +141,7 @@ def test_who_dies_takes_with_it_what_no_round_has_counted_and_nothing_else(stage
 
 @pytest.mark.full
 def test_what_there_is_no_room_for_is_dropped_and_said() -> None:
-    stages = Stages(link=FaultyLane, patience_s=0.3, train_s=0.2, bounds=Bounds(held_nbytes=2000))
+    stages = Stages(link=FaultyLink, patience_s=0.3, train_s=0.2, bounds=Bounds(held_nbytes=2000))
 
     async def play() -> None:
         await all_of(stages, 10)

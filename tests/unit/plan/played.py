@@ -8,7 +8,7 @@ counted in each stage.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.clock import VirtualClock
 from weft.ids import PeerId, RunId
@@ -19,10 +19,10 @@ from weft.net.link.handshake import Passport
 from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.device import Given
-from weft.pipeline.dispatch import Dispatch
 from weft.pipeline.link import StageLink
 from weft.pipeline.routing import Near, Router
 from weft.pipeline.sender import Origin, Sender
+from weft.pipeline.step import CurrentStep
 from weft.pipeline.worker import Worker
 from weft.wire import Buffer
 
@@ -128,9 +128,10 @@ class _Passed:
 class _Member:
     stage: int
     node: Node
-    lane: StageLink
-    dispatch: Dispatch
+    link: StageLink
     device: _Device
+    senders: dict[int, Sender] = field(default_factory=dict)
+    workers: list[Worker] = field(default_factory=list)
 
     @property
     def peer(self) -> PeerId:
@@ -159,9 +160,9 @@ def played(
                 found.append(await _step(members, num_micro, clock))
         finally:
             for member in members:
-                for sender in member.dispatch.senders.values():
+                for sender in member.senders.values():
                     await sender.aclose()
-                for worker in member.dispatch.workers.values():
+                for worker in member.workers:
                     await worker.aclose()
                 await member.node.aclose()
 
@@ -181,22 +182,23 @@ async def _started(stages: Sequence[Sequence[Paces]], wires: Wires, clock: Virtu
             if wires.bps is not None:
                 network.set_line(identity.peer, up_bps=wires.bps, down_bps=wires.bps)
             device = _Device(number, (stage == 0, stage == last), paces, wires.nbytes, counts)
-            lane = StageLink(node)
-            members.append(_Member(stage, node, lane, Dispatch(lane), device))
+            members.append(_Member(stage, node, StageLink(node), device))
     for member in members:
         onward = None if member.stage == last else _sender(member, member.stage + 1, members, wires, clock)
         if member.stage == 0:
             _sender(member, 0, members, wires, clock)
         run = member.device.machine.run
-        member.dispatch.workers[member.stage] = Worker(
-            member.lane,
+        worker = Worker(
+            member.link,
             member.stage,
             member.device,
             onward,
             run,
-            clock,
+            CurrentStep(member.stage, clock),
             lambda _: None,  # type: ignore[arg-type]
         )
+        worker.start()
+        member.workers.append(worker)
         for other in members:
             member.node.remember(other.peer, [f"memory://{other.peer}"])
         await member.node.start()
@@ -209,8 +211,8 @@ async def _started(stages: Sequence[Sequence[Paces]], wires: Wires, clock: Virtu
 def _sender(member: _Member, stage: int, members: Sequence[_Member], wires: Wires, clock: VirtualClock) -> Sender:
     router = Router(member.peer)
     router.seen({each.peer: Near(rtt_s=2 * wires.delay_s, began=1) for each in members if each.stage == stage})
-    member.dispatch.senders[stage] = Sender(member.lane, stage, router, clock, patience_s=1e6)
-    return member.dispatch.senders[stage]
+    member.senders[stage] = Sender(member.link, stage, router, clock, patience_s=1e6)
+    return member.senders[stage]
 
 
 async def _step(members: Sequence[_Member], num_micro: int, clock: VirtualClock) -> float:
@@ -218,7 +220,7 @@ async def _step(members: Sequence[_Member], num_micro: int, clock: VirtualClock)
     num_stages, counts = 1 + max(member.stage for member in members), first[0].device.counts
     before, began, each = counts.num, clock.now(), num_micro // len(first)
     numbers = range(before, before + each)  # no other step has these
-    origins = [Origin(m.peer, m.dispatch.senders[0], num_stages, first=numbers.start) for m in first]
+    origins = [Origin(m.peer, m.senders[0], num_stages, first=numbers.start) for m in first]
     await asyncio.gather(*(origin.begin(Given(1, TOKENS, None)) for origin in origins for _ in numbers))
     await counts.until(before + num_micro * num_stages)
     await asyncio.gather(*(member.device.machine.run(lambda: None) for member in members))  # behind what they still do

@@ -26,7 +26,7 @@ class Told:
 def test_each_event_says_whose_it_is() -> None:
     told = Told()
     for stage in (0, 2):
-        emit, _ = told.reports.of(stage, Inline())
+        emit, _ = told.reports.of(stage, Inline(), 1)
         emit(Notice(text="here"))
     assert [event.stage for event in told.events] == [0, 2]
     assert Notice(text="here").stage is msgspec.UNSET
@@ -34,7 +34,7 @@ def test_each_event_says_whose_it_is() -> None:
 
 def test_bytes_of_a_peer_with_two_stages_are_counted_once() -> None:
     told = Told()
-    one, other = (told.reports.of(stage, Inline())[0] for stage in (0, 1))
+    one, other = (told.reports.of(stage, Inline(), 1)[0] for stage in (0, 1))
     for emit, moved in ((one, (10, 1)), (other, (15, 2)), (one, (40, 2))):
         told.meter.moved = moved
         emit(commit(1, 100, A))
@@ -50,7 +50,7 @@ def test_a_step_takes_from_the_one_before_and_work_is_what_the_device_did() -> N
         return "done"
 
     async def scenario() -> None:
-        emit, compute = told.reports.of(1, Inline())
+        emit, compute = told.reports.of(1, Inline(), 1)
         told.clock.advance(2.0)
         emit(step(1.0))
         assert await compute.train(work) == "done"

@@ -16,11 +16,26 @@ Striped assignment of causal work: Brandon et al., Striped Attention, 2311.09431
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from weft.config import Config
 from weft.errors import ConfigError
 from weft.model.config import ModelConfig
 
 MIN_TEAM, MAX_TEAM = 2, 8  # a sum has each member send to each: more would wait for the slowest of many
+
+
+class SplitConfig(Config, frozen=True, kw_only=True):
+    """The table `[pipeline.split]`: for members of a stage with good links to each other."""
+
+    by: Annotated[
+        Literal["heads", "segments"],
+        Meta(description="what of a layer each computes: heads, or tokens of the sequence"),
+    ] = "heads"
+    members: Annotated[int, Meta(ge=MIN_TEAM, le=MAX_TEAM, description="of a stage, that compute together")] = 2
+
 
 Segment = tuple[range, ...]  # runs of tokens, ascending, with a gap between two
 

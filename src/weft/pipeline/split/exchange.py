@@ -1,9 +1,9 @@
 """How bytes go from one member of a team to another: one says what is ready, the other fetches it when it asks for it.
 
-    handover = Handover(lane)                                   # one for each peer
-    async with handover.join(name, members, patience_s=60) as seat:
-        await seat.give(1, number, parcel(data))                # returns once member 1 has it
-        taken = await seat.take(1, number, nbytes)
+    exchanges = Exchanges(link)                                 # one for each peer
+    async with exchanges.join(name, members, patience_s=60) as exchange:
+        await exchange.give(1, number, parcel(data))            # returns once member 1 has it
+        taken = await exchange.take(1, number, nbytes)
 
 Members are counted from 0, in the order that all know. Whoever gives waits until it is taken, and whoever takes until
 it is there: `patience_s` at most.
@@ -27,7 +27,18 @@ from weft.ids import Digest, PeerId, short
 from weft.net.messages import MAX_REASON_CHARS
 from weft.pipeline.device import Parcel
 from weft.pipeline.link import StageLink
-from weft.pipeline.split.messages import MAX_WAITING, HandedOver, HasTaken, TeamLeft
+from weft.pipeline.split.messages import (
+    MAX_WAITING,
+    Counted,
+    GoBack,
+    HandedOver,
+    HasTaken,
+    Help,
+    Helps,
+    SumAnswer,
+    SumRequest,
+    TeamLeft,
+)
 from weft.tasks import Tasks
 from weft.wire import printable
 
@@ -53,26 +64,30 @@ class _Slot:
     is_asked_for: bool = False
 
 
-class Handover:
-    """Of one peer."""
+class Exchanges:
+    """Of one peer: those of all teams that it is in."""
 
     def __init__(self, link: StageLink) -> None:
         self.link = link
         self.slots: dict[Key, _Slot] = {}
-        self.seats: dict[Digest, Seat] = {}
+        self.joined: dict[Digest, Exchange] = {}
         self._num_waiting: Counter[PeerId] = Counter()
         self._left: dict[Digest, str] = {}  # teams that this peer may yet join, which another left: the oldest first
         link.serve(HandedOver, self._on_handed)
         link.on_note(TeamLeft, self._on_left)
+        link.serve_stages(Help, Helps(does=False))
+        link.serve_stages(GoBack, Helps(does=False))
+        link.serve_stages(SumRequest, SumAnswer(digest=None))
+        link.on_stage_note(Counted)
 
-    def join(self, team: Digest, members: Sequence[PeerId], *, patience_s: float = PATIENCE_S) -> "Seat":
-        """Return this peer's place in a team, to be entered.
+    def join(self, team: Digest, members: Sequence[PeerId], *, patience_s: float = PATIENCE_S) -> "Exchange":
+        """Return this peer's exchange with a team, to be entered.
 
         Args:
             team: names what it computes; no two teams of the same peers at a time have the same name.
             members: in the same order at all of them; this peer is one.
         """
-        return Seat(self, team, tuple(members), patience_s)
+        return Exchange(self, team, tuple(members), patience_s)
 
     async def _on_handed(self, peer: PeerId, note: HandedOver) -> HasTaken:
         if self._num_waiting[peer] >= MAX_WAITING:
@@ -94,49 +109,49 @@ class Handover:
         return HasTaken()
 
     async def _on_left(self, peer: PeerId, note: TeamLeft) -> None:
-        seat, reason = self.seats.get(Digest(note.team)), f"{short(peer)} left it: {printable(note.reason)}"
-        if seat is None:
+        exchange, reason = self.joined.get(Digest(note.team)), f"{short(peer)} left it: {printable(note.reason)}"
+        if exchange is None:
             self._left[Digest(note.team)] = reason
             while len(self._left) > MAX_LEFT:
                 del self._left[next(iter(self._left))]
-        elif peer in seat.members:
-            seat.halt(reason)
+        elif peer in exchange.members:
+            exchange.halt(reason)
 
     def left(self, team: Digest) -> str | None:
         """Return why a member left a team before this peer joined it; None: nobody has. Once."""
         return self._left.pop(team, None)
 
 
-class Seat:
-    """A peer's place in a team; see `Handover.join`."""
+class Exchange:
+    """Of one member with the others of its team; see `Exchanges.join`."""
 
-    def __init__(self, handover: Handover, team: Digest, members: tuple[PeerId, ...], patience_s: float) -> None:
+    def __init__(self, exchanges: Exchanges, team: Digest, members: tuple[PeerId, ...], patience_s: float) -> None:
         self.members = members
-        self.number = members.index(handover.link.me)
-        self._handover = handover
-        self._link = handover.link
+        self.number = members.index(exchanges.link.me)
+        self._exchanges = exchanges
+        self._link = exchanges.link
         self._team = team
         self._patience_s = patience_s
         self._tasks = Tasks()
         self._halted: asyncio.Future[str] = _future()
 
-    async def __aenter__(self) -> "Seat":
-        if self._team in self._handover.seats:
+    async def __aenter__(self) -> "Exchange":
+        if self._team in self._exchanges.joined:
             raise ValueError(f"this peer is in a team of the name {short(self._team)} already")
-        self._handover.seats[self._team] = self
+        self._exchanges.joined[self._team] = self
         for peer in self._others:
             self._tasks.spawn(self._watch(peer))
-        if (reason := self._handover.left(self._team)) is not None:
+        if (reason := self._exchanges.left(self._team)) is not None:
             self.halt(reason)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        del self._handover.seats[self._team]
+        del self._exchanges.joined[self._team]
         await self._tasks.aclose()
         reason = "it is done" if error is None else type(error).__name__
-        for key, slot in list(self._handover.slots.items()):
+        for key, slot in list(self._exchanges.slots.items()):
             if key[0] == self._team and not slot.taken.done():
                 slot.taken.set_result(CallFailed(f"{short(self._link.me)} left the team: {reason}"))
         if error is not None:
@@ -158,7 +173,7 @@ class Seat:
         """Return the `nbytes` bytes that a member gives under this number."""
         peer = self.members[source]
         key = (self._team, peer, number)
-        slot = self._handover.slots.setdefault(key, _Slot())
+        slot = self._exchanges.slots.setdefault(key, _Slot())
         slot.is_asked_for = True
         fault: PeerError | None = CallFailed(f"{short(self._link.me)} could not take it")
         try:
@@ -169,7 +184,7 @@ class Seat:
             fault = error
             raise
         finally:
-            self._handover.slots.pop(key, None)
+            self._exchanges.slots.pop(key, None)
             if not slot.taken.done():
                 slot.taken.set_result(fault)
 

@@ -1,15 +1,16 @@
 """One layer, forward and back, by a team: what each member does of it.
 
-    async with handover.join(name, members) as seat:
-        member = ByHeads(Team(seat, run), part, turn)     # or BySegments(Team(seat, run), layer, inverse, segments)
-        y = await member.forward(x)                       # of its segment alone, where it is split by segments
-        dx = await member.backward(dy)                    # of `member.team`, which may be another now
-    member.gradients                                      # of weights: the sum over the team is the layer's
+    async with exchanges.join(name, members) as exchange:
+        team = Team(exchange, run)
+        member = ByHeads(team, part, turn)     # or BySegments(team, layer, inverse, segments)
+        y = await member.forward(x)            # of its segment alone, where it is split by segments
+        dx = await member.backward(dy)         # by the same members, maybe in another team
+    member.gradients                           # of weights: the sum over the team is the layer's
 
 By heads all members have all of x, y, dy and dx, the same bits. By segments each has its tokens of them, and while it
 computes on one block of keys and values, the next is on its way.
 
-Failure: as `handover` has it; nothing has been added to any gradient then.
+Failure: as `exchange` has it; nothing has been added to any gradient then.
 """
 
 from collections.abc import Awaitable
@@ -45,7 +46,8 @@ class ByHeads:
         h = await self.team.sum(partial(self._pass.attention, x), onto=x)
         return await self.team.sum(partial(self._pass.ffn, h), onto=h)
 
-    async def backward(self, dy: Activations) -> Activations:
+    async def backward(self, dy: Activations, team: Team | None = None) -> Activations:
+        self.team = team or self.team
         dh = await self.team.sum(partial(self._pass.back, dy), onto=dy)
         return await self.team.sum(partial(self._pass.back, dh), onto=dh)
 
@@ -84,8 +86,9 @@ class BySegments:
                     held = await passing
         return await team.run(self._pass.end)
 
-    async def backward(self, dy: Activations) -> Activations:
-        team, held = self.team, self._own_parcel
+    async def backward(self, dy: Activations, team: Team | None = None) -> Activations:
+        self.team = team = team or self.team
+        held = self._own_parcel
         coming: Awaitable[Parcel] | None = None  # the gradient of the next block, as far as it has come
         await team.run(partial(self._pass.begin_back, dy))
         async with Branches() as branches:

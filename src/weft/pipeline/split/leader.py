@@ -1,10 +1,10 @@
 """A member of a stage that computes its section's layers with others: what is before and after them it computes alone.
 
-    lead = Lead(means, stage, device, helpers, clock)
-    passed = await lead.forward(given)          # None: nobody helps; the member computes alone
+    leader = Leader(means, clock)
+    passed = await leader.forward(given)         # None: nobody helps; the member computes alone
     gradient = await passed.backward(of_output, member)
     passed.count()
-    is_whole = await lead.collect(into)         # what the others found of the weights' gradients is added, too
+    is_whole = await leader.collect(into)       # what the others found of the weights' gradients is added, too
 
 Failure:
 - a helper does not help, or is gone on the way there: the micro-batch is computed undivided, and for a while all are.
@@ -42,26 +42,11 @@ SUM_BPS = 50e6  # bytes a second at least, at which a helper makes its sum ready
 REFUSED_S, BROKEN_S = 2.0, 30.0  # to compute alone after a helper knew another team; and after a team broke
 
 
-class Lead:
-    """Of one stage.
+class Leader:
+    """Of one stage."""
 
-    Args:
-        device: what computes the section here, now.
-        helpers: who helps this peer, now; nobody: it does not lead.
-    """
-
-    def __init__(
-        self,
-        means: Means,
-        stage: int,
-        device: Callable[[], TorchDevice],
-        helpers: Callable[[], tuple[PeerId, ...]],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, means: Means, clock: Clock) -> None:
         self.means = means
-        self.stage = stage
-        self._device = device
-        self._helpers = helpers
         self._clock = clock
         self._since, self._numbers = int(clock.wall() * 1000), count()
         self._barred_until = -1.0
@@ -70,19 +55,20 @@ class Lead:
         self._tasks = Tasks()
 
     async def forward(self, given: Given) -> "LedPassed | None":
-        helpers = self._helpers()
+        team, me = self.means.team(), self.means.link.me
+        helpers = team[1:] if team[0] == me else ()
         if given.is_measured or not helpers or self._clock.now() < self._barred_until:
             return None
-        me = self.means.link.me
+        stage = self.means.stage
         request = Help(
-            stage=self.stage,
-            name=digest(f"{me} {self.stage} {self._since} {next(self._numbers)}".encode()),
-            members=(me, *helpers),
-            round=given.beat.round,
-            step=given.beat.step,
+            stage=stage,
+            name=digest(f"{me} {stage} {self._since} {next(self._numbers)}".encode()),
+            members=team,
+            round=given.step.round,
+            step=given.step.number,
             num_samples=given.num_samples,
         )
-        passed = await LedPassed.begun(self, self._device(), given, request)
+        passed = await LedPassed.begun(self, self.means.section.here, given, request)
         bar_s = REFUSED_S
         try:
             await self.ask(helpers, request)
@@ -136,7 +122,7 @@ class Lead:
         await together(*(work(peer) for peer in peers))
 
     async def _collected(self, peer: PeerId, names: list[Digest], into: Tensor) -> None:
-        request = SumRequest(stage=self.stage, names=tuple(names))
+        request = SumRequest(stage=self.means.stage, names=tuple(names))
         deadline_s = CALL_S + Fp32().nbytes(into.numel()) / SUM_BPS
         answer = await self.means.link.call(peer, request, SumAnswer, deadline_s=deadline_s)
         if answer.digest is None:
@@ -150,7 +136,7 @@ class Lead:
 
     def _tell(self, request: Help) -> None:
         for peer in request.members[1:]:
-            note = Counted(stage=self.stage, name=request.name)
+            note = Counted(stage=self.means.stage, name=request.name)
             self._tasks.spawn(self.means.link.post(PeerId(peer), note))
 
 
@@ -158,16 +144,16 @@ class LedPassed:
     """A micro-batch that a team has passed through the layers of a section."""
 
     def __init__(
-        self, lead: Lead, device: TorchDevice, given: Given, request: Help, edges: Edges, passing: Passing
+        self, leader: Leader, device: TorchDevice, given: Given, request: Help, edges: Edges, passing: Passing
     ) -> None:
-        self._lead = lead
+        self._leader = leader
         self._model = device.model
         self._is_last = device.section.is_last
         self._weight = device.weight(given)
         self._request = request
         self._edges = edges
         self._passing = passing
-        self._shape = lead.means.whole(request.num_samples)
+        self._shape = leader.means.whole(request.num_samples)
         self._first: Passed | None = None  # of the embedding
         self._last: Passed | None = None  # of head and loss
         self._x = self._begin(given)
@@ -175,17 +161,17 @@ class LedPassed:
         self.output: Buffer | Encode | None = None
 
     @classmethod
-    async def begun(cls, lead: Lead, device: TorchDevice, given: Given, request: Help) -> "LedPassed":
+    async def begun(cls, leader: Leader, device: TorchDevice, given: Given, request: Help) -> "LedPassed":
         """Return one that has yet to pass through the layers.
 
         Raises:
             PayloadError: it is none.
         """
-        means = lead.means
+        means = leader.means
 
         def begin() -> LedPassed:
-            passing = means.layers.at(given.beat, 0).passing(means.seq_len)
-            return cls(lead, device, given, request, device.edges(given), passing)
+            passing = means.layers.at(device.model, given.step, 0).passing(means.seq_len)
+            return cls(leader, device, given, request, device.edges(given), passing)
 
         return await means.run(begin)
 
@@ -193,37 +179,37 @@ class LedPassed:
         """Pass it through the layers, with helpers who have said that they do."""
         async with self._team(self._request.there) as team:
             y = await self._through(team, self._x, self._passing.forward)
-        await self._lead.means.run(lambda: self._end(y))
+        await self._leader.means.run(lambda: self._end(y))
 
     async def backward(self, gradient: Buffer | None, member: PeerId | None) -> Buffer | None:
         """
         Raises:
             PeerError: the team is broken.
         """
-        lead, request = self._lead, self._request
-        dy = await lead.means.run(lambda: self._of_output(gradient, member))
+        leader, request = self._leader, self._request
+        dy = await leader.means.run(lambda: self._of_output(gradient, member))
         try:
             helpers = tuple(PeerId(peer) for peer in request.members[1:])
-            await lead.ask(helpers, GoBack(stage=lead.stage, name=request.name))
+            await leader.ask(helpers, GoBack(stage=leader.means.stage, name=request.name))
             async with self._team(request.back) as team:
                 dx = await self._through(team, dy, self._passing.backward)
         except (PeerError, NetError, Refused):
-            lead.bar()
+            leader.bar()
             raise
-        return await lead.means.run(lambda: self._of_input(dx))
+        return await leader.means.run(lambda: self._of_input(dx))
 
     def count(self) -> None:
         for passed in (self._first, self._last):
             if passed is not None:
                 passed.add_weight_gradients(self._weight)
         self._passing.add(self._weight, self._model.gradient)
-        self._lead.on_counted(self._request)
+        self._leader.on_counted(self._request)
 
     @asynccontextmanager
     async def _team(self, name: Digest) -> AsyncIterator[Team]:
         members = [PeerId(peer) for peer in self._request.members]
-        async with self._lead.means.handover.join(name, members) as seat:
-            yield Team(seat, self._lead.means.run)
+        async with self._leader.means.exchanges.join(name, members) as exchange:
+            yield Team(exchange, self._leader.means.run)
 
     async def _through(self, team: Team, x: Tensor, way: Callable[[Team, Tensor], Awaitable[Tensor]]) -> Tensor:
         """Return what the team makes of x, on its way there or back."""

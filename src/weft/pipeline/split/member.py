@@ -1,7 +1,7 @@
 """A member of a team that another leads: it computes its part of layers, and keeps what it found of their weights.
 
-    desk = HelpDesk.on(lane)            # one for each peer
-    desk.at[stage] = Helping(...)
+    member = TeamMember(means, current)     # helps from now on
+    member.advance(step)                    # forgets what was of earlier ones
 
 What it found of micro-batches that count is added up, until who leads asks for the sum of exactly those.
 
@@ -12,9 +12,9 @@ Failure:
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,29 +24,45 @@ from weft.errors import NetError, NotFinite, PeerError, Refused
 from weft.ids import Digest, PeerId
 from weft.pipeline.device import Parcel, parcel
 from weft.pipeline.link import StageLink
-from weft.pipeline.split.exchange import Handover
+from weft.pipeline.split.exchange import Exchanges
 from weft.pipeline.split.messages import Counted, GoBack, Help, Helps, SumAnswer, SumRequest, TeamLeft
 from weft.pipeline.split.section import LayersAt, Passing
 from weft.pipeline.split.team import Team
-from weft.pipeline.step import Beat
+from weft.pipeline.step import CurrentStep, Step
+from weft.pipeline.torch_device import TorchDevice
 from weft.pipeline.worker import Run
 from weft.tasks import Tasks
 
 MAX_HELPED = 256  # micro-batches of a step that are on their way, or were given up: many more than any member takes
 
 
+class Lent(Protocol):
+    @property
+    def here(self) -> TorchDevice:
+        """Return what computes the section.
+
+        Raises:
+            CallFailed: it is nowhere now.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What a member of a team computes with, whoever leads it.
+    """What a member of a stage's teams computes with, whoever leads.
 
     Args:
+        team: returns the one that this peer is in now; who leads it stands first.
         run: as of `Compute.train`.
         seq_len: tokens of a sample. `micro_batch`: samples of one, at most.
         batch_size: samples whose gradients are added once.
     """
 
+    stage: int
     link: StageLink
-    handover: Handover
+    exchanges: Exchanges
+    team: Callable[[], tuple[PeerId, ...]]
+    section: Lent
     layers: LayersAt
     run: Run
     seq_len: int
@@ -89,81 +105,53 @@ class _Sum:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class HelpDesk:
-    """Where calls of those who lead arrive, by the stage that they name, and what a peer's teams hand over."""
-
-    def __init__(self, handover: Handover) -> None:
-        self.at: dict[int, Helping] = {}
-        self.handover, link = handover, handover.link
-        link.serve(Help, self._on_help)
-        link.serve(GoBack, self._on_go_back)
-        link.serve(SumRequest, self._on_sum)
-        link.on_note(Counted, self._on_counted)
-
-    @classmethod
-    def on(cls, link: StageLink) -> "HelpDesk":
-        return cls(Handover(link))
-
-    async def _on_help(self, peer: PeerId, request: Help) -> Helps:
-        helping = self.at.get(request.stage)
-        return Helps(does=helping is not None and helping.begin(peer, request))
-
-    async def _on_go_back(self, peer: PeerId, request: GoBack) -> Helps:
-        helping = self.at.get(request.stage)
-        return Helps(does=helping is not None and await helping.go_back(peer, request))
-
-    async def _on_sum(self, peer: PeerId, request: SumRequest) -> SumAnswer:
-        helping = self.at.get(request.stage)
-        return SumAnswer(digest=None if helping is None else await helping.sum(peer, request))
-
-    async def _on_counted(self, peer: PeerId, note: Counted) -> None:
-        if (helping := self.at.get(note.stage)) is not None:
-            await helping.counted(peer, note)
-
-
-class Helping:
-    """Of one stage.
+class TeamMember:
+    """Of one stage: computes its part of what another leads.
 
     Args:
-        team: that this peer is in now.
-        until_due: waits until this peer is at a step.
+        current: the step that this peer is at.
     """
 
-    def __init__(
-        self, means: Means, team: Callable[[], Sequence[PeerId]], until_due: Callable[[Beat], Awaitable[None]]
-    ) -> None:
+    def __init__(self, means: Means, current: CurrentStep) -> None:
         self._means = means
-        self._team = team
-        self._until_due = until_due
+        self._current = current
         self._tasks = Tasks()
         self._helped: dict[Digest, _Helped] = {}
         self._sums: dict[PeerId, _Sum] = defaultdict(_Sum)  # by who led: members may be other teams now
         self._given: dict[PeerId, Parcel] = {}
+        link, stage = means.link, means.stage
+        link.hold(stage, Help, self._on_help)
+        link.hold(stage, GoBack, self._on_go_back)
+        link.hold(stage, SumRequest, self._on_sum)
+        link.hold(stage, Counted, self._on_counted)
 
-    def begin(self, peer: PeerId, request: Help) -> bool:
-        """Compute a micro-batch with others, from now on; return whether this peer does."""
-        name, team = Digest(request.name), tuple(self._team())
+    async def _on_help(self, peer: PeerId, request: Help) -> Helps:
+        """Compute a micro-batch with others, from now on."""
+        name, team = Digest(request.name), self._means.team()
         is_own = peer == team[0] != self._means.link.me and request.members == team
         is_own = is_own and request.num_samples <= self._means.micro_batch
         if not is_own or name in self._helped or len(self._helped) >= MAX_HELPED:
-            return False
+            return Helps(does=False)
         helped = self._helped[name] = _Helped(request)
         self._go(helped, request.there, self._forward(helped))
-        return True
+        return Helps(does=True)
 
-    async def go_back(self, peer: PeerId, request: GoBack) -> bool:
+    async def _on_go_back(self, peer: PeerId, request: GoBack) -> Helps:
         """Go back through a micro-batch, once the way there is done here, too."""
         helped = await self._known(peer, Digest(request.name))
         if helped is None or helped.passing is None or helped.is_back:
-            return False
+            return Helps(does=False)
         helped.is_back = True
         self._go(helped, helped.request.back, self._backward(helped, helped.passing))
-        return True
+        return Helps(does=True)
 
-    async def counted(self, peer: PeerId, note: Counted) -> None:
+    async def _on_counted(self, peer: PeerId, note: Counted) -> None:
         await self._add(peer, Digest(note.name))
 
-    async def sum(self, peer: PeerId, request: SumRequest) -> Digest | None:
+    async def _on_sum(self, peer: PeerId, request: SumRequest) -> SumAnswer:
+        return SumAnswer(digest=await self._summed(peer, request))
+
+    async def _summed(self, peer: PeerId, request: SumRequest) -> Digest | None:
         """Return the name of the sum of these micro-batches' gradients, which `peer` may fetch; None: there is none."""
         names = {Digest(name) for name in request.names}
         for name in names:
@@ -181,10 +169,10 @@ class Helping:
         self._means.link.give(given)
         return given.digest
 
-    def advance(self, beat: Beat) -> None:
+    def advance(self, step: Step) -> None:
         """Forget all that was of earlier steps, whose weights are no more."""
         for name, helped in list(self._helped.items()):
-            if Beat(helped.request.round, helped.request.step) < beat:
+            if Step(helped.request.round, helped.request.step) < step:
                 if helped.going is not None:
                     helped.going.cancel()
                 del self._helped[name]
@@ -194,6 +182,11 @@ class Helping:
             self._take_back(peer)
 
     async def aclose(self) -> None:
+        link, stage = self._means.link, self._means.stage
+        link.let_go(stage, Help, self._on_help)
+        link.let_go(stage, GoBack, self._on_go_back)
+        link.let_go(stage, SumRequest, self._on_sum)
+        link.let_go(stage, Counted, self._on_counted)
         await self._tasks.aclose()
         for peer in list(self._given):
             self._take_back(peer)
@@ -202,13 +195,13 @@ class Helping:
 
     async def _forward(self, helped: _Helped) -> None:
         means, request = self._means, helped.request
-        beat = Beat(request.round, request.step)
-        await self._until_due(beat)
+        step = Step(request.round, request.step)
+        await self._current.until(step)
         number = request.members.index(means.link.me)
-        layers = await means.run(lambda: means.layers.at(beat, number))
+        layers = await means.run(lambda: means.layers.at(means.section.here.model, step, number))
         passing, shape = layers.passing(means.seq_len), means.whole(request.num_samples)
-        async with means.handover.join(request.there, helped.members) as seat:
-            team = Team(seat, means.run)
+        async with means.exchanges.join(request.there, helped.members) as exchange:
+            team = Team(exchange, means.run)
             x = await team.dealt(passing.shape(shape, number), layers.vector)
             y = await passing.forward(team, x)
             if passing.has_pieces:
@@ -219,8 +212,8 @@ class Helping:
         means, request = self._means, helped.request
         number = request.members.index(means.link.me)
         shape = passing.shape(means.whole(request.num_samples), number)
-        async with means.handover.join(request.back, helped.members) as seat:
-            team = Team(seat, means.run)
+        async with means.exchanges.join(request.back, helped.members) as exchange:
+            team = Team(exchange, means.run)
             dx = await passing.backward(team, await team.dealt(shape, passing.vector))
             if passing.has_pieces:
                 await team.hand_in(dx)

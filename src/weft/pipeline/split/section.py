@@ -9,7 +9,7 @@
 By heads a piece is all there is; by segments it is the member's tokens.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -21,13 +21,12 @@ from weft.model.config import ModelConfig
 from weft.model.flat import FlatModel
 from weft.model.layers import Block, rotation
 from weft.model.transformer import SectionModule
-from weft.pipeline.split.config import SplitConfig
-from weft.pipeline.split.cut import Segment, heads_parts, num_tokens, zigzag
+from weft.pipeline.split.cut import Segment, SplitConfig, heads_parts, num_tokens, zigzag
 from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import put, select
 from weft.pipeline.split.team import Team
 from weft.pipeline.split.tensor_parallel import add_gradients, cut_layer
-from weft.pipeline.step import Beat
+from weft.pipeline.step import Step
 
 Activations = Float[Tensor, "batch tokens width"]
 Vector = Float[Tensor, " num"]
@@ -101,24 +100,23 @@ class LayersAt:
     """The layers of each step: weights change between two.
 
     Args:
-        model: what computes the section now; fails where nothing does.
         width: of the model.
     """
 
-    def __init__(self, model: Callable[[], FlatModel], split: SplitConfig, width: int) -> None:
+    def __init__(self, split: SplitConfig, width: int) -> None:
         self.width = width
-        self._model = model
         self._split = split
-        self._made: tuple[FlatModel, Beat, int, SplitLayers] | None = None
+        self._made: tuple[FlatModel, Step, int, SplitLayers] | None = None
 
     def forget(self) -> None:
         """Weights have changed, or leave their device."""
         self._made = None
 
-    def at(self, beat: Beat, number: int) -> SplitLayers:
-        model, made = self._model(), self._made
-        if made is None or made[0] is not model or made[1:3] != (beat, number):
-            made = self._made = model, beat, number, SplitLayers(model, self._split, number)
+    def at(self, model: FlatModel, step: Step, number: int) -> SplitLayers:
+        """Return the layers of what computes the section in a step, as member `number` of a team has them."""
+        made = self._made
+        if made is None or made[0] is not model or made[1:3] != (step, number):
+            made = self._made = model, step, number, SplitLayers(model, self._split, number)
         return made[3]
 
 
@@ -143,8 +141,7 @@ class Passing:
 
     async def backward(self, team: Team, dy: Activations) -> Activations:
         for member in reversed(self._made):
-            member.team = team
-            dy = await member.backward(dy)
+            dy = await member.backward(dy, team)
         return dy
 
     def add(self, weight: float, into: Vector) -> None:

@@ -1,6 +1,6 @@
 """What a team does between two pieces of a layer: sums what its members made, or passes something round its ring.
 
-    team = Team(seat, run)
+    team = Team(exchange, run)
     y = await team.sum(make, onto=x)        # x + what member 0 made + what member 1 made + ...
     block = await team.shift(held, num)     # to the next member, from the one before
     await team.deal(pieces)                 # from the first to each: `dealt` there; back by `hand_in` and `handed_in`
@@ -26,7 +26,7 @@ from weft.errors import PayloadError
 from weft.ids import short
 from weft.pipeline.device import Parcel, parcel
 from weft.pipeline.split.cut import runs, shares
-from weft.pipeline.split.exchange import Seat
+from weft.pipeline.split.exchange import Exchange
 from weft.pipeline.split.tensor_parallel import added
 from weft.pipeline.worker import Run
 
@@ -40,11 +40,11 @@ class Team:
         run: runs work that takes a processor's time, as of `Compute.train`.
     """
 
-    def __init__(self, seat: Seat, run: Run) -> None:
-        self.number = seat.number
-        self.size = len(seat.members)
+    def __init__(self, exchange: Exchange, run: Run) -> None:
+        self.number = exchange.number
+        self.size = len(exchange.members)
         self.run = run
-        self._seat = seat
+        self._exchange = exchange
         self._codec = Fp32()
         self._counted = 0
 
@@ -61,7 +61,7 @@ class Team:
         async def give() -> Tensor:
             flat, parcels = await self.run(work)
             await together(
-                *(self._seat.give(*each) for each in zip(others, [first] * len(others), parcels, strict=True))
+                *(self._exchange.give(*each) for each in zip(others, [first] * len(others), parcels, strict=True))
             )
             return flat
 
@@ -79,7 +79,7 @@ class Team:
         """Return `onto` + all pieces: this member's, which it gives to all, and the others'."""
         others, given = self._others, await self.run(lambda: self.pack(piece))
         taking = [self._take(each, number, pieces[each], onto) for each in others]
-        _, *taken = await together(together(*(self._seat.give(each, number, given) for each in others)), *taking)
+        _, *taken = await together(together(*(self._exchange.give(each, number, given) for each in others)), *taking)
 
         def add() -> Tensor:
             found = {self.number: piece, **dict(zip(others, taken, strict=True))}
@@ -93,7 +93,7 @@ class Team:
 
         async def shifted() -> Parcel:
             taken, _ = await together(
-                self._seat.take(before, number, self._codec.nbytes(num)), self._seat.give(after, number, held)
+                self._exchange.take(before, number, self._codec.nbytes(num)), self._exchange.give(after, number, held)
             )
             found: Parcel = taken
             return found
@@ -106,7 +106,7 @@ class Team:
         """Give each of the others its piece."""
         number, others = self._next(), self._others
         parcels = await self.run(lambda: [self.pack(pieces[each]) for each in others])
-        await together(*(self._seat.give(each, number, held) for each, held in zip(others, parcels, strict=True)))
+        await together(*(self._exchange.give(each, number, held) for each, held in zip(others, parcels, strict=True)))
 
     async def dealt(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return the piece that the first gives."""
@@ -116,7 +116,7 @@ class Team:
     async def hand_in(self, piece: Tensor) -> None:
         """Give the first a piece."""
         number, held = self._next(), await self.run(lambda: self.pack(piece))
-        await self._seat.give(0, number, held)
+        await self._exchange.give(0, number, held)
 
     async def handed_in(self, own: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the first's own piece and those of the others, in their order."""
@@ -142,7 +142,9 @@ class Team:
         try:
             return self._codec.decode(data, data.nbytes // self._codec.nbytes(1)).to(like.device)
         except PayloadError as error:
-            raise PayloadError(f"what {short(self._seat.members[source])} handed over to its team: {error}") from None
+            raise PayloadError(
+                f"what {short(self._exchange.members[source])} handed over to its team: {error}"
+            ) from None
 
     @property
     def _others(self) -> list[int]:
@@ -152,7 +154,7 @@ class Team:
         return [range(num)] * 2 if self.size == 2 else list(runs(shares(num, [1.0] * self.size)))
 
     async def _take(self, source: int, number: int, piece: range, like: Tensor) -> Tensor:
-        taken = await self._seat.take(source, number, self._codec.nbytes(len(piece)))
+        taken = await self._exchange.take(source, number, self._codec.nbytes(len(piece)))
         return await self.run(lambda: self.unpack(taken, source, like))
 
     def _next(self) -> int:

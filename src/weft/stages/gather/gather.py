@@ -1,15 +1,15 @@
 """Out of stages comes a model again: their sections, fetched one after the other, as one checkpoint of the whole run.
 
-    gathered = await Gather(run, means, windows, sources).gather(into)
+    gathered = await Gather(run, means, readers, sources).gather(into)
 
 Each stage counts its own rounds, and one that was slow has fewer: what says which states belong together is how many
-rounds of the first stage are in them, their beat. Members are asked to keep the states that they hold; where these are
-not of one beat, to keep those after one that is still to come. Where that does not succeed within `AGREE_S`, because
-beats go by too fast or a stage stands still, the newest of each is taken, and a notice says so. A section that lies on
-this machine, in the state that is wanted, is not fetched. Where nobody tells of beats, as among sections on a disk,
-rounds are taken in their place.
+rounds of the first stage are in them. Members are asked to keep the states that they hold; where these are not of one
+such round, to keep those after one that is still to come. Where that does not succeed within `AGREE_S`, because rounds
+go by too fast or a stage stands still, the newest of each is taken, and a notice says so. A section that lies on this
+machine, in the state that is wanted, is not fetched. Where nobody tells of the first stage's rounds, as among sections
+on a disk, each stage's own are taken in their place.
 
-No more than one section is in memory: what comes goes into a mapped file (`whole`).
+No more than one section is in memory: what comes goes into a mapped file (`assembled`).
 
 Failure:
 - a member vanishes: other members of its stage deliver; there are none: all begins anew, `TRIES` times, with what has
@@ -32,7 +32,7 @@ from weft.ids import Digest, PeerId, Round
 from weft.peer.state.checkpoint import Snapshot, load_model, read_contents, save
 from weft.peer.state.state_client import Offered
 from weft.run.staged import StagedConfig
-from weft.stages.gather.whole import Assembled, common, in_words
+from weft.stages.gather.assembled import Assembled, common, in_words
 from weft.stages.reader import StageReader
 from weft.store.chunks import chunk_bytes
 from weft.store.home import PeerFolder
@@ -42,7 +42,7 @@ from weft.sync.records.messages import Manifest
 from weft.wire import Buffer, digest_of
 
 AGREE_S = 60.0  # for all stages to come to one round
-AHEAD = 2  # beats, from the newest that is known
+AHEAD = 2  # rounds, from the newest that is known
 TRIES = 3
 AGAIN_S = 15.0  # a stage that has lost all its members may be restored meanwhile
 
@@ -54,16 +54,16 @@ class Found:
     Args:
         pieces: yields the outer parameters, where states are merged; raises CheckpointError where they are no longer
             those of `head`.
-        beat: rounds of the first stage that are in it; of the stage itself, where that is not known.
+        round: of the first stage, so many are in it; of the stage itself, where that is not known.
     """
 
     head: Manifest
     charter: Charter | None
     pieces: Callable[[], Iterator[Buffer]]
-    beat: int
+    round: int
 
 
-Choice = tuple[int, Found | Offered]  # with its beat
+Choice = tuple[int, Found | Offered]  # with its round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +100,15 @@ class Gather:
     """
     Args:
         run: the whole.
-        windows: of each stage that has members; none offline.
+        readers: of each stage that has members; none offline.
     """
 
-    def __init__(self, run: StagedConfig, means: Means, windows: Mapping[int, StageReader], sources: Sources) -> None:
+    def __init__(self, run: StagedConfig, means: Means, readers: Mapping[int, StageReader], sources: Sources) -> None:
         self._run = run
         self._means = means
-        self._windows = windows
+        self._readers = readers
         self._sources = sources
-        self._pins: dict[int, dict[int, Offered]] = {}  # of each stage, by beat
+        self._pins: dict[int, dict[int, Offered]] = {}  # of each stage, by round
         self._placed: dict[int, Digest] = {}  # the state's head, of stages that have come
         self._fetched_nbytes = 0
 
@@ -122,9 +122,9 @@ class Gather:
         whole = await self._means.compute.serve(lambda: Assembled(self._run, self._means.scratch))
         chosen = await self._all_in(whole)
         states = {stage: each for stage, (_, each) in chosen.items()}
-        beats = {stage: beat for stage, (beat, _) in chosen.items()}
-        if len(set(beats.values())) > 1:
-            self._means.emit(Notice(text=in_words(self._run, beats)))
+        numbers = {stage: number for stage, (number, _) in chosen.items()}
+        if len(set(numbers.values())) > 1:
+            self._means.emit(Notice(text=in_words(self._run, numbers)))
         rounds, first = {stage: each.head.round for stage, each in states.items()}, states[0]
         snapshot = Snapshot(
             config=self._run,
@@ -148,7 +148,7 @@ class Gather:
         failure: Exception | None = None
         for number in range(TRIES):
             try:
-                await asyncio.sleep(AGAIN_S if number and self._windows else 0.0)
+                await asyncio.sleep(AGAIN_S if number and self._readers else 0.0)
                 chosen = await self._agree()
                 for stage, (_, each) in chosen.items():
                     if self._placed.get(stage) != digest_of(each.head):
@@ -165,7 +165,7 @@ class Gather:
 
     async def _place(self, stage: int, chosen: Found | Offered, whole: Assembled) -> None:
         if isinstance(chosen, Offered):
-            self._fetched_nbytes += await self._windows[stage].pull(
+            self._fetched_nbytes += await self._readers[stage].pull(
                 chosen, (OUTER,), lambda _name, start, data: whole.put(stage, start, data), self._means.emit
             )
             return
@@ -181,7 +181,7 @@ class Gather:
     # --- which states ---
 
     async def _agree(self) -> dict[int, Choice]:
-        """Return the states to take, of one beat if it can be had; members keep those that they are to deliver."""
+        """Return the states to take, of one round if it can be had; members keep those that they are to deliver."""
         clock, until = self._means.clock, self._means.clock.now() + AGREE_S
         stages = range(self._run.num_pieces)
         await asyncio.gather(*(self._pin(stage) for stage in stages))
@@ -195,42 +195,42 @@ class Gather:
             left_s = until - clock.now()
             if left_s <= 0 or not await self._pin_at(max(newest.values()) + ahead, left_s):
                 return {stage: (newest[stage], found[stage][newest[stage]]) for stage in stages}
-            ahead *= 2  # beats that go by before all have heard of it
+            ahead *= 2  # rounds that go by before all have heard of it
 
-    async def _pin_at(self, beat: int, left_s: float) -> bool:
-        """Have the members of all pieces keep their states after a beat; return whether it is worth another look."""
+    async def _pin_at(self, round: int, left_s: float) -> bool:
+        """Have the members of all pieces keep their states after a round; return whether it is worth another look."""
         members = {stage: self._sources.members(stage) for stage in range(self._run.num_pieces)}
-        if not all(stage in self._windows and each for stage, each in members.items()):
+        if not all(stage in self._readers and each for stage, each in members.items()):
             return False
         asked = await asyncio.gather(
-            *(self._windows[stage].pin_at(each, beat, left_s) for stage, each in members.items())
+            *(self._readers[stage].pin_at(each, round, left_s) for stage, each in members.items())
         )
         for stage, offered in zip(members, asked, strict=True):
             if offered is not None:
-                self._pins.setdefault(stage, {})[beat] = offered
+                self._pins.setdefault(stage, {})[round] = offered
         return True
 
     async def _pin(self, stage: int) -> None:
         members = self._sources.members(stage)
-        if stage in self._windows and members:
+        if stage in self._readers and members:
             with suppress(PeerError, NetError, Refused):  # it may lie here
-                offered = await self._windows[stage].pin(members)
-                beat = await self._windows[stage].beat(offered.donors, digest_of(offered.head))
-                self._pins.setdefault(stage, {})[int(offered.head.round) if beat is None else beat] = offered
+                offered = await self._readers[stage].pin(members)
+                round = await self._readers[stage].beat(offered.donors, digest_of(offered.head))
+                self._pins.setdefault(stage, {})[int(offered.head.round) if round is None else round] = offered
 
     def _choices(self, stage: int) -> dict[int, Found | Offered]:
-        """Return the states that can be had of a stage, by beat.
+        """Return the states that can be had of a stage, by round.
 
         Raises:
             PeerError: none.
         """
         found: dict[int, Found | Offered] = dict(self._pins.get(stage, {}))
-        pinned = {digest_of(pin.head): beat for beat, pin in self._pins.get(stage, {}).items()}
+        pinned = {digest_of(pin.head): round for round, pin in self._pins.get(stage, {}).items()}
         for each in self._sources.here(stage):
-            if (beat := pinned.get(digest_of(each.head))) is not None:
-                found[beat] = each  # which need not be fetched
+            if (round := pinned.get(digest_of(each.head))) is not None:
+                found[round] = each  # which need not be fetched
             elif not pinned:  # else it may be of long ago, or of a branch that was left
-                found[each.beat] = each
+                found[each.round] = each
         if not found:
             raise PeerError(f"nobody that is linked holds {self._run.called(stage)}, and it does not lie here")
         return found

@@ -5,14 +5,14 @@
     methods that send gradients    one step a round, which the round merges
     methods that send deltas       `every` steps a round, each an inner step on what was routed here
 
-Before a payload is announced, the other members of the stage hear which micro-batches it is made of (`notes`); after
-the round all work out the same of what nobody has counted (`pipeline.tally`).
+Before a payload is announced, the other members of the stage hear which micro-batches it is made of (`reports`); after
+the round all work out the same of what nobody has counted (`pipeline.exactly_once`).
 
-An end stage of a model whose embedding is its head hands its part of that matrix's gradient to `tied`, and goes on once
-that has been merged, too.
+An end stage of a model whose embedding is its head hands its part of that matrix's gradient to `tied_conductor`, and
+goes on once that has been merged, too.
 
-Rounds of the stages go together: that of the first stage numbers the beats, and the others follow. A stage that has
-fallen behind, or counts its rounds otherwise since a branch, goes on with the newest beat that it hears of. Who hears
+Rounds of the stages go together: that of the first stage numbers the steps, and the others follow. A stage that has
+fallen behind, or counts its rounds otherwise since a branch, goes on with the newest step that it hears of. Who hears
 that another member has ended the step ends it, too: they may have come to different names for it.
 """
 
@@ -28,12 +28,11 @@ from weft.executor import Compute
 from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.peer.companion import Parameters, Unmeasured
-from weft.pipeline.step import Beat
+from weft.pipeline.step import Step
 from weft.pipeline.worker import Sum, Worker
 from weft.run.staged import StagedConfig
-from weft.stages.step.barrier import Barrier
-from weft.stages.step.reports import ASK_S, Reports, States
-from weft.stages.step.snapshots import Snapshots
+from weft.stages.step.pipeline import Pipeline
+from weft.stages.step.reports import ASK_S, Reports, Snapshots
 from weft.stages.step.source import Source
 from weft.stages.step.teams import Teams
 from weft.stages.step.tied_conductor import TiedConductor
@@ -53,7 +52,7 @@ class Part:
     worker: Worker
     trainer: SectionTrainer
     compute: Compute
-    barrier: Barrier
+    pipeline: Pipeline
     source: Source | None  # None: another stage than the first
     tied: TiedConductor | None  # None: no tied matrix lies apart from this section
     teams: Teams | None  # None: all members compute alone
@@ -64,19 +63,23 @@ class Part:
 class Conductor:
     def __init__(self, part: Part) -> None:
         self._part = part
+        self._barrier = part.pipeline.barrier
         self._sends_gradient = part.run.method.send == "gradient"
-        self._round: int | None = None  # of the beats; None: nothing was heard of any yet
-        self._notes = Reports(part.channel, part.barrier.look)
-        self._states = States()
+        self._round: int | None = None  # of the first stage; None: nothing was heard of any yet
+        self._reports = Reports(part.channel, self._barrier.look)
         self._previous: Digest | None = None  # of the round that this peer trains for
+        self._is_stopped = False
         self.is_ready = False  # it computes in step with the others
-        self.is_leaving = False
-        self.on_ready: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        """Wait for nobody any more."""
+        self._is_stopped = True
+        self._barrier.look()
 
     @property
-    def beat(self) -> Beat:
+    def step(self) -> Step:
         """Return the first step of the round that this peer is in."""
-        return Beat(self._round or 0, 0)
+        return Step(self._round or 0, 0)
 
     @property
     def has_begun(self) -> bool:
@@ -86,20 +89,20 @@ class Conductor:
     @property
     def is_in_step(self) -> bool:
         """Whether this peer computes with the others: they are at most one round further."""
-        return self.is_ready and self.beat.round + 1 >= self._part.barrier.newest.round
+        return self.is_ready and self.step.round + 1 >= self._barrier.steps.newest.round
 
     # --- what rounds ask of it ---
 
     async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:
         part = self._part
         self._previous = digest_of(head)
-        self._round = head.round if part.source is not None else max(self._round or 0, part.barrier.newest.round)
+        self._round = head.round if part.source is not None else max(self._round or 0, self._barrier.steps.newest.round)
         if not self.is_ready:
-            await self._notes.ask_all(self._previous)
+            await self._reports.ask_all(self._previous)
             self.is_ready = True
             if part.tied is not None:
                 part.tied.follow(self._stage)
-            self.on_ready()
+            part.pipeline.changed()
         self._leave_steps(self._previous)
         is_again = False
         while not await self._made(head, positions, is_over, is_again) and await self._nobody_brings(head, is_over):
@@ -116,36 +119,37 @@ class Conductor:
             is_again: the lease was begun before, and its work may have been assigned to this member since.
         """
         part, every, round = self._part, self._part.run.method.every, self._round or 0
+        counting = part.worker.counting
         origins = frozenset(lease.peer for lease in head.leases)
         num_samples = 0
-        for step, share in enumerate(np.array_split(positions, 1 if self._sends_gradient else every)):
-            beat = Beat(round, step)
-            await part.worker.advance(beat)
-            if part.source is not None and not (is_again and part.worker.num_counted):
-                await self._begun(part.source, beat, share, origins, is_over)
-            await part.barrier.until_over(beat, lambda: is_over() or self._is_announced())
+        for number, share in enumerate(np.array_split(positions, 1 if self._sends_gradient else every)):
+            step = Step(round, number)
+            await part.worker.advance(step)
+            if part.source is not None and not (is_again and counting.num_samples):
+                await self._begun(part.source, step, share, origins, is_over)
+            await self._barrier.until_over(step, lambda: is_over() or self._is_announced())
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await part.worker.settled()
-            num_samples += part.worker.num_counted
+            num_samples += counting.num_samples
             if not self._sends_gradient:
-                await self._step(part.worker.take_sum(), head.committed_tokens, step + 1)
+                await self._make_step(counting.take_sum(), head.committed_tokens, number + 1)
             if is_over() or self._is_announced():
                 break
-        self._round = max(self._notes.brought(digest_of(head)), default=round)
-        await part.worker.report()
-        total = part.worker.take_sum() if self._sends_gradient and num_samples else Sum()
+        self._round = max(self._reports.brought(digest_of(head)), default=round)
+        await counting.report()
+        total = counting.take_sum() if self._sends_gradient and num_samples else Sum()
         if part.tied is not None:
             await part.tied.hand_in(self._stage, self._round, total)
         if total.num_samples and part.teams is not None and not await part.teams.collect():
-            part.worker.lose()
+            counting.lose()
             await part.compute.train(part.trainer.clear)
             total, num_samples = Sum(), 0
         part.trainer.hand_in(total)
         return num_samples > 0 or is_over() or self._is_announced()
 
-    async def _step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
-        part, pace = self._part, float(self._part.barrier.num_origins)
+    async def _make_step(self, total: Sum, committed_tokens: int, num_steps: int) -> None:
+        part, pace = self._part, float(self._barrier.steps.num_origins)
         await part.compute.train(lambda: part.trainer.make_step(total, committed_tokens, num_steps, pace))
 
     async def _nobody_brings(self, head: Manifest, is_over: Callable[[], bool]) -> bool:
@@ -158,79 +162,80 @@ class Conductor:
         here, previous = set(head.members) & {part.channel.peer, *part.channel.peers}, digest_of(head)
 
         def is_known() -> bool:
-            return is_over() or self._is_announced() or self._notes.of(previous, here).keys() == here
+            return is_over() or self._is_announced() or self._reports.of(previous, here).keys() == here
 
         while not is_known():
-            await self._notes.ask_all(previous)  # what was told while the link was down, this peer has not heard
+            await self._reports.ask_all(previous)  # what was told while the link was down, this peer has not heard
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_S):
-                    await part.barrier.until(is_known)
+                    await self._barrier.until(is_known)
         if is_over() or self._is_announced():
             return False
-        notes = self._notes.of(previous, here)
-        await part.worker.close({peer: note.told for peer, note in notes.items()}, head.members)
-        self._notes.forget(previous, notes)
+        told = self._reports.of(previous, here)
+        await part.worker.counting.close({peer: each.told for peer, each in told.items()}, head.members)
+        self._reports.forget(previous, told)
         return True
 
     async def _begun(
         self,
         source: Source,
-        beat: Beat,
+        step: Step,
         positions: NDArray[np.int64],
         origins: frozenset[PeerId],
         is_over: Callable[[], bool],
     ) -> None:
         """Have all micro-batches of a step pass through the stages, or as many as there is time for."""
-        barrier = self._part.barrier
-        barrier.tell(beat, origins, is_done=False)
-        beginning = asyncio.ensure_future(source.begin(positions, beat))
+        barrier = self._barrier
+        barrier.tell(step, origins, is_done=False)
+        beginning = asyncio.ensure_future(source.begin(positions, step))
         try:
             await barrier.until(lambda: beginning.done() or is_over(), wakes=beginning)
             if beginning.done():
                 beginning.result()
         finally:
             beginning.cancel()
-            barrier.tell(beat, origins, is_done=True)
+            barrier.tell(step, origins, is_done=True)
 
     async def announcing(self, payload: Digest | None) -> None:
         """Tell the other members what the payload is made of; None: this peer brings nothing."""
-        told = self._part.worker.exactly_once.told
+        told = self._part.worker.counting.exactly_once.told
         if told is not None and self._previous is not None:
-            self._notes.tell(self._previous, payload, self._round or 0, told)
+            self._reports.tell(self._previous, payload, self._round or 0, told)
 
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:
         part = self._part
-        reports = await self._notes.reports(manifest, electorate)
+        reports = await self._reports.reports(manifest, electorate)
         if self._sends_gradient:
             await part.compute.train(part.trainer.clear)
         if part.teams is not None:
             part.teams.forget()
-        closed = await part.worker.close(reports, electorate)
-        told = self._notes.beats(manifest.previous)
+        closed = await part.worker.counting.close(reports, electorate)
+        told = self._reports.rounds(manifest.previous)
         self._round = manifest.round if part.source is not None else max([self._round or 0, *told]) + 1
-        self._states.note(digest_of(manifest), self._round)
         await part.snapshots.settled(self._round, digest_of(manifest))
         if part.tied is not None:
-            await part.tied.merged(self._stage, self._round - 1, lambda: self.is_leaving)
+            await part.tied.merged(self._stage, self._round - 1, self._has_stopped)
         self._leave_steps(digest_of(manifest))
-        await part.worker.advance(self.beat)
+        await part.worker.advance(self.step)
         return bool(closed.given_up)
 
     def _leave_steps(self, state: Digest) -> None:
         """Let a team forget what was of other weights than those after `state`."""
         if self._part.teams is not None:
-            self._part.teams.advance(self.beat, state)
+            self._part.teams.advance(self.step, state)
 
-    def beat_after(self, manifest: Digest) -> int | None:
-        """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
-        return self._states.beat_after(manifest)
+    def is_stopped(self) -> bool:
+        return self._is_stopped
 
     def evaluator(self, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
         return self._part.make_evaluator(self, replica, is_stopping)
 
+    def _has_stopped(self) -> bool:
+        return self._is_stopped
+
     def _is_announced(self) -> bool:
         """Whether another member of the stage has ended the step that this peer is in: it is over, by whatever name."""
-        return bool(self._notes.brought(self._previous))
+        return bool(self._reports.brought(self._previous))
 
     @property
     def _stage(self) -> int:

@@ -6,13 +6,10 @@
 Both stay at the end until nobody measures or fetches any more: all sections are needed for either.
 
 It samples no text: that takes a pass through all stages for each token.
-
-What is in step with the stages.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from torch import Tensor
 
@@ -20,21 +17,8 @@ from weft.clock import Clock
 from weft.ids import Round
 from weft.peer.companion import Unmeasured
 from weft.peer.loop.evaluate import Evaluator
-from weft.pipeline.step import Beat
+from weft.stages.step.conductor import Conductor
 from weft.stages.step.source import Source
-
-
-class Conducted(Protocol):
-    @property
-    def beat(self) -> Beat:
-        """Return the first step of the round that it is in."""
-        ...
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it has been in any round, since this process began."""
-        ...
-
 
 FIRST_S = 3.0  # for whoever measures at the end to begin
 MOST_S = 600.0  # and as long as the whole model takes over a slow line
@@ -66,19 +50,19 @@ class Needs:
 class StageEvaluator(Evaluator):
     is_measured = False  # at the end of the run
 
-    def passing(self, source: Source, conducted: Conducted, needs: Needs) -> "StageEvaluator":
-        """Send what is measured through `source`, by parameters as of `conducted`'s round; return itself."""
-        self._source, self._conducted, self._needs = source, conducted, needs
+    def passing(self, source: Source, conductor: Conductor, needs: Needs) -> "StageEvaluator":
+        """Send what is measured through `source`, by parameters as of `conductor`'s round; return itself."""
+        self._source, self._conductor, self._needs = source, conductor, needs
         return self
 
     async def finish(self) -> None:
-        if self._conducted.has_begun:  # else all was trained, and measured, before: the others' rounds are over, too
+        if self._conductor.has_begun:  # else all was trained, and measured, before: the others' rounds are over, too
             await super().finish()
         self.is_measured = True
         await self._needs.over()
 
     async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:  # noqa: ARG002
-        return await self._source.measured(self._heldout, windows, self._conducted.beat, between)
+        return await self._source.measured(self._heldout, windows, self._conductor.step, between)
 
     async def _sample(self, round: Round) -> None:
         """Write nothing."""

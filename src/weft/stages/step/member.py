@@ -1,6 +1,7 @@
 """One stage that this peer holds: its membership, and the worker that micro-batches come to."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 from torch import Tensor
@@ -10,12 +11,13 @@ from weft.peer.companion import Parameters, Unmeasured
 from weft.peer.peer import Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot
 from weft.pipeline.sender import Origin
+from weft.pipeline.step import CurrentStep
 from weft.pipeline.worker import Bounds, Worker
 from weft.stages.messages import Held, LeaveAnswer, MayLeave, State
-from weft.stages.report import Busy, Timed
 from weft.stages.step.conductor import Conductor, Part
 from weft.stages.step.evaluate import Bystander, Needs, StageEvaluator
-from weft.stages.step.membership import Grounds, Membership
+from weft.stages.step.membership import Membership
+from weft.stages.step.pipeline import Kit, Pipeline
 from weft.stages.step.source import Source
 from weft.stages.step.teams import Teams
 from weft.stages.step.tied import TiedMember
@@ -36,63 +38,51 @@ class Member(Membership):
 
     conductor: Conductor
 
-    def __init__(self, grounds: Grounds, stage: int, since: int, outer: Tensor, tied: TiedMember | None) -> None:
-        super().__init__(grounds, stage, since)
-        run, clock = self.run, grounds.clock
-        self._measuring: StageEvaluator | None = None  # of the first stage
+    def __init__(
+        self, kit: Kit, pipeline: Pipeline, stage: int, since: int, outer: Tensor, tied: TiedMember | None
+    ) -> None:
+        micro_batch = kit.run.pipeline.micro_batch
+        emit, self._compute = pipeline.reports.of(stage, kit.compute, micro_batch)
+        kit = replace(kit, emit=emit, compute=self._compute)
+        super().__init__(kit, pipeline, stage, since)
+        run, clock = self.run, kit.clock
+        self._evaluator: StageEvaluator | None = None  # of the first stage
         self.channel.serve(MayLeave, self._may_leave)
-        batches = grounds.data.batches(run, "train")
+        batches = kit.data.batches(run, "train")
         matrix = None if tied is None else tied.trainer
         self._tied = None if tied is None else tied.conductor
-        self.trainer = grounds.make_section(run, grounds.settings, batches, self._emit_from_thread, clock, matrix)
-        self._busy = Busy(run.pipeline.micro_batch)
-        work = Timed(grounds.compute, clock, self._busy.note)
-        onward = None if stage == run.stages - 1 else grounds.onward(stage + 1)
-        bounds = Bounds(num_taken=fitting(run, grounds.settings, choose(grounds.settings)))
-        self._teams = self._teamed()
-        lead = None if self._teams is None else self._teams.lead
-        self.worker = Worker(grounds.link, stage, self.trainer, onward, work.train, clock, grounds.emit, bounds, lead)
-        if self._teams is not None:
-            self._teams.begin(self.worker)
+        self.trainer = kit.make_section(run, kit.settings, batches, self._emit_from_thread, clock, matrix)
+        current, onward = CurrentStep(stage, clock), None if stage == run.stages - 1 else pipeline.sender(stage + 1)
+        bounds = Bounds(num_taken=fitting(run, kit.settings, choose(kit.settings)))
+        is_split = run.pipeline.split is not None
+        self._teams = Teams(kit, pipeline, run, self.trainer, current) if is_split else None
+        leader = None if self._teams is None else self._teams.leader
+        work = self._compute.piece
+        self.worker = Worker(pipeline.link, stage, self.trainer, onward, work, current, emit, bounds, leader)
         self._source: Source | None = None
         if stage == 0:
             first = int(clock.wall() * 1000) << 20  # no process of this peer has begun one so high
-            origin = Origin(grounds.node.peer, grounds.onward(0), run.stages, first)
-            self._source = Source(origin, batches, run.pipeline.micro_batch, grounds.compute)
+            origin = Origin(kit.node.peer, pipeline.sender(0), run.stages, first)
+            self._source = Source(origin, batches, micro_batch, kit.compute)
         part = Part(
             run=run,
             channel=self.channel,
             worker=self.worker,
             trainer=self.trainer,
-            compute=grounds.compute,
-            barrier=grounds.barrier,
+            compute=kit.compute,
+            pipeline=pipeline,
             source=self._source,
             tied=self._tied,
             teams=self._teams,
             snapshots=self.snapshots,
-            make_evaluator=self._evaluator,
+            make_evaluator=self._make_evaluator,
         )
         self.conductor = Conductor(part)
-        self._standing = self._place(self.trainer, self.conductor, outer)
-        self.peer = Peer(run, self._standing)
-
-    def _teamed(self) -> Teams | None:
-        grounds = self._grounds
-        if self.run.pipeline.split is None:
-            return None
-        return Teams(
-            self.run,
-            self.trainer,
-            grounds.link,
-            grounds.helps,
-            grounds.compute,
-            grounds.clock,
-            grounds.emit,
-            lambda: grounds.ready(self.stage),
-        )
+        self._context = self._place(self.trainer, self.conductor, outer)
+        self.peer = Peer(run, self._context)
 
     async def live(self, *, wait_for: int | None, snapshot: Snapshot | None) -> Outcome:
-        self._grounds.dispatch.workers[self.stage] = self.worker
+        self.worker.start()
         return await super().live(wait_for=wait_for, snapshot=snapshot)
 
     def stop(self, reason: str) -> None:
@@ -101,8 +91,7 @@ class Member(Membership):
         super().stop(reason)
 
     async def _end(self) -> None:
-        if self._grounds.dispatch.workers.get(self.stage) is self.worker:
-            del self._grounds.dispatch.workers[self.stage]
+        self.worker.stop()
         if self._teams is not None:
             await self._teams.aclose()
         await self.worker.aclose()
@@ -110,11 +99,11 @@ class Member(Membership):
     @property
     def is_measuring(self) -> bool:
         """Whether it has yet to measure the end of the run."""
-        return self._measuring is not None and self.peer.is_complete and not self._measuring.is_measured
+        return self._evaluator is not None and self.peer.is_complete and not self._evaluator.is_measured
 
     @property
     def held(self) -> Held:
-        rate = self._busy.rate if self._teams is None else 0.0  # of who computes with others nothing is measured
+        rate = self._compute.rate if self._teams is None else 0.0  # of who computes with others nothing is measured
         return msgspec.structs.replace(super().held, rate=rate, num_waiting=self.worker.num_taken)
 
     @property
@@ -122,13 +111,14 @@ class Member(Membership):
         state = super()._state
         return "joining" if state == "ready" and not self.conductor.is_in_step else state
 
-    def _evaluator(self, conductor: Conductor, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
-        grounds = self._grounds
-        needs = Needs(grounds.clock, grounds.has_busy, grounds.run.num_parameters)
+    def _make_evaluator(self, conductor: Conductor, replica: Parameters, is_stopping: Callable[[], bool]) -> Unmeasured:
+        kit = self._kit
+        needs = Needs(kit.clock, self._pipeline.has_busy, kit.run.num_parameters)
         if self._source is None:
             return Bystander(needs)
-        self._measuring = StageEvaluator(self.run, self._standing, self.trainer, replica, is_stopping)
-        return self._measuring.passing(self._source, conductor, needs)
+        evaluator = StageEvaluator(self.run, self._context, self.trainer, replica, is_stopping)
+        self._evaluator = evaluator.passing(self._source, conductor, needs)
+        return self._evaluator
 
     async def _may_leave(self, _peer: PeerId, _request: MayLeave) -> LeaveAnswer:
         return LeaveAnswer(does_stay=not self.is_leaving and self.conductor.is_ready)

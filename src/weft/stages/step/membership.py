@@ -5,69 +5,43 @@ TiedMember    (`tied`)    of a matrix that both end sections have
 """
 
 import asyncio
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from weft.clock import Clock
-from weft.errors import CheckpointError
-from weft.events import Emit, Event
-from weft.executor import Compute
+from weft.errors import CheckpointError, PeerError
+from weft.events import Event, Notice
 from weft.ids import PeerId
-from weft.keys import Identity
+from weft.launch.fetch import fetch_initial
 from weft.net.channel import Channel
-from weft.net.node import Node
-from weft.peer.context import Data
 from weft.peer.peer import Outcome, Peer, Place
 from weft.peer.state.checkpoint import Snapshot, load
-from weft.pipeline.dispatch import Dispatch
-from weft.pipeline.link import StageLink
-from weft.pipeline.sender import Sender
-from weft.pipeline.split.member import HelpDesk
-from weft.run.machine import PeerConfig
-from weft.run.staged import StagedConfig, channel_of
+from weft.run.genesis import initial
+from weft.run.staged import channel_of
 from weft.stages.messages import BeatAnswer, BeatRequest, Held, PinAt, PinnedAnswer, State
-from weft.stages.step.barrier import Barrier
 from weft.stages.step.conductor import Conductor
-from weft.stages.step.snapshots import Snapshots
+from weft.stages.step.pipeline import Kit, Pipeline
+from weft.stages.step.reports import Snapshots
 from weft.stages.step.tied_conductor import TiedConductor
-from weft.store.home import Home, PeerFolder
 from weft.store.pool import Pool
-from weft.training.section import SectionTrainer
-from weft.training.tied import TiedTrainer
 from weft.training.trainer import Trainer
 
-
-@dataclass(frozen=True, kw_only=True)
-class Kit:
-    """What a peer of a run with stages works with: everything with effects, made by `launch` or by a scenario."""
-
-    run: StagedConfig  # the whole
-    node: Node
-    identity: Identity
-    home: Home
-    folder: PeerFolder  # of the whole run
-    settings: PeerConfig
-    data: Data
-    clock: Clock
-    compute: Compute
-    emit: Emit
-    make_section: Callable[..., SectionTrainer] = SectionTrainer
-    make_tied: Callable[..., TiedTrainer] = TiedTrainer
+LOOK_S = 3.0  # until it is asked again for first weights that nobody delivers
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grounds(Kit):
-    """What all that one peer holds stands on."""
-
-    link: StageLink
-    dispatch: Dispatch
-    barrier: Barrier
-    onward: Callable[[int], Sender]  # to a stage
-    ready: Callable[[int], Collection[PeerId]]  # who computes a stage's micro-batches
-    helps: HelpDesk
-    has_busy: Callable[[], bool]  # whether anybody evaluates or fetches at the end
+async def first_weights(kit: Kit, stage: int) -> Tensor:
+    """Return what a piece starts from: made of the seed, or fetched, from whoever has it, however long that takes."""
+    node, run, home = kit.node, kit.run.of_stage(stage), kit.home
+    while True:
+        try:
+            await fetch_initial(node, node.peers, run, home)
+        except PeerError as error:
+            text = f"nobody delivers the first weights of {kit.run.called(stage)} yet: {error}"
+            kit.emit(Notice(text=text))
+            await asyncio.sleep(LOOK_S)
+            continue
+        outer = await kit.compute.serve(lambda: initial(run, home))
+        assert outer is not None, "they have been fetched"
+        return outer
 
 
 class Membership:
@@ -80,17 +54,18 @@ class Membership:
     peer: Peer
     conductor: Conductor | TiedConductor
 
-    def __init__(self, grounds: Grounds, stage: int, since: int) -> None:
+    def __init__(self, kit: Kit, pipeline: Pipeline, stage: int, since: int) -> None:
         self.stage = stage
         self.since = since
         self.is_leaving = False
         self.has_ended = asyncio.Event()
-        self._grounds = grounds
+        self._kit = kit
+        self._pipeline = pipeline
         self._loop = asyncio.get_running_loop()
-        self.run = grounds.run.of_stage(stage)
-        self.folder = grounds.folder.stage(stage)
-        self.channel = Channel(grounds.node, channel_of(stage), self.run.run, since)
-        self.channel.serve(BeatRequest, self._beat)
+        self.run = kit.run.of_stage(stage)
+        self.folder = kit.folder.stage(stage)
+        self.channel = Channel(kit.node, channel_of(stage), self.run.run, since)
+        self.channel.serve(BeatRequest, self._round_of)
         self.channel.serve(PinAt, self._pin_at)
         self.snapshots = Snapshots(lambda: self.peer.pin())
 
@@ -99,17 +74,17 @@ class Membership:
         Args:
             outer: what the piece starts from; becomes its own.
         """
-        grounds = self._grounds
+        kit = self._kit
         return Place(
             node=self.channel,
-            identity=grounds.identity,
+            identity=kit.identity,
             folder=self.folder,
-            settings=grounds.settings,
-            data=grounds.data,
+            settings=kit.settings,
+            data=kit.data,
             initial=outer,
-            clock=grounds.clock,
-            compute=grounds.compute,
-            emit=grounds.emit,
+            clock=kit.clock,
+            compute=kit.compute,
+            emit=kit.emit,
             make_learner=lambda _emit: trainer,
             memory=Pool(0, self.folder.scratch),  # a section is as large as there is memory for
             companion=conductor,
@@ -120,7 +95,7 @@ class Membership:
         if not self.folder.has_checkpoint:
             return None
         try:
-            found = load(self.folder.checkpoint, max_parameters=self._grounds.settings.max_parameters)
+            found = load(self.folder.checkpoint, max_parameters=self._kit.settings.max_parameters)
         except CheckpointError:
             return None
         return found if found.config == self.run else None
@@ -143,9 +118,17 @@ class Membership:
     async def _end(self) -> None:
         """Let go of what it has beside its peer."""
 
+    def leave(self) -> None:
+        """Let nobody send it anything more: it is about to go."""
+        self.is_leaving = True
+
+    def stay(self) -> None:
+        """Take it back that it is."""
+        self.is_leaving = False
+
     def stop(self, reason: str) -> None:
-        self.is_leaving = self.conductor.is_leaving = True
-        self._grounds.barrier.look()
+        self.is_leaving = True
+        self.conductor.stop()
         self.peer.stop(reason)
 
     @property
@@ -167,13 +150,13 @@ class Membership:
             return "finishing"
         return "paused" if self.peer.pausing.is_away else "ready"
 
-    async def _beat(self, _peer: PeerId, request: BeatRequest) -> BeatAnswer:
+    async def _round_of(self, _peer: PeerId, request: BeatRequest) -> BeatAnswer:
         if request.manifest is None:
-            return BeatAnswer(beat=self.conductor.beat.round)
-        return BeatAnswer(beat=self.conductor.beat_after(request.manifest))
+            return BeatAnswer(beat=self.conductor.step.round)
+        return BeatAnswer(beat=self.snapshots.round_after(request.manifest))
 
     async def _pin_at(self, _peer: PeerId, request: PinAt) -> PinnedAnswer:
         return PinnedAnswer(manifest=await self.snapshots.at(request.beat))
 
     def _emit_from_thread(self, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._grounds.emit, event)
+        self._loop.call_soon_threadsafe(self._kit.emit, event)

@@ -1,6 +1,15 @@
-"""What the members of a piece's run tell each other of payloads, before these are announced."""
+"""What the members of a piece's run tell each other of payloads, before these are announced; and of its states.
 
-from collections.abc import Callable, Collection, Mapping
+States are known by the round of the first stage that is over in them: those of the last rounds, and of one to come, for
+who puts a model together has all pieces keep the states of one such round.
+
+    round = snapshots.round_after(manifest)       # how far the first stage is in a state; None: it is not known
+    manifest = await snapshots.at(round)          # its state after so many rounds is kept; None: it is not
+    await snapshots.settled(round, manifest)      # its conductor's word, once a round is over, before anything changes
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 
 from weft.errors import NetError, PeerError, Refused
@@ -11,7 +20,8 @@ from weft.stages.messages import Tallied, TalliedAnswer, TalliedRequest, tallied
 from weft.sync.records.messages import Manifest
 
 ASK_S = 5.0
-MAX_KEPT = 256  # notes: of the last rounds
+MAX_KEPT = 256  # of the last rounds
+MAX_AHEAD = 64  # rounds: who asks for the state of a later one asks again
 
 
 class Reports:
@@ -27,9 +37,13 @@ class Reports:
         channel.on_note(Tallied, self._on_tallied)
         channel.serve(TalliedRequest, self._on_request)
 
-    def tell(self, previous: Digest, payload: Digest | None, beat: int, told: Told) -> None:
-        """Tell the other members what the payload is made of; None: this peer brings nothing."""
-        note = tallied(previous, payload, beat, told)
+    def tell(self, previous: Digest, payload: Digest | None, round: int, told: Told) -> None:
+        """Tell the other members what the payload is made of; None: this peer brings nothing.
+
+        Args:
+            round: of the first stage, whose micro-batches these are.
+        """
+        note = tallied(previous, payload, round, told)
         self._keep(self._channel.peer, note)
         for peer in self._channel.peers:
             self._channel.post(peer, note)
@@ -45,12 +59,12 @@ class Reports:
             if self._heard.get((previous, peer)) is note:
                 del self._heard[previous, peer]
 
-    def beats(self, previous: Digest) -> list[int]:
-        """Return the beats that members have told of, whatever they bring."""
+    def rounds(self, previous: Digest) -> list[int]:
+        """Return the rounds of the first stage that members have told of, whatever they bring."""
         return [note.beat for note in self._of_round(previous)]
 
     def brought(self, previous: Digest | None) -> list[int]:
-        """Return the beats of the payloads that members are about to announce."""
+        """Return the rounds of the first stage of the payloads that members are about to announce."""
         notes = [] if previous is None else self._of_round(previous)
         return [note.beat for note in notes if note.payload is not None]
 
@@ -97,17 +111,35 @@ class Reports:
         return TalliedAnswer(tallied=self._heard.get((request.previous, request.peer)))
 
 
-class States:
-    """Which beat follows on which manifest, of the last rounds."""
+class Snapshots:
+    """Of one member.
 
-    def __init__(self) -> None:
-        self._beats: dict[Digest, int] = {}  # the oldest first
+    Args:
+        pin: keeps the present state for a while.
+    """
 
-    def note(self, manifest: Digest, beat: int) -> None:
-        self._beats[manifest] = beat
-        while len(self._beats) > MAX_KEPT:
-            del self._beats[next(iter(self._beats))]
+    def __init__(self, pin: Callable[[], Awaitable[object]]) -> None:
+        self._pin = pin
+        self._wanted: dict[int, asyncio.Future[Digest | None]] = {}
+        self._round = 0
+        self._rounds: dict[Digest, int] = {}  # the oldest first
 
-    def beat_after(self, manifest: Digest) -> int | None:
-        """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
-        return self._beats.get(manifest)
+    def round_after(self, manifest: Digest) -> int | None:
+        return self._rounds.get(manifest)
+
+    async def at(self, round: int) -> Digest | None:
+        if not self._round < round <= self._round + MAX_AHEAD:
+            return None
+        wanted = self._wanted.setdefault(round, asyncio.get_running_loop().create_future())
+        return await asyncio.shield(wanted)
+
+    async def settled(self, round: int, manifest: Digest) -> None:
+        self._rounds[manifest] = round
+        while len(self._rounds) > MAX_KEPT:
+            del self._rounds[next(iter(self._rounds))]
+        self._round = round
+        due = [each for each in self._wanted if each <= round]
+        if round in due:
+            await self._pin()
+        for each in due:
+            self._wanted.pop(each).set_result(manifest if each == round else None)

@@ -12,7 +12,7 @@ from weft.data.batch import Batch, Batches
 from weft.executor import Compute
 from weft.pipeline.device import Given
 from weft.pipeline.sender import Origin
-from weft.pipeline.step import Beat
+from weft.pipeline.step import Step
 
 LOOK_S = 0.5  # at whether what is measured should be broken off
 
@@ -30,20 +30,20 @@ class Source:
         self._micro_batch = micro_batch
         self._compute = compute
 
-    async def begin(self, positions: NDArray[np.int64], beat: Beat) -> None:
+    async def begin(self, positions: NDArray[np.int64], step: Step) -> None:
         """Have micro-batches of these samples computed and counted by all stages."""
 
         async def one(some: NDArray[np.int64]) -> None:
             batch = await self._compute.serve(lambda: self._batches.at(some))
-            await self._origin.begin(Given(len(some), packed(batch), None, beat))
+            await self._origin.begin(Given(len(some), packed(batch), None, step))
 
         size = self._micro_batch
         await _all(*(one(positions[start : start + size]) for start in range(0, len(positions), size)))
 
     async def measured(
-        self, heldout: Batches, num_windows: int, beat: Beat, between: Callable[[], None]
+        self, heldout: Batches, num_windows: int, step: Step, between: Callable[[], None]
     ) -> tuple[float, int]:
-        """Return the mean loss of held-out windows, by parameters as they are in `beat`, and their tokens.
+        """Return the mean loss of held-out windows, by parameters as they are in `step`, and their tokens.
 
         Args:
             between: called now and then: other stages may be gone; what it raises ends this.
@@ -53,7 +53,7 @@ class Source:
         async def one(batch: Batch) -> None:
             nonlocal total, num_tokens
             num = len(batch[0])
-            returned = await self._origin.begin(Given(num, packed(batch), None, beat, is_measured=True))
+            returned = await self._origin.begin(Given(num, packed(batch), None, step, is_measured=True))
             total += returned.loss * batch[0].numel()
             num_tokens += batch[0].numel()
 

@@ -16,10 +16,9 @@ from torch import Tensor
 from weft.events import Event, Notice
 from weft.peer.peer import Peer
 from weft.stages.messages import State
-from weft.stages.step.membership import Grounds, Membership
-from weft.stages.step.opening import first_weights
+from weft.stages.step.membership import Membership, first_weights
+from weft.stages.step.pipeline import Kit, Pipeline
 from weft.stages.step.tied_conductor import TiedConductor
-from weft.stages.table import StageTable
 
 LOOK_S = 0.05
 KEEPER = -1  # in place of a stage: who has its newest state holds it until an end stage does
@@ -35,13 +34,13 @@ class TiedMember(Membership):
 
     conductor: TiedConductor
 
-    def __init__(self, grounds: Grounds, stage: int, since: int, outer: Tensor) -> None:
-        super().__init__(grounds, stage, since)
+    def __init__(self, kit: Kit, pipeline: Pipeline, stage: int, since: int, outer: Tensor) -> None:
+        super().__init__(kit, pipeline, stage, since)
         self.has_begun = asyncio.Event()  # end stages may compute with it
-        batches = grounds.data.batches(self.run, "train")
-        self.trainer = grounds.make_tied(self.run, grounds.settings, batches, self._emit_from_thread, grounds.clock)
-        self.trainer.on_started = lambda: self._loop.call_soon_threadsafe(self.has_begun.set)
-        self.conductor = TiedConductor(self.channel, self.trainer, grounds.compute, grounds.barrier, self.snapshots)
+        batches = kit.data.batches(self.run, "train")
+        self.trainer = kit.make_tied(self.run, kit.settings, batches, self._emit_from_thread, kit.clock)
+        self.trainer.on_started(lambda: self._loop.call_soon_threadsafe(self.has_begun.set))
+        self.conductor = TiedConductor(self.channel, self.trainer, kit.compute, pipeline.barrier, self.snapshots)
         self.peer = Peer(self.run, self._place(self.trainer, self.conductor, outer))
 
     async def is_here(self, is_over: Callable[[], bool]) -> None:
@@ -65,18 +64,19 @@ class Tied:
 
     def __init__(
         self,
-        grounds: Grounds,
-        table: StageTable,
+        kit: Kit,
+        pipeline: Pipeline,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_change: Callable[[TiedMember], None],
     ) -> None:
         def emit(event: Event) -> None:
             if isinstance(event, Notice):
-                grounds.emit(event)
+                kit.emit(event)
 
         self.member: TiedMember | None = None
-        self._grounds = replace(grounds, emit=emit)
-        self._table = table
+        self._kit = replace(kit, emit=emit)
+        self._pipeline = pipeline
+        self._table = pipeline.table
         self._spawn = spawn
         self._on_change = on_change
         self._ends: set[int] = set()
@@ -102,15 +102,15 @@ class Tied:
     @property
     def is_lost(self) -> bool:
         """Whether nobody has a state of it: who takes the first stage up begins it anew. It is told."""
-        number = self._grounds.run.tied
+        number = self._kit.run.tied
         if number is None or self._table.ready(number) or self._table.keepers(number):
             return False
-        self._grounds.emit(Notice(text="nobody has a state of the tied matrix: it begins anew"))
+        self._kit.emit(Notice(text="nobody has a state of the tied matrix: it begins anew"))
         return True
 
     def look(self) -> None:
         """Hold it without an end stage where nobody else has it, and its newest state is here; until others have."""
-        number, me = self._grounds.run.tied, self._grounds.node.peer
+        number, me = self._kit.run.tied, self._kit.node.peer
         if number is None:
             return
         ready, kept = self._table.ready(number), self._table.keepers(number)
@@ -142,21 +142,21 @@ class Tied:
             self.member.stop(reason)
 
     async def _made(self, opens: int | None) -> TiedMember:
-        number = self._grounds.run.tied
+        number = self._kit.run.tied
         assert number is not None, "no matrix of this run is tied"
-        outer = await first_weights(self._grounds, number)
+        outer = await first_weights(self._kit, number)
         self._num_held += 1
-        self.member = member = TiedMember(self._grounds, number, self._num_held, outer)
+        self.member = member = TiedMember(self._kit, self._pipeline, number, self._num_held, outer)
         self._spawn(self._live(member, opens))
         self._on_change(member)
         return member
 
     async def _live(self, member: TiedMember, opens: int | None) -> None:
         try:
-            snapshot = await self._grounds.compute.serve(member.snapshot)
+            snapshot = await self._kit.compute.serve(member.snapshot)
             await member.live(wait_for=opens, snapshot=snapshot)
         finally:
-            member.conductor.is_leaving = True
+            member.conductor.stop()
             if self.member is member:
                 self.member = None
             member.has_begun.set()

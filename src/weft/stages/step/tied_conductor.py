@@ -4,13 +4,13 @@
     ─► the end stage goes on, once its own round is over, too
 
 Who holds either end stage is a member. It brings what its ends hand in, once all that it holds have; one that brings
-nothing passes on as soon as another announces something. Which beat's gradient a round merges, its members say when
-they announce; what comes after its round waits for the next.
+nothing passes on as soon as another announces something. Which round of the first stage the gradient is of that a round
+merges, its members say when they announce; what comes after its round waits for the next.
 
 Failure:
 - the round takes longer than `MERGED_S`: micro-batches pass with the matrix as it is, and what was handed in counts in
   a later round.
-- an end stage gives up what it brings, because others count it (`pipeline.tally`): the matrix's half has been merged.
+- an end stage gives up what it brings, because others count it: the matrix's half has been merged.
 - this peer is paused: what it had added up goes with its device, as its sections' does.
 """
 
@@ -27,17 +27,16 @@ from weft.ids import Digest, PeerId
 from weft.net.channel import Channel
 from weft.peer.companion import Parameters, Unmeasured
 from weft.pipeline.exactly_once import NONE, Told
-from weft.pipeline.step import Beat
+from weft.pipeline.step import Step
 from weft.pipeline.worker import Sum
 from weft.stages.messages import BeatAnswer, BeatRequest
 from weft.stages.step.barrier import Barrier
-from weft.stages.step.reports import ASK_S, Reports, States
-from weft.stages.step.snapshots import Snapshots
+from weft.stages.step.reports import ASK_S, Reports, Snapshots
 from weft.sync.records.messages import Manifest
 from weft.training.tied import TiedTrainer
 from weft.wire import digest_of
 
-NOTHING = -1  # no beat
+NOTHING = -1  # no round
 MERGED_S = 120.0  # a matrix of a large model takes a while on a slow line
 
 
@@ -50,21 +49,21 @@ class TiedConductor:
         self._trainer = trainer
         self._compute = compute
         self._barrier = barrier
-        self._notes = Reports(channel, barrier.look)
-        self._states = States()
-        self._ends: dict[int, int] = {}  # stages that compute here: the beat that each has handed in last
+        self._reports = Reports(channel, barrier.look)
+        self._ends: dict[int, int] = {}  # stages that compute here: of which round each has handed in last
         self._num_handed = 0  # samples, that no payload has
-        self._next = 0  # the beat that the round which is under way merges
+        self._next = 0  # the round of the first stage whose gradient is merged now
         self._previous: Digest | None = None
-        self.is_leaving = False
+        self._is_stopped = False
 
     @property
-    def beat(self) -> Beat:
-        return Beat(self._next, 0)
+    def step(self) -> Step:
+        return Step(self._next, 0)
 
-    def beat_after(self, manifest: Digest) -> int | None:
-        """Return how many rounds of the first stage are in the state after a manifest; None: it is not known."""
-        return self._states.beat_after(manifest)
+    def stop(self) -> None:
+        """Wait for nobody any more."""
+        self._is_stopped = True
+        self._barrier.look()
 
     # --- what end stages of this peer do ---
 
@@ -78,7 +77,7 @@ class TiedConductor:
         self._barrier.look()
 
     async def hand_in(self, stage: int, round: int, total: Sum) -> None:
-        """Take a stage's half of the gradient of a beat; of no samples: it has none."""
+        """Take a stage's half of the gradient of a round; of no samples: it has none."""
         if total.num_samples:
             is_taken = await self._compute.train(lambda: self._trainer.hand_in(total))
             self._num_handed += total.num_samples if is_taken else 0
@@ -86,33 +85,33 @@ class TiedConductor:
         self._barrier.look()
 
     async def merged(self, stage: int, round: int, is_over: Callable[[], bool]) -> None:
-        """Wait for the gradient of a beat to be merged, or for `is_over`. The stage hands in no more of that beat."""
+        """Wait for the gradient of a round to be merged, or for `is_over`. The stage hands in no more of that one."""
         if stage in self._ends:
             self._ends[stage] = max(self._ends[stage], round)
             self._barrier.look()
         with suppress(TimeoutError):
             async with asyncio.timeout(MERGED_S):
-                await self._barrier.until(lambda: is_over() or self.is_leaving or self._next > round)
+                await self._barrier.until(lambda: is_over() or self._is_stopped or self._next > round)
 
     # --- what rounds ask of it ---
 
     async def train(self, head: Manifest, positions: NDArray[np.int64], is_over: Callable[[], bool]) -> None:  # noqa: ARG002
         previous = digest_of(head)
         if self._previous is None:
-            await self._notes.ask_all(previous)
-            self._next = await self._beat_of(previous)
+            await self._reports.ask_all(previous)
+            self._next = await self._round_after(previous)
         self._previous = previous
-        await self._barrier.until(lambda: is_over() or self._has_all(bool(self._notes.brought(previous))))
+        await self._barrier.until(lambda: is_over() or self._has_all(bool(self._reports.brought(previous))))
         self._num_handed = 0
 
     def _has_all(self, is_announced: bool) -> bool:
         """Whether all that this peer's ends bring is here, and somebody brings something."""
-        wanted = min(self._next, self._barrier.newest.round)
-        has_all = all(beat >= wanted for beat in self._ends.values())
+        wanted = min(self._next, self._barrier.steps.newest.round)
+        has_all = all(round >= wanted for round in self._ends.values())
         return has_all and (is_announced or bool(self._ends and self._num_handed))
 
-    async def _beat_of(self, manifest: Digest) -> int:
-        """Return which beat follows on a state that this peer has come by; 0, where nobody knows."""
+    async def _round_after(self, manifest: Digest) -> int:
+        """Return which one follows on a state that this peer has come by; 0, where nobody knows."""
         for peer in self._channel.peers:
             with suppress(PeerError, NetError, Refused):
                 answer = await self._channel.call(peer, BeatRequest(manifest=manifest), BeatAnswer, deadline_s=ASK_S)
@@ -122,12 +121,11 @@ class TiedConductor:
 
     async def announcing(self, payload: Digest | None) -> None:
         if self._previous is not None:
-            beat = max(self._ends.values(), default=NOTHING)
-            self._notes.tell(self._previous, payload, max(beat, 0), Told(NONE, NONE))
+            last = max(self._ends.values(), default=NOTHING)
+            self._reports.tell(self._previous, payload, max(last, 0), Told(NONE, NONE))
 
     async def settled(self, manifest: Manifest, electorate: Collection[PeerId]) -> bool:  # noqa: ARG002
-        self._next = max(self._notes.brought(manifest.previous), default=self._next) + 1
-        self._states.note(digest_of(manifest), self._next)
+        self._next = max(self._reports.brought(manifest.previous), default=self._next) + 1
         await self._snapshots.settled(self._next, digest_of(manifest))
         self._barrier.look()
         return False

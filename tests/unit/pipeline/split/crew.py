@@ -18,7 +18,7 @@ from weft.net.node import Node
 from weft.net.transport.memory import MemoryNetwork
 from weft.pipeline.link import StageLink
 from weft.pipeline.split.cut import Segment, heads_parts
-from weft.pipeline.split.exchange import Handover, Seat
+from weft.pipeline.split.exchange import Exchange, Exchanges
 from weft.pipeline.split.layer import ByHeads, BySegments
 from weft.pipeline.split.ring_attention import put, select
 from weft.pipeline.split.team import Team
@@ -35,19 +35,19 @@ def passport(number: int) -> Passport:
 
 
 class Crew:
-    """Linked nodes, each with a handover."""
+    """Linked nodes, each with its exchanges."""
 
     def __init__(self, num: int, train_s: float = 0.01) -> None:
         self.clock = VirtualClock()
         self.network = MemoryNetwork(delay_s=0.001)
         self.compute: Compute = Inline(train_s)
         self.nodes: list[Node] = []
-        self.handovers: list[Handover] = []
+        self.exchanges: list[Exchanges] = []
         for number in range(num):
             each = passport(number)
             transport = self.network.transport(each.peer)
             self.nodes.append(Node(each, [transport], self.clock, lambda _: None, offload=inline))
-            self.handovers.append(Handover(StageLink(self.nodes[-1])))
+            self.exchanges.append(Exchanges(StageLink(self.nodes[-1])))
 
     @property
     def peers(self) -> list[str]:
@@ -68,8 +68,8 @@ class Crew:
 
         self.clock.run(whole())
 
-    def seat(self, number: int) -> Seat:
-        return self.handovers[number].join(TEAM, [node.peer for node in self.nodes], patience_s=PATIENCE_S)
+    def exchange(self, number: int) -> Exchange:
+        return self.exchanges[number].join(TEAM, [node.peer for node in self.nodes], patience_s=PATIENCE_S)
 
 
 async def link(nodes: Sequence[Node]) -> None:
@@ -79,16 +79,16 @@ async def link(nodes: Sequence[Node]) -> None:
 
 
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]  # of one member: y, dx, gradients where they lie in the layer's
-Seats = Callable[[int], Seat]
+Join = Callable[[int], Exchange]
 
 
-async def by_heads(given: Case, seats: Seats, compute: Compute, speeds: tuple[float, ...]) -> list[Found]:
+async def by_heads(given: Case, join: Join, compute: Compute, speeds: tuple[float, ...]) -> list[Found]:
     parts = heads_parts(given.config, speeds)
 
     async def one(number: int) -> Found:
         part = cut_layer(given.layer, given.config, parts[number])
-        async with seats(number) as seat:
-            member = ByHeads(Team(seat, compute.train), part, given.turn)
+        async with join(number) as exchange:
+            member = ByHeads(Team(exchange, compute.train), part, given.turn)
             y = await member.forward(given.x)
             dx = await member.backward(given.dy)
         gradients = given.zeros()
@@ -98,11 +98,11 @@ async def by_heads(given: Case, seats: Seats, compute: Compute, speeds: tuple[fl
     return list(await asyncio.gather(*map(one, range(len(speeds)))))
 
 
-async def by_segments(given: Case, seats: Seats, compute: Compute, segments: tuple[Segment, ...]) -> list[Found]:
+async def by_segments(given: Case, join: Join, compute: Compute, segments: tuple[Segment, ...]) -> list[Found]:
     async def one(number: int) -> Found:
         segment = segments[number]
-        async with seats(number) as seat:
-            member = BySegments(Team(seat, compute.train), given.layer, given.inverse, segments)
+        async with join(number) as exchange:
+            member = BySegments(Team(exchange, compute.train), given.layer, given.inverse, segments)
             y, dx = torch.zeros_like(given.x), torch.zeros_like(given.x)
             put(await member.forward(select(given.x, segment)), segment, y)
             put(await member.backward(select(given.dy, segment)), segment, dx)

@@ -12,7 +12,7 @@ from weft.net.node import Node
 from weft.net.transport.tls import TlsConfig, TlsTransport
 from weft.pipeline.link import StageLink
 from weft.pipeline.split.cut import contiguous, zigzag
-from weft.pipeline.split.exchange import Handover
+from weft.pipeline.split.exchange import Exchanges
 
 CLOSE = 1e-5
 SPEEDS = [(1.0, 1.0), (3.0, 1.0), (1.0, 2.0, 1.0), (1.0, 1.0, 1.0, 1.0)]
@@ -43,7 +43,7 @@ def test_a_team_by_heads_computes_the_layer_and_all_have_the_same_bits(family: s
     given, crew = case(family), Crew(len(speeds))
 
     async def play() -> None:
-        assert_heads(given, await by_heads(given, crew.seat, crew.compute, speeds))
+        assert_heads(given, await by_heads(given, crew.exchange, crew.compute, speeds))
 
     crew.run(play)
 
@@ -56,7 +56,7 @@ def test_a_team_by_segments_computes_the_layer(family: str, speeds: tuple[float,
 
     async def play() -> None:
         segments = cut(given.x.shape[1], speeds)
-        assert_segments(given, await by_segments(given, crew.seat, crew.compute, segments))
+        assert_segments(given, await by_segments(given, crew.exchange, crew.compute, segments))
 
     crew.run(play)
 
@@ -65,9 +65,9 @@ def test_eight_peers_are_a_team() -> None:
     given, crew = case("mha"), Crew(8)
 
     async def play() -> None:
-        assert_heads(given, await by_heads(given, crew.seat, crew.compute, (1.0,) * 8))
+        assert_heads(given, await by_heads(given, crew.exchange, crew.compute, (1.0,) * 8))
         segments = zigzag(given.x.shape[1], (1.0,) * 8)
-        assert_segments(given, await by_segments(given, crew.seat, crew.compute, segments))
+        assert_segments(given, await by_segments(given, crew.exchange, crew.compute, segments))
 
     crew.run(play)
 
@@ -80,16 +80,16 @@ async def test_a_team_over_tls_computes_the_layer(family: str) -> None:
         each = passport(number)
         transport = TlsTransport(each.identity, TlsConfig(host="127.0.0.1"))
         nodes.append(Node(each, [transport], clock, lambda _: None))
-    handovers = [Handover(StageLink(node)) for node in nodes]
+    exchanges = [Exchanges(StageLink(node)) for node in nodes]
     try:
         addresses = [await node.start() for node in nodes]
         nodes[1].remember(nodes[0].peer, addresses[0])
         nodes[0].remember(nodes[1].peer, addresses[1])
         await link(nodes)
         peers = [node.peer for node in nodes]
-        assert_heads(given, await by_heads(given, lambda n: handovers[n].join(TEAM, peers), compute, (3.0, 1.0)))
+        assert_heads(given, await by_heads(given, lambda n: exchanges[n].join(TEAM, peers), compute, (3.0, 1.0)))
         segments = zigzag(given.x.shape[1], (1.0, 2.0))
-        assert_segments(given, await by_segments(given, lambda n: handovers[n].join(TEAM, peers), compute, segments))
+        assert_segments(given, await by_segments(given, lambda n: exchanges[n].join(TEAM, peers), compute, segments))
     finally:
         for node in nodes:
             await node.aclose()

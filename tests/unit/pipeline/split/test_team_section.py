@@ -1,5 +1,7 @@
 """A section that a team computes is the undivided one; and what becomes of it when a member is gone."""
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import pytest
@@ -17,15 +19,15 @@ from weft.model.sections import sections
 from weft.model.transformer import SectionModule
 from weft.pipeline.codec.build import build
 from weft.pipeline.device import Given, Parcel, parcel
-from weft.pipeline.split.config import SplitConfig
-from weft.pipeline.split.leader import Lead, LedPassed
-from weft.pipeline.split.member import HelpDesk, Helping, Means
+from weft.pipeline.split.cut import SplitConfig
+from weft.pipeline.split.leader import Leader, LedPassed
+from weft.pipeline.split.member import Means, TeamMember
 from weft.pipeline.split.section import LayersAt, check_split
-from weft.pipeline.step import Beat
+from weft.pipeline.step import CurrentStep, Step
 from weft.pipeline.torch_device import TorchDevice
 
 TOKENS, SAMPLES, BATCH = 12, 2, 4
-BEAT = Beat(3, 0)
+STEP = Step(3, 0)
 
 
 def config_of(family: str) -> ModelConfig:
@@ -46,7 +48,7 @@ def given_to(config: ModelConfig, number: int) -> tuple[Given, Tensor]:
     ids = torch.randint(0, config.vocab_size, (SAMPLES, TOKENS + 1), generator=luck, dtype=torch.int32)
     x, dy = torch.randn(2, SAMPLES, TOKENS, config.width, generator=luck)
     activations: Parcel | None = None if number == 0 else parcel(x.numpy().tobytes())
-    return Given(SAMPLES, ids.numpy().tobytes(), activations, BEAT), dy
+    return Given(SAMPLES, ids.numpy().tobytes(), activations, STEP), dy
 
 
 class Teamed:
@@ -55,31 +57,26 @@ class Teamed:
     def __init__(self, config: ModelConfig, split: SplitConfig, number: int, num: int) -> None:
         self.crew = Crew(split.members)
         self.models = [section_of(config, number, num) for _ in range(split.members)]
-        device = TorchDevice(self.models[0], build(Fp32Config()), TOKENS, BATCH)
-        self.helpings: list[Helping] = []
+        self.helpings: list[TeamMember] = []
         self.means = [self._means(config, split, each) for each in range(split.members)]
-        helpers = tuple(PeerId(peer) for peer in self.crew.peers[1:])
-        self.make_lead = lambda: Lead(self.means[0], 0, lambda: device, lambda: helpers, self.crew.clock)
+        self.make_lead = lambda: Leader(self.means[0], self.crew.clock)
 
     def _means(self, config: ModelConfig, split: SplitConfig, number: int) -> Means:
-        dispatch, model = HelpDesk(self.crew.handovers[number]), self.models[number]
+        exchanges, model = self.crew.exchanges[number], self.models[number]
         means = Means(
-            link=dispatch.handover.link,
-            handover=dispatch.handover,
-            layers=LayersAt(lambda: model, split, config.width),
+            stage=0,
+            link=exchanges.link,
+            exchanges=exchanges,
+            team=lambda: tuple(PeerId(peer) for peer in self.crew.peers),
+            section=SimpleNamespace(here=TorchDevice(model, build(Fp32Config()), TOKENS, BATCH)),
+            layers=LayersAt(split, config.width),
             run=self.crew.compute.train,
             seq_len=TOKENS,
             micro_batch=SAMPLES,
             batch_size=BATCH,
         )
-
-        async def until_due(_beat: Beat) -> None:
-            pass
-
         if number:
-            helping = Helping(means, lambda: [PeerId(peer) for peer in self.crew.peers], until_due)
-            dispatch.at[0] = helping
-            self.helpings.append(helping)
+            self.helpings.append(TeamMember(means, CurrentStep(0, self.crew.clock)))
         return means
 
 
@@ -97,7 +94,7 @@ def undivided(
     return [numbers(passed.output), numbers(back)], passed.loss, model.gradient
 
 
-async def there_and_back(lead: Lead, given: Given, dy: Tensor) -> LedPassed:
+async def there_and_back(lead: Leader, given: Given, dy: Tensor) -> LedPassed:
     passed = await lead.forward(given)
     assert passed is not None
     await passed.backward(dy.numpy().tobytes(), None)
@@ -167,7 +164,7 @@ def test_a_micro_batch_whose_helper_forgot_it_is_given_up_on_the_way_back() -> N
     async def play() -> None:
         passed = await teamed.make_lead().forward(given)
         assert passed is not None
-        teamed.helpings[0].advance(Beat(4, 0))
+        teamed.helpings[0].advance(Step(4, 0))
         with pytest.raises(PeerError):
             await passed.backward(dy.numpy().tobytes(), None)
 
@@ -185,7 +182,7 @@ def test_a_sum_that_is_not_of_exactly_what_counts_is_none() -> None:
             passed = await there_and_back(lead, given, dy)
             await lead.means.run(passed.count)
             if is_lost:
-                teamed.helpings[0].advance(Beat(4, 0))
+                teamed.helpings[0].advance(Step(4, 0))
         assert not await lead.collect(teamed.models[0].gradient)
 
     teamed.crew.run(play)

@@ -1,10 +1,10 @@
 """Every interleaving of one micro-batch's life in a stage of three: it is counted once, or never where somebody died.
 
-A world holds two senders of the micro-batch, of whom the first may be gone, or only seem so; the members' tallies; and
+A world holds two senders of the micro-batch, of whom the first may be gone, or only seem so; the members' accounts; and
 what was said. What was said stays said: an answer may come at any time, or never. Rounds are committed one at a time by
 any majority of those that told their part; who was left out may be dropped, and may come back.
 
-A kill takes a member's tally with it. What it had contributed stays counted.
+A kill takes a member's account with it. What it had contributed stays counted.
 
 Worlds are remembered by a hash of 64 bits: among a few million, that two share one is as good as impossible.
 """
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from weft.ids import PeerId
-from weft.pipeline import exactly_once as tally
+from weft.pipeline import exactly_once
 from weft.pipeline.exactly_once import Attempt, BatchId, ExactlyOnce, Told
 
 PEERS = tuple(PeerId(f"{number:02d}" * 32) for number in range(3))
 BATCH = BatchId(PeerId("ff" * 32), 0)
-DEAD = ExactlyOnce(told=Told(frozenset(), frozenset({BATCH, BatchId(BATCH.origin, 1)})))  # like no tally that lives
+DEAD = ExactlyOnce(told=Told(frozenset(), frozenset({BATCH, BatchId(BATCH.origin, 1)})))  # like no account that lives
 
 
 class Sent(NamedTuple):
@@ -241,7 +241,7 @@ def test_what_two_senders_accept_is_counted_once(num_attempts: int, num_commits:
 
 BROKEN: dict[str, tuple[Any, type[AssertionError]]] = {
     "all_told": (lambda reports, electorate: len(reports) * 2 > len(electorate), GivenUp),
-    "may_count": (lambda tally: True, GivenUp),
+    "may_count": (lambda _account: True, GivenUp),
     "settled": (lambda past, counted, assigned: past | counted, CountedTwice),
     "clashes": (lambda brought, settled_now: False, CountedTwice),
 }
@@ -252,7 +252,7 @@ BROKEN: dict[str, tuple[Any, type[AssertionError]]] = {
 )
 def test_each_rule_is_needed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, found = BROKEN[rule]
-    monkeypatch.setattr(tally, rule, broken)
+    monkeypatch.setattr(exactly_once, rule, broken)
     with pytest.raises(found):
         search(Bounds(2, 3, 0), SENT_TWICE)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.ids import PeerId
-from weft.stages.step.teams import leaders, team_of, teams
+from weft.stages.table import leaders, team_of, teams
 
 A, B, C, D, E = (PeerId(letter * 64) for letter in "abcde")
 

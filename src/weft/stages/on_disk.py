@@ -1,6 +1,6 @@
 """Which stages' states lie on this machine's disk, and of which rounds; a checkpoint is read again once it has changed.
 
-A copy that was kept for others (`keeping`) is told from what this peer held itself: nothing private is in it.
+A copy that was kept for others (`backup`) is told from what this peer held itself: nothing private is in it.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.ids import PeerId
-from weft.stages.step.opening import assigned
+from weft.stages.placement import assigned
 
 
 def peers(num: int) -> list[PeerId]:

@@ -1,6 +1,6 @@
 """A whole model put together from its sections, in a file that is mapped into memory; and which rounds go together.
 
-    whole = Assembled(run, scratch)        # a file without a name: what of it is in memory, the system says
+    whole = Assembled(run, scratch)    # a file without a name: what of it is in memory, the system says
     whole.put(stage, start, data)      # numbers of a section, from `start` on
     whole.vector                       # the model's, as a checkpoint has it
 

@@ -1,0 +1,102 @@
+"""What a peer of a run with stages works with, and the pipeline that all its stages share.
+
+    kit         everything with effects, made by `launch` or by a scenario
+    pipeline    its link, who holds which stage, what sends to each stage, and how far the first one is
+
+There is one sender to each stage that this peer sends to, kept up with who computes there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.clock import Clock
+from weft.events import Emit
+from weft.executor import Compute
+from weft.keys import Identity
+from weft.net.node import Node
+from weft.peer.context import Data
+from weft.pipeline.link import StageLink
+from weft.pipeline.routing import Near, Router
+from weft.pipeline.sender import Sender
+from weft.pipeline.split.exchange import Exchanges
+from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig
+from weft.stages.report import StageReports
+from weft.stages.step.barrier import Barrier
+from weft.stages.table import StageTable, leaders
+from weft.store.home import Home, PeerFolder
+from weft.training.section import SectionTrainer
+from weft.training.section_memory import relative_costs
+from weft.training.tied import TiedTrainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kit:
+    run: StagedConfig  # the whole
+    node: Node
+    identity: Identity
+    home: Home
+    folder: PeerFolder  # of the whole run
+    settings: PeerConfig
+    data: Data
+    clock: Clock
+    compute: Compute
+    emit: Emit
+    make_section: Callable[..., SectionTrainer] = SectionTrainer
+    make_tied: Callable[..., TiedTrainer] = TiedTrainer
+
+
+class Pipeline:
+    """As one peer is in it.
+
+    Args:
+        has_busy: whether anybody evaluates or fetches at the end.
+    """
+
+    def __init__(self, kit: Kit, has_busy: Callable[[], bool]) -> None:
+        run = kit.run
+        self.table = StageTable(run.stages, has_tied=run.tied is not None, costs=relative_costs(run))
+        self.link = StageLink(kit.node)
+        self.barrier = Barrier(kit.node, self.table)
+        self.exchanges = Exchanges(self.link)
+        self.reports = StageReports(kit.node, kit.clock, kit.emit)
+        self.has_busy = has_busy
+        self._node = kit.node
+        self._clock = kit.clock
+        self._split = run.pipeline.split
+        self._senders: dict[int, tuple[Sender, Router]] = {}
+        self._changed: list[Callable[[], None]] = []
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called whenever others should hear what this peer holds, and how far that is."""
+        self._changed.append(callback)
+
+    def changed(self) -> None:
+        for callback in self._changed:
+            callback()
+
+    def sender(self, stage: int) -> Sender:
+        """Return what sends to a stage: one for all that do."""
+        if stage not in self._senders:
+            router = Router(self._node.peer)
+            self._senders[stage] = Sender(self.link, stage, router, self._clock), router
+            self._route()
+        return self._senders[stage][0]
+
+    def look(self) -> None:
+        """Take up what the table says now."""
+        self._route()
+        self.barrier.look()
+
+    def _route(self) -> None:
+        linked = {self._node.peer, *self._node.peers}
+        for stage, (_, router) in self._senders.items():
+            ready = self.table.ready(stage)
+            if self._split is not None:
+                leading = leaders(ready, self._split.members)
+                ready = {peer: each for peer, each in ready.items() if peer in leading}
+            router.seen({peer: Near(rtt_s=0.0, began=each.since) for peer, each in ready.items() if peer in linked})
+
+    async def aclose(self) -> None:
+        for sender, _ in self._senders.values():
+            await sender.aclose()
