@@ -23,10 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from weft.dashboard import figures
-from weft.dashboard.advice import advice_of
 from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
 from weft.dashboard.stages import Lead, StageNow, Stages, led, stage_of, state_at_commit, told
-from weft.dashboard.words import ROUTINE, SEVERITIES, described, notable, severity_of
+from weft.dashboard.words import ROUTINE, SEVERITIES, advice_of, described, notable, severity_of
 from weft.events import (
     ActEnacted,
     CountedThrough,
@@ -228,9 +227,9 @@ class History:
             self._num_events[severity] += 1
             words = (None if severity == ROUTINE else notable(entry, self.name)) or self._routine(entry.event)
             self._add("events", [at, own.number, severity, kind, words])
-        for about, text, what_to_do in advice_of(entry, self.name):
-            number = None if about is None else self._peer(about).number
-            self._add("advice", [at, number, printable(text), printable(what_to_do)])
+        if (advice := advice_of(entry, self.name)) is not None:
+            about, text, what_to_do = advice
+            self._add("advice", [at, self._number(about), printable(text), printable(what_to_do)])
 
     def name(self, peer: PeerId) -> str:
         known = self._peers.get(peer)
