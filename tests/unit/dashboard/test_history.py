@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.dashboard.history import LISTS, MAX_ROWS, About, History
+from weft.dashboard.history import LISTS, MAX_ROWS, History
+from weft.dashboard.view import About
 from weft.events import (
     VERSION,
     CheckpointFailed,

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from unit.dashboard.test_history import A, B, C, commit, history, said, started, step
-from weft.dashboard.history import About, History
+from weft.dashboard.history import History
 from weft.dashboard.page.metrics import metrics_of
 from weft.dashboard.report import told_of
 from weft.dashboard.run import Run
 from weft.dashboard.stages import Lead, Stages, holding, layers_of, led, ordinal, slowest, state_at_commit, told
+from weft.dashboard.view import About
 from weft.dashboard.words import NOTE, ROUTINE, WARNING, advice_of, described, notable, severity_of
 from weft.events import (
     Entry,
