@@ -28,7 +28,7 @@ from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
-from weft.sync.method.presets import DdpConfig, MethodConfig, spell_out
+from weft.sync.method.presets import MethodConfig, spell_out
 from weft.training.device import decoder
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
@@ -181,11 +181,12 @@ def choices(run_file: RunFile, num_peers: int, asked: Method) -> Choices:
             raise ConfigError(f"--method {asked.method[:40]}: no such row. Allowed: {', '.join(_METHODS)}.")
         own_every = getattr(config, "every", None)
         config = msgspec.convert({"type": asked.method}, MethodConfig)
-        if own_every and not isinstance(config, DdpConfig):
+        if own_every and hasattr(config, "every"):
             config = msgspec.structs.replace(config, every=own_every)
     if asked.every is not None:
-        if isinstance(config, DdpConfig):
-            raise ConfigError(f"--every {asked.every}: ddp synchronises after each step. Choose --method diloco.")
+        if not hasattr(config, "every"):
+            name = asked.method or str(config.__struct_config__.tag)
+            raise ConfigError(f"--every {asked.every}: {name} synchronises after each step. Choose --method diloco.")
         config = msgspec.structs.replace(config, every=asked.every)
     if asked.codec is not None:
         if asked.codec not in _CODECS:

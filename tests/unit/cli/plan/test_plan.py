@@ -73,9 +73,17 @@ def test_the_method_can_be_another(weft: Weft, run_path: Path) -> None:
             ("--method", "fedavg"),
             ("--every", 7, "--codec", "bf16"),
             ("--method", "diloco", "--every", 100),
+            ("--method", "powersgd"),
         )
     ]
-    assert names == ["diloco H=30 int8", "ddp bf16", "fedavg H=30 bf16", "diloco H=7 bf16", "diloco H=100 int8"]
+    assert names == [
+        "diloco H=30 int8",
+        "ddp bf16",
+        "fedavg H=30 bf16",
+        "diloco H=7 bf16",
+        "diloco H=100 int8",
+        "powersgd bf16",
+    ]
 
 
 def test_a_scenario_is_planned_kind_by_kind(weft: Weft, run_path: Path, tmp_path: Path) -> None:
@@ -127,6 +135,7 @@ def test_slower_lines_make_longer_rounds(weft: Weft, run_path: Path) -> None:
         ((*FAST, "--method", "magic"), "Allowed: ddp, powersgd, fedavg, diloco"),
         ((*FAST, "--codec", "zip"), "Allowed: fp32, bf16, fp8"),
         ((*FAST, "--method", "ddp", "--every", 9), "ddp synchronises after each step"),
+        ((*FAST, "--method", "powersgd", "--every", 9), "powersgd synchronises after each step"),
         ((*FAST, "--every", 200_000), "--every"),
         ((*FAST, "--cluster", "abacus"), "--cluster abacus: not known"),
         ((*FAST, "--cluster", "l40s"), "Give --cluster-price"),
