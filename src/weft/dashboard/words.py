@@ -326,7 +326,7 @@ _ROWS: dict[type[Event], _Row] = {
     ),
     events.Sponsored: _Row(NOTE, "{me:peer} contributes through {sponsor:peer}: there is no room among those who vote"),
     events.CountedThrough: _Row(
-        ROUTINE, plain="{tokens:,} tokens of it are counted in round {round}, through its sponsor"
+        ROUTINE, plain="{tokens:,} tokens of it are counted in round {round}, through a peer that votes"
     ),
     events.MajorityLost: _Row(ERROR, _majority_lost, advice=_majority_advice),
     events.TrainsOn: _Row(

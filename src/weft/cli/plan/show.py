@@ -69,7 +69,7 @@ def _levels(plan: Forecast) -> Iterator[str]:
     num = question.num_electors
     peers = (
         (f"each of {num} electors", pace.levels.elector),
-        (f"each of {question.num_peers - num} wards", pace.levels.ward),
+        (f"each of {question.num_peers - num} peers without a vote", pace.levels.ward),
     )
     for who, traffic in peers:
         sent, received = traffic.sent_nbytes, traffic.received_nbytes
@@ -94,7 +94,7 @@ def _parts(round: RoundTime) -> str:
     stages = (
         ("training", round.train_s),
         ("waiting for slower machines", round.uneven_s),
-        ("wards and their sponsors", round.wards_s),
+        ("peers without a vote", round.wards_s),
         ("payloads up", round.contribute_s),
         ("results", round.result_s),
         ("messages", round.messages_s),
@@ -190,8 +190,8 @@ def _warnings(plan: Forecast) -> Iterator[str]:
     question, pace = plan.question, plan.pace
     if question.num_peers > question.num_electors * MAX_GROUP:
         yield (
-            f"{question.num_electors} electors take at most {question.num_electors * (MAX_GROUP - 1)} wards: the "
-            "others find no sponsor, and the figures, which count them, do not hold"
+            f"{question.num_electors} electors take at most {question.num_electors * (MAX_GROUP - 1)} peers without a "
+            "vote: the others find no room, and the figures, which count them, do not hold"
         )
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
