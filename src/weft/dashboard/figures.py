@@ -11,26 +11,24 @@ _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def nbytes(count: float) -> str:
     """Return a number of bytes in decimal units: 3.2 MB."""
-    for size, prefix in _DECIMAL:
-        if count >= size:
-            return f"{count / size:.3g} {prefix}B" if count < 100 * size else f"{count / size:.0f} {prefix}B"
-    return f"{count:.0f} B"
+    return f"{_scaled(count, ' ')}B"
 
 
 def rate(bps: float) -> str:
     """Return bits per second: 20 Mbit/s."""
-    for size, prefix in _DECIMAL:
-        if bps >= size:
-            return f"{bps / size:.3g} {prefix}bit/s"
-    return f"{bps:.0f} bit/s"
+    return f"{_scaled(bps, ' ')}bit/s"
 
 
 def amount(count: float) -> str:
     """Return a count in at most four characters and a letter: 1.2M."""
+    return _scaled(count)
+
+
+def _scaled(count: float, gap: str = "") -> str:
     for size, prefix in _DECIMAL:
         if count >= size:
-            return f"{count / size:.3g}{prefix}" if count < 100 * size else f"{count / size:.0f}{prefix}"
-    return f"{count:.0f}"
+            return f"{count / size:.3g}{gap}{prefix}" if count < 100 * size else f"{count / size:.0f}{gap}{prefix}"
+    return f"{count:.0f}{gap}"
 
 
 def duration(seconds: float) -> str:

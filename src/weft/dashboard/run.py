@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from weft.dashboard.history import About, History
+from weft.dashboard.history import History
 from weft.dashboard.logs import find_logs, logged
 from weft.dashboard.stages import layers_of
+from weft.dashboard.view import About
 from weft.dashboard.words import in_words
 from weft.errors import ConfigError, WeftError
 from weft.events import Entry

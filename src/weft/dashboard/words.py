@@ -1,248 +1,424 @@
-"""Events a person wants to hear of, each as one sentence. Routine has none: steps, commits, progress.
+"""What a person is told of each kind of event: how much it concerns them, in which words, and what to do about it.
 
-The choices of a run's method in one line, for a person.
-
-What happens in routine, in words: of events that `notable` has no sentence for.
-
-How much an event concerns a person: 0 routine, 1 good to know, 2 look at it, 3 something is broken.
+One table (`_ROWS`) has a row for each kind: its severity, the sentence of what a person wants to hear of, plain words
+for a list of all that happened, and advice where something can be done. A text names fields of its event in braces,
+and after a colon how they are written (`_Writer`); `me` is the peer whose event it is. Where there are several cases
+a function chooses the text. `in_words` tells the choices of a run's method in one line.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
 
 import msgspec
 
+from weft import events
 from weft.dashboard import figures
 from weft.dashboard.stages import ordinal, prefixed
-from weft.events import (
-    ActEnacted,
-    ActRefused,
-    ActWaits,
-    AdmissionRefused,
-    AttemptStarted,
-    BranchLeft,
-    BranchOpened,
-    CheckpointFailed,
-    CheckpointSaved,
-    ConnectionDropped,
-    CountedThrough,
-    DataReady,
-    Entry,
-    Evaluated,
-    Event,
-    FellBack,
-    GraphChosen,
-    HeldDropped,
-    JoinTooSlow,
-    LegacyCounted,
-    LegacyDropped,
-    LieProven,
-    LinkDown,
-    LinkUp,
-    LoopStalled,
-    MajorityLost,
-    MemberGone,
-    MemberJoined,
-    MemberLeft,
-    MemberProgress,
-    MemberRecovered,
-    MemberStrays,
-    MemberSuspected,
-    MethodTuned,
-    MicroBatchChanged,
-    MicroBatchFailed,
-    Notice,
-    NotLearning,
-    Paused,
-    PayloadOffered,
-    PayloadRejected,
-    PeerStarted,
-    PeerStopped,
-    Resumed,
-    RoundCommitted,
-    RoundMissed,
-    RoundProven,
-    RunBlocked,
-    RunUnblocked,
-    Sampled,
-    Sponsored,
-    StageEmpty,
-    StageHeld,
-    StageLeft,
-    StagesSeen,
-    StateJoined,
-    StepDone,
-    TeamFormed,
-    TrainsOn,
-    TransportUp,
-    WarmedUp,
-    Working,
-)
+from weft.events import Entry, Event
 from weft.ids import PeerId, short
 from weft.sync.method.choices import Choices
 from weft.wire import printable
 
+Name = Callable[[PeerId], str]  # what a peer is called
+Advice = tuple[PeerId | None, str, str]  # about whom, what is wrong, what to do
+Remedy = tuple[str | None, str, str]  # the same as texts; about whom: the name of a field, or me
+
+SEVERITIES = ("routine", "note", "warning", "error")  # of no concern, good to know, look at it, something is broken
+ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
+
 SLEPT_S = 5.0  # a shorter stall concerns nobody but who reads the log
+LONG_STALL_S = 30.0
+MANY_ATTEMPTS = 3
 
 
-def notable(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
-    """Return what to say of an entry, or None; `name` knows what peers are called.
+@dataclass(frozen=True)
+class _Row:
+    severity: int
+    news: str | Callable[[Any, PeerId], str | None] | None = None  # by the event, and whose it is
+    plain: str | Callable[[Any], str] | None = None
+    advice: Remedy | Callable[[Any], Remedy | None] | None = None
+
+
+class _Writer(Formatter):
+    """Fills in a text about an event, with names for keys and figures as people read them."""
+
+    def __init__(self, event: Event, own: PeerId | None, name: Name) -> None:
+        self._event, self._own = event, own
+        self._specs: dict[str, Callable[[Any], str]] = {
+            "peer": name,
+            "peers": lambda peers: ", ".join(map(name, peers)),
+            "others": lambda peers: ", ".join(map(name, peers[1:])),
+            "key": short,
+            "stage": lambda stage: ordinal([stage], 0),
+            "settings": lambda changes: ", ".join(f"{key} = {value}" for key, value in changes.items()),
+            "time": figures.duration,
+            "bytes": figures.nbytes,
+            "rate": figures.rate,
+        }
+
+    def get_value(self, key: int | str, *_: Any) -> Any:
+        return self._own if key == "me" else getattr(self._event, str(key))
+
+    def format_field(self, value: Any, spec: str) -> str:
+        write = self._specs.get(spec)
+        return format(value, spec) if write is None else write(value)
+
+
+def notable(entry: Entry, name: Name) -> str | None:
+    """Return what a person wants to hear of an entry, as one sentence; None: it is routine.
 
     Others' names and words are in it, so it is made safe to print.
     """
-    text = _sentence(entry, name)
-    return None if text is None else printable(prefixed(entry.event, text))
+    news = _row(entry.event).news
+    text = news(entry.event, entry.peer) if callable(news) else news
+    if text is None:
+        return None
+    return printable(prefixed(entry.event, _Writer(entry.event, entry.peer, name).format(text)))
 
 
-def _sentence(entry: Entry, name: Callable[[PeerId], str]) -> str | None:
-    match entry.event:
-        case Notice(text=text):
-            return text
-        case Paused(reason=reason):
-            return f"{name(entry.peer)} is paused: {reason}"
-        case Resumed(paused_s=paused_s):
-            return f"{name(entry.peer)} trains again after {figures.duration(paused_s)}"
-        case FellBack(wanted=wanted, used=used, reason=reason):
-            return f"{name(entry.peer)}: {used} instead of {wanted}: {reason}"
-        case MemberJoined(member=member, name=called):
-            return f"{called or short(member)} joined"
-        case MemberSuspected(member=member, silent_s=silent_s, reason=reason):
-            return f"{name(member)} is silent ({reason or f'{silent_s:.0f} s'})"
-        case MemberRecovered(member=member):
-            return f"{name(member)} is back"
-        case MemberGone(member=member):
-            return f"{name(member)} is gone"
-        case MemberLeft(member=member):
-            return f"{name(member)} left with a goodbye"
-        case MemberStrays(member=member, what=what, is_back=True):
-            return f"the {what} of {name(member)} is like the others' again"
-        case MemberStrays(member=member, what="loss", value=value, usual=usual):
-            own = f"the loss of {name(member)} is {value:.2f}"
-            return f"{own} where that of the others is {usual:.2f}: other data or rates?"
-        case MemberStrays(member=member, value=value, usual=usual):
-            times = f"{value / usual:.3g} times" if value > usual else f"1/{usual / value:.3g}"
-            return f"an update of {name(member)} is {times} as long as one of the others: other data or rates?"
-        case NotLearning(first_loss=first, loss=now, committed_tokens=tokens):
-            return (
-                f"after {tokens:,} tokens the members' loss is {now:.2f}, no lower than the {first:.2f} with which the "
-                "run began: rates may be too high, or rounds count what was computed long before"
-            )
-        case LoopStalled(stall_s=stall_s) if stall_s >= SLEPT_S:
-            return f"{name(entry.peer)} stood still for {stall_s:.0f} s"
-        case MethodTuned(round=number, every=every, codec=codec, reason=reason):
-            return f"from round {number} on every {every} inner steps, in {codec}: {reason}"
-        case GraphChosen(graph=graph, num_members=num, spectral_gap=gap):
-            return f"exchanges with neighbours: {graph} of {num}, spectral gap {gap:.4f}"
-        case Sponsored(sponsor=sponsor):
-            return f"{name(entry.peer)} contributes through {name(sponsor)}: there is no room among those who vote"
-        case MajorityLost(alive=alive, electorate=electorate, opens_branch_in_s=wait_s, reason=reason):
-            waits = "waits for the others" if wait_s is None else f"goes on alone in {wait_s:.0f} s"
-            return f"{name(entry.peer)} reaches {alive} of {electorate} members and {waits}: {reason}"
-        case TrainsOn(steps=steps):
-            return f"{name(entry.peer)} trains on meanwhile, for at most {steps} inner steps, which later rounds count"
-        case BranchOpened(members=members, reason=reason):
-            return f"{len(members)} peers go on in a branch: {reason}"
-        case BranchLeft(tokens=tokens, kept=kept, reason=reason):
-            what = (
-                f"{name(entry.peer)} goes over to another branch; the {tokens:,} tokens that only its own had counted"
-            )
-            if kept == tokens:
-                return f"{what} are brought there"
-            return f"{what} are lost{f', but for {kept:,} that are brought there' if kept else ''}: {reason}"
-        case LegacyCounted(by=by, tokens=tokens, weight=weight):
-            return (
-                f"the {tokens:,} tokens of a branch that was given up are counted as {weight:,}, brought by {name(by)}"
-            )
-        case LegacyDropped(tokens=tokens, reason=reason):
-            return f"of a branch that was given up, {tokens:,} tokens are not counted: {reason}"
-        case RoundMissed(round=number, reason=reason):
-            return f"{name(entry.peer)} missed round {number} and carries its work on: {reason}"
-        case ActWaits(by=by, kind=kind, subject=subject):
-            what = f"{kind} {name(PeerId(subject))}" if subject else kind
-            return f"{what}: handed in by {name(by)}, waits for a round"
-        case ActRefused(by=by, kind=kind, reason=reason):
-            return f"{kind} of {name(by)} has no effect: {reason}"
-        case LieProven(member=member, round=number, what=what):
-            return f"{name(member)} lied in round {number}: {what}. Its key is about to be struck out"
-        case ActEnacted(kind="strike out", subject=subject, reason=reason):
-            return f"the key of {name(PeerId(subject))} is struck out: {reason}"
-        case ActEnacted(by=by, kind=kind, subject=subject, reason=reason, changes=changes):
-            who = name(by[0]) if len(by) == 1 else f"{len(by)} members"
-            what = name(PeerId(subject)) if subject else ", ".join(f"{key} = {value}" for key, value in changes.items())
-            return f"{who}: {kind} {what}{f' ({reason})' if reason else ''}"
-        case StageHeld(stage=stage, num_stages=num, reason=reason):
-            return f"{name(entry.peer)} takes {ordinal([stage], num)}: {reason}"
-        case StageLeft(stage=stage, reason=reason):
-            return f"{name(entry.peer)} leaves {ordinal([stage], 0)}: {reason}"
-        case TeamFormed(stage=stage, members=(_,), size=size):
-            return (
-                f"{name(entry.peer)} computes {ordinal([stage], 0)} alone: too few are there for another team of {size}"
-            )
-        case TeamFormed(stage=stage, members=(first, *others)) if first == entry.peer:
-            return f"{name(first)} computes {ordinal([stage], 0)} together with {', '.join(map(name, others))}"
-        case TeamFormed(stage=stage, members=(first, *_)):
-            return f"{name(entry.peer)} helps {name(first)} to compute {ordinal([stage], 0)}"
-        case StageEmpty(stage=stage, restored_by=None):
-            return f"nobody holds {ordinal([stage], 0)}, and nobody here has a state of it: micro-batches wait"
-        case StageEmpty(stage=stage, restored_by=str() as peer, round=number):
-            whose = f"{name(peer)} has its newest state, of round {number}"
-            return f"nobody holds {ordinal([stage], 0)}: micro-batches wait; {whose}"
-        case HeldDropped(stage=stage, num=num):
-            what = f"of {num} micro-batches that came a second time"
-            return f"{name(entry.peer)} had no room in {ordinal([stage], 0)} for what came {what}: it counts nowhere"
-        case PayloadRejected(member=member, reason=reason):
-            return f"the payload of {name(member)} was refused: {reason}"
-        case ConnectionDropped(address="bulk stream", remote=remote, reason=reason) if remote is not None:
-            return f"{name(entry.peer)} could not fetch from {name(remote)}: {reason}"
-        case ConnectionDropped(address=address, remote=remote, reason=reason):
-            whom = name(remote) if remote is not None else address
-            return f"a connection{f' with {whom}' if whom else ''} was dropped: {reason}"
-        case AdmissionRefused(remote=remote, reason=reason):
-            return f"{short(remote)} was not admitted: {reason}"
-        case MicroBatchChanged(before=before, after=after, reason=reason):
-            return f"{name(entry.peer)} computes {after} samples at a time, not {before}: {reason}"
-        case WarmedUp(is_compiled=True, duration_s=duration_s):
-            return f"{name(entry.peer)} has compiled the model in {figures.duration(duration_s)}"
-        case StateJoined(fetched_nbytes=fetched, duration_s=duration_s, donors=donors):
-            whence = ", ".join(name(donor) for donor in donors) or "what it had kept"
-            return f"{name(entry.peer)} has the state: {figures.nbytes(fetched)} in {duration_s:.1f} s from {whence}"
-        case JoinTooSlow():
-            return _too_slow(entry.event)
-        case RunBlocked(by=by, needs_s=needs_s, longest_s=longest_s):
-            asks = (
-                f"the line of {name(by)} is slower than this run: {name(entry.peer)} announces nothing until it is in"
-            )
-            return (
-                f"{asks}, about {figures.duration(needs_s)} by its own account, {figures.duration(longest_s)} at most"
-            )
-        case RunUnblocked(by=by, blocked_s=blocked_s, reason=reason):
-            return f"{name(entry.peer)} waits for {name(by)} no more, after {figures.duration(blocked_s)}: {reason}"
-        case DataReady(fetched_nbytes=fetched) if fetched:
-            return f"{name(entry.peer)} fetched {figures.nbytes(fetched)} of data"
-        case CheckpointFailed(path=path, reason=reason):
-            return f"{name(entry.peer)} could not save {path}: {reason}"
-    return None
+def described(event: Event, name: Name) -> str:
+    """Return what happened, in words, of an event that `notable` has no sentence for."""
+    plain = _row(event).plain
+    text = plain(event) if callable(plain) else plain
+    if text is None:
+        fields = (f"{key} {getattr(event, key)}" for key in event.__struct_fields__ if key != "stage")
+        return prefixed(event, ", ".join(fields)[:200])
+    return prefixed(event, _Writer(event, None, name).format(text))
 
 
-def _too_slow(event: JoinTooSlow) -> str:
-    received, added = figures.rate(event.received_bps), figures.rate(event.added_bps)
-    needs = f"about {figures.duration(event.needs_s)} at this pace"
-    what = (
-        f"this machine receives {received}, and the run adds {added} of results, which it must receive too: at this "
-        "pace it never catches up"
+def severity_of(event: Event) -> int:
+    is_good = isinstance(event, events.MemberStrays) and event.is_back
+    return NOTE if is_good else _row(event).severity
+
+
+def advice_of(entry: Entry, name: Name) -> Advice | None:
+    """Return what is wrong by an entry, in plain words, and what to do about it; None: nothing that a person can."""
+    advice = _row(entry.event).advice
+    found = advice(entry.event) if callable(advice) else advice
+    if found is None:
+        return None
+    writer, (about, what, remedy) = _Writer(entry.event, entry.peer, name), found
+    return None if about is None else writer.get_value(about), writer.format(what), writer.format(remedy)
+
+
+def _row(event: Event) -> _Row:
+    return _ROWS.get(type(event), _OTHER)
+
+
+# --- where there are several cases ---
+
+
+def _strays(e: events.MemberStrays, _own: PeerId) -> str:
+    if e.is_back:
+        return "the {what} of {member:peer} is like the others' again"
+    if e.what == "loss":
+        return "the loss of {member:peer} is {value:.2f} where that of the others is {usual:.2f}: other data or rates?"
+    times = f"{e.value / e.usual:.3g} times" if e.value > e.usual else f"1/{e.usual / e.value:.3g}"
+    return f"an update of {{member:peer}} is {times} as long as one of the others: other data or rates?"
+
+
+def _strays_advice(e: events.MemberStrays) -> Remedy | None:
+    if e.is_back:
+        return None
+    return (
+        "member",
+        "The {what} of {member:peer} is far from that of the others.",
+        "Ask its owner which data and settings it has. Stewards can remove it: weft act remove.",
     )
-    if event.is_in:
+
+
+def _stalled_advice(e: events.LoopStalled) -> Remedy | None:
+    if e.stall_s < LONG_STALL_S:
+        return None
+    return (
+        "me",
+        "{me:peer} stood still for {stall_s:.0f} s.",
+        "Its machine slept or is overloaded. Keep it awake, or give weft fewer cores: weft join --cores.",
+    )
+
+
+def _committed(e: events.RoundCommitted) -> str:
+    left = ", without {left_out:peers}" if e.left_out else ""
+    took_s = e.work_s + e.duration_s
+    return (
+        f"round {{round}}: {len(e.contributors) + e.num_through} counted{left}, {{tokens:,}} tokens in {took_s:.1f} s"
+    )
+
+
+def _attempts_advice(e: events.AttemptStarted) -> Remedy | None:
+    if e.attempt < MANY_ATTEMPTS:
+        return None
+    return (
+        None,
+        f"Round {{round}} is in its attempt {e.attempt + 1}: {{reason}}.",
+        "Leaders cannot be reached or are too slow. Look at the links of those who led.",
+    )
+
+
+def _majority_lost(e: events.MajorityLost, _own: PeerId) -> str:
+    then = "waits for the others" if e.opens_branch_in_s is None else "goes on alone in {opens_branch_in_s:.0f} s"
+    return f"{{me:peer}} reaches {{alive}} of {{electorate}} members and {then}: {{reason}}"
+
+
+def _majority_advice(e: events.MajorityLost) -> Remedy:
+    alone = "it goes on alone in {opens_branch_in_s:.0f} s"
+    then = "nothing is decided until more are back" if e.opens_branch_in_s is None else alone
+    return (
+        "me",
+        f"{{me:peer}} reaches {{alive}} of {{electorate}} members: {then}.",
+        "Look whether the others' machines run and whether the network between them is up. No work is lost.",
+    )
+
+
+def _branch_left(e: events.BranchLeft, _own: PeerId) -> str:
+    what = "{me:peer} goes over to another branch; the {tokens:,} tokens that only its own had counted"
+    if e.kept == e.tokens:
+        return f"{what} are brought there"
+    return f"{what} are lost{', but for {kept:,} that are brought there' if e.kept else ''}: {{reason}}"
+
+
+def _act_enacted(e: events.ActEnacted, _own: PeerId) -> str:
+    if e.kind == "strike out":
+        return "the key of {subject:peer} is struck out: {reason}"
+    who = "{by[0]:peer}" if len(e.by) == 1 else f"{len(e.by)} members"
+    return (
+        f"{who}: {{kind}} {'{subject:peer}' if e.subject else '{changes:settings}'}{' ({reason})' if e.reason else ''}"
+    )
+
+
+def _dropped(e: events.ConnectionDropped, _own: PeerId) -> str:
+    if e.remote is None:
+        return f"a connection{' with {address}' if e.address else ''} was dropped: {{reason}}"
+    if e.address == "bulk stream":
+        return "{me:peer} could not fetch from {remote:peer}: {reason}"
+    return "a connection with {remote:peer} was dropped: {reason}"
+
+
+def _team_formed(e: events.TeamFormed, own: PeerId) -> str | None:
+    match e.members:
+        case ():
+            return None
+        case (_,):
+            return "{me:peer} computes {stage:stage} alone: too few are there for another team of {size}"
+        case (first, *_) if first == own:
+            return "{me:peer} computes {stage:stage} together with {members:others}"
+    return "{me:peer} helps {members[0]:peer} to compute {stage:stage}"
+
+
+def _stages_seen(e: events.StagesSeen) -> str:
+    sizes = ", ".join(str(len(members)) for members in e.members)
+    rates = ", ".join(figures.amount(rate) for rate in e.rates)
+    return f"peers by stage: {sizes}; {rates} samples/s; {', '.join(map(str, e.waiting))} micro-batches wait"
+
+
+def _stage_empty(e: events.StageEmpty, _own: PeerId) -> str:
+    if e.restored_by is None:
+        return "nobody holds {stage:stage}, and nobody here has a state of it: micro-batches wait"
+    return "nobody holds {stage:stage}: micro-batches wait; {restored_by:peer} has its newest state, of round {round}"
+
+
+def _stage_empty_advice(e: events.StageEmpty) -> Remedy:
+    if e.restored_by is None:
         return (
-            f"this machine was in, and falls behind again: it receives {received}, and the run adds {added} of "
-            "results. At this pace it is of no use to the run, and members wait for one key once a day. Ctrl-C leaves "
-            "with a goodbye, and what has come is kept. A faster line would help, or a run of more inner steps a round"
+            None,
+            "Nobody holds {stage:stage}, and nobody here has a state of it.",
+            "Start a peer again that held it, with the same command, within seconds: else its section begins anew.",
         )
-    if event.is_blocking:
-        return f"{what}. Members are asked to wait until it is in, {needs}; Ctrl-C gives up"
+    return (
+        "restored_by",
+        "Nobody holds {stage:stage}: nothing is trained.",
+        "{restored_by:peer} takes it up by itself, with the state of round {round}; more peers make this rarer.",
+    )
+
+
+def _too_slow(e: events.JoinTooSlow, _own: PeerId) -> str:
+    if e.is_in:
+        return (
+            "this machine was in, and falls behind again: it receives {received_bps:rate}, and the run adds "
+            "{added_bps:rate} of results. At this pace it is of no use to the run, and members wait for one key once a "
+            "day. Ctrl-C leaves with a goodbye, and what has come is kept. A faster line would help, or a run of more "
+            "inner steps a round"
+        )
+    what = (
+        "this machine receives {received_bps:rate}, and the run adds {added_bps:rate} of results, which it must "
+        "receive too: at this pace it never catches up"
+    )
+    if e.is_blocking:
+        return f"{what}. Members are asked to wait until it is in, about {{needs_s:time}} at this pace; Ctrl-C gives up"
     return (
         f"{what}. Ctrl-C gives up, and what has come is kept. Joining again with `weft join --blocking` asks members "
-        f"to wait until it is in, {needs}; afterwards, too, it must receive {added}. A faster line would help, or a "
-        "run with more inner steps a round"
+        "to wait until it is in, about {needs_s:time} at this pace; afterwards, too, it must receive {added_bps:rate}. "
+        "A faster line would help, or a run with more inner steps a round"
     )
+
+
+# --- the table, in the order of events.py ---
+
+_OTHER = _Row(NOTE)
+_ROWS: dict[type[Event], _Row] = {
+    events.PeerStarted: _Row(NOTE, plain="{name} starts on {device}, {software}"),
+    events.PeerStopped: _Row(NOTE, plain="stops: {reason}"),
+    events.Paused: _Row(NOTE, "{me:peer} is paused: {reason}"),
+    events.Resumed: _Row(NOTE, "{me:peer} trains again after {paused_s:time}"),
+    events.Notice: _Row(NOTE, "{text}"),
+    events.Working: _Row(ROUTINE),
+    events.FellBack: _Row(WARNING, "{me:peer}: {used} instead of {wanted}: {reason}"),
+    events.TransportUp: _Row(ROUTINE, plain="can be reached over {transport}"),
+    events.LinkUp: _Row(ROUTINE, plain="a link to {remote:peer} over {transport}"),
+    events.LinkDown: _Row(ROUTINE, plain="no link to {remote:peer}: {reason}"),
+    events.ConnectionDropped: _Row(WARNING, _dropped),
+    events.AdmissionRefused: _Row(WARNING, "{remote:key} was not admitted: {reason}"),
+    events.MemberJoined: _Row(NOTE, lambda e, _: "{name} joined" if e.name else "{member:key} joined"),
+    events.MemberSuspected: _Row(
+        WARNING, lambda e, _: f"{{member:peer}} is silent ({'{reason}' if e.reason else '{silent_s:.0f} s'})"
+    ),
+    events.MemberRecovered: _Row(NOTE, "{member:peer} is back"),
+    events.MemberGone: _Row(
+        WARNING,
+        "{member:peer} is gone",
+        advice=(
+            "member",
+            "{member:peer} has been silent for {silent_s:.0f} s and is gone.",
+            "The run goes on without it. Start it again with the same command: it goes on where it was.",
+        ),
+    ),
+    events.MemberLeft: _Row(NOTE, "{member:peer} left with a goodbye"),
+    events.MemberProgress: _Row(ROUTINE),
+    events.MemberStrays: _Row(WARNING, _strays, advice=_strays_advice),
+    events.LoopStalled: _Row(
+        WARNING,
+        lambda e, _: "{me:peer} stood still for {stall_s:.0f} s" if e.stall_s >= SLEPT_S else None,
+        advice=_stalled_advice,
+    ),
+    events.StepDone: _Row(ROUTINE),
+    events.WarmedUp: _Row(
+        NOTE,
+        lambda e, _: "{me:peer} has compiled the model in {duration_s:time}" if e.is_compiled else None,
+        "ready to train after {duration_s:.1f} s, {micro_batch} samples at a time",
+    ),
+    events.MicroBatchChanged: _Row(NOTE, "{me:peer} computes {after} samples at a time, not {before}: {reason}"),
+    events.Evaluated: _Row(
+        NOTE, plain="held-out loss {loss:.4f} after round {round}, {nats_per_byte:.4f} nats per byte"
+    ),
+    events.NotLearning: _Row(
+        ERROR,
+        "after {committed_tokens:,} tokens the members' loss is {loss:.2f}, no lower than the {first_loss:.2f} with "
+        "which the run began: rates may be too high, or rounds count what was computed long before",
+        advice=(
+            None,
+            "Rounds are decided, and the loss is no lower than when the run began.",
+            "Lower the learning rate, or the outer one: a steward can, with weft act amend, without a restart.",
+        ),
+    ),
+    events.Sampled: _Row(ROUTINE, plain="a sample of what the model writes after round {round}"),
+    events.AttemptStarted: _Row(
+        ROUTINE, plain="{leader:peer} leads round {round}, attempt {attempt}: {reason}", advice=_attempts_advice
+    ),
+    events.PayloadOffered: _Row(ROUTINE, plain="offers {tokens:,} tokens to round {round}, in {nbytes:bytes}"),
+    events.RoundCommitted: _Row(ROUTINE, plain=_committed),
+    events.RoundProven: _Row(ROUTINE),
+    events.RoundMissed: _Row(WARNING, "{me:peer} missed round {round} and carries its work on: {reason}"),
+    events.MethodTuned: _Row(NOTE, "from round {round} on every {every} inner steps, in {codec}: {reason}"),
+    events.GraphChosen: _Row(
+        NOTE, "exchanges with neighbours: {graph} of {num_members}, spectral gap {spectral_gap:.4f}"
+    ),
+    events.Sponsored: _Row(NOTE, "{me:peer} contributes through {sponsor:peer}: there is no room among those who vote"),
+    events.CountedThrough: _Row(
+        ROUTINE, plain="{tokens:,} tokens of it are counted in round {round}, through a peer that votes"
+    ),
+    events.MajorityLost: _Row(ERROR, _majority_lost, advice=_majority_advice),
+    events.TrainsOn: _Row(
+        NOTE, "{me:peer} trains on meanwhile, for at most {steps} inner steps, which later rounds count"
+    ),
+    events.BranchOpened: _Row(WARNING, lambda e, _: f"{len(e.members)} peers go on in a branch: {{reason}}"),
+    events.BranchLeft: _Row(NOTE, _branch_left),
+    events.LegacyCounted: _Row(
+        NOTE,
+        "the {tokens:,} tokens of a branch that was given up are counted as {weight:,}, brought by {by:peer}",
+    ),
+    events.LegacyDropped: _Row(WARNING, "of a branch that was given up, {tokens:,} tokens are not counted: {reason}"),
+    events.ActWaits: _Row(
+        NOTE,
+        lambda e, _: f"{{kind}}{' {subject:peer}' if e.subject else ''}: handed in by {{by:peer}}, waits for a round",
+    ),
+    events.LieProven: _Row(
+        ERROR,
+        "{member:peer} lied in round {round}: {what}. Its key is about to be struck out",
+        advice=(
+            "member",
+            "{member:peer} signed two words that contradict each other.",
+            "Its key is struck out by itself. If it is yours: a copy of it runs twice, or the key was stolen.",
+        ),
+    ),
+    events.ActRefused: _Row(WARNING, "{kind} of {by:peer} has no effect: {reason}"),
+    events.ActEnacted: _Row(NOTE, _act_enacted),
+    events.PayloadRejected: _Row(
+        WARNING,
+        "the payload of {member:peer} was refused: {reason}",
+        advice=(
+            "member",
+            "What {member:peer} sent was refused: {reason}.",
+            "Its owner should look at its log; another version of weft, or a broken memory, does this.",
+        ),
+    ),
+    events.StageHeld: _Row(NOTE, lambda e, _: f"{{me:peer}} takes {ordinal([e.stage], e.num_stages)}: {{reason}}"),
+    events.StageLeft: _Row(NOTE, "{me:peer} leaves {stage:stage}: {reason}"),
+    events.TeamFormed: _Row(NOTE, _team_formed),
+    events.StagesSeen: _Row(ROUTINE, plain=_stages_seen),
+    events.StageEmpty: _Row(WARNING, _stage_empty, advice=_stage_empty_advice),
+    events.MicroBatchFailed: _Row(
+        NOTE,
+        plain="a micro-batch that {member:peer} sent is given up in {stage:stage}, and goes to another member: "
+        "{reason}",
+    ),
+    events.HeldDropped: _Row(
+        WARNING,
+        "{me:peer} had no room in {stage:stage} for what came of {num} micro-batches that came a second time: it "
+        "counts nowhere",
+    ),
+    events.StateJoined: _Row(
+        NOTE,
+        lambda e, _: (
+            "{me:peer} has the state: {fetched_nbytes:bytes} in {duration_s:.1f} s from "
+            + ("{donors:peers}" if e.donors else "what it had kept")
+        ),
+    ),
+    events.JoinTooSlow: _Row(
+        WARNING,
+        _too_slow,
+        advice=lambda e: (
+            "me",
+            f"The line of {{me:peer}} is slower than the run: it {'falls behind' if e.is_in else 'cannot catch up'}.",
+            "A run with more inner steps a round needs less; or join with --blocking, so that others wait once.",
+        ),
+    ),
+    events.RunBlocked: _Row(
+        NOTE,
+        "the line of {by:peer} is slower than this run: {me:peer} announces nothing until it is in, about "
+        "{needs_s:time} by its own account, {longest_s:time} at most",
+    ),
+    events.RunUnblocked: _Row(NOTE, "{me:peer} waits for {by:peer} no more, after {blocked_s:time}: {reason}"),
+    events.DataReady: _Row(
+        NOTE,
+        lambda e, _: "{me:peer} fetched {fetched_nbytes:bytes} of data" if e.fetched_nbytes else None,
+        "has the data: {train_tokens:,} tokens to train on, {heldout_tokens:,} held out",
+    ),
+    events.CheckpointSaved: _Row(ROUTINE, plain="saves round {round}, {nbytes:bytes}"),
+    events.CheckpointFailed: _Row(
+        ERROR,
+        "{me:peer} could not save {path}: {reason}",
+        advice=(
+            "me",
+            "{me:peer} cannot save its state: {reason}.",
+            "Make room on its disk. It trains on, and saves when it can.",
+        ),
+    ),
+}
+
+
+# --- the choices of a run's method ---
 
 
 def in_words(choices: Choices) -> str:
@@ -274,76 +450,3 @@ def _named(config: msgspec.Struct | str) -> str:
     numbers = (f"{name} {getattr(config, name)}" for name in config.__struct_fields__)
     inside = ", ".join(numbers)
     return f"{tag} ({inside})" if inside else tag
-
-
-def described(event: Event, name: Callable[[PeerId], str]) -> str:
-    """Return what happened in routine, in words."""
-    return prefixed(event, _words(event, name))
-
-
-def _words(event: Event, name: Callable[[PeerId], str]) -> str:
-    match event:
-        case RoundCommitted():
-            counted = f"{len(event.contributors) + event.num_through} counted"
-            left = f", without {', '.join(map(name, event.left_out))}" if event.left_out else ""
-            took_s = event.work_s + event.duration_s
-            return f"round {event.round}: {counted}{left}, {event.tokens:,} tokens in {took_s:.1f} s"
-        case PeerStarted():
-            return f"{event.name} starts on {event.device}, {event.software}"
-        case PeerStopped():
-            return f"stops: {event.reason}"
-        case Evaluated():
-            return f"held-out loss {event.loss:.4f} after round {event.round}, {event.nats_per_byte:.4f} nats per byte"
-        case Sampled():
-            return f"a sample of what the model writes after round {event.round}"
-        case AttemptStarted():
-            return f"{name(event.leader)} leads round {event.round}, attempt {event.attempt}: {event.reason}"
-        case LinkUp():
-            return f"a link to {name(event.remote)} over {event.transport}"
-        case LinkDown():
-            return f"no link to {name(event.remote)}: {event.reason}"
-        case PayloadOffered():
-            return f"offers {event.tokens:,} tokens to round {event.round}, in {figures.nbytes(event.nbytes)}"
-        case CountedThrough():
-            return f"{event.tokens:,} tokens of it are counted in round {event.round}, through its sponsor"
-        case CheckpointSaved():
-            return f"saves round {event.round}, {figures.nbytes(event.nbytes)}"
-        case TransportUp():
-            return f"can be reached over {event.transport}"
-        case WarmedUp():
-            return f"ready to train after {event.duration_s:.1f} s, {event.micro_batch} samples at a time"
-        case DataReady():
-            return f"has the data: {event.train_tokens:,} tokens to train on, {event.heldout_tokens:,} held out"
-        case StagesSeen():
-            sizes = ", ".join(str(len(members)) for members in event.members)
-            rates = ", ".join(figures.amount(rate) for rate in event.rates)
-            waiting = ", ".join(map(str, event.waiting))
-            return f"peers by stage: {sizes}; {rates} samples/s; {waiting} micro-batches wait"
-        case MicroBatchFailed():
-            whose = f"a micro-batch that {name(event.member)} sent"
-            return f"{whose} is given up in {ordinal([event.stage], 0)}, and goes to another member: {event.reason}"
-    fields = (f"{key} {getattr(event, key)}" for key in event.__struct_fields__ if key != "stage")
-    return ", ".join(fields)[:200]
-
-
-SEVERITIES = ("routine", "note", "warning", "error")
-ROUTINE, NOTE, WARNING, ERROR = range(len(SEVERITIES))
-
-_ROUTINE = (
-    *(StepDone, MemberProgress, RoundCommitted, AttemptStarted, PayloadOffered, CountedThrough, RoundProven),
-    *(LinkUp, LinkDown, TransportUp, CheckpointSaved, Sampled, Working, StagesSeen),
-)
-_WARNINGS = (
-    *(MemberSuspected, MemberGone, MemberStrays, LoopStalled, RoundMissed, PayloadRejected, FellBack, JoinTooSlow),
-    *(ActRefused, AdmissionRefused, ConnectionDropped, LegacyDropped, BranchOpened, StageEmpty, HeldDropped),
-)
-_ERRORS = (MajorityLost, CheckpointFailed, NotLearning, LieProven)
-
-
-_OF_KIND = dict.fromkeys(_ROUTINE, ROUTINE) | dict.fromkeys(_WARNINGS, WARNING) | dict.fromkeys(_ERRORS, ERROR)
-
-
-def severity_of(event: Event) -> int:
-    if isinstance(event, MemberStrays) and event.is_back:
-        return NOTE
-    return _OF_KIND.get(type(event), NOTE)

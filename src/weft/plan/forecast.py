@@ -391,7 +391,7 @@ def _waits(round: RoundTime, total: float) -> list[Part]:
         ("exchange", round.contribute_s + round.result_s, "payloads and results are under way"),
         ("messages", round.messages_s, "messages are under way"),
         ("processor", round.serve_s, "encoding, encrypting, checking, merging, outer steps, heartbeats"),
-        ("wards", round.wards_s, "results are on their way to wards, and payloads to their sponsors"),
+        ("groups", round.wards_s, "results are on their way to peers without a vote, and payloads from them"),
         ("evaluation", round.evaluate_s, "the others wait for who evaluates"),
     )
     passed, parts = round.train_s + round.uneven_s, []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -100,6 +100,9 @@ class Profiles(Config, frozen=True, kw_only=True):
     steps: Steps
 
 
+Named = TypeVar("Named", Device, NamedLine)
+
+
 @cache
 def known() -> Profiles:
     """Return what the package's file says."""
@@ -114,13 +117,8 @@ def device(name: str) -> Device:
     Raises:
         ConfigError: there is none; names those there are.
     """
-    found = {each.name: each for each in known().device}
-    if name not in found:
-        hint = "or `here` for this machine, or give --tokens-per-s, which needs no device"
-        raise ConfigError(
-            f"--device {name[:60]}: not known{_meant(name, list(found))} Known: {', '.join(found)}; {hint}."
-        )
-    return found[name]
+    hint = "or `here` for this machine, or give --tokens-per-s, which needs no device"
+    return _called(name, known().device, "--device", hint)
 
 
 def line(name: str) -> NamedLine:
@@ -129,11 +127,14 @@ def line(name: str) -> NamedLine:
     Raises:
         ConfigError: there is none; names those there are.
     """
-    found = {each.name: each for each in known().line}
+    return _called(name, known().line, "--line", "or give --up, --down and --delay")
+
+
+def _called(name: str, there: Sequence[Named], option: str, hint: str) -> Named:
+    found = {each.name: each for each in there}
     if name not in found:
-        hint = "or give --up, --down and --delay"
         raise ConfigError(
-            f"--line {name[:60]}: not known{_meant(name, list(found))} Known: {', '.join(found)}; {hint}."
+            f"{option} {name[:60]}: not known{_meant(name, list(found))} Known: {', '.join(found)}; {hint}."
         )
     return found[name]
 

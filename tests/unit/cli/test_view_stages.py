@@ -5,13 +5,13 @@ import pytest
 
 from unit.cli.screen.test_view import A, B, C, commit, drawn, entry, evaluated, fold, started, step
 from weft.cli.screen.draw import progress
-from weft.cli.screen.view import Facts, View
 from weft.cli.watch.status import as_tree
+from weft.dashboard.view import About, View
 from weft.events import Entry, Event, MemberLeft, PeerStopped, StageHeld, StageLeft, StagesSeen
 from weft.ids import PeerId
 
-FACTS = Facts(
-    run="r",
+RUN = About(
+    name="r",
     total_tokens=1000,
     tokens_per_step=100,
     num_parameters=3_000_000,
@@ -36,7 +36,7 @@ def seen(*members: tuple[PeerId, ...], at: float = 100.0, peer: PeerId = A, name
 
 
 def view(*entries: Entry) -> View:
-    return fold(*entries, view=View(facts=FACTS))
+    return fold(*entries, view=View(run=RUN))
 
 
 def goodbye(stage: int, reason: str, peer: PeerId = A) -> tuple[Entry, Entry]:

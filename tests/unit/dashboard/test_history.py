@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.dashboard.history import LISTS, MAX_ROWS, About, History
+from weft.dashboard.history import LISTS, MAX_ROWS, History
+from weft.dashboard.view import About
 from weft.events import (
     VERSION,
     CheckpointFailed,
@@ -260,7 +261,7 @@ def test_who_checks_signatures_is_no_peer_of_the_run() -> None:
         (CheckpointSaved(path="", round=Round(2), digest=Digest("d" * 64), nbytes=2_000_000), "saves round 2, 2 MB"),
         (
             CountedThrough(round=Round(2), tokens=Tokens(64)),
-            "64 tokens of it are counted in round 2, through its sponsor",
+            "64 tokens of it are counted in round 2, through a peer that votes",
         ),
     ],
     ids=lambda each: type(each).__name__,

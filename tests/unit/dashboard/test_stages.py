@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from unit.dashboard.test_history import A, B, C, commit, history, said, started, step
-from weft.dashboard.advice import advice_of
-from weft.dashboard.history import About, History
+from weft.dashboard.history import History
 from weft.dashboard.page.metrics import metrics_of
 from weft.dashboard.report import told_of
 from weft.dashboard.run import Run
 from weft.dashboard.stages import Lead, Stages, holding, layers_of, led, ordinal, slowest, state_at_commit, told
-from weft.dashboard.words import NOTE, ROUTINE, WARNING, described, notable, severity_of
+from weft.dashboard.view import About
+from weft.dashboard.words import NOTE, ROUTINE, WARNING, advice_of, described, notable, severity_of
 from weft.events import (
     Entry,
     Event,
@@ -198,7 +198,9 @@ def test_who_helps_is_not_left_out_until_it_computes_for_itself() -> None:
 
 @pytest.mark.parametrize("by", [B, None])
 def test_a_stage_that_nobody_holds_is_a_thing_to_do_something_about(by: PeerId | None) -> None:
-    ((about, what, remedy),) = advice_of(said(A, StageEmpty(stage=0, restored_by=by, round=Round(3))), lambda _: "bert")
+    advice = advice_of(said(A, StageEmpty(stage=0, restored_by=by, round=Round(3))), lambda _: "bert")
+    assert advice is not None
+    about, what, remedy = advice
     assert about == by
     assert what.startswith("Nobody holds stage 1")
     assert ("bert takes it up" in remedy) == (by is not None)

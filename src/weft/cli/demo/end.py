@@ -13,8 +13,8 @@ from weft.cli.model.trained import Trained, open_trained
 from weft.cli.run.running import Report
 from weft.cli.run.summary import INDENT, beside, measured, try_next
 from weft.cli.screen.draw import ring
-from weft.cli.screen.view import View
 from weft.dashboard import figures
+from weft.dashboard.view import View
 from weft.errors import CheckpointError
 from weft.ids import RunId, short
 from weft.model import write_folder

@@ -21,10 +21,10 @@ from weft.cli.demo.swarm import DEVICE, PeerFailed, Swarm
 from weft.cli.plan import speed_here as here
 from weft.cli.plan.speed_here import tokens_in
 from weft.cli.screen.screen import Screen, make_screen
-from weft.cli.screen.view import Facts
 from weft.cli.terminal import tell, terminal_width, wrapped
 from weft.clock import SystemClock
 from weft.config import dump, from_tree, load_tree
+from weft.dashboard.view import About
 from weft.data import ByteTokenizer
 from weft.errors import ConfigError, DeadlineExceeded
 from weft.run.config import RunFile
@@ -59,7 +59,9 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
     swarm = Swarm(folder, names, here.threads_of(len(names)))
     screen = make_screen(is_quiet=wishes.is_quiet)
     finished = demo_end.finished_run(swarm)
-    screen.start(facts_of_file(run_file, wait_for=run_file.peers if finished is None else 1))
+    train = run_file.train
+    known = About(name=run_file.name, total_tokens=train.tokens, tokens_per_step=train.batch_size * train.seq_len)
+    screen.start(known, run_file.peers if finished is None else 1)
     follower = _Follower(swarm, screen)
     try:
         follower.watch_signals()
@@ -77,17 +79,6 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
         print(wrapped(f"stopped; weft demo {folder} goes on from here, and --fresh begins anew", width))  # noqa: T201
         return 0
     return demo_end.finish(folder, swarm, screen.view, score)
-
-
-def facts_of_file(run_file: RunFile, wait_for: int) -> Facts:
-    """Return what the view needs to know of the run, before there is one."""
-    train = run_file.train
-    return Facts(
-        run=run_file.name,
-        total_tokens=train.tokens,
-        tokens_per_step=train.batch_size * train.seq_len,
-        wait_for=wait_for,
-    )
 
 
 # --- before ---

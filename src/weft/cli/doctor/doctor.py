@@ -83,15 +83,6 @@ def _spell(findings: "list[Finding]", code: int) -> str:
         "format": FORMAT,
         "is_blocked": any(finding.level == "block" for finding in findings),
         "exit_code": code,
-        "findings": [
-            {
-                "topic": finding.topic,
-                "level": finding.level,
-                "text": finding.text,
-                "fix": finding.fix,
-                "facts": dict(finding.facts),
-            }
-            for finding in findings
-        ],
+        "findings": findings,
     }
     return msgspec.json.encode(told).decode()

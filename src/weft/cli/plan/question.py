@@ -14,17 +14,7 @@ import msgspec
 
 from weft.cli import settings
 from weft.cli.options import rate_bps
-from weft.codec import (
-    Bf16Config,
-    CodecConfig,
-    E3m0Config,
-    Fp8Config,
-    Fp32Config,
-    Int2Config,
-    Int4Config,
-    Int8Config,
-    SignConfig,
-)
+from weft.codec import CodecConfig
 from weft.config import load
 from weft.cost.training import flops_per_token
 from weft.data import CharactersConfig, CharTokenizer, make_tokenizer
@@ -38,45 +28,14 @@ from weft.run.config import RunFile
 from weft.run.genesis import resolve
 from weft.sim.scenario import Kind, Scenario
 from weft.sync.method.choices import Choices
-from weft.sync.method.presets import (
-    AsyncDiLoCoConfig,
-    CocktailConfig,
-    DdpConfig,
-    DeMoConfig,
-    DiLoCoConfig,
-    FedAvgConfig,
-    MethodConfig,
-    PowerSgdConfig,
-    SparseLoCoConfig,
-    StreamingConfig,
-    spell_out,
-)
+from weft.sync.method.presets import MethodConfig, spell_out
 from weft.training.device import decoder
 
 ASSUMED_CHARACTERS = 100  # of a text that is not here
 HERE = "here"
 
-_CODECS: dict[str, CodecConfig] = {
-    "fp32": Fp32Config(),
-    "bf16": Bf16Config(),
-    "fp8": Fp8Config(),
-    "int8": Int8Config(),
-    "int4": Int4Config(),
-    "e3m0": E3m0Config(),
-    "int2": Int2Config(),
-    "sign": SignConfig(),
-}
-_METHODS: dict[str, MethodConfig] = {
-    "ddp": DdpConfig(),
-    "powersgd": PowerSgdConfig(),
-    "fedavg": FedAvgConfig(),
-    "diloco": DiLoCoConfig(),
-    "streaming": StreamingConfig(),
-    "async-diloco": AsyncDiLoCoConfig(),
-    "sparseloco": SparseLoCoConfig(),
-    "demo": DeMoConfig(),
-    "cocktail": CocktailConfig(),
-}
+_CODECS = ("fp32", "bf16", "fp8", "int8", "int4", "e3m0", "int2", "sign")
+_METHODS = ("ddp", "powersgd", "fedavg", "diloco", "streaming", "async-diloco", "sparseloco", "demo", "cocktail")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,17 +180,19 @@ def choices(run_file: RunFile, num_peers: int, asked: Method) -> Choices:
         if asked.method not in _METHODS:
             raise ConfigError(f"--method {asked.method[:40]}: no such row. Allowed: {', '.join(_METHODS)}.")
         own_every = getattr(config, "every", None)
-        config = _METHODS[asked.method]
-        if own_every and not isinstance(config, DdpConfig):
+        config = msgspec.convert({"type": asked.method}, MethodConfig)
+        if own_every and hasattr(config, "every"):
             config = msgspec.structs.replace(config, every=own_every)
     if asked.every is not None:
-        if isinstance(config, DdpConfig):
-            raise ConfigError(f"--every {asked.every}: ddp synchronises after each step. Choose --method diloco.")
+        if not hasattr(config, "every"):
+            name = asked.method or str(config.__struct_config__.tag)
+            raise ConfigError(f"--every {asked.every}: {name} synchronises after each step. Choose --method diloco.")
         config = msgspec.structs.replace(config, every=asked.every)
     if asked.codec is not None:
         if asked.codec not in _CODECS:
             raise ConfigError(f"--codec {asked.codec[:40]}: no such codec. Allowed: {', '.join(_CODECS)}.")
-        config = msgspec.structs.replace(config, codec=_CODECS[asked.codec], reply_codec=None)
+        codec = msgspec.convert({"type": asked.codec}, CodecConfig)
+        config = msgspec.structs.replace(config, codec=codec, reply_codec=None)
     return spell_out(config, num_peers)
 
 

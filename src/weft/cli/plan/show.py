@@ -1,6 +1,7 @@
 """What `weft plan` prints: for people, with the parts of each figure beside it; for programs, as JSON."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -25,38 +26,39 @@ def lines(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> It
     question, pace = plan.question, plan.pace
     round = pace.round
     peers = " + ".join(f"{each.count} {each.name}" for each in question.machines)
-    yield from _row(
+    yield from titled(
         asked.name,
         f"{question.num_parameters:,} parameters, {figures.amount(question.train.tokens)} tokens, "
         f"{name_of(question.choices)}, {peers}",
     )
-    yield from _row("round", f"{_seconds(round.total_s)}: {_parts(round)}")
-    yield from _row(
+    yield from titled("round", f"{seconds(round.total_s)}: {_parts(round)}")
+    yield from titled(
         "speed",
         f"{pace.tokens_per_s:,.0f} tokens/s, machines train {round.utilisation:.0%} of the time; "
         f"{pace.num_rounds:,} rounds, {figures.duration(pace.total_s)} in all",
     )
     sent, received = pace.traffic.sent_nbytes, pace.traffic.received_nbytes
-    yield from _row(
+    yield from titled(
         "bytes",
         f"each sends {figures.nbytes(sent)} and receives {figures.nbytes(received)} a round, "
         f"{pace.gigabytes_per_day:.3g} GB a day in all" + (", in the mean" if pace.levels else ""),
     )
     yield from _levels(plan)
     for hold in plan.memory:
-        yield from _row("memory", _held(hold))
-    yield from _row("energy", _energy(plan))
-    yield from _row("money", _money(plan))
+        yield from titled("memory", _held(hold))
+    yield from titled("energy", _energy(plan))
+    yield from titled("money", _money(plan))
     yield ""
     yield from _against(plan)
     yield ""
     yield from _methods(table, chosen)
     yield ""
     for note in (*_warnings(plan), *asked.notes, *_sources(plan)):
-        yield from _row("note", note)
+        yield from titled("note", note)
 
 
-def _row(name: str, text: str) -> Iterator[str]:
+def titled(name: str, text: str) -> Iterator[str]:
+    """Yield a paragraph behind its title."""
     yield wrapped(f"{name:<{len(_INDENT) - 1}} {text}", max(80, terminal_width()), _INDENT)
 
 
@@ -67,34 +69,39 @@ def _levels(plan: Forecast) -> Iterator[str]:
     num = question.num_electors
     peers = (
         (f"each of {num} electors", pace.levels.elector),
-        (f"each of {question.num_peers - num} wards", pace.levels.ward),
+        (f"each of {question.num_peers - num} peers without a vote", pace.levels.ward),
     )
     for who, traffic in peers:
         sent, received = traffic.sent_nbytes, traffic.received_nbytes
         a_day = cost.gigabytes_per_day(sent + received, pace.round.total_s)
-        yield from _row(
+        yield from titled(
             "", f"{who}: {figures.nbytes(sent)} sent, {figures.nbytes(received)} received, {a_day:.3g} GB a day"
         )
 
 
-def _seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.3g} s" if seconds < 100 else figures.duration(seconds)
+def seconds(took_s: float) -> str:
+    if took_s < 1:
+        return f"{1000 * took_s:.0f} ms"
+    return f"{took_s:.3g} s" if took_s < 100 else figures.duration(took_s)
+
+
+def seconds_of(parts: Sequence[tuple[str, float]]) -> str:
+    """Return what a time is made of, without what is too short to be told."""
+    return ", ".join(f"{seconds(took_s)} {name}" for name, took_s in parts if took_s >= 0.0005)
 
 
 def _parts(round: RoundTime) -> str:
     stages = (
         ("training", round.train_s),
         ("waiting for slower machines", round.uneven_s),
-        ("wards and their sponsors", round.wards_s),
+        ("peers without a vote", round.wards_s),
         ("payloads up", round.contribute_s),
         ("results", round.result_s),
         ("messages", round.messages_s),
         ("processors", round.serve_s),
         ("evaluation", round.evaluate_s),
     )
-    return ", ".join(f"{_seconds(took_s)} {name}" for name, took_s in stages if took_s >= 0.0005)
+    return seconds_of(stages)
 
 
 def _held(hold: Hold) -> str:
@@ -131,16 +138,20 @@ def _paid(plan: Forecast, bill: Bill) -> str:
 
 def _against(plan: Forecast) -> Iterator[str]:
     cluster, multiplier = plan.question.cluster, plan.multiplier
-    yield from _row(
+    yield from titled(
         "data centre",
-        f"{cluster.count} {cluster.name}, bf16 ring DDP: {_seconds(plan.cluster_s)} for as many tokens",
+        f"{cluster.count} {cluster.name}, bf16 ring DDP: {seconds(plan.cluster_s)} for as many tokens",
     )
-    yield from _row("multiplier", f"{multiplier.of_time:.3g}x the time to the same loss = {_product(multiplier.time)}")
-    yield from _row("", f"{multiplier.of_distance:.3g}x of it because machines are apart, were they the same machines")
+    yield from titled(
+        "multiplier", f"{multiplier.of_time:.3g}x the time to the same loss = {_product(multiplier.time)}"
+    )
+    yield from titled(
+        "", f"{multiplier.of_distance:.3g}x of it because machines are apart, were they the same machines"
+    )
     if multiplier.energy:
-        yield from _row("", f"{multiplier.of_energy:.3g}x the energy = {_product(multiplier.energy)}")
+        yield from titled("", f"{multiplier.of_energy:.3g}x the energy = {_product(multiplier.energy)}")
     if multiplier.money:
-        yield from _row("", f"{multiplier.money:.3g}x the money")
+        yield from titled("", f"{multiplier.money:.3g}x the money")
 
 
 def _product(parts: Sequence[Part]) -> str:
@@ -162,7 +173,7 @@ def _methods(table: Sequence[Row], chosen: Row) -> Iterator[str]:
             + (f"  {row.objection}" if row.objection else "")
         )
     yield ""
-    yield from _row("method", _why(chosen))
+    yield from titled("method", _why(chosen))
 
 
 def _why(chosen: Row) -> str:
@@ -179,8 +190,8 @@ def _warnings(plan: Forecast) -> Iterator[str]:
     question, pace = plan.question, plan.pace
     if question.num_peers > question.num_electors * MAX_GROUP:
         yield (
-            f"{question.num_electors} electors take at most {question.num_electors * (MAX_GROUP - 1)} wards: the "
-            "others find no sponsor, and the figures, which count them, do not hold"
+            f"{question.num_electors} electors take at most {question.num_electors * (MAX_GROUP - 1)} peers without a "
+            "vote: the others find no room, and the figures, which count them, do not hold"
         )
     for name in pace.round.late:
         yield f"rounds do not wait for {name}: what they train is counted some rounds later"
@@ -222,7 +233,7 @@ def as_json(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> 
         "num_parameters": plan.question.num_parameters,
         "num_peers": plan.question.num_peers,
         "method": name_of(plan.question.choices),
-        "round": {"total_s": pace.round.total_s, "utilisation": pace.round.utilisation, **_fields(pace.round)},
+        "round": {"total_s": pace.round.total_s, "utilisation": pace.round.utilisation, **asdict(pace.round)},
         "round_tokens": pace.tokens,
         "num_rounds": pace.num_rounds,
         "tokens_per_s": pace.tokens_per_s,
@@ -231,17 +242,17 @@ def as_json(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> 
         "received_nbytes": pace.traffic.received_nbytes,
         "gigabytes_per_day": pace.gigabytes_per_day,
         "num_electors": plan.question.num_electors,
-        "levels": None if pace.levels is None else {who: _fields(each) for who, each in _fields(pace.levels).items()},
-        "memory": [_fields(hold) for hold in plan.memory],
-        "bill": _fields(plan.bill),
-        "cluster": {"total_s": plan.cluster_s, "bill": _fields(plan.cluster_bill), **_fields(plan.question.cluster)},
+        "levels": pace.levels,
+        "memory": plan.memory,
+        "bill": plan.bill,
+        "cluster": {"total_s": plan.cluster_s, "bill": plan.cluster_bill, **asdict(plan.question.cluster)},
         "multiplier": {
             "time": multiplier.of_time,
             "distance": multiplier.of_distance,
             "energy": multiplier.of_energy if multiplier.energy else None,
             "money": multiplier.money,
-            "time_parts": [_fields(part) for part in multiplier.time],
-            "energy_parts": [_fields(part) for part in multiplier.energy],
+            "time_parts": multiplier.time,
+            "energy_parts": multiplier.energy,
         },
         "methods": [
             {
@@ -261,8 +272,9 @@ def as_json(asked: Asked, plan: Forecast, table: Sequence[Row], chosen: Row) -> 
         ],
         "notes": [*_warnings(plan), *asked.notes, *_sources(plan)],
     }
+    return spelt(tree)
+
+
+def spelt(tree: dict[str, Any]) -> str:
+    """Return JSON that people can read, too."""
     return msgspec.json.format(msgspec.json.encode(tree)).decode()
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}

@@ -1,13 +1,11 @@
 """What `weft plan` prints of a run with stages: for people, and as JSON for programs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import msgspec
-
 from weft.cli.plan.question import Asked
-from weft.cli.terminal import terminal_width, wrapped
+from weft.cli.plan.show import seconds, seconds_of, spelt, titled
 from weft.cost import training as cost
 from weft.dashboard import figures
 from weft.plan.best_cut import Best, best_stages
@@ -20,7 +18,6 @@ from weft.plan.split import Layer, Link, advice
 from weft.plan.timing import Line
 from weft.training.device import decoder
 
-_INDENT = " " * 14
 LITTLE = 0.3  # of a step: a bubble above it is said
 
 
@@ -62,33 +59,29 @@ def lines(asked: Asked, answer: Answer) -> Iterator[str]:
     """Yield what to tell of a plan, line by line."""
     question, found = asked.question, answer.cut
     peers = " + ".join(f"{each.count} {each.name}" for each in question.machines)
-    yield from _row(
+    yield from titled(
         asked.name,
         f"{question.num_parameters:,} parameters in {asked.stages} stages, "
         f"{figures.amount(question.train.tokens)} tokens, {name_of(question.choices)} within each, {peers}",
     )
     yield from _stages(found)
-    yield from _row("step", _step(found))
+    yield from titled("step", _step(found))
     slowest = max(found.stages, key=lambda stage: stage.round.total_s)
-    yield from _row(
+    yield from titled(
         "round",
-        f"{_seconds(found.round_s)}: {found.num_steps:,} steps, and {_seconds(found.exchange_s)} until stage "
+        f"{seconds(found.round_s)}: {found.num_steps:,} steps, and {seconds(found.exchange_s)} until stage "
         f"{slowest.section.number + 1} has averaged; stages do so at the same time, each among its own members",
     )
-    yield from _row("speed", f"{found.tokens_per_s:,.0f} tokens/s; {figures.duration(found.total_s)} in all")
-    yield from _row("bytes", _bytes(found))
-    yield from _row("memory", _memory(answer))
+    yield from titled("speed", f"{found.tokens_per_s:,.0f} tokens/s; {figures.duration(found.total_s)} in all")
+    yield from titled("bytes", _bytes(found))
+    yield from titled("memory", _memory(answer))
     if max(stage.num_members for stage in found.stages) > 1:
-        yield from _row("teams", _teams(asked, found))
+        yield from titled("teams", _teams(asked, found))
     yield ""
     yield from _against(answer)
     yield ""
     for note in _notes(asked, found):
-        yield from _row("note", note)
-
-
-def _row(name: str, text: str) -> Iterator[str]:
-    yield wrapped(f"{name:<{len(_INDENT) - 1}} {text}", max(80, terminal_width()), _INDENT)
+        yield from titled("note", note)
 
 
 def _stages(found: Cut) -> Iterator[str]:
@@ -119,10 +112,9 @@ def _step(found: Cut) -> str:
         ("transfers", step.transfer_s),
         ("latency", step.latency_s + step.told_s),
     )
-    told = ", ".join(f"{_seconds(took_s)} {name}" for name, took_s in parts if took_s >= 0.0005)
     return (
-        f"{_seconds(step.total_s)} for {found.num_micro:,} micro-batches of {found.micro.num_samples} samples: {told}. "
-        f"Bubble {step.bubble:.0%} without a network; {_limit(step)}"
+        f"{seconds(step.total_s)} for {found.num_micro:,} micro-batches of {found.micro.num_samples} samples: "
+        f"{seconds_of(parts)}. Bubble {step.bubble:.0%} without a network; {_limit(step)}"
     )
 
 
@@ -180,7 +172,7 @@ def _against(answer: Answer) -> Iterator[str]:
         mark = "-" if number == own else " "
         yield f"{mark} {f'one of {number} stages':<48}{tried.tokens_per_s:>10,.0f}"
     yield ""
-    yield from _row("stages", best.why)
+    yield from titled("stages", best.why)
 
 
 def _notes(asked: Asked, found: Cut) -> Iterator[str]:
@@ -201,12 +193,6 @@ def _notes(asked: Asked, found: Cut) -> Iterator[str]:
     yield from asked.notes
 
 
-def _seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.3g} s" if seconds < 100 else figures.duration(seconds)
-
-
 def as_json(asked: Asked, answer: Answer) -> str:
     """Return everything of a plan as one JSON object: seconds, bytes, bits a second."""
     found, best = answer.cut, answer.best
@@ -217,7 +203,7 @@ def as_json(asked: Asked, answer: Answer) -> str:
         "method": name_of(asked.question.choices),
         "num_stages": len(found.stages),
         "stages": [_stage(found, number, stage) for number, stage in enumerate(found.stages)],
-        "step": {"total_s": found.step.total_s, "bubble": found.step.bubble, **_fields(found.step)},
+        "step": {"total_s": found.step.total_s, "bubble": found.step.bubble, **asdict(found.step)},
         "num_micro": found.num_micro,
         "num_steps": found.num_steps,
         "exchange_s": found.exchange_s,
@@ -225,18 +211,18 @@ def as_json(asked: Asked, answer: Answer) -> str:
         "round_tokens": found.tokens,
         "tokens_per_s": found.tokens_per_s,
         "total_s": found.total_s,
-        "boundary": {"bytes_per_token": found.boundary_nbytes_per_token, **_fields(found.between)},
+        "boundary": {"bytes_per_token": found.boundary_nbytes_per_token, **asdict(found.between)},
         "least_nbytes": found.least_nbytes,
         "able": answer.able,
         "best": {
             "num_stages": best.num_stages,
             "why": best.why,
-            "whole": [_fields(whole) for whole in best.whole],
+            "whole": best.whole,
             "cuts": {str(number): tried.tokens_per_s for number, tried in best.cuts.items()},
         },
         "notes": list(_notes(asked, found)),
     }
-    return msgspec.json.format(msgspec.json.encode(tree)).decode()
+    return spelt(tree)
 
 
 def _stage(found: Cut, number: int, stage: StagePlan) -> dict[str, Any]:
@@ -252,9 +238,5 @@ def _stage(found: Cut, number: int, stage: StagePlan) -> dict[str, Any]:
         "gigabytes_per_day": cost.gigabytes_per_day(sent + received, found.round_s),
         "link_bps": found.link_bps(number) if number < len(found.stages) - 1 else None,
         "round_s": stage.round.total_s,
-        "held": [_fields(each) for each in stage.held],
+        "held": stage.held,
     }
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}

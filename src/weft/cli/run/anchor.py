@@ -46,7 +46,7 @@ def anchor(
 def _run(text: str, options: "Options", stay: settings.Keep) -> None:
     from weft.cli.process import NOTHING_TO_SAVE, Stopper, stop_with_parent
     from weft.cli.screen.screen import make_screen
-    from weft.cli.screen.view import Facts
+    from weft.dashboard.view import About
     from weft.launch.anchor import anchor as keep
 
     screen = make_screen(is_quiet=stay.quiet)
@@ -58,7 +58,7 @@ def _run(text: str, options: "Options", stay: settings.Keep) -> None:
     def on_started(anchor: "Anchor", outline: "Outline", _ticket: str) -> None:
         stopper.peer = anchor
         screen.start(
-            Facts(run=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
+            About(name=outline.name, total_tokens=outline.total_tokens, tokens_per_step=outline.tokens_per_step)
         )
         typer.echo(f"anchor of {outline.name}; others join with what `weft ticket` prints here", err=True)
 

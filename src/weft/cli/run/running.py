@@ -17,17 +17,14 @@ from weft.cli.process import NOTHING_TO_SAVE, Stopper, run_loop, stop_with_paren
 from weft.cli.run.summary import summary
 from weft.cli.run.torchrun import trainers
 from weft.cli.screen.screen import make_screen
-from weft.cli.screen.view import Facts
+from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
-from weft.dashboard.stages import layers_of
 from weft.data import write_atomically
 from weft.errors import ConfigError
 from weft.launch.peer import Takes
 from weft.launch.session import Options
 from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
-from weft.run.config import Genesis
-from weft.run.staged import StagedConfig
 
 _LASTING = "it leads to this machine; once others are here, `weft ticket` prints one that leads to them, too"
 
@@ -77,7 +74,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
             print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
             if not is_for_program:
                 print(f"others join with: weft join TICKET\n{_LASTING}", file=sys.stderr, flush=True)  # noqa: T201
-        screen.start(facts_of(peer.run, manner.wait_for))
+        screen.start(about_of(peer.run), manner.wait_for)
 
     async def main(who: Trainers) -> Outcome | None:
         stopper.install(asyncio.get_running_loop())
@@ -97,20 +94,6 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         print(summary(outcome, screen.view, command_for(options.home.root)), flush=True)  # noqa: T201
         if manner.report is not None:
             write_atomically(manner.report, [msgspec.json.encode(report_of(outcome))])
-
-
-def facts_of(run: Genesis, wait_for: int) -> Facts:
-    """Return what the view needs to know of a run."""
-    settings = run.settings
-    cut = run if isinstance(run, StagedConfig) else None
-    return Facts(
-        run=run.name,
-        total_tokens=settings.tokens,
-        tokens_per_step=settings.tokens_per_step,
-        wait_for=wait_for,
-        num_parameters=None if cut is None else cut.num_parameters,
-        layers=() if cut is None else layers_of(cut.cuts),
-    )
 
 
 def _check_report(report: Path) -> None:

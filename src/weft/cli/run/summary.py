@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from weft.cli.model.generate import excerpt
 from weft.cli.screen.draw import ring
-from weft.cli.screen.view import Line, View
 from weft.dashboard import figures
 from weft.dashboard.stages import layers_of, ordinal
+from weft.dashboard.view import Line, View
 from weft.ids import short
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.screen.view import Line, View
 from weft.cli.terminal import wrapped
 from weft.dashboard import figures
 from weft.dashboard.figures import AWAY
 from weft.dashboard.stages import Stages, ordinal, rate, slowest
+from weft.dashboard.view import Line, View
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _CURVE_HEIGHT = 6
@@ -98,9 +98,9 @@ def _said(view: View) -> dict[str, tuple[str, str]]:
         said["peers"] = (f"{num_peers} peer{'s' if num_peers != 1 else ''}", "")
     if (empty := view.cut.empty()) and not view.is_complete:
         said["empty"] = (f"nobody computes {ordinal(empty, 0)}", f"{len(empty)} without peers")
-    if view.facts is not None:
-        share = f"{min(100, 100 * view.committed_tokens / view.facts.total_tokens):.0f} %"
-        total = figures.amount(view.facts.total_tokens)
+    if view.run.total_tokens is not None:
+        share = f"{min(100, 100 * view.committed_tokens / view.run.total_tokens):.0f} %"
+        total = figures.amount(view.run.total_tokens)
         said["tokens"] = (f"{figures.amount(view.committed_tokens)} of {total} tokens ({share})", share)
     if view.losses:
         said["loss"] = (f"loss {view.losses[-1][1]:.3f}", "")
@@ -114,7 +114,7 @@ def _said(view: View) -> dict[str, tuple[str, str]]:
 
 def traffic(view: View) -> str:
     """Return bytes sent and received, and below them what bf16 ring DDP would have moved."""
-    num_heard = sum(line.is_heard for line in view.lines.values())
+    num_heard = sum(line.is_heard for line in view.peers.values())
     who = f"{num_heard} peers together " if num_heard > 1 else ""
     used = view.sent_nbytes + view.received_nbytes
     moved = f"{who}sent {figures.nbytes(view.sent_nbytes)}, received {figures.nbytes(view.received_nbytes)}"

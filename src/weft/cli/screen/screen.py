@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from weft.cli.screen.draw import draw, progress
-from weft.cli.screen.view import Facts, View, news_of, update
 from weft.cli.terminal import WorkLine
+from weft.dashboard.view import About, View, news_of, update
 from weft.events import Entry, Evaluated, Event, RoundCommitted
 
 _REDRAWS_PER_S = 4
@@ -27,7 +27,7 @@ class Screen(Protocol):
 
     def write(self, entry: Entry) -> None: ...
 
-    def start(self, facts: Facts) -> None: ...
+    def start(self, run: About, wait_for: int = 1) -> None: ...
 
     def aside(self, event: Event) -> None:
         """Take how far work has come before there is a view of the run."""
@@ -54,10 +54,10 @@ class QuietScreen:
         with self._lock:
             self.view = update(self.view, entry)
 
-    def start(self, facts: Facts) -> None:
-        """Take what is known of the run."""
+    def start(self, run: About, wait_for: int = 1) -> None:
+        """Take what is known of the run, and how many peers it begins with."""
         with self._lock:
-            self.view = replace(self.view, facts=facts)
+            self.view = replace(self.view, run=run, wait_for=wait_for)
 
     def aside(self, event: Event) -> None:
         pass
@@ -76,8 +76,8 @@ class PlainScreen(QuietScreen):
     def aside(self, event: Event) -> None:
         self._work(event)
 
-    def start(self, facts: Facts) -> None:
-        super().start(facts)
+    def start(self, run: About, wait_for: int = 1) -> None:
+        super().start(run, wait_for)
         if self.view.num_awaited:
             print(progress(self.view), file=sys.stderr, flush=True)  # noqa: T201
 
@@ -107,8 +107,8 @@ class LiveScreen(QuietScreen):
             if self._live is None:
                 self._work(event)
 
-    def start(self, facts: Facts) -> None:
-        super().start(facts)
+    def start(self, run: About, wait_for: int = 1) -> None:
+        super().start(run, wait_for)
         if self._live is None:
             self._work.close()
             self._live = Live(

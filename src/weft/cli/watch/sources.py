@@ -19,13 +19,12 @@ import typer
 from weft.dashboard.logs import find_logs, in_order, is_there, older
 
 if TYPE_CHECKING:
-    from weft.cli.screen.view import Facts
+    from weft.dashboard.view import About
     from weft.events import Entry
     from weft.net.node import Node
     from weft.net.ticket import Ticket
     from weft.observe.observer import Observer
     from weft.run.staged import StagedConfig
-    from weft.sync.records.charter import Settings
 
 LOOK_S = 0.5  # how often logs are looked at that may grow
 TOGETHER = 1000  # entries that are taken in one go
@@ -98,12 +97,11 @@ async def follow_logs(
 @asynccontextmanager
 async def observe(
     ticket: "Ticket", transports: str | None, on_entry: "Callable[[Entry], None]"
-) -> "AsyncIterator[tuple[Observer, Facts, Settings]]":
-    """Link to members of a run; yield who hears them, what a view shows of it, and what holds of it now."""
-    from weft.cli.run.running import facts_of
-    from weft.cli.screen.view import Facts
+) -> "AsyncIterator[tuple[Observer, About]]":
+    """Link to members of a run; yield who hears them, and what is known of it now."""
     from weft.cli.settings import check_transports, machine_settings
     from weft.clock import SystemClock
+    from weft.dashboard.run import about, about_of
     from weft.keys import Identity
     from weft.launch.visit import ask_charter, visit
     from weft.observe.observer import Observer
@@ -113,11 +111,10 @@ async def observe(
         name, cut = await _known_of(node)
         if cut is not None:  # nobody amends it, and its stages have charters of their own
             stages = [cut.of_stage(stage).run for stage in range(cut.stages)]
-            yield Observer(node, ticket.run, SystemClock(), on_entry, stages), facts_of(cut, 1), cut.settings
+            yield Observer(node, ticket.run, SystemClock(), on_entry, stages), about_of(cut)
             return
         settings = (await ask_charter(node, SystemClock())).charter.settings
-        facts = Facts(run=name, total_tokens=settings.tokens, tokens_per_step=settings.tokens_per_step)
-        yield Observer(node, ticket.run, SystemClock(), on_entry), facts, settings
+        yield Observer(node, ticket.run, SystemClock(), on_entry), about(name, ticket.run, settings)
 
 
 async def _known_of(node: "Node") -> "tuple[str, StagedConfig | None]":

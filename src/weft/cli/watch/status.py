@@ -12,8 +12,8 @@ from weft.cli.watch.sources import Given
 
 if TYPE_CHECKING:
     from weft.cli.screen.screen import Screen
-    from weft.cli.screen.view import View
     from weft.cli.watch.sources import Members
+    from weft.dashboard.view import View
     from weft.events import Entry
 
 
@@ -44,8 +44,8 @@ def status(
     async def members(source: "Members") -> None:
         from weft.cli.watch.sources import observe
 
-        async with observe(source.ticket, transports, take) as (observer, facts, _):
-            screen.start(facts)
+        async with observe(source.ticket, transports, take) as (observer, known):
+            screen.start(known)
             await (observer.watch() if follow else observer.once())
 
     try:
@@ -88,12 +88,12 @@ def _show(view: "View", as_json: bool) -> None:
 
 def as_tree(view: "View") -> dict[str, Any]:
     """Return a view for programs: numbers are as in the events, times in seconds since 1970."""
-    facts, stages = view.facts, view.cut
+    stages = view.cut
     tree: dict[str, Any] = {
-        "run": None if facts is None else facts.run,
+        "run": view.run.name,
         "round": view.round,
         "committed_tokens": view.committed_tokens,
-        "total_tokens": None if facts is None else facts.total_tokens,
+        "total_tokens": view.run.total_tokens,
         "time_left_s": view.time_left_s,
         "loss": view.losses[-1][1] if view.losses else None,
         "nats_per_byte": view.evaluations[-1][1] if view.evaluations else None,

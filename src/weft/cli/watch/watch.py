@@ -107,7 +107,7 @@ async def _follow(source: "Logs", feed: "Feed") -> None:
 
     shared = shared_by(source.paths[0])
     if shared is not None:
-        feed.history.run = about_of(shared)
+        feed.history.know(about_of(shared))
     is_stopped: dict[PeerId, bool] = {}
 
     def take(entry: "Entry") -> None:
@@ -120,13 +120,9 @@ async def _follow(source: "Logs", feed: "Feed") -> None:
 
 
 async def _observe(source: "Members", feed: "Feed", transports: str | None) -> None:
-    from dataclasses import replace
-
     from weft.cli.watch.sources import observe
-    from weft.dashboard.run import about
 
-    async with observe(source.ticket, transports, feed.take) as (observer, facts, settings):
-        known = about(facts.run, source.ticket.run, settings)
-        feed.history.run = replace(known, num_parameters=facts.num_parameters, layers=facts.layers)
+    async with observe(source.ticket, transports, feed.take) as (observer, known):
+        feed.history.know(known)
         print("linked; members are heard", file=sys.stderr, flush=True)  # noqa: T201
         await observer.watch()

@@ -9,7 +9,8 @@ nobody up: nothing is queued for it.
 import asyncio
 from typing import Any
 
-from weft.dashboard.history import About, History
+from weft.dashboard.history import History
+from weft.dashboard.view import About
 from weft.events import Entry
 from weft.observe.redact import public_entry
 

@@ -20,8 +20,8 @@ from weft.cli.demo.swarm import PeerFailed, Swarm
 from weft.cli.plan import speed_here as here
 from weft.cli.plan.speed_here import tokens_in, usual_s
 from weft.cli.run.running import Report
-from weft.cli.screen.view import View
 from weft.config import load
+from weft.dashboard.view import View
 from weft.data import ByteTokenizer
 from weft.errors import CheckpointError, ConfigError
 from weft.run.config import RunFile

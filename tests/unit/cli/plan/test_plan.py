@@ -73,9 +73,17 @@ def test_the_method_can_be_another(weft: Weft, run_path: Path) -> None:
             ("--method", "fedavg"),
             ("--every", 7, "--codec", "bf16"),
             ("--method", "diloco", "--every", 100),
+            ("--method", "powersgd"),
         )
     ]
-    assert names == ["diloco H=30 int8", "ddp bf16", "fedavg H=30 bf16", "diloco H=7 bf16", "diloco H=100 int8"]
+    assert names == [
+        "diloco H=30 int8",
+        "ddp bf16",
+        "fedavg H=30 bf16",
+        "diloco H=7 bf16",
+        "diloco H=100 int8",
+        "powersgd bf16",
+    ]
 
 
 def test_a_scenario_is_planned_kind_by_kind(weft: Weft, run_path: Path, tmp_path: Path) -> None:
@@ -128,6 +136,7 @@ def test_slower_lines_make_longer_rounds(weft: Weft, run_path: Path) -> None:
         ((*FAST, "--method", "magic"), "Allowed: ddp, powersgd, fedavg, diloco"),
         ((*FAST, "--codec", "zip"), "Allowed: fp32, bf16, fp8"),
         ((*FAST, "--method", "ddp", "--every", 9), "ddp synchronises after each step"),
+        ((*FAST, "--method", "powersgd", "--every", 9), "powersgd synchronises after each step"),
         ((*FAST, "--every", 200_000), "--every"),
         ((*FAST, "--cluster", "abacus"), "--cluster abacus: not known"),
         ((*FAST, "--cluster", "l40s"), "Give --cluster-price"),
@@ -162,10 +171,10 @@ def test_who_finds_no_room_in_the_electorate_is_planned_as_a_ward(weft: Weft, ru
     answer = weft(*asked, 200)
     assert answer.code == 0
     assert "each of 16 electors: " in answer.out
-    assert "each of 184 wards: " in answer.out
-    assert "find no sponsor" not in answer.out
-    assert "wards" not in weft(*asked, 16).out
-    assert "16 electors take at most 1008 wards" in " ".join(weft(*asked, 1025).out.split())
+    assert "each of 184 peers without a vote: " in answer.out
+    assert "find no room" not in answer.out
+    assert "without a vote" not in weft(*asked, 16).out
+    assert "16 electors take at most 1008 peers without a vote" in " ".join(weft(*asked, 1025).out.split())
     found = json.loads(weft(*asked, 200, "--json").out)
     assert found["num_electors"] == 16
     assert found["levels"]["elector"]["sent_nbytes"] > found["levels"]["ward"]["sent_nbytes"]

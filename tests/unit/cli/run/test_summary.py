@@ -8,7 +8,7 @@ import msgspec
 from unit.cli.small import Kept
 from weft.cli.model.generate import excerpt
 from weft.cli.run.summary import summary
-from weft.cli.screen.view import Line, View
+from weft.dashboard.view import Line, View
 from weft.events import Evaluated
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.peer import Outcome
@@ -58,7 +58,7 @@ def test_of_others_it_tells_the_round_and_leaves_their_digests_to_them(kept: Kep
         BERT: Line(name="bert", state="left", round=11),
         ANNA: Line(name="anna", state="joined"),
     }
-    text = summary(outcome_of(kept), replace(View(), lines=lines), "weft").splitlines()
+    text = summary(outcome_of(kept), replace(View(), peers=lines), "weft").splitlines()
     start = text.index(f"replica      {'d' * 64}")
     assert [line.strip() for line in text[start + 1 : start + 4]] == [
         "of this peer; after the same round all have the same one",
@@ -69,7 +69,7 @@ def test_of_others_it_tells_the_round_and_leaves_their_digests_to_them(kept: Kep
 
 def test_whoever_brought_a_complete_run_to_its_end_has_finished(kept: Kept) -> None:
     lines = {ANNA: Line(name="anna", state="finishing", round=11), BERT: Line(name="bert", state="left", round=3)}
-    outcome, view = outcome_of(kept), replace(View(), lines=lines)
+    outcome, view = outcome_of(kept), replace(View(), peers=lines)
     text = summary(outcome, view, "weft")
     assert "anna: finished\n" in text
     assert "bert: left, last heard of at round 3\n" in text
@@ -79,7 +79,7 @@ def test_whoever_brought_a_complete_run_to_its_end_has_finished(kept: Kept) -> N
     assert hint in stopped
     assert hint not in text
     lines = {ANNA: Line(name="anna", state="left", round=11), BERT: Line(name="bert", state="left", round=3)}
-    assert hint not in summary(replace(outcome, reason="asked to"), replace(View(), lines=lines), "weft")
+    assert hint not in summary(replace(outcome, reason="asked to"), replace(View(), peers=lines), "weft")
 
 
 def test_the_heldout_loss_is_told_with_its_round_and_its_tokens(kept: Kept) -> None:
@@ -91,7 +91,7 @@ def test_the_heldout_loss_is_told_with_its_round_and_its_tokens(kept: Kept) -> N
 def test_a_long_path_has_a_line_of_its_own_and_all_others_fit_the_terminal(kept: Kept) -> None:
     lines = {ANNA: Line(name="anna", state="left", round=11)}
     folder = Path("/home") / ("a" * 90)
-    view = replace(View(), lines=lines, ring_nbytes=400_000_000)
+    view = replace(View(), peers=lines, ring_nbytes=400_000_000)
     text = summary(replace(outcome_of(kept), checkpoint=folder), view, "weft").splitlines()
     assert text[text.index("checkpoint") + 1] == str(folder)
     assert [line for line in text if len(line) > 80] == [str(folder)]
@@ -108,7 +108,7 @@ def cut(kept: Kept, checkpoint: Path) -> Outcome:
 def test_of_a_section_nothing_is_suggested_that_takes_a_whole_model(kept: Kept) -> None:
     ended = cut(kept, Path("run") / "stage-1" / "checkpoint")
     lines = {ANNA: Line(name="anna", state="finished")}
-    text = summary(ended, replace(View(), lines=lines), "weft --home h")
+    text = summary(ended, replace(View(), peers=lines), "weft --home h")
     assert text.count("of stage 2 of 2, layer") == 2
     assert "stage 2 of 2, layers 4-5 alone" in text
     assert f"weft --home h gather {ended.run.run[:8]}" in text
@@ -151,5 +151,5 @@ def test_of_a_sample_a_few_lines_are_shown_and_a_dot_for_what_cannot_be() -> Non
 
 def test_two_machines_of_one_name_are_told_apart(kept: Kept) -> None:
     lines = {BERT: Line(name="gpu", state="left", round=11), ANNA: Line(name="gpu", state="left", round=12)}
-    text = summary(outcome_of(kept), replace(View(), lines=lines), "weft").splitlines()
+    text = summary(outcome_of(kept), replace(View(), peers=lines), "weft").splitlines()
     assert len([line for line in text if line.strip().startswith("gpu:")]) == 2

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from weft.cli.screen.draw import curve, draw, progress, scale, traffic
 from weft.cli.screen.screen import PlainScreen, plain_line
-from weft.cli.screen.view import MAX_NOTABLE, Facts, Line, View, update
 from weft.cost import training as cost
 from weft.dashboard import figures
+from weft.dashboard.view import MAX_NOTABLE, About, Line, View, update
 from weft.dashboard.words import notable
 from weft.events import (
     ActWaits,
@@ -53,7 +53,7 @@ from weft.events import (
 from weft.ids import Attempt, BranchId, Digest, PeerId, Round, RunId, Step, Tokens
 
 A, B, C = (PeerId(letter * 64) for letter in "abc")
-FACTS = Facts(run="r", total_tokens=1000, tokens_per_step=10)
+RUN = About(name="r", total_tokens=1000, tokens_per_step=10)
 NUM = 1_000_000
 
 
@@ -115,7 +115,7 @@ def evaluated(committed: int, per_byte: float, peer: PeerId = A) -> Entry:
 
 
 def fold(*entries: Entry, view: View | None = None) -> View:
-    return reduce(update, entries, View(facts=FACTS) if view is None else view)
+    return reduce(update, entries, View(run=RUN) if view is None else view)
 
 
 # --- the fold ---
@@ -229,7 +229,7 @@ def replace_at(before: Entry, at: float) -> Entry:
 
 def test_time_left_is_unknown_before_the_second_commit() -> None:
     assert fold(commit(1, 100)).time_left_s is None
-    assert replace(fold(commit(1, 100), commit(2, 200, at=200.0)), facts=None).time_left_s is None
+    assert replace(fold(commit(1, 100), commit(2, 200, at=200.0)), run=About()).time_left_s is None
 
 
 def test_an_evaluation_that_all_report_counts_once() -> None:
@@ -425,7 +425,7 @@ def test_bytes_are_shown_beside_the_rings() -> None:
         "sent 3 MB, received 1 MB",
         "bf16 gradients at every step (ring DDP): 400 MB, 100x as much",
     ]
-    two = replace(view, lines={A: Line(is_heard=True), B: Line(is_heard=True)})
+    two = replace(view, peers={A: Line(is_heard=True), B: Line(is_heard=True)})
     assert traffic(two).startswith("2 peers together sent 3 MB")
 
 
@@ -451,7 +451,7 @@ def busy() -> View:
     """A long run of many tokens, with everything that the line of progress can say."""
     entries = [started(), *(step(1.385, num_tokens=10) for _ in range(3)), evaluated(100, 1.4241)]
     view = fold(*entries, commit(14_812, 3_030_000, at=100.0), step(1.5), commit(14_813, 3_031_000, at=130.0))
-    return replace(view, facts=Facts(run="r", total_tokens=4_510_000, tokens_per_step=10))
+    return replace(view, run=About(name="r", total_tokens=4_510_000, tokens_per_step=10))
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 100])
@@ -466,7 +466,7 @@ def test_the_line_of_progress_never_takes_a_second_line(width: int) -> None:
 
 
 def test_who_waits_says_for_how_many() -> None:
-    view = replace(fold(started()), facts=replace(FACTS, wait_for=3))
+    view = replace(fold(started()), run=RUN, wait_for=3)
     assert progress(view) == progress(view, 80) == "waiting for 2 more peers"
     assert "waiting" in drawn(view)[1]
     linked = update(view, entry(LinkUp(remote=B, transport="tls", address="tls://x:1")))
@@ -477,7 +477,7 @@ def test_who_waits_says_for_how_many() -> None:
 
 
 def test_the_plain_screen_says_that_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    PlainScreen().start(replace(FACTS, wait_for=2))
+    PlainScreen().start(RUN, 2)
     assert capsys.readouterr().err == "waiting for 1 more peer\n"
 
 
@@ -546,7 +546,7 @@ def test_noise_is_not_drawn_as_a_fall() -> None:
 
 
 def lines_of(*entries: Entry) -> list[str]:
-    view, lines = View(facts=FACTS), []
+    view, lines = View(run=RUN), []
     for each in entries:
         after = update(view, each)
         line = plain_line(view, after, each)
@@ -581,7 +581,7 @@ def test_progress_says_no_more_than_all() -> None:
 
 def test_the_plain_screen_writes_to_standard_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     screen = PlainScreen()
-    screen.start(FACTS)
+    screen.start(RUN)
     screen.write(commit(1, 100))
     said = capsys.readouterr()
     assert said.out == ""

@@ -1,0 +1,401 @@
+"""What events tell of a run so far, as a pure fold: `view = update(view, entry)`.
+
+    terminal    draws a view (`cli.screen.draw`)
+    page        adds rows for what changed from one view to the next (`dashboard.history`)
+
+Entries may come from one peer (train, join) or from several at once (demo, watch); what a peer says of itself is
+believed before what others say of it. Of a run with stages, rounds, tokens and losses are those of one stage, which
+stands for the run, and peers those of all (`dashboard.stages`). Loss is the mean over inner steps since the last
+commit; bytes are those of the peers that are heard, beside what a ring all-reduce of bf16 gradients would have moved
+for the same steps.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from weft.dashboard import figures
+from weft.dashboard.figures import AWAY, ring_nbytes, smoothed_speed, staged_ring_nbytes
+from weft.dashboard.stages import Lead, Stages, holding, led, stage_of, state_at_commit, told
+from weft.dashboard.words import notable
+from weft.events import (
+    ActEnacted,
+    CheckpointSaved,
+    CountedThrough,
+    DataReady,
+    Entry,
+    Evaluated,
+    LinkDown,
+    LinkUp,
+    MajorityLost,
+    MemberGone,
+    MemberJoined,
+    MemberLeft,
+    MemberProgress,
+    MemberRecovered,
+    MemberSuspected,
+    Paused,
+    PeerStarted,
+    PeerStopped,
+    Resumed,
+    RoundCommitted,
+    RoundMissed,
+    RoundProven,
+    Sampled,
+    StageHeld,
+    StageLeft,
+    StagesSeen,
+    StepDone,
+    Working,
+)
+from weft.ids import PeerId, short
+from weft.wire import printable
+
+MAX_NOTABLE = 6  # as many lines as one takes in at a glance
+_SAME_NEWS_S = 20.0  # what several peers say in the same words within so long is one piece of news
+_MAX_POINTS = 4096  # of the curve; then every second one is dropped
+_RECENT_COMMITS = 16  # what the time left is judged by
+_ENDED = frozenset(("stopped", "finished", "left"))  # by a peer's own word: that others miss it is no news
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is known of the run before anything happened, as far as it is."""
+
+    name: str | None = None
+    id: str | None = None
+    total_tokens: int | None = None
+    tokens_per_step: int | None = None  # of one peer
+    num_parameters: int | None = None  # of the whole model
+    method: str | None = None
+    layers: tuple[str, ...] = ()  # of each stage, in words; empty: the run has none, as far as is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What is known of one peer."""
+
+    name: str = ""
+    device: str = ""
+    software: str = ""
+    tokens_per_s: float = 0.0
+    round: int | None = None
+    loss: float | None = None
+    link: str = ""
+    state: str = ""
+    work: str = ""  # how far that has come which takes long, in short
+    is_ready: bool = False  # it has the data, and has not begun
+    counted_through: int | None = None  # the newest round that counted it with its sponsor
+    sent_nbytes: int = 0
+    received_nbytes: int = 0
+    num_missed: int = 0
+    is_heard: bool = False  # it speaks for itself
+
+    def is_counted(self, peer: PeerId, commit: RoundCommitted) -> bool:
+        return peer in commit.contributors or self.counted_through == commit.round
+
+
+@dataclass(frozen=True)
+class Told:
+    """Something a person should know, who said so first, and when."""
+
+    by: PeerId
+    at: float  # wall seconds
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    run: About = field(default_factory=About)
+    wait_for: int = 1  # peers with which the run begins, this one included
+    now: float = 0.0  # wall seconds of the newest entry
+    peers: Mapping[PeerId, Line] = field(default_factory=dict)
+    round: int | None = None
+    committed_tokens: int = 0
+    commits: tuple[tuple[float, int], ...] = ()  # the newest: when, committed tokens
+    losses: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per token
+    loss_sum: float = 0.0  # of the inner steps since the last point, where it is a number
+    num_losses: int = 0
+    num_finite: int = 0  # of these
+    evaluations: tuple[tuple[int, float], ...] = ()  # committed tokens, nats per byte
+    evaluated: Evaluated | None = None  # the newest
+    sample: str | None = None
+    sent_nbytes: int = 0
+    received_nbytes: int = 0
+    ring_nbytes: int = 0  # sent and received, had the same steps been made by ring DDP
+    checkpoint: str | None = None
+    notables: tuple[Told, ...] = ()
+    stages: Stages = field(default_factory=Stages)
+    lead: Lead = field(default_factory=Lead)
+
+    def name(self, peer: PeerId) -> str:
+        return self.line(peer).name or short(peer)
+
+    def line(self, peer: PeerId) -> Line:
+        return self.peers.get(peer) or Line()
+
+    @property
+    def lines(self) -> dict[PeerId, Line]:
+        """Return the peers that a terminal shows, with its words for those that have not begun."""
+
+        def state(line: Line) -> str:
+            if line.is_ready and line.state in {"starting", ""}:
+                return "data ready"
+            return line.state or ("joining" if line.link or not line.is_heard else "")
+
+        there = ((peer, line) for peer, line in self.peers.items() if line.name or line.state or line.link)
+        return {peer: replace(line, state=state(line)) for peer, line in there}
+
+    @property
+    def is_complete(self) -> bool:
+        return self.run.total_tokens is not None and self.committed_tokens >= self.run.total_tokens
+
+    @property
+    def cut(self) -> Stages:
+        """Return the stages, with what is known of the model."""
+        return replace(self.stages, layers=self.run.layers, num=max(self.stages.num, len(self.run.layers)))
+
+    @property
+    def held(self) -> str:
+        """Return which stage the peer holds whose view this is; empty: none, or there are several peers."""
+        heard = [peer for peer, line in self.peers.items() if line.is_heard]
+        return holding(self.cut, heard[0]) if len(heard) == 1 and heard[0] in self.stages.held else ""
+
+    @property
+    def num_awaited(self) -> int:
+        """How many peers must still come before the run begins; 0 once it has begun."""
+        if self.round is not None or self.losses or self.num_losses:
+            return 0
+        num_here = sum(bool(line.name) and line.state not in AWAY for line in self.peers.values())
+        return max(0, self.wait_for - max(1, num_here))
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Seconds until the run's tokens are committed, at the pace of the last commits; None while unknown."""
+        if self.run.total_tokens is None or len(self.commits) < 2:
+            return None
+        (first_at, first), (last_at, last) = self.commits[0], self.commits[-1]
+        if last <= first or last_at <= first_at:
+            return None
+        left = (self.run.total_tokens - last) * (last_at - first_at) / (last - first)
+        return max(0.0, left - max(0.0, self.now - last_at))
+
+
+def update(view: View, entry: Entry) -> View:
+    """Return the view after one more entry."""
+    now = max(view.now, entry.at)
+    if isinstance(entry.event, RoundProven):  # who checked it is no peer of the run
+        return replace(view, now=now)
+    news = news_of(view, entry)
+    view = replace(view, now=now, stages=told(view.stages, entry))
+    if not view.line(entry.peer).is_heard:  # its own word counts from now on
+        view = _line(view, entry.peer, is_heard=True, state="", tokens_per_s=0.0)
+    view = _fold(view, entry)
+    return view if news is None else replace(view, notables=(*view.notables, news)[-MAX_NOTABLE:])
+
+
+def news_of(view: View, entry: Entry) -> Told | None:
+    """Return what an entry tells that nobody else has just told; None where it is routine or known."""
+    text = notable(entry, view.name)
+    if text is None:
+        return None
+    known = (each for each in view.notables if each.text == text and each.by != entry.peer)
+    return None if any(entry.at - each.at < _SAME_NEWS_S for each in known) else Told(entry.peer, entry.at, text)
+
+
+def _fold(view: View, entry: Entry) -> View:
+    own, event = entry.peer, entry.event
+    match event:
+        case PeerStarted():
+            return _start(view, own, event)
+        case DataReady():
+            return _line(view, own, is_ready=True)
+        case StageHeld() | StageLeft():
+            num = view.run.num_parameters or view.stages.num_parameters
+            return replace(view, run=replace(view.run, num_parameters=num))
+        case StagesSeen() if view.stages.seen_at == entry.at:  # else it is older than what is known
+            return _seen(view, own, event)
+        case StepDone():
+            return _step(view, own, event)
+        case CountedThrough():  # comes before its round's commit
+            return _line(view, own, counted_through=event.round)
+        case RoundCommitted():
+            return _commit(view, entry.at, own, event)
+        case Paused():
+            return _line(view, own, state="paused", tokens_per_s=0.0)
+        case Resumed():
+            return _line(view, own, state="training")
+        case RoundMissed():
+            return _line(view, own, state="missed a round", num_missed=view.line(own).num_missed + 1)
+        case MajorityLost():
+            return _line(view, own, state=f"{event.alive} of {event.electorate} left")
+        case Evaluated():
+            view = replace(view, evaluated=event)
+            point = (int(event.committed_tokens), event.nats_per_byte)
+            return view if point in view.evaluations else replace(view, evaluations=(*view.evaluations, point))
+        case Sampled():
+            return replace(view, sample=printable(event.prompt + event.text, keep="\n\t"))
+        case ActEnacted(changes={"tokens": tokens}) if view.run.total_tokens is not None:
+            return replace(view, run=replace(view.run, total_tokens=int(tokens)))
+        case CheckpointSaved():
+            return replace(view, checkpoint=event.path)
+        case PeerStopped() if view.stages.of(own) not in ((), (stage_of(event),)):
+            return view  # it holds other stages still
+        case PeerStopped():
+            return _line(view, own, state="finished" if event.reason == "complete" else "stopped", tokens_per_s=0.0)
+        case LinkUp():
+            return _line(view, event.remote, link=event.transport)
+        case LinkDown():
+            known = view.line(event.remote)
+            return _line(view, event.remote, link="down" if known.name or known.state else "")  # else on an errand
+        case Working():
+            return _line(view, own, work="" if event.is_over else figures.work_in_short(event))
+        case _:
+            return _hear(view, entry)
+
+
+def _hear(view: View, entry: Entry) -> View:
+    """Return the view after what a peer has told of another."""
+    event = entry.event
+    match event:
+        case MemberProgress() if view.line(event.member).is_heard:
+            return _call(view, event.member, event.name)
+        case MemberProgress():
+            view = _call(view, event.member, event.name)
+            heard = {"round": event.round, "loss": event.loss, "tokens_per_s": event.tokens_per_s}
+            return _line(view, event.member, state=event.state, **heard)
+        case MemberJoined():
+            return _say(_call(view, event.member, event.name), event.member, "joined")
+        case MemberRecovered():
+            return _say(view, event.member, "back")
+        case MemberSuspected() | MemberGone() | MemberLeft() if _is_elsewhere(view, event.member, stage_of(event)):
+            return view
+        case MemberSuspected():
+            return _miss(view, event.member, "silent")
+        case MemberGone():
+            return _miss(view, event.member, "gone")
+        case MemberLeft():
+            # Whoever says goodbye to a complete run has all of it.
+            return _miss(view, event.member, "finished" if view.is_complete else "left")
+    return view
+
+
+def _with_name(news: Told, peer: PeerId, name: str) -> Told:
+    """Return what was told of a peer before its name was known, with its name."""
+    return replace(news, text=news.text.replace(short(peer), printable(name))) if name else news
+
+
+def _line(view: View, peer: PeerId, **changes: object) -> View:
+    changes = {name: printable(value) if isinstance(value, str) else value for name, value in changes.items()}
+    line = replace(view.line(peer), **changes)  # type: ignore[arg-type]  # checked by the fields' names
+    return replace(view, peers={**view.peers, peer: line})
+
+
+def _call(view: View, peer: PeerId, name: str) -> View:
+    """Return the view with what others call a peer, unless it has said so itself."""
+    line = view.line(peer)
+    return view if not name or (line.is_heard and line.name) else _line(view, peer, name=name)
+
+
+def _say(view: View, peer: PeerId, state: str) -> View:
+    """Return the view after others have said what a peer does."""
+    return view if view.line(peer).is_heard else _line(view, peer, state=state)
+
+
+def _miss(view: View, peer: PeerId, state: str) -> View:
+    """Return the view after others have said that a peer is away, which is no news of one that said so itself."""
+    line = view.line(peer)
+    speed = line.tokens_per_s if state == "silent" else 0.0  # which it may still have
+    return view if line.state in _ENDED else _line(view, peer, state=state, tokens_per_s=speed)
+
+
+def _is_elsewhere(view: View, peer: PeerId, stage: int | None) -> bool:
+    """Return whether a peer that is no more in one stage holds another."""
+    return stage is not None and any(each != stage for each in view.stages.of(peer))
+
+
+def _start(view: View, own: PeerId, event: PeerStarted) -> View:
+    said = tuple(_with_name(news, own, event.name) for news in view.notables)
+    if stage_of(event) is None:  # else both are of the stage
+        run = replace(view.run, num_parameters=event.num_parameters, id=view.run.id or event.run)
+        view = replace(view, run=run)
+    named = {"name": event.name, "device": event.device, "software": event.software}
+    told_before = {name: text for name, text in named.items() if text}
+    return _line(replace(view, notables=said), own, state="starting", work="", is_ready=False, **told_before)
+
+
+def _seen(view: View, own: PeerId, event: StagesSeen) -> View:
+    """Return the view after a word on who is in the run: of most, nothing else is heard."""
+    everybody = view.stages.everybody
+    for peer, name in sorted(event.names.items()):
+        view = _call(view, peer, name)
+        if peer not in everybody and view.line(peer).state in {*AWAY, "training"}:
+            view = _say(view, peer, "")  # it wants a stage
+    for peer in sorted(everybody):
+        if view.line(peer).state in {*AWAY, ""}:
+            view = _say(view, peer, "training")
+    for peer, line in view.peers.items():
+        was_here = line.round is not None if line.is_heard else line.name
+        is_here = peer in event.names or peer in everybody or peer == own
+        if event.names and was_here and not is_here and line.state not in AWAY:
+            view = _miss(view, peer, "finished" if view.is_complete else "gone")
+    return view
+
+
+def _step(view: View, own: PeerId, event: StepDone) -> View:
+    if view.lead.is_of(event):  # all stages tell of the same loss
+        is_finite = math.isfinite(event.loss)
+        view = replace(
+            view,
+            loss_sum=view.loss_sum + (event.loss if is_finite else 0.0),
+            num_losses=view.num_losses + 1,
+            num_finite=view.num_finite + is_finite,
+        )
+    speed = smoothed_speed(view.line(own).tokens_per_s, event)
+    return _line(view, own, tokens_per_s=speed, loss=event.loss, state="training", work="")
+
+
+def _commit(view: View, at: float, own: PeerId, event: RoundCommitted) -> View:
+    line, stage = view.line(own), stage_of(event)
+    is_counted = line.is_counted(own, event)
+    view = _line(
+        view,
+        own,
+        round=event.round,
+        state="paused" if line.state == "paused" else state_at_commit(view.stages, own, event, is_counted=is_counted),
+        sent_nbytes=line.sent_nbytes + event.sent_nbytes,
+        received_nbytes=line.received_nbytes + event.received_nbytes,
+    )
+    of_ring = ring_nbytes(event, view.run.num_parameters, view.run.tokens_per_step) if stage is None else 0
+    view = replace(
+        view,
+        sent_nbytes=view.sent_nbytes + event.sent_nbytes,
+        received_nbytes=view.received_nbytes + event.received_nbytes,
+        ring_nbytes=view.ring_nbytes + of_ring,
+        lead=led(view.lead, event, at),
+    )
+    # Another peer's report of the same commit, or one of a lesser branch, counts nothing.
+    if not view.lead.is_of(event) or event.committed_tokens <= view.committed_tokens:
+        return view
+    view = replace(
+        view,
+        round=event.round,
+        committed_tokens=event.committed_tokens,
+        commits=(*view.commits, (at, event.committed_tokens))[-_RECENT_COMMITS:],
+        ring_nbytes=view.ring_nbytes + (0 if stage is None else _staged_ring_nbytes(view, event)),
+    )
+    if not view.num_losses:
+        return view
+    mean = view.loss_sum / view.num_finite if view.num_finite else math.nan
+    losses = (*view.losses, (event.committed_tokens, mean))
+    losses = losses if len(losses) <= _MAX_POINTS else losses[::2]
+    return replace(view, losses=losses, loss_sum=0.0, num_losses=0, num_finite=0)
+
+
+def _staged_ring_nbytes(view: View, event: RoundCommitted) -> int:
+    """Return what the peers that are heard would have moved together for a round."""
+    num_parameters, tokens_per_step = view.run.num_parameters, view.run.tokens_per_step
+    if not num_parameters or not tokens_per_step:
+        return 0
+    num_heard = sum(line.round is not None and line.is_heard for line in view.peers.values())
+    return num_heard * staged_ring_nbytes(event, num_parameters, tokens_per_step, len(view.stages.everybody))
