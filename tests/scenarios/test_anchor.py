@@ -13,7 +13,7 @@ from scenarios.test_join import LARGER, LONG_S, Paced, lay
 from weft import wire
 from weft.anchor import anchor as anchor_module
 from weft.anchor import disk as anchored_module
-from weft.anchor.anchor import Anchor, Mooring
+from weft.anchor.anchor import Anchor, AnchorContext
 from weft.anchor.disk import Anchored
 from weft.codec import Fp32Config
 from weft.events import BranchOpened, Event, MemberSuspected, PeerStopped, RoundCommitted, StateJoined
@@ -70,12 +70,12 @@ class Kept:
         kept = Anchored(self.root / "anchored")
         kept.load()
         node.serve_blobs(public(outline, config.run, self.home))
-        mooring = Mooring(
+        context = AnchorContext(
             node=node, home=self.home, kept=kept, compute=self.compute, clock=self.swarm.clock, emit=self.events.append,
             max_parameters=10**7,
         )  # fmt: skip
         self.kept = kept
-        self.anchor = Anchor(outline, mooring)
+        self.anchor = Anchor(outline, context)
         self.task = asyncio.ensure_future(self.anchor.keep())
 
     @property

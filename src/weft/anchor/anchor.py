@@ -66,8 +66,8 @@ MAX_VECTORS = 4  # of a state: parameters, and what an outer optimizer holds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mooring:
-    """What an anchor stands on: everything with effects, made by `launch_anchor` or by a scenario."""
+class AnchorContext:
+    """What an anchor works with: everything with effects, made by `weft.launch.anchor` or by a scenario."""
 
     node: Node
     home: Home
@@ -83,20 +83,20 @@ class Anchor:
 
     pausing = None  # it trains nothing
 
-    def __init__(self, outline: Outline, mooring: Mooring) -> None:
+    def __init__(self, outline: Outline, context: AnchorContext) -> None:
         self._outline = outline
-        self._node = node = mooring.node
-        self._home = mooring.home
-        self._kept = kept = mooring.kept
-        self._compute = mooring.compute
-        self._clock = mooring.clock
-        self._emit = mooring.emit
-        self._max_parameters = mooring.max_parameters
-        self._membership = Membership(node, mooring.clock, mooring.emit, self._heartbeat)
+        self._node = node = context.node
+        self._home = context.home
+        self._kept = kept = context.kept
+        self._compute = context.compute
+        self._clock = context.clock
+        self._emit = context.emit
+        self._max_parameters = context.max_parameters
+        self._membership = Membership(node, context.clock, context.emit, self._heartbeat)
         self._stopping = asyncio.Event()
         self._stop_reason = ""
         self._failure: Exception | None = None
-        self._asking = Ranking(node, self._membership, mooring.clock)
+        self._asking = Ranking(node, self._membership, context.clock)
         self._has_files = False
         self._told = ""  # the last failure that was said: once, not every second
         node.serve(StateRequest, self._offer)

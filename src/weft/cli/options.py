@@ -102,6 +102,9 @@ class Contributed:
     _tokens: int = field(default=0, init=False)
     _peer: PeerId | None = field(default=None, init=False)
 
+    def started(self, stop: Callable[[str], None], emit: Emit) -> None:
+        self.stop, self.emit = stop, emit
+
     def write(self, entry: Entry) -> None:
         match entry.event:
             case PeerStarted():

@@ -20,7 +20,7 @@ from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused, Unreachable
 from weft.ids import PeerId
 from weft.keys import Identity
-from weft.launch.session import Options, connect, footing
+from weft.launch.session import Options, session
 from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.peer.messages import CharterAnswer, CharterRequest, HandIn, HandInAnswer
@@ -42,7 +42,7 @@ _NOBODY = (
 
 @asynccontextmanager
 async def visit(ticket: Ticket, identity: Identity, settings: PeerConfig) -> AsyncIterator[Node]:
-    """Link a node to members on the ticket, as somebody who comes only for an errand and keeps nothing.
+    """Link a node to members on the ticket, as somebody who only visits the run and keeps nothing.
 
     Args:
         identity: connects where no secret admits, because the run may admit by key; else a key made for the moment
@@ -52,15 +52,12 @@ async def visit(ticket: Ticket, identity: Identity, settings: PeerConfig) -> Asy
         Unreachable, Refused, TicketMismatch: nobody on it answered, or let this peer in, or trains the run.
     """
     who = identity if ticket.secret is None else Identity.generate()
-    with TemporaryDirectory(prefix="weft-errand-", ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix="weft-visit-", ignore_cleanup_errors=True) as folder:
         options = Options(home=Home(Path(folder)), key=None, settings=settings)
-        with footing(options, ticket.run, who) as ground:
-            async with ground.node(ticket.admission()) as node:
-                contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
-                for contact in contacts:
-                    node.remember(contact.peer, contact.addresses, contact.name)
-                await connect(node, ticket, [contact.peer for contact in contacts])
-                yield node
+        async with session(options, ticket.run, who, ticket.admission()) as s:
+            await s.start()
+            await s.meet(ticket)
+            yield s.node
 
 
 async def ask_charter(node: Node, clock: Clock) -> CharterAnswer:

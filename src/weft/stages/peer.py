@@ -57,16 +57,19 @@ class Ending:
     """
 
     def __init__(self, tasks: Tasks, tell: Callable[[], None]) -> None:
-        self.work: Callable[[], Awaitable[object]] | None = None  # what is to be done; None: nothing, or it has begun
+        self._work: Callable[[], Awaitable[object]] | None = None  # None: nothing is to be done, or it has begun
         self.is_under_way = False
         self._tasks = tasks
         self._tell = tell
 
+    def plan(self, work: Callable[[], Awaitable[object]]) -> None:
+        self._work = work
+
     def begin(self) -> None:
         """Begin it, once."""
-        if self.work is None:
+        if self._work is None:
             return
-        work, self.work, self.is_under_way = self.work, None, True
+        work, self._work, self.is_under_way = self._work, None, True
 
         async def do() -> None:
             try:
@@ -172,7 +175,6 @@ class StagesPeer:
             has_busy=self.has_busy,
         )
         self.run = kit.run
-        self.place = grounds  # what a peer has under this name: `emit`, `node`
         self._node = grounds.node
         self._senders = Senders(grounds, self.table)
         self.members: dict[int, Member] = {}
@@ -193,7 +195,7 @@ class StagesPeer:
         self._tasks = Tasks(self.fail)
         self._lives = Tasks(self.fail)
         self._tied = Tied(grounds, self.table, self._lives.spawn, self._on_tied)
-        self.ending = Ending(self._tasks, self.tell)
+        self._ending = Ending(self._tasks, self.tell)
         self._backup = Backup(grounds, self.table)
         self._moving = Rebalance(grounds, self.table, self.members, self._hold)
         self._on_disk = StagesOnDisk(grounds.folder)
@@ -227,6 +229,10 @@ class StagesPeer:
         if self.failure is not None:
             raise self.failure
         return self.outcomes
+
+    def at_end(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Let `work` be done once the run is complete, while all members stay."""
+        self._ending.plan(work)
 
     def stop(self, reason: str) -> None:
         """Say goodbye in every stage, save, and return from `found` or `join`, soon.
@@ -407,7 +413,7 @@ class StagesPeer:
             return
         self._complete_at = self._complete_at or now
         self._last_round = max([self._last_round, *(each.round for each in self.table.held(0).values())])
-        self.ending.begin()
+        self._ending.begin()
         if self.has_busy() or now - self._complete_at < NEWS_S:  # who is about to fetch says so in its next news
             return
         for member in list(self.members.values()):
@@ -424,7 +430,7 @@ class StagesPeer:
     @property
     def _is_busy(self) -> bool:
         first = self.members.get(0)
-        return self.ending.is_under_way or (first is not None and first.is_measuring)
+        return self._ending.is_under_way or (first is not None and first.is_measuring)
 
     @property
     def _is_complete(self) -> bool:

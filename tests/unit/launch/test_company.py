@@ -12,6 +12,7 @@ from unit.peer.crew import Crew
 from weft.clock import VirtualClock
 from weft.events import RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
+from weft.launch.corpus import Corpus
 from weft.launch.peer import join
 from weft.launch.session import Options
 from weft.launch.terms import CALLED_S, HEARD_S, NOBODY, Company, Pace, Terms
@@ -114,6 +115,6 @@ async def test_whom_only_a_ticket_names_is_in_nobodys_figures(tmp_path: Path) ->
         settings = PeerConfig(name="b", device="cpu", threads=1, transports=("tls",), tls=place.settings.tls)
         options = Options(home=Home(tmp_path / "b"), key=None, settings=settings)
         for _ in range(2):  # the second time as one that comes again
-            assert await join(text, options, agree=decline, on_started=lambda *_: None) is None
+            assert await join(Corpus(agree_to=decline), text, options, on_started=lambda *_: None) is None
     assert [terms.num_peers for terms in shown] == [2, 2]
     assert all(terms.tokens_per_s > 0 for terms in shown)

@@ -15,7 +15,7 @@ from weft.errors import KeyLocked, NotFinite, Refused, TicketMismatch, TooLarge,
 from weft.events import DataReady, RoundCommitted, StepDone
 from weft.ids import PeerId, RunId
 from weft.keys import Identity, open_identity, read_peer
-from weft.launch import peer as launch
+from weft.launch import corpus
 from weft.net.ticket import issue, read
 from weft.peer.peer import Peer
 from weft.peer.state.checkpoint import Snapshot, load
@@ -308,13 +308,13 @@ async def test_a_peer_that_is_cancelled_ends_with_the_step_under_way(tmp_path: P
 
 async def test_first_weights_are_made_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_in: list[threading.Thread] = []
-    initial = launch.initial
+    initial = corpus.initial
 
     def told(*args: Any) -> Any:
         made_in.append(threading.current_thread())
         return initial(*args)
 
-    monkeypatch.setattr(launch, "initial", told)
+    monkeypatch.setattr(corpus, "initial", told)
     crew = Crew(tmp_path, num_peers=2)
     async with crew.deadline():
         a = crew.found("a", wait_for=2)

@@ -10,7 +10,7 @@ from weft.errors import TicketMismatch
 from weft.events import ActEnacted, RoundCommitted
 from weft.ids import RunId
 from weft.keys import Identity
-from weft.launch import peer as launch
+from weft.launch import corpus
 from weft.launch.terms import terms
 from weft.net.ticket import read
 from weft.run.config import RunConfig
@@ -60,7 +60,7 @@ async def test_who_joins_an_amended_run_is_shown_what_it_costs_now(
 ) -> None:
     crew = Crew(tmp_path, num_peers=2, num_rounds=10_000, stewards=(STEWARD.peer,))
     asked: list[RunConfig] = []
-    monkeypatch.setattr(launch, "terms", lambda run, *rest: asked.append(run) or terms(run, *rest))
+    monkeypatch.setattr(corpus, "terms", lambda run, *rest: asked.append(run) or terms(run, *rest))
     async with crew.deadline():
         a = crew.found("a")
         await decide(a, Amend(reason="", every=7))

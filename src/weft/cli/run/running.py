@@ -22,7 +22,8 @@ from weft.dashboard.scalars import make_sink
 from weft.dashboard.stages import layers_of
 from weft.data import write_atomically
 from weft.errors import ConfigError
-from weft.launch.peer import Takes
+from weft.events import Emit
+from weft.launch.peer import OnStarted, Participant
 from weft.launch.session import Options
 from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
@@ -33,9 +34,8 @@ _LASTING = "it leads to this machine; once others are here, `weft ticket` prints
 
 TO_SCREEN = "json:-"  # lines for a program where the picture would be
 
-OnStarted = Callable[[Takes, str], None]
 Ask = Callable[[str], bool]
-Start = Callable[[Options, OnStarted, Ask, Trainers], Awaitable[Outcome | None]]
+Start = Callable[[Options, OnStarted[Participant], Ask, Trainers], Awaitable[Outcome | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +70,9 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         options, sinks=(*options.sinks, screen, contributed, *boards), until=manner.until.wall, aside=screen.aside
     )
 
-    def on_started(peer: Takes, ticket: str) -> None:
-        stopper.peer = peer
-        contributed.stop, contributed.emit = peer.stop, peer.place.emit
+    def on_started(peer: Participant, ticket: str, emit: Emit) -> None:
+        stopper.started(peer)
+        contributed.started(peer.stop, emit)
         if manner.prints_ticket:
             print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
             if not is_for_program:

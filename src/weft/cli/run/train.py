@@ -15,7 +15,8 @@ from weft.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from weft.cli.run.running import Ask, OnStarted
+    from weft.cli.run.running import Ask
+    from weft.launch.peer import OnStarted, Participant
     from weft.launch.session import Options
     from weft.peer.context import Trainers
     from weft.peer.peer import Outcome
@@ -55,16 +56,17 @@ def train(
     described = settings.run_file(run_file, changes or ())
     stays = read_until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
+    from weft.launch.corpus import Corpus
     from weft.launch.peer import found
     from weft.launch.session import Options
-    from weft.stages.launch import take_part
+    from weft.stages.launch import prepare
     from weft.store.home import Home
 
-    def start(options: "Options", on_started: "OnStarted", _ask: "Ask", trainers: "Trainers") -> "Awaitable[Outcome]":
-        base = run_file.absolute().parent
-        return found(
-            described, base, options, wait_for=wait_for, on_started=on_started, trainers=trainers, stages=take_part
-        )
+    def start(
+        options: "Options", on_started: "OnStarted[Participant]", _ask: "Ask", trainers: "Trainers"
+    ) -> "Awaitable[Outcome]":
+        work = Corpus(described=(described, run_file.absolute().parent), trainers=trainers, stages=prepare)
+        return found(work, options, wait_for=wait_for, on_started=on_started)
 
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen)
     run(

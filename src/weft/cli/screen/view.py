@@ -216,7 +216,7 @@ def _fold(view: View, entry: Entry) -> View:
             return _line(view, event.remote, link=event.transport, state=before.state or "joining")
         case LinkDown():
             known = view.lines.get(event.remote, Line())
-            if known.state == "joining" and not known.name:  # it came for an errand
+            if known.state == "joining" and not known.name:  # it only visits
                 return replace(view, lines={peer: line for peer, line in view.lines.items() if peer != event.remote})
             return _line(view, event.remote, link="down")
         case Working():
