@@ -113,7 +113,7 @@ class Contributed:
                     self.emit(Notice(text=f"this peer leaves after {aim}"))
             case RoundCommitted(contributors=contributors):
                 self._rounds += self._peer in contributors
-            case CountedThrough():  # this peer has no vote, and is counted with its sponsor
+            case CountedThrough():  # this peer has no vote, and is counted with its aggregator
                 self._rounds += 1
             case StepDone(num_tokens=num_tokens):
                 self._tokens += num_tokens

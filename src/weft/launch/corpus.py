@@ -59,7 +59,8 @@ Stages = Callable[[Session, StagedConfig, Data], Prepared[Participant]]
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """
+    """What is trained: a transformer, on a corpus.
+
     Args:
         described: the run to be founded, and the folder that paths in it start from.
         agree_to: shown what it costs to join, in a thread of its own.
@@ -89,7 +90,7 @@ class Corpus:
         run = on_corpus(invitation.run)
         now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
         await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
-        pace = await invitation.company.pace()
+        pace = await invitation.heartbeats.pace()
         asked = await asyncio.to_thread(terms, held_of(now), invitation.ticket, s.options.home, settings, s.clock, pace)
         if not await asyncio.to_thread(self.agree_to, asked):
             return False

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,7 +36,8 @@ from weft.training.learner import Learner
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """
+    """What is trained: tensors of somebody's model, in a loop of theirs.
+
     Args:
         config: the run to be founded; where one is joined, what it is expected to be, or None: whatever it is.
         vector: the tensors' values, as the model was built.
@@ -110,13 +110,8 @@ def _kept(sealed: LoopConfig, home: Home, max_parameters: int) -> LoopConfig | N
             data = home.blobs.read(Digest(path.name), MAX_RUN_NBYTES)
             run = None if data is None else read_run(data, max_parameters)
             if isinstance(run, LoopConfig) and msgspec.structs.replace(run, initial=sealed.initial) == sealed:
-                keepers = who_keep(RunId(path.name), home)
-                found += [(_changed_at(keeper), run) for keeper in keepers]
+                found += [(keeper.stat().st_mtime, run) for keeper in who_keep(RunId(path.name), home)]
     return max(found, key=lambda each: each[0])[1] if found else None
-
-
-def _changed_at(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 def _of_loops(run: Genesis) -> LoopConfig:

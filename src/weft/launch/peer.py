@@ -29,7 +29,7 @@ from weft.ids import PeerId, RunId, short
 from weft.launch.fetch import fetch_run
 from weft.launch.guard import Guarded
 from weft.launch.session import Options, Session, open_for, session
-from weft.launch.terms import Company
+from weft.launch.terms import HeartbeatWatch
 from weft.net.admission import new_secret
 from weft.net.membership.claims import ClaimReader
 from weft.net.membership.membership import say_goodbye
@@ -80,7 +80,7 @@ class Invitation:
     ticket: Ticket
     run: Genesis
     charter: Charter | None  # what holds now; None: nobody has said
-    company: Company
+    heartbeats: HeartbeatWatch
 
 
 class Workload(Protocol[P_co]):
@@ -152,12 +152,12 @@ async def join(work: Workload[P], ticket_text: str, options: Options, *, on_star
     async with session(options, run, open_for(options, run, is_maker=False), ticket.admission()) as s:
         require_unended(s.folder, run)
         await s.start()
-        async with Company(s.node, s.clock) as company:
+        async with HeartbeatWatch(s.node, s.clock) as heartbeats:
             members = await _members(s, ticket)
             genesis = await fetch_run(s.node, members, options.home, options.settings.max_parameters)
             charter = await charter_at(s.node, members[0]) if members else None
             require_going(run, charter)
-            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, company))
+            has_agreed = await work.agree(s, Invitation(ticket, genesis, charter, heartbeats))
         if not has_agreed:
             await say_goodbye(s.node, "did not agree to the terms")
             return None

@@ -15,6 +15,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+import msgspec
 
 from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused, Unreachable
@@ -29,6 +32,8 @@ from weft.store.home import Home
 from weft.sync.records.acts import Act, AnyDeed, Ballot, Reason
 from weft.sync.records.charter import Charter
 from weft.wire import Signed, seal
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 CALL_S = 10.0
 ASK_AGAIN_S = 1.0
@@ -68,9 +73,8 @@ async def ask_charter(node: Node, clock: Clock) -> CharterAnswer:
     """
     began, request = clock.now(), CharterRequest(run=node.run)
     while True:
-        for peer in sorted(node.peers):
-            with suppress(PeerError, NetError, Refused):
-                return await node.call(peer, request, CharterAnswer, deadline_s=CALL_S)
+        if (answer := await _ask(node, request, CharterAnswer)) is not None:
+            return answer
         if clock.now() - began >= BEGINS_S:
             raise Unreachable(_NOBODY)
         await asyncio.sleep(ASK_AGAIN_S)
@@ -84,7 +88,7 @@ async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float) -
     """
     began, waits = clock.now(), None
     while True:
-        answer = await _ask(node, letter)
+        answer = await _ask(node, HandIn(letter=letter), HandInAnswer)
         if answer is not None and answer.outcome != "waits":
             return answer
         waits = answer or waits
@@ -96,10 +100,11 @@ async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float) -
     return waits
 
 
-async def _ask(node: Node, letter: Signed) -> HandInAnswer | None:
+async def _ask(node: Node, request: msgspec.Struct, kind: type[R]) -> R | None:
+    """Return what the first linked peer answers that does; None: none does."""
     for peer in sorted(node.peers):
         with suppress(PeerError, NetError, Refused):
-            return await node.call(peer, HandIn(letter=letter), HandInAnswer, deadline_s=CALL_S)
+            return await node.call(peer, request, kind, deadline_s=CALL_S)
     return None
 
 

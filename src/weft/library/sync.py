@@ -34,11 +34,19 @@ from weft.errors import ConfigError
 from weft.events import Emit
 from weft.launch.loop import Loop
 from weft.launch.peer import found, join
-from weft.library.given import config_of, require_kind, require_members, require_one_process, shown, whole
+from weft.library.given import (
+    Machine,
+    config_of,
+    require_kind,
+    require_members,
+    require_one_process,
+    show_ticket,
+    shown,
+    whole,
+)
 from weft.library.learner import LoopLearner
 from weft.library.leaving import RoundTimes, at_exit, hand_in
 from weft.library.lending import Lending
-from weft.library.machine import Machine, show_ticket
 from weft.library.tensors import Tensors, require_same
 from weft.peer.peer import Outcome, Peer
 from weft.run.config import SyncConfig

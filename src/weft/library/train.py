@@ -25,8 +25,7 @@ from weft.events import Emit, Entry
 from weft.launch.corpus import Corpus
 from weft.launch.peer import Participant, found, join
 from weft.launch.session import Options
-from weft.library.given import config_of, require_kind, require_members, require_one_process
-from weft.library.machine import Machine, show_ticket
+from weft.library.given import Machine, config_of, require_kind, require_members, require_one_process, show_ticket
 from weft.peer.peer import Outcome
 from weft.run.config import RunFile
 

@@ -6,7 +6,7 @@ membership, rounds, trainer and checkpoints. What a dead process still says is n
 
 Two plays of one scenario do the same in the same order.
 
-One process of a run with stages in a simulated world: the company that production has, and how it fared.
+One process of a run with stages in a simulated world: the peer that production has, and how it fared.
 """
 
 import asyncio

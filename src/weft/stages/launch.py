@@ -35,14 +35,14 @@ from weft.store.home import CHECKPOINT_FILE
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 0.5
-WINDOW = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
+READ_SINCE = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
 
 
 async def gather_at_end(peer: StagesPeer) -> Gathered | None:
     """Write the checkpoint of the whole run into this peer's folder of it; None: it cannot be had, and it was said."""
     grounds, run = peer.grounds, peer.run
-    windows = {
-        stage: StageReader(grounds.node, run.of_stage(stage), WINDOW, grounds.compute, grounds.clock)
+    readers = {
+        stage: StageReader(grounds.node, run.of_stage(stage), READ_SINCE, grounds.compute, grounds.clock)
         for stage in range(run.num_pieces)
         if peer.holding(stage) is None
     }
@@ -54,7 +54,7 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
     def members(stage: int) -> list[PeerId]:
         return sorted(each for each in peer.table.held(stage) if grounds.node.is_linked(each))
 
-    await _ended(peer, windows, members)
+    await _ended(peer, readers, members)
     means = Means(
         tokenizer=grounds.data.tokenizer.to_bytes(),
         scratch=grounds.folder.scratch,
@@ -62,7 +62,7 @@ async def gather_at_end(peer: StagesPeer) -> Gathered | None:
         clock=grounds.clock,
         emit=grounds.emit,
     )
-    gathering = Gather(run, means, windows, Sources(here=here, members=members))
+    gathering = Gather(run, means, readers, Sources(here=here, members=members))
     try:
         return await gathering.gather(grounds.folder.checkpoint)
     except WeftError as error:
@@ -76,13 +76,13 @@ def has_model(folder: Path) -> bool:
     return (folder / CHECKPOINT_FILE).exists()
 
 
-async def _ended(peer: StagesPeer, windows: Mapping[int, StageReader], members: Callable[[int], list[PeerId]]) -> None:
+async def _ended(peer: StagesPeer, readers: Mapping[int, StageReader], members: Callable[[int], list[PeerId]]) -> None:
     """Wait until all stages have counted what the first one has trained, or have had the time to."""
     clock, began = peer.grounds.clock, peer.grounds.clock.now()
 
     async def beat(stage: int) -> int:
-        if stage in windows:
-            return await windows[stage].beat(members(stage)) or 0
+        if stage in readers:
+            return await readers[stage].beat(members(stage)) or 0
         member = peer.holding(stage)
         return 0 if member is None else member.conductor.beat.round
 

@@ -15,16 +15,11 @@ from weft.clock import SystemClock
 from weft.dashboard import figures
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from weft.cli.run.running import Ask
     from weft.clock import Clock
     from weft.events import Emit, Entry
-    from weft.launch.peer import OnStarted, Participant
-    from weft.launch.session import Options
     from weft.launch.terms import Allowance, Terms
     from weft.peer.context import Trainers
-    from weft.peer.peer import Outcome
     from weft.run.machine import CapsConfig
 
 
@@ -63,41 +58,34 @@ def join(
     from weft.cli.run.running import Manner, run
     from weft.data import CorpusConfig, TextSource
     from weft.launch.corpus import Corpus
-    from weft.launch.peer import join as join_run
     from weft.launch.session import Options
     from weft.stages.launch import prepare
     from weft.store.home import Home
 
     own = (CorpusConfig(source=TextSource(paths=tuple(data))), Path.cwd()) if data else None
 
-    def start(
-        options: "Options", on_started: "OnStarted[Participant]", ask: "Ask", trainers: "Trainers"
-    ) -> "Awaitable[Outcome | None]":
+    def make(ask: "Ask", trainers: "Trainers") -> Corpus:
         def agree(terms: "Terms") -> bool:
             watch.agreed(terms)
             typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=True)
             return yes or ask("join?")
 
-        def on_joined(peer: "Participant", fresh: str, emit: "Emit") -> None:
-            watch.started(emit)
-            on_started(peer, fresh, emit)
-
-        work = Corpus(agree_to=agree, own_data=own, trainers=trainers, stages=prepare)
-        return join_run(work, text, options, on_started=on_joined)
+        return Corpus(agree_to=agree, own_data=own, trainers=trainers, stages=prepare)
 
     watch = TrafficWatch(SystemClock())
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))
     run(
-        start,
+        make,
         options,
         Manner(
             is_quiet=stay.quiet,
-            prints_ticket=False,
             until=stays,
             report=report,
             parent=stay.parent,
             logs=tuple(log or ()),
         ),
+        text,
+        watch.started,
     )
 
 

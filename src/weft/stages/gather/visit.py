@@ -106,13 +106,13 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
         async with _visiting(s.node, run, s.clock) as visitor:
             await visitor.met()
             folders = folders_of(s.folder.root.parent)
-            windows = {
+            readers = {
                 stage: StageReader(s.node, run.of_stage(stage), 0, s.compute, s.clock)
                 for stage in range(run.num_pieces)
             }
             sources = Sources(here=lambda stage: found_in(folders, run, stage), members=visitor.members)
             means = Means(tokenizer=tokenizer, scratch=s.folder.scratch, compute=s.compute, clock=s.clock, emit=s.emit)
-            return await Gather(run, means, windows, sources).gather(into or s.folder.checkpoint)
+            return await Gather(run, means, readers, sources).gather(into or s.folder.checkpoint)
 
 
 async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> Gathered:

@@ -15,7 +15,7 @@ from weft.ids import BranchId, Digest, PeerId, Round
 from weft.launch.corpus import Corpus
 from weft.launch.peer import join
 from weft.launch.session import Options
-from weft.launch.terms import CALLED_S, HEARD_S, NOBODY, Company, Pace, Terms
+from weft.launch.terms import CALLED_S, HEARD_S, NOBODY, HeartbeatWatch, Pace, Terms
 from weft.net.messages import Contact, Heartbeat
 from weft.net.ticket import issue, read
 from weft.run.machine import PeerConfig
@@ -62,9 +62,9 @@ def heard(node: Node, *said: tuple[float, PeerId, Heartbeat]) -> tuple[Pace, flo
             if node.handler is not None:
                 await node.handler(peer, heartbeat)
 
-        async with Company(node, clock) as company:  # type: ignore[arg-type]
+        async with HeartbeatWatch(node, clock) as watch:  # type: ignore[arg-type]
             saying = [asyncio.ensure_future(say(*each)) for each in said]
-            found = await company.pace(), clock.now()
+            found = await watch.pace(), clock.now()
         assert node.handler is None
         await asyncio.gather(*saying)
         return found
