@@ -190,7 +190,7 @@ async def _members(s: Session, ticket: Ticket) -> list[PeerId]:
 # --- a peer of a whole model ---
 
 
-async def prepared(s: Session, run: Genesis, place: Place) -> Prepared[Peer]:
+async def whole(s: Session, run: Genesis, place: Place) -> Prepared[Peer]:
     """Return a peer that goes on from what this machine has kept of the run."""
     snapshot = await _snapshot(s, run, place.memory)
     peer = Peer(run, place)
