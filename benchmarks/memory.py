@@ -25,6 +25,7 @@ import torch
 from benchmarks.report import load, load_line, table, write
 from weft.cost import training as cost
 from weft.data import CorpusConfig, TextSource
+from weft.launch.corpus import Corpus
 from weft.launch.peer import found
 from weft.launch.session import Options
 from weft.model.config import num_parameters
@@ -118,11 +119,12 @@ def child(name: str, folder: Path) -> None:
     watch = Watch()
     watch.start()
 
-    def started(peer: Peer, _ticket: str) -> None:
+    def started(peer: Any, _ticket: str, _emit: Any) -> None:
         watch.peer = peer
 
     options = Options(home=Home(folder / "home"), key=None, settings=settings)
-    outcome = asyncio.run(found(run_file(METHODS[name], text), folder, options, on_started=started))
+    work = Corpus(described=(run_file(METHODS[name], text), folder))
+    outcome = asyncio.run(found(work, options, on_started=started))
     watch.has_ended.set()
     watch.join()
     run = outcome.run

@@ -12,7 +12,7 @@ from typing import Any
 _PLACES = {
     "extend": ("weft.library.extension", "extend"),
     "Chart": ("weft.dashboard.notebook", "Chart"),
-    "Machine": ("weft.library.machine", "Machine"),
+    "Machine": ("weft.library.given", "Machine"),
     "Run": ("weft.dashboard.run", "Run"),
     "Sync": ("weft.library.sync", "Sync"),
     "SyncConfig": ("weft.run.config", "SyncConfig"),

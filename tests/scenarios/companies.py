@@ -9,6 +9,8 @@ from weft.events import Evaluated, Event, RoundCommitted
 from weft.executor import Inline
 from weft.ids import PeerId
 from weft.keys import Identity
+from weft.launch.guard import DayCount
+from weft.launch.session import Options, Session
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.node import Node
@@ -19,10 +21,9 @@ from weft.run.genesis import Sealed
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.stages.gather.gather import Gathered
-from weft.stages.launch import gather_at_end
+from weft.stages.launch import gather_at_end, kit_of
 from weft.stages.peer import StagesPeer
 from weft.stages.step.membership import Membership
-from weft.stages.step.pipeline import Kit
 from weft.store.home import Home
 
 SECRET = bytes(16)
@@ -116,20 +117,21 @@ class House:
         for other in others:
             node.remember(other.id, [SCHEME + other.id], other.name)
         await node.start()
-        kit = Kit(
-            run=run,
-            node=node,
+        folder = self.home.folder(run.run, machine.id)
+        settings = PeerConfig(device="cpu", checkpoint_every_s=self.every_s, has_recompute=self.has_recompute)
+        s = Session(
+            options=Options(home=self.home, key=None, settings=settings),
             identity=machine.identity,
-            home=self.home,
-            folder=self.home.folder(run.run, machine.id),
-            settings=PeerConfig(device="cpu", checkpoint_every_s=self.every_s, has_recompute=self.has_recompute),
-            data=Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index),
+            folder=folder,
+            node=node,
+            emit=machine.emit,
             clock=self.clock,
             compute=Inline(self.train_s),
-            emit=machine.emit,
+            day=DayCount(folder.moved, settings.caps, self.clock),
         )
         try:
-            machine.company = company = StagesPeer(kit)
+            data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
+            machine.company = company = StagesPeer(kit_of(s, run, data))
             if machine.gathers:
                 company.at_end(machine.gather)
             return await (company.join() if wait_for is None else company.found(wait_for))

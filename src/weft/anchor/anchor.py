@@ -74,7 +74,7 @@ MAX_VECTORS = 4  # of a state: parameters, and what an outer optimizer holds
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorContext:
-    """What an anchor stands on: everything with effects, made by `weft.launch.anchor` or by a scenario."""
+    """What an anchor works with: everything with effects, made by `weft.launch.anchor` or by a scenario."""
 
     node: Node
     home: Home

@@ -102,6 +102,9 @@ class Contributed:
     _tokens: int = field(default=0, init=False)
     _peer: PeerId | None = field(default=None, init=False)
 
+    def started(self, stop: Callable[[str], None], emit: Emit) -> None:
+        self.stop, self.emit = stop, emit
+
     def write(self, entry: Entry) -> None:
         match entry.event:
             case PeerStarted():
@@ -110,7 +113,7 @@ class Contributed:
                     self.emit(Notice(text=f"this peer leaves after {aim}"))
             case RoundCommitted(contributors=contributors):
                 self._rounds += self._peer in contributors
-            case CountedThrough():  # this peer has no vote, and is counted with its sponsor
+            case CountedThrough():  # this peer has no vote, and is counted with its aggregator
                 self._rounds += 1
             case StepDone(num_tokens=num_tokens):
                 self._tokens += num_tokens

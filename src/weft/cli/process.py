@@ -41,8 +41,8 @@ class Stopper:
     """Turns the first signal into a goodbye and the second into an end."""
 
     def __init__(self, screen: Screen) -> None:
-        self.peer: Stoppable | None = None
         self._screen = screen
+        self._peer: Stoppable | None = None
         self._num_signals = 0
         self._is_asking = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,6 +55,10 @@ class Stopper:
         for number in (signal.SIGINT, signal.SIGTERM):
             # Not the loop's own handlers: these run even while the loop is busy, and on every platform.
             self._before[number] = signal.signal(number, self._on_signal)
+
+    def started(self, peer: Stoppable) -> None:
+        """Stop `peer` from now on."""
+        self._peer = peer
 
     def remove(self) -> None:
         """Put back what signals did before, once the peer has ended."""
@@ -78,7 +82,7 @@ class Stopper:
             self._end(0, "not joined")
         if self._num_signals > 1:
             self._end(128 + number, f"{name} again: ended at once, without saving")
-        if self.peer is None:  # a thread may be packing data or reading weights; both are written whole or not at all
+        if self._peer is None:  # a thread may be packing data or reading weights; both are written whole or not at all
             self._timer = threading.Timer(_EARLY_PATIENCE_S, self._end, (0, NOTHING_TO_SAVE))
         else:
             why = f"not done {_PATIENCE_S:.0f} s after {name}: ended"
@@ -90,8 +94,8 @@ class Stopper:
                 self._loop.call_soon_threadsafe(self._stop, name)
 
     def _stop(self, name: str) -> None:
-        if self.peer is not None:
-            self.peer.stop(f"asked to by {name}")
+        if self._peer is not None:
+            self._peer.stop(f"asked to by {name}")
         elif self._task is not None:
             self._task.cancel()
 

@@ -7,24 +7,20 @@ It returns when the anchor is stopped. One that has kept the run before comes up
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from weft.anchor.anchor import Anchor, AnchorContext
 from weft.anchor.disk import Anchored
-from weft.clock import SystemClock
 from weft.errors import NetError, PeerError, Refused
 from weft.events import PeerStarted
-from weft.executor import Threads
 from weft.ids import Digest, RunId
 from weft.keys import Identity, open_identity
-from weft.launch.session import Footing, Options, connect, footing
+from weft.launch.session import Options, Session, session
 from weft.net.multi_source import small_from
-from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.run.host import limit_cores
-from weft.run.outline import Outline, admission_of, public, read_outline
-from weft.store.tickets import keep_secret
+from weft.run.outline import Outline, read_outline
 from weft.wire import MAX_RECORD_NBYTES
 
 KEY_DIGITS = 16  # of a run, in the name of the key that keeps it
@@ -46,34 +42,28 @@ async def anchor(
     ticket = read(ticket_text)
     if options.settings.caps.cores is not None:
         limit_cores(options.settings.caps.cores)
-    with footing(options, ticket.run, _identity(options, ticket.run)) as ground:
-        async with aclosing(Threads()) as compute, ground.node(ticket.admission()) as node:
-            outline = await _outline(node, ticket, ground)
-            admission = admission_of(outline.admission, outline.stewards, ticket.secret)
-            node.admit(admission)
-            node.passport.predecessor = outline.predecessor
-            keep_secret(ground.folder, admission)
-            kept = Anchored(ground.folder.anchored)
-            await asyncio.to_thread(kept.load)
-            node.serve_blobs(public(outline, ticket.run, options.home), is_patient=True)
-            context = AnchorContext(
-                node=node,
-                home=options.home,
-                kept=kept,
-                compute=compute,
-                clock=SystemClock(),
-                emit=ground.emit,
-                max_parameters=options.settings.max_parameters,
-            )
-            keeping = Anchor(outline, context)
-            name = node.passport.name
-            with ground.ticket(node, admission) as fresh:
-                async with ground.guarded(keeping):
-                    on_started(keeping, outline, fresh)
-                    ground.emit(
-                        PeerStarted(run=ticket.run, name=name, software=software, device="none", num_parameters=0)
-                    )
-                    return await keeping.keep()
+    async with session(options, ticket.run, _identity(options, ticket.run), ticket.admission()) as s:
+        await s.start()
+        outline = await _outline(s, ticket)
+        s.admit(outline, ticket.secret)
+        kept = Anchored(s.folder.anchored)
+        await asyncio.to_thread(kept.load)
+        context = AnchorContext(
+            node=s.node,
+            home=options.home,
+            kept=kept,
+            compute=s.compute,
+            clock=s.clock,
+            emit=s.emit,
+            max_parameters=options.settings.max_parameters,
+        )
+        keeping = Anchor(outline, context)
+        name = s.node.passport.name
+        with s.ticket() as fresh:
+            async with s.guarded(keeping):
+                on_started(keeping, outline, fresh)
+                s.emit(PeerStarted(run=ticket.run, name=name, software=software, device="none", num_parameters=0))
+                return await keeping.keep()
 
 
 def _identity(options: Options, run: RunId) -> Identity:
@@ -85,20 +75,15 @@ def _identity(options: Options, run: RunId) -> Identity:
     return open_identity(path, create=True)
 
 
-async def _outline(node: Node, ticket: Ticket, ground: Footing) -> Outline:
+async def _outline(s: Session, ticket: Ticket) -> Outline:
     """Return what is known of the run, from this home or from whoever lets this peer in."""
-    contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
-    for contact in contacts:
-        node.remember(contact.peer, contact.addresses, contact.name)
-    blobs = ground.options.home.blobs
+    blobs = s.options.home.blobs
     data = blobs.read(Digest(ticket.run), MAX_RECORD_NBYTES)
     if data is not None:
         with suppress(NetError, PeerError, Refused):  # whoever comes finds it here
-            await connect(node, ticket, [contact.peer for contact in contacts])
+            await s.meet(ticket)
         return read_outline(data, ticket.run)
-    first = await connect(node, ticket, [contact.peer for contact in contacts])
-    peers = [first, *(peer for peer in node.peers if peer != first)]
-    data = await small_from(node, peers, Digest(ticket.run), MAX_RECORD_NBYTES)
+    data = await small_from(s.node, await s.meet(ticket), Digest(ticket.run), MAX_RECORD_NBYTES)
     outline = read_outline(data, ticket.run)
     blobs.put(data)
     return outline

@@ -1,20 +1,30 @@
-"""What a process stands on, member or anchor: identity, log, node, ticket, and the guard over what it may use."""
+"""One process in one run, member or anchor: identity, log, node, ticket, and the guard over what it may use.
+
+async with session(options, run, identity, ticket.admission()) as s:
+    await s.start()
+    members = await s.meet(ticket)
+    s.admit(outline, ticket.secret)
+    with s.ticket() as fresh:
+        async with s.guarded(peer): ...
+"""
 
 import platform
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from weft.clock import SystemClock
+from weft.clock import Clock, SystemClock
 from weft.errors import GenesisMismatch, KeyFileError, KeyLocked, TicketMismatch
 from weft.events import ConnectionDropped, Emit, Event, EventLog, Sink
+from weft.executor import Compute, Threads
 from weft.ids import PeerId, RunId, short
 from weft.keys import Identity, open_free_identity, open_identity, read_peer
 from weft.launch.control import Control
 from weft.launch.guard import DayCount, Guard, Guarded, valve
 from weft.log import JsonlSink
-from weft.net.admission import Admission, ByTicket
+from weft.net.admission import Admission, ByKeys, ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.link.links import VIA
 from weft.net.node import Node
@@ -28,9 +38,15 @@ from weft.net.transport.tls import TlsTransport
 from weft.observe import telemetry
 from weft.observe.telemetry import Bulletins
 from weft.run.machine import PeerConfig
+from weft.run.outline import Outline, admission_of, public
 from weft.store.home import Home, PeerFolder
-from weft.store.tickets import drop_ticket, keep_addresses, keep_ticket, read_addresses
+from weft.store.tickets import drop_ticket, keep_addresses, keep_secret, keep_ticket, read_addresses
 from weft.tasks import Tasks
+
+if TYPE_CHECKING:
+    from weft.run.config import Genesis  # which loads torch
+
+NOBODY = ByKeys(allowed=())
 
 
 def nobody(event: Event) -> None:
@@ -50,67 +66,60 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Footing:
-    """What one process of one run stands on, while it runs; `footing` makes it."""
+class Session:
+    """What one process of one run works with, while it runs; `session` makes it, or a scenario in its world."""
 
-    run: RunId
     options: Options
     identity: Identity
     folder: PeerFolder
+    node: Node
     emit: Emit
-    bulletins: Bulletins
+    clock: Clock
+    compute: Compute
     day: DayCount
 
-    @asynccontextmanager
-    async def node(self, admission: Admission) -> AsyncIterator[Node]:
-        """Open the network; close it at the end, and keep the addresses of all who were met."""
-        settings, folder = self.options.settings, self.folder
-        if "tls" in settings.transports and settings.tls.host:  # what was asked for has no other transport in its place
-            tcp.listen(settings.tls.host, 0).close()
-        name = settings.name or f"{platform.node()[:40] or 'peer'}-{self.identity.peer[:4]}"
-        passport = Passport(identity=self.identity, run=self.run, name=name, admission=admission)
-        via = self.identity if VIA in settings.transports else None
-        node = Node(passport, self._transports(), SystemClock(), self.emit, relay=settings.relay, via=via)
-        SpeedTest(node, SystemClock())
-        telemetry.serve(self.bulletins, node, SystemClock())
-        for peer, addresses in read_addresses(folder).items():
-            node.remember(peer, addresses)
+    async def start(self) -> None:
+        """Open the network."""
+        tls = self.options.settings.tls
+        if "tls" in self.options.settings.transports and tls.host:  # nothing takes the place of what was asked for
+            tcp.listen(tls.host, 0).close()
+        await self.node.start()
 
-        def keep() -> None:
-            known = node.known_addresses().items()
-            keep_addresses(folder, {peer: addresses for peer, addresses in known if peer != node.peer})
+    async def meet(self, ticket: Ticket) -> list[PeerId]:
+        """Link to members: of those on the ticket, which may be stale, and those met before; return who let this in.
 
-        node.on_contacts_settled(keep)  # a process that is killed finds its way back, too
-        await node.start()
+        Raises:
+            Unreachable, Refused: nobody answered, or let this peer in; TicketMismatch: they train another run.
+        """
+        node = self.node
+        contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
+        for contact in contacts:
+            node.remember(contact.peer, contact.addresses, contact.name)
+        met = [peer for peer in node.known_addresses() if peer != node.peer]
         try:
-            yield node
-        finally:
-            keep()
-            await node.aclose()
+            first = await node.connect_any(list(dict.fromkeys([*(contact.peer for contact in contacts), *met])))
+        except GenesisMismatch as error:
+            raise TicketMismatch(
+                f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."
+            ) from error
+        return [first, *(peer for peer in node.peers if peer != first)]
 
-    def _transports(self) -> list[Transport]:
-        settings = self.options.settings
-
-        def on_drop(address: str, reason: str) -> None:
-            self.emit(ConnectionDropped(address=address, remote=None, reason=reason))
-
-        makers: dict[str, Callable[[], Transport]] = {
-            "tls": lambda: TlsTransport(self.identity, settings.tls, on_drop=on_drop),
-            "iroh": lambda: IrohTransport(self.identity, settings.iroh, on_drop=on_drop),
-        }
-        made = [makers[each]() for each in settings.transports if each != VIA]
-        passed = valve(settings.caps, SystemClock(), self.day.ration)
-        return made if passed is None else [Throttled(each, passed) for each in made]
+    def admit(self, run: "Genesis | Outline", secret: bytes | None) -> None:
+        """Let in whom the run admits, and let them fetch what it names; keep the secret of its tickets."""
+        node = self.node
+        admission = admission_of(run.admission, run.stewards, secret)
+        node.admit(admission, run.predecessor)
+        keep_secret(self.folder, admission)
+        node.serve_blobs(public(run, node.run, self.options.home), is_patient=True)
 
     @contextmanager
-    def ticket(
-        self, node: Node, admission: Admission, is_anchor: Callable[[PeerId], bool] = lambda _peer: False
-    ) -> Iterator[str]:
+    def ticket(self, is_anchor: Callable[[PeerId], bool] = lambda _peer: False) -> Iterator[str]:
         """Keep a fresh ticket on disk as members come, so that `weft ticket` on any member prints one.
 
         Args:
             is_anchor: returns who stays for others to find: named before those that come and go, a ticket lasts longer.
         """
+        node, admission = self.node, self.node.passport.admission
         secret = admission.secret if isinstance(admission, ByTicket) else None
 
         def renew() -> str:
@@ -143,31 +152,70 @@ class Footing:
             await watching.aclose()
 
 
-@contextmanager
-def footing(options: Options, run: RunId, identity: Identity) -> Iterator[Footing]:
-    """Open the log and the day's count of `identity` in `run`; lets go of the identity at the end.
+@asynccontextmanager
+async def session(
+    options: Options, run: RunId, identity: Identity, admission: Admission = NOBODY
+) -> AsyncIterator[Session]:
+    """Open what `identity` needs in `run`, but for the network, which `start` opens; close it all at the end.
+
+    Args:
+        admission: whom this peer lets in, and how others let it in, until `admit` is told the run's own rule.
 
     Raises:
         ConfigError: nothing is left of the bytes that this machine may move today.
     """
-    with identity:
-        folder = options.home.folder(run, identity.peer)
-        day = DayCount(folder.moved, options.settings.caps, SystemClock())
+    with ExitStack() as stack:
+        stack.enter_context(identity)
+        clock, settings, folder = SystemClock(), options.settings, options.home.folder(run, identity.peer)
+        day = DayCount(folder.moved, settings.caps, clock)
         day.require()
-        bulletins = Bulletins(identity, run, SystemClock())
-        log = EventLog(SystemClock(), identity.peer, [JsonlSink(folder.log), bulletins, *options.sinks])
-        try:
-            yield Footing(
-                run=run,
-                options=options,
-                identity=identity,
-                folder=folder,
-                emit=log.emit,
-                bulletins=bulletins,
-                day=day,
-            )
-        finally:
-            log.close()
+        bulletins = Bulletins(identity, run, clock)
+        log = stack.enter_context(
+            closing(EventLog(clock, identity.peer, [JsonlSink(folder.log), bulletins, *options.sinks]))
+        )
+        name = settings.name or f"{platform.node()[:40] or 'peer'}-{identity.peer[:4]}"
+        passport = Passport(identity=identity, run=run, name=name, admission=admission)
+        via = identity if VIA in settings.transports else None
+        transports = _transports(identity, settings, day, log.emit)
+        node = Node(passport, transports, clock, log.emit, relay=settings.relay, via=via)
+        SpeedTest(node, clock)
+        telemetry.serve(bulletins, node, clock)
+        for peer, addresses in read_addresses(folder).items():
+            node.remember(peer, addresses)
+
+        def keep() -> None:
+            known = node.known_addresses().items()
+            keep_addresses(folder, {peer: addresses for peer, addresses in known if peer != node.peer})
+
+        node.on_contacts_settled(keep)  # a process that is killed finds its way back, too
+        async with aclosing(Threads()) as compute:
+            try:
+                yield Session(
+                    options=options,
+                    identity=identity,
+                    folder=folder,
+                    node=node,
+                    emit=log.emit,
+                    clock=clock,
+                    compute=compute,
+                    day=day,
+                )
+            finally:
+                keep()
+                await node.aclose()
+
+
+def _transports(identity: Identity, settings: PeerConfig, day: DayCount, emit: Emit) -> list[Transport]:
+    def on_drop(address: str, reason: str) -> None:
+        emit(ConnectionDropped(address=address, remote=None, reason=reason))
+
+    makers: dict[str, Callable[[], Transport]] = {
+        "tls": lambda: TlsTransport(identity, settings.tls, on_drop=on_drop),
+        "iroh": lambda: IrohTransport(identity, settings.iroh, on_drop=on_drop),
+    }
+    made = [makers[each]() for each in settings.transports if each != VIA]
+    passed = valve(settings.caps, SystemClock(), day.ration)
+    return made if passed is None else [Throttled(each, passed) for each in made]
 
 
 def open_for(options: Options, run: RunId, *, is_maker: bool) -> Identity:
@@ -199,14 +247,3 @@ def who_keep(run: RunId, home: Home) -> list[Path]:
             if home.folder(run, read_peer(path)).has_checkpoint:
                 found.append(path)
     return found
-
-
-async def connect(node: Node, ticket: Ticket, contacts: list[PeerId]) -> PeerId:
-    """Return the first member that lets this peer in: of those on the ticket, which may be stale, and those met."""
-    met = [peer for peer in node.known_addresses() if peer != node.peer]
-    try:
-        return await node.connect_any(list(dict.fromkeys([*contacts, *met])))
-    except GenesisMismatch as error:
-        raise TicketMismatch(
-            f"this ticket is for run {short(ticket.run)}, which is not trained where it leads: {error}."
-        ) from error

@@ -8,9 +8,9 @@ beside a busy program would measure that program. An `Allowance` then holds what
 
 Who trains in a run already and how fast, heard by a peer that is linked and has not decided yet whether to join.
 
-    async with Company(node, clock) as company:
+    async with HeartbeatWatch(node, clock) as heartbeats:
         ...                              # heartbeats come with every link, and every two seconds
-        pace = await company.pace()
+        pace = await heartbeats.pace()
 
 Whoever takes part sends heartbeats; who only reads the terms sends none, and is not counted. In a run with stages
 members speak to those of their own: there all that are linked are taken for members.
@@ -64,7 +64,7 @@ class Pace:
 NOBODY = Pace(num_members=0, tokens_per_s=0.0)
 
 
-class Company:
+class HeartbeatWatch:
     """Listens from the first link on, until it is left; heartbeats are then for `Membership`."""
 
     def __init__(self, node: Node, clock: Clock) -> None:
@@ -74,7 +74,7 @@ class Company:
         self._heard: dict[PeerId, Heartbeat] = {}
         self._news = asyncio.Event()
 
-    async def __aenter__(self) -> "Company":
+    async def __aenter__(self) -> "HeartbeatWatch":
         self._node.on_note(Heartbeat, self._on_heartbeat)
         return self
 
@@ -107,7 +107,7 @@ class Company:
 
 
 CHECKPOINT_VECTORS = 10  # outer, momentum, local and two moments, twice while a new one is written
-LEAST_ROUND_S = 0.01  # of two peers on one machine with next to nothing to train: messages, and promises on the disk
+LEAST_ROUND_S = 0.01  # of two peers on one machine with next to nothing to train: messages, and votes on the disk
 LEAST_MEASURED_S = 0.002  # of one run of products: far above the clock's grain, below the turn that a system gives
 NUM_RUNS = 24  # the best of them counts: beside busy programs, one at least has a core to itself
 MAX_ROWS, MAX_WIDTH = 256, 2048  # of what is multiplied: 2 GFLOP and 48 MiB at most

@@ -15,12 +15,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+import msgspec
 
 from weft.clock import Clock
 from weft.errors import NetError, PeerError, Refused, Unreachable
 from weft.ids import PeerId
 from weft.keys import Identity
-from weft.launch.session import Options, connect, footing
+from weft.launch.session import Options, session
 from weft.net.node import Node
 from weft.net.ticket import Ticket
 from weft.peer.messages import CharterAnswer, CharterRequest, HandIn, HandInAnswer
@@ -29,6 +32,8 @@ from weft.store.home import Home
 from weft.sync.records.acts import Act, AnyDeed, Ballot, Reason
 from weft.sync.records.charter import Charter
 from weft.wire import Signed, seal
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 CALL_S = 10.0
 ASK_AGAIN_S = 1.0
@@ -42,7 +47,7 @@ _NOBODY = (
 
 @asynccontextmanager
 async def visit(ticket: Ticket, identity: Identity, settings: PeerConfig) -> AsyncIterator[Node]:
-    """Link a node to members on the ticket, as somebody who comes only for an errand and keeps nothing.
+    """Link a node to members on the ticket, as somebody who only visits the run and keeps nothing.
 
     Args:
         identity: connects where no secret admits, because the run may admit by key; else a key made for the moment
@@ -52,15 +57,12 @@ async def visit(ticket: Ticket, identity: Identity, settings: PeerConfig) -> Asy
         Unreachable, Refused, TicketMismatch: nobody on it answered, or let this peer in, or trains the run.
     """
     who = identity if ticket.secret is None else Identity.generate()
-    with TemporaryDirectory(prefix="weft-errand-", ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix="weft-visit-", ignore_cleanup_errors=True) as folder:
         options = Options(home=Home(Path(folder)), key=None, settings=settings)
-        with footing(options, ticket.run, who) as ground:
-            async with ground.node(ticket.admission()) as node:
-                contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
-                for contact in contacts:
-                    node.remember(contact.peer, contact.addresses, contact.name)
-                await connect(node, ticket, [contact.peer for contact in contacts])
-                yield node
+        async with session(options, ticket.run, who, ticket.admission()) as s:
+            await s.start()
+            await s.meet(ticket)
+            yield s.node
 
 
 async def ask_charter(node: Node, clock: Clock) -> CharterAnswer:
@@ -71,9 +73,8 @@ async def ask_charter(node: Node, clock: Clock) -> CharterAnswer:
     """
     began, request = clock.now(), CharterRequest(run=node.run)
     while True:
-        for peer in sorted(node.peers):
-            with suppress(PeerError, NetError, Refused):
-                return await node.call(peer, request, CharterAnswer, deadline_s=CALL_S)
+        if (answer := await _ask(node, request, CharterAnswer)) is not None:
+            return answer
         if clock.now() - began >= BEGINS_S:
             raise Unreachable(_NOBODY)
         await asyncio.sleep(ASK_AGAIN_S)
@@ -87,7 +88,7 @@ async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float) -
     """
     began, waits = clock.now(), None
     while True:
-        answer = await _ask(node, letter)
+        answer = await _ask(node, HandIn(letter=letter), HandInAnswer)
         if answer is not None and answer.outcome != "waits":
             return answer
         waits = answer or waits
@@ -99,10 +100,11 @@ async def hand_in(node: Node, letter: Signed, clock: Clock, patience_s: float) -
     return waits
 
 
-async def _ask(node: Node, letter: Signed) -> HandInAnswer | None:
+async def _ask(node: Node, request: msgspec.Struct, kind: type[R]) -> R | None:
+    """Return what the first linked peer answers that does; None: none does."""
     for peer in sorted(node.peers):
         with suppress(PeerError, NetError, Refused):
-            return await node.call(peer, HandIn(letter=letter), HandInAnswer, deadline_s=CALL_S)
+            return await node.call(peer, request, kind, deadline_s=CALL_S)
     return None
 
 

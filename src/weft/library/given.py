@@ -1,10 +1,14 @@
-"""What is given to `weft.Sync` and its `step`, looked at where it is given: before a home or a network is touched.
+"""What is given to `weft.Sync`, its `step` and `weft.train`: looked at before a home or a network is touched.
 
 Structs of msgspec check what is read, not what a program writes; so what a program wrote is checked as a file would be.
 """
 
 import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,8 +16,46 @@ from torch import Tensor, distributed
 
 from weft.config import from_tree, load
 from weft.errors import ConfigError
+from weft.events import Sink
+from weft.launch.session import Options
+from weft.library.home import default_home
+from weft.run.machine import PeerConfig
+from weft.store.home import Home
 
 C = TypeVar("C", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What this machine brings; it changes nothing that others would see."""
+
+    home: Path | str | None = None  # folder of identities and checkpoints; None: where `weft` keeps them
+    key: Path | str | None = None  # identity file; None: the first of the home that is free
+    settings: PeerConfig | Path | str | None = None  # or a TOML file, as of `weft train --machine`; None: defaults
+    sinks: Sequence[Sink] = ()  # told of every event
+
+    def options(self) -> Options:
+        """
+        Raises:
+            ConfigError: the settings, or their file; a field of another type.
+        """
+        for name in ("home", "key"):
+            given_path = getattr(self, name)
+            require_kind(given_path, (str, Path, NoneType), f"machine: {name}", "a path, or None")
+            if str(given_path).startswith("~"):  # would be a folder of that name: only a shell, or Python, knows whose
+                raise ConfigError(
+                    f"machine: {name}: {given_path} is no path yet; give Path({str(given_path)!r}).expanduser()."
+                )
+        given = PeerConfig() if self.settings is None else self.settings
+        settings = config_of(given, PeerConfig, "machine: settings")
+        home = Home(default_home() if self.home is None else Path(self.home).absolute())
+        key = None if self.key is None else Path(self.key)
+        return Options(home=home, key=key, settings=settings, sinks=tuple(self.sinks))
+
+
+def show_ticket(ticket: str) -> None:
+    """Print how others join."""
+    sys.stderr.write(f"weft: others join with ticket={ticket!r}\n")
 
 
 def config_of(given: Any, kind: type[C], what: str) -> C:

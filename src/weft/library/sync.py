@@ -31,12 +31,22 @@ from weakref import ref
 from torch import Tensor, nn
 
 from weft.errors import ConfigError
-from weft.launch.loop import Loop, found, join
-from weft.library.given import config_of, require_kind, require_members, require_one_process, shown, whole
+from weft.events import Emit
+from weft.launch.loop import Loop
+from weft.launch.peer import found, join
+from weft.library.given import (
+    Machine,
+    config_of,
+    require_kind,
+    require_members,
+    require_one_process,
+    show_ticket,
+    shown,
+    whole,
+)
 from weft.library.learner import LoopLearner
 from weft.library.leaving import RoundTimes, at_exit, hand_in
 from weft.library.lending import Lending
-from weft.library.machine import Machine, show_ticket
 from weft.library.tensors import Tensors, require_same
 from weft.peer.peer import Outcome, Peer
 from weft.run.config import SyncConfig
@@ -102,7 +112,7 @@ class Sync:
         """Found or join, and return when the first step may be made, with the run's parameters in the model.
 
         Raises:
-            WeftError: as `weft.launch.loop`: the run, the ticket, the network, or a model that is not the run's.
+            WeftError: as `weft.launch.peer`: the run, the ticket, the network, or a model that is not the run's.
             RuntimeError: it was started before, which goes on as it was.
         """
         if self._thread.is_alive():
@@ -235,6 +245,7 @@ class Sync:
     async def _run(self) -> Outcome:
         self._loop, self._life = asyncio.get_running_loop(), asyncio.current_task()
         loop = Loop(
+            config=self._config,
             tensors=self._tensors.configs,
             frozen=self._tensors.frozen,
             vector=self._tensors.read(),
@@ -243,12 +254,13 @@ class Sync:
         )
         if self._lending.has_left:
             raise asyncio.CancelledError
-        if self._given is not None:
-            return await join(self._given, self._config, loop, self._options, on_started=self._started)
-        assert self._config is not None
-        return await found(self._config, loop, self._options, wait_for=self._wait_for, on_started=self._started)
+        if self._given is None:
+            return await found(loop, self._options, wait_for=self._wait_for, on_started=self._started)
+        outcome = await join(loop, self._given, self._options, on_started=self._started)
+        assert outcome is not None, "a loop agrees to what it joins"
+        return outcome
 
-    def _started(self, peer: Peer, ticket: str) -> None:
+    def _started(self, peer: Peer, ticket: str, _emit: Emit) -> None:
         self._peer, self.ticket = peer, ticket
         if self._lending.has_left:
             peer.stop("stopped")

@@ -21,11 +21,11 @@ from typing import Any
 from weft.config import from_tree
 from weft.data import CorpusConfig, TextSource
 from weft.errors import ConfigError
-from weft.events import Entry
-from weft.launch.peer import Takes, found, join
+from weft.events import Emit, Entry
+from weft.launch.corpus import Corpus
+from weft.launch.peer import Participant, found, join
 from weft.launch.session import Options
-from weft.library.given import config_of, require_kind, require_members, require_one_process
-from weft.library.machine import Machine, show_ticket
+from weft.library.given import Machine, config_of, require_kind, require_members, require_one_process, show_ticket
 from weft.peer.peer import Outcome
 from weft.run.config import RunFile
 
@@ -139,7 +139,7 @@ class _Life:
         self._on_ticket = on_ticket
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._peer: Takes | None = None
+        self._peer: Participant | None = None
         self._reason = ""  # why it is to stop
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None
@@ -159,17 +159,13 @@ class _Life:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self._reason:
             return
+        work = Corpus(described=self._described, own_data=self._own)
         if self._ticket is not None:
-            agree = lambda _terms: True  # noqa: E731
-            self.outcome = await join(
-                self._ticket, self._options, agree=agree, on_started=self._started, own_data=self._own
-            )
-            return
-        assert self._described is not None
-        run_file, base = self._described
-        self.outcome = await found(run_file, base, self._options, wait_for=self._wait_for, on_started=self._started)
+            self.outcome = await join(work, self._ticket, self._options, on_started=self._started)
+        else:
+            self.outcome = await found(work, self._options, wait_for=self._wait_for, on_started=self._started)
 
-    def _started(self, peer: Takes, ticket: str) -> None:
+    def _started(self, peer: Participant, ticket: str, _emit: Emit) -> None:
         self._peer = peer
         if self._reason:
             peer.stop(self._reason)

@@ -182,9 +182,9 @@ class Node:
         """Return the peers to which a link stands."""
         return self._links.peers()
 
-    def admit(self, admission: Admission) -> None:
-        """Replace the rule of admission: a newcomer learns the run's own from its RunConfig."""
-        self.passport.admission = admission
+    def admit(self, admission: Admission, predecessor: RunId | None = None) -> None:
+        """Replace the rule of admission, and refer who comes for `predecessor`: a newcomer learns both from the run."""
+        self.passport.admission, self.passport.predecessor = admission, predecessor
 
     def ban(self, peers: Iterable[PeerId]) -> None:
         """Refuse these keys from now on, and no others; links to them are closed soon, so that they hear why."""

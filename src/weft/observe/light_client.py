@@ -39,7 +39,7 @@ DEAF_S = 60.0  # to who told what no majority signed
 MAX_KEPT = 4096  # proven rounds that claims are held against
 MAX_AHEAD = 64  # rounds after the last proven one, of which claims are kept
 
-Standing = tuple[Manifest, Charter]
+Position = tuple[Manifest, Charter]
 
 
 class LightClient:
@@ -142,13 +142,13 @@ class LightClient:
 
     async def _begin(self, peers: Sequence[PeerId]) -> None:
         """Go on from where most of these peers stand, if that can be told just now."""
-        answers = await asyncio.gather(*map(self._standing, peers[:MAX_ASKED]))
+        answers = await asyncio.gather(*map(self._position, peers[:MAX_ASKED]))
         found = most_told([each for each in answers if each is not None])
         if found is not None:
             self._chain, self._proven_at = Chain(*found), self._clock.now()
             self._claims.clear()
 
-    async def _standing(self, peer: PeerId) -> Standing | None:
+    async def _position(self, peer: PeerId) -> Position | None:
         run = self._node.run
         with suppress(PeerError, NetError, Refused):
             offer, answer = await asyncio.gather(
@@ -166,11 +166,11 @@ def is_beginning(head: Manifest, charter: Charter, run: RunId) -> bool:
     return is_of_run and len(head.uplinks) == len(head.members) > 0
 
 
-def most_told(standings: Sequence[Standing]) -> Standing | None:
+def most_told(positions: Sequence[Position]) -> Position | None:
     """Return where more than half stand, or did one round ago; of several the latest."""
-    for head, charter in sorted(standings, key=lambda each: -each[0].round):
+    for head, charter in sorted(positions, key=lambda each: -each[0].round):
         name = digest_of(head)
-        num_there = sum(name in (digest_of(other), other.previous) for other, _ in standings)
-        if 2 * num_there > len(standings):
+        num_there = sum(name in (digest_of(other), other.previous) for other, _ in positions)
+        if 2 * num_there > len(positions):
             return head, charter
     return None

@@ -3,7 +3,7 @@
 of rounds, members, training     as it is: members tell each other
 addresses, paths                 left empty
 words for people                 without what looks like an address, a path or a ticket
-of this machine's door           nothing
+of this machine's listener       nothing
 """
 
 import re

@@ -4,19 +4,22 @@
     all      answer ────► rank 0             bytes
     any      send ──────► any: receive       numbers
     all      add                             numbers, equal on all afterwards
+    rank 0   passed ◄───► all                a piece of a vector, dealt out among the ranks
 
 Numbers go through the CPU's memory, whatever the ranks compute on. A rank that has ended is an error on all others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float32
 from torch import Tensor
 
 from weft.errors import SiteBroken
+from weft.ranks.strips import overlaps
 
 TIMEOUT_S = 600.0  # a rank that says nothing for so long has ended, or hangs
 
@@ -116,3 +119,36 @@ def _breaking() -> Iterator[None]:
             f"the processes of this site have lost each other: {reason}. One has ended, or the network between them "
             "has. Start all of them again: they go on from the last checkpoint."
         ) from error
+
+
+def passed(
+    line: Line,
+    dealt: Sequence[range],
+    held: Float32[Tensor, " held"],
+    piece: range,
+    whole: Float32[Tensor, " piece"] | None,
+    *,
+    is_read: bool,
+) -> list[dist.Work]:
+    """Begin to bring what ranks hold of `piece` to rank 0, or back; return what is to be waited for.
+
+    Args:
+        dealt: where in the vector what each rank holds lies.
+        held: what this one holds.
+        whole: on rank 0, the piece; None on others.
+        is_read: to rank 0.
+    """
+    mine, works = dealt[line.rank], list[dist.Work]()
+    for rank, common in overlaps(dealt, piece):
+        here = held[common.start - mine.start : common.stop - mine.start] if rank == line.rank else None
+        if whole is None:
+            if here is not None:
+                works.append(line.send(here.cpu(), 0) if is_read else line.receive(here, 0))
+            continue
+        room = whole[common.start - piece.start : common.stop - piece.start]
+        if here is None:
+            works.append((line.receive if is_read else line.send)(room, rank))
+        else:
+            to, of = (room, here) if is_read else (here, room)
+            to.copy_(of)
+    return works

@@ -25,8 +25,7 @@ from weft import rng
 from weft.data.batch import Batch
 from weft.inference.sample import Sampling, generate
 from weft.model import KVCache, Transformer, layout
-from weft.ranks.line import Line
-from weft.ranks.passing import passed
+from weft.ranks.line import Line, passed
 from weft.ranks.strips import overlap, overlaps, rows, strips
 from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig

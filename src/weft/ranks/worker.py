@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.data.batch import Batch
 from weft.ids import Digest
-from weft.ranks.line import Line
+from weft.ranks.line import Line, passed
 from weft.ranks.orders import (
     Begin,
     Close,
@@ -47,7 +47,6 @@ from weft.ranks.orders import (
     Wear,
     Write,
 )
-from weft.ranks.passing import passed
 from weft.ranks.shard import Shard
 from weft.ranks.strips import strips
 from weft.run.machine import PeerConfig

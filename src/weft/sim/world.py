@@ -6,24 +6,27 @@ membership, rounds, trainer and checkpoints. What a dead process still says is n
 
 Two plays of one scenario do the same in the same order.
 
-One process of a run with stages in a simulated world: the company that production has, and how it fared.
+One process of a run with stages in a simulated world: the peer that production has, and how it fared.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weft import rng
 from weft.clock import Clock, VirtualClock
 from weft.errors import CheckpointError, Unreachable
-from weft.events import VERSION, Entry, Event, RoundCommitted, StepDone
+from weft.events import VERSION, Emit, Entry, Event, RoundCommitted, StepDone
 from weft.executor import Compute, Inline
 from weft.ids import Digest, Tokens
 from weft.keys import Identity
+from weft.launch.guard import DayCount
+from weft.launch.peer import place_of
+from weft.launch.session import Options, Session
 from weft.net.admission import ByTicket
 from weft.net.link.handshake import Passport
 from weft.net.membership.claims import ClaimReader
@@ -34,7 +37,7 @@ from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.observe import telemetry
 from weft.observe.telemetry import Bulletins
 from weft.peer.context import Data, MakeTrainer
-from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.peer import Outcome, Peer
 from weft.peer.state.checkpoint import load
 from weft.run.genesis import Sealed, initial
 from weft.run.machine import PeerConfig
@@ -42,11 +45,12 @@ from weft.run.staged import StagedConfig
 from weft.sim.byzantine import CrookedNode
 from weft.sim.cost import CostSection, CostTied, CostTrainer, Owing, PacedSection
 from weft.sim.faults import Fault
-from weft.stages.launch import summed
+from weft.stages.launch import kit_of, live
 from weft.stages.peer import StagesPeer
 from weft.stages.step.pipeline import Kit
 from weft.store.home import Home
 from weft.sync.records.messages import Manifest
+from weft.training.learner import Learner
 from weft.training.trainer import Trainer
 
 
@@ -79,7 +83,7 @@ class StagedLife:
             kit = replace(kit, make_section=partial(PacedSection, owing))
         else:
             kit = replace(kit, make_section=partial(CostSection, owing), make_tied=CostTied)
-        self._company = StagesPeer(kit)
+        self._peer = StagesPeer(kit)
         self._heads: dict[int, Manifest] = {}  # of what it has held
 
     async def live(self, wait_for: int | None) -> Outcome:
@@ -88,15 +92,14 @@ class StagedLife:
         Args:
             wait_for: begin once so many peers are here; None: join.
         """
-        await (self._company.join() if wait_for is None else self._company.found(wait_for))
-        return summed(self._company)
+        return await live(self._peer, wait_for)
 
     def stop(self, reason: str) -> None:
-        self._company.stop(reason)
+        self._peer.stop(reason)
 
     def head(self, stage: int) -> Manifest | None:
         """Return the last manifest of a stage that this process has taken up."""
-        member = self._company.members.get(stage)
+        member = self._peer.members.get(stage)
         if member is not None and member.peer.head is not None:
             self._heads[stage] = member.peer.head
         return self._heads.get(stage)
@@ -104,12 +107,12 @@ class StagedLife:
     @property
     def carried_tokens(self) -> Tokens:
         """Return what it has trained in its stages and no manifest has counted."""
-        return Tokens(sum(member.peer.carried_tokens for member in self._company.members.values()))
+        return Tokens(sum(member.peer.carried_tokens for member in self._peer.members.values()))
 
     @property
     def replicas(self) -> dict[int, Digest]:
         """Return the digests of what it held at the end, by stage."""
-        return {stage: outcome.replica for stage, outcome in sorted(self._company.outcomes.items())}
+        return {stage: outcome.replica for stage, outcome in sorted(self._peer.outcomes.items())}
 
 
 T = TypeVar("T")
@@ -134,9 +137,47 @@ class Life:
         self.task: asyncio.Task[Outcome] = None  # type: ignore[assignment]
         self.events: list[tuple[float, Event]] = []
 
+    def begin(self, living: Coroutine[Any, Any, Outcome]) -> None:
+        self.task = asyncio.get_running_loop().create_task(living, context=self.member.world.clock.context_of(self))
+        self.task.add_done_callback(lambda _task: self.has_ended.set())
+
+    def take_part(self, part: "Peer | StagedLife") -> None:
+        if isinstance(part, Peer):
+            self.peer = part
+        else:
+            self.staged = part
+
     @property
     def is_running(self) -> bool:
         return not self.is_dead and not self.task.done()
+
+    def kill(self) -> None:
+        """End as kill -9 does."""
+        if not self.is_dead:
+            self.is_dead = True
+            self.member.world.network.kill(self.member.id)
+            self.task.cancel()
+            self.has_ended.set()
+
+    async def freeze(self, lasts_s: float) -> None:
+        """Stand still for so long, as between SIGSTOP and SIGCONT."""
+        if self.is_frozen or not self.is_running:
+            return
+        self.is_frozen = True
+        clock = self.member.world.clock
+        clock.freeze(self)
+        began = clock.now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(lasts_s):
+                await self.has_ended.wait()
+        self.member.stood_still(clock.now() - began)
+        if not self.is_dead:  # who is dead does not wake up
+            self.wake()
+
+    def wake(self) -> None:
+        if self.is_frozen:
+            self.is_frozen = False
+            self.member.world.clock.thaw(self)
 
     @property
     def outcome(self) -> Outcome:
@@ -194,6 +235,9 @@ class Member:
         self.tokens_per_s = 10_000.0  # of training
         self.frozen_s = 0.0  # how long its processes stood still, in all
         self.in_force: Sequence[Fault] = ()  # what befalls it at the moment
+
+    def stood_still(self, lasted_s: float) -> None:
+        self.frozen_s += lasted_s
 
     @property
     def life(self) -> Life:
@@ -313,8 +357,7 @@ class World:
         self.lives.append(life)
         settings = settings or PeerConfig(device="cpu", micro_batch=self.sealed.config.train.batch_size)
         living = self._live(life, wait_for, compute or Inline(), settings, clock or self.clock)
-        life.task = asyncio.get_running_loop().create_task(living, context=self.clock.context_of(life))
-        life.task.add_done_callback(lambda _task: life.has_ended.set())
+        life.begin(living)
         return life
 
     async def _live(self, life: Life, wait_for: int, compute: Compute, settings: PeerConfig, clock: Clock) -> Outcome:
@@ -331,27 +374,30 @@ class World:
         for other in others:
             node.remember(other.id, [SCHEME + other.id], other.name)
         telemetry.serve(life.bulletins, node, clock)
+        s = Session(
+            options=Options(home=self.home, key=None, settings=settings),
+            identity=member.identity,
+            folder=member.folder,
+            node=node,
+            emit=life.emit,
+            clock=clock,
+            compute=compute,
+            day=DayCount(member.folder.moved, settings.caps, clock),
+        )
         await node.start()
         try:
             data = Data(self.sealed.tokenizer, self.sealed.store, self.sealed.index)
             if isinstance(run, StagedConfig):
-                life.staged = self._staged(life, run, node, settings, data, compute, clock)
-                return await life.staged.live(wait_for if member.is_founder else None)
+                staged = self._staged(life, run, s, data)
+                life.take_part(staged)
+                return await staged.live(wait_for if member.is_founder else None)
             assert self._initial is not None
-            place = Place(
-                node=node,
-                identity=member.identity,
-                folder=member.folder,
-                settings=settings,
-                data=data,
-                initial=self._initial.clone(),
-                clock=clock,
-                compute=compute,
-                emit=life.emit,
-                make_learner=lambda emit: self.make_trainer(run, settings, data.batches(run, "train"), emit, clock),
-                reader=self.reader,
-            )
-            life.peer = Peer(run, place)
+
+            def make_learner(emit: Emit) -> Learner:
+                return self.make_trainer(run, settings, data.batches(run, "train"), emit, clock)
+
+            place = place_of(s, data, self._initial.clone(), make_learner, reader=self.reader)
+            life.take_part(Peer(run, place))
             self.on_made(life)
             try:
                 snapshot = load(member.folder.checkpoint)
@@ -365,31 +411,11 @@ class World:
         finally:
             await node.aclose()
 
-    def _staged(
-        self,
-        life: Life,
-        run: StagedConfig,
-        node: Node,
-        settings: PeerConfig,
-        data: Data,
-        compute: Compute,
-        clock: Clock,
-    ) -> StagedLife:
-        paced = compute if isinstance(compute, Paced) else Paced(life.member)
-        kit = Kit(
-            run=run,
-            node=node,
-            identity=life.member.identity,
-            home=self.home,
-            folder=life.member.folder,
-            settings=settings,
-            data=data,
-            clock=OwingClock(clock, lambda: paced.owed_s),
-            compute=paced,
-            emit=life.emit,
-        )
+    def _staged(self, life: Life, run: StagedConfig, s: Session, data: Data) -> StagedLife:
+        paced = s.compute if isinstance(s.compute, Paced) else Paced(life.member)
+        s = replace(s, clock=OwingClock(s.clock, lambda: paced.owed_s), compute=paced)
         owing = Owing(paced.owe, f"{life.member.name} {life.number}")
-        return StagedLife(kit, owing, computes=self.make_trainer is not CostTrainer)
+        return StagedLife(kit_of(s, run, data), owing, computes=self.make_trainer is not CostTrainer)
 
     def on_made(self, life: Life) -> None:
         """Called when a life's peer is made and has not begun."""
@@ -398,32 +424,11 @@ class World:
 
     def kill(self, member: Member) -> None:
         """End the member's process as kill -9 does."""
-        life = member.life
-        if not life.is_dead:
-            life.is_dead = True
-            self.network.kill(member.id)
-            life.task.cancel()
-            life.has_ended.set()
+        member.life.kill()
 
     async def freeze(self, member: Member, lasts_s: float) -> None:
         """Let the member's process stand still for so long, as between SIGSTOP and SIGCONT."""
-        life = member.life
-        if life.is_frozen or not life.is_running:
-            return
-        life.is_frozen = True
-        self.clock.freeze(life)
-        began = self.clock.now()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(lasts_s):
-                await life.has_ended.wait()
-        member.frozen_s += self.clock.now() - began
-        if not life.is_dead:  # who is dead does not wake up
-            self._wake(life)
-
-    def _wake(self, life: Life) -> None:
-        if life.is_frozen:
-            life.is_frozen = False
-            self.clock.thaw(life)
+        await member.life.freeze(lasts_s)
 
     def cut(self, one: Iterable[Member], other: Iterable[Member]) -> None:
         for a, b in _pairs(one, other):
@@ -439,7 +444,7 @@ class World:
             if life.is_running:
                 self.kill(life.member)
         for life in self.lives:
-            self._wake(life)  # so that its tasks end
+            life.wake()  # so that its tasks end
         await asyncio.gather(*(life.task for life in self.lives), return_exceptions=True)
 
     # --- waiting ---

@@ -1,4 +1,4 @@
-"""Takes part in a run with stages, on what `weft.launch.peer` has opened: found or joined, to its end.
+"""A peer of a run with stages, in a session that `weft.launch` has opened: found or joined, to its end.
 
 At the end of a run with stages, the peer that began it gathers the whole model, while the others stay.
 
@@ -18,12 +18,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from weft.clock import SystemClock
 from weft.errors import CheckpointError, WeftError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, Round, Tokens
-from weft.launch.peer import Stand
+from weft.launch.peer import Prepared
+from weft.launch.session import Session
+from weft.peer.context import Data
 from weft.peer.peer import Outcome
+from weft.run.staged import StagedConfig
 from weft.stages.gather.gather import Found, Gather, Gathered, Means, Sources, found_in
 from weft.stages.peer import FINISH_S, StagesPeer
 from weft.stages.reader import StageReader
@@ -33,26 +35,26 @@ from weft.store.home import CHECKPOINT_FILE
 from weft.wire import Buffer, digest_of
 
 LOOK_S = 0.5
-WINDOW = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
+READ_SINCE = 1 << 40  # since when this peer sees a stage that it does not hold: no number of one that it does
 
 
-async def gather_at_end(company: StagesPeer) -> Gathered | None:
+async def gather_at_end(peer: StagesPeer) -> Gathered | None:
     """Write the checkpoint of the whole run into this peer's folder of it; None: it cannot be had, and it was said."""
-    kit, run = company.kit, company.run
-    windows = {
-        stage: StageReader(kit.node, run.of_stage(stage), WINDOW, kit.compute, kit.clock)
+    kit, run = peer.kit, peer.run
+    readers = {
+        stage: StageReader(kit.node, run.of_stage(stage), READ_SINCE, kit.compute, kit.clock)
         for stage in range(run.num_pieces)
-        if company.holding(stage) is None
+        if peer.holding(stage) is None
     }
 
     def here(stage: int) -> list[Found]:
-        held = _held(company, stage)
+        held = _held(peer, stage)
         return [held] if held is not None else found_in([kit.folder], run, stage)
 
     def members(stage: int) -> list[PeerId]:
-        return sorted(peer for peer in company.table.held(stage) if kit.node.is_linked(peer))
+        return sorted(each for each in peer.table.held(stage) if kit.node.is_linked(each))
 
-    await _ended(company, windows, members)
+    await _ended(peer, readers, members)
     means = Means(
         tokenizer=kit.data.tokenizer.to_bytes(),
         scratch=kit.folder.scratch,
@@ -60,7 +62,7 @@ async def gather_at_end(company: StagesPeer) -> Gathered | None:
         clock=kit.clock,
         emit=kit.emit,
     )
-    gathering = Gather(run, means, windows, Sources(here=here, members=members))
+    gathering = Gather(run, means, readers, Sources(here=here, members=members))
     try:
         return await gathering.gather(kit.folder.checkpoint)
     except WeftError as error:
@@ -74,28 +76,26 @@ def has_model(folder: Path) -> bool:
     return (folder / CHECKPOINT_FILE).exists()
 
 
-async def _ended(
-    company: StagesPeer, windows: Mapping[int, StageReader], members: Callable[[int], list[PeerId]]
-) -> None:
+async def _ended(peer: StagesPeer, readers: Mapping[int, StageReader], members: Callable[[int], list[PeerId]]) -> None:
     """Wait until all stages have counted what the first one has trained, or have had the time to."""
-    clock, began = company.kit.clock, company.kit.clock.now()
+    clock, began = peer.kit.clock, peer.kit.clock.now()
 
     async def beat(stage: int) -> int:
-        if stage in windows:
-            return await windows[stage].beat(members(stage)) or 0
-        member = company.holding(stage)
+        if stage in readers:
+            return await readers[stage].beat(members(stage)) or 0
+        member = peer.holding(stage)
         return 0 if member is None else member.conductor.step.round
 
     while clock.now() - began < FINISH_S:
-        first, *others = [await beat(stage) for stage in range(company.run.num_pieces)]
+        first, *others = [await beat(stage) for stage in range(peer.run.num_pieces)]
         if first and all(each >= first for each in others):
             return
         await asyncio.sleep(LOOK_S)
 
 
-def _held(company: StagesPeer, stage: int) -> Found | None:
+def _held(peer: StagesPeer, stage: int) -> Found | None:
     """Return the section that this peer holds."""
-    member = company.holding(stage)
+    member = peer.holding(stage)
     head = None if member is None else member.peer.head
     if member is None or head is None:
         return None
@@ -103,54 +103,62 @@ def _held(company: StagesPeer, stage: int) -> Found | None:
 
     def pieces() -> Iterator[Buffer]:
         if replica.head != head:
-            raise CheckpointError(f"{company.run.called(stage)} went on meanwhile")
+            raise CheckpointError(f"{peer.run.called(stage)} went on meanwhile")
         yield from chunk_bytes(replica.outer)
 
     beat = member.snapshots.round_after(digest_of(head))
     return Found(head, replica.charter, pieces, int(head.round) if beat is None else beat)
 
 
-async def take_part(stand: Stand, wait_for: int | None) -> Outcome:
-    """Hold stages of the run until it is complete or this peer is stopped.
+def prepare(s: Session, run: StagedConfig, data: Data) -> Prepared[StagesPeer]:
+    """Return a peer of the run, which puts the whole model together at the end where it begins the run."""
+    peer = StagesPeer(kit_of(s, run, data))
+
+    async def run_to_end(wait_for: int | None) -> Outcome:
+        if wait_for is not None:
+            peer.at_end(partial(gather_at_end, peer))
+        return await live(peer, wait_for)
+
+    return Prepared(peer, run_to_end)
+
+
+def kit_of(s: Session, run: StagedConfig, data: Data) -> Kit:
+    """Return what a peer of the run works with."""
+    return Kit(
+        run=run,
+        node=s.node,
+        identity=s.identity,
+        home=s.options.home,
+        folder=s.folder,
+        settings=s.options.settings,
+        data=data,
+        clock=s.clock,
+        compute=s.compute,
+        emit=s.emit,
+    )
+
+
+async def live(peer: StagesPeer, wait_for: int | None) -> Outcome:
+    """Hold stages of the run until it is complete or `peer` is stopped.
 
     Args:
         wait_for: begin once so many peers are here; None: join.
     """
-    ground, node = stand.ground, stand.node
-    company = StagesPeer(
-        Kit(
-            run=stand.run,
-            node=node,
-            identity=ground.identity,
-            home=ground.options.home,
-            folder=ground.folder,
-            settings=ground.options.settings,
-            data=stand.data,
-            clock=SystemClock(),
-            compute=stand.compute,
-            emit=ground.emit,
-        )
-    )
-    if wait_for is not None:
-        company.at_end(partial(gather_at_end, company))
-    with ground.ticket(node, stand.admission) as ticket:
-        async with ground.guarded(company):
-            stand.on_started(company, ticket)
-            await (company.join() if wait_for is None else company.found(wait_for))
-    return summed(company)
+    await (peer.join() if wait_for is None else peer.found(wait_for))
+    return summed(peer)
 
 
-def summed(company: StagesPeer) -> Outcome:
+def summed(peer: StagesPeer) -> Outcome:
     """Return how the peer ended: as its first stage did, with the whole model where that was put together."""
-    outcomes, whole = company.outcomes, company.kit.folder.checkpoint
+    outcomes, whole = peer.outcomes, peer.kit.folder.checkpoint
     if outcomes:
         first = outcomes[min(outcomes)]
-        return replace(first, run=company.run, checkpoint=whole if has_model(whole) else first.checkpoint)
-    sent, received = company.kit.node.moved
+        return replace(first, run=peer.run, checkpoint=whole if has_model(whole) else first.checkpoint)
+    sent, received = peer.kit.node.moved
     return Outcome(
-        reason=company.reason or "complete",  # it held nothing as the run ended
-        run=company.run,
-        peer=company.kit.node.peer,
+        reason=peer.reason or "complete",  # it held nothing as the run ended
+        run=peer.run,
+        peer=peer.kit.node.peer,
         round=Round(0),
         committed_tokens=Tokens(0),
         replica=Digest(""),

@@ -183,7 +183,6 @@ class StagesPeer:
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
         self.run = kit.run
-        self.place = kit  # what a peer has under this name: `emit`, `node`
         self.failure: Exception | None = None
         self._stop_reason = ""
         self._has_ended = asyncio.Event()

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from weft.clock import VirtualClock
-from weft.ids import RunId
 from weft.keys import Identity
 from weft.launch import control
 from weft.launch.guard import DayCount
-from weft.launch.session import Footing
-from weft.observe.telemetry import Bulletins
+from weft.launch.session import Session
 from weft.run.machine import CapsConfig
 from weft.store.home import PeerFolder
 
@@ -42,21 +40,23 @@ def test_a_peer_whose_caps_or_wishes_are_watched_no_more_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
     clock, peer = VirtualClock(), Peer()
+    absent: Any = None
     identity = Identity.from_seed(bytes(32))
     day = DayCount(tmp_path / "moved", CapsConfig(), clock, UTC)
     options: Any = SimpleNamespace(settings=SimpleNamespace(caps=CapsConfig()), until=None)
-    ground = Footing(
-        run=RunId("7" * 64),
+    s = Session(
         options=options,
         identity=identity,
         folder=PeerFolder(tmp_path),
+        node=absent,
         emit=lambda event: None,
+        clock=clock,
+        compute=absent,
         day=day,
-        bulletins=Bulletins(identity, RunId("7" * 64), clock),
     )
 
     async def main() -> None:
-        async with ground.guarded(peer):
+        async with s.guarded(peer):
             await asyncio.sleep(5.0)
             assert peer.failures == []
             if breaks == "caps":

@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 
 from weft.codec import Fp32Config
 from weft.events import Entry, Event
-from weft.library.machine import Machine
+from weft.library.given import Machine
 from weft.library.sync import Sync
 from weft.net.transport.tls import TlsConfig
 from weft.peer.peer import Outcome

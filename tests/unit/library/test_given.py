@@ -10,8 +10,7 @@ from torch import distributed
 
 from unit.library.loops import small
 from weft.errors import ConfigError
-from weft.library.given import config_of, require_one_process, shown, whole
-from weft.library.machine import Machine
+from weft.library.given import Machine, config_of, require_one_process, shown, whole
 from weft.library.sync import Sync
 from weft.run.config import SyncConfig
 from weft.run.machine import PeerConfig

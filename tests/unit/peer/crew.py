@@ -17,8 +17,9 @@ import torch
 
 from weft.codec import Fp32Config
 from weft.data import CorpusConfig, TextSource
-from weft.events import Entry, Event, MemberProgress, StepDone
+from weft.events import Emit, Entry, Event, MemberProgress, StepDone
 from weft.ids import PeerId
+from weft.launch.corpus import Corpus
 from weft.launch.peer import found, join
 from weft.launch.session import Options
 from weft.net.transport.tls import TlsConfig
@@ -145,7 +146,8 @@ class Crew:
         **given: Any,
     ) -> Member:
         member, options, on_started = self._member(name, prepare, given)
-        start = found(run_file or self.run_file, self.root, options, wait_for=wait_for, on_started=on_started)
+        work = Corpus(described=(run_file or self.run_file, self.root))
+        start = found(work, options, wait_for=wait_for, on_started=on_started)
         member.task = asyncio.ensure_future(start)
         return member
 
@@ -159,7 +161,7 @@ class Crew:
                 await asyncio.wait(
                     (first.task, asyncio.ensure_future(first.started.wait())), return_when=asyncio.FIRST_COMPLETED
                 )
-            return await join(ticket or first.ticket, options, agree=lambda terms: True, on_started=on_started)
+            return await join(Corpus(), ticket or first.ticket, options, on_started=on_started)
 
         member.task = asyncio.ensure_future(start())
         return member
@@ -188,7 +190,7 @@ class Crew:
             home=home, key=given.pop("key", None), settings=PeerConfig(**(fields | given)), sinks=(member,)
         )
 
-        def on_started(peer: Peer, ticket: str) -> None:
+        def on_started(peer: Peer, ticket: str, _emit: Emit) -> None:
             member.peer, member.ticket = peer, ticket
             member.started.set()
             side = None if prepare is None else prepare(peer)

@@ -36,7 +36,7 @@ def start(home: Home, run: RunId) -> "Future[float]":
         except BaseException as error:  # whoever asks for the result is told
             result.set_exception(error)
 
-    threading.Thread(target=work, daemon=True, name="yardstick").start()
+    threading.Thread(target=work, daemon=True, name="n-gram baseline").start()
     return result
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from weft.cli.demo import end as demo_end
-from weft.cli.demo import ngram_baseline as yardstick
+from weft.cli.demo import ngram_baseline
 from weft.cli.demo.swarm import DEVICE, PeerFailed, Swarm
 from weft.cli.plan import speed_here as here
 from weft.cli.plan.speed_here import tokens_in
@@ -66,7 +66,7 @@ def run_demo(folder: Path, wishes: Wishes) -> int:
     try:
         follower.watch_signals()
         run = swarm.start(folder / _RUN_FILE) if finished is None else swarm.take_up(finished)
-        score: Future[float] = yardstick.start(Home(swarm.home), run)
+        score: Future[float] = ngram_baseline.start(Home(swarm.home), run)
         follower.follow()
     except PeerFailed:
         if not follower.is_stopped:  # else it was stopped before it could say anything

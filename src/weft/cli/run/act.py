@@ -227,11 +227,11 @@ def _hand_in(
     from weft.peer.messages import HandInAnswer
     from weft.peer.round.pending_acts import kind_of, subject_of
 
-    async def errand(node: "Node") -> "tuple[Signed, HandInAnswer]":
+    async def work(node: "Node") -> "tuple[Signed, HandInAnswer]":
         signed = letter(node, await ask_charter(node, SystemClock()))
         return signed, await hand_in(node, signed, SystemClock(), wait_s)
 
-    signed, answer = _visit(ticket, identity, transports, errand)
+    signed, answer = _visit(ticket, identity, transports, work)
     what = f"{kind_of(signed)} {subject_of(signed)[:16]}".strip()
     match answer.outcome:
         case "decided":
@@ -245,16 +245,14 @@ def _hand_in(
             raise ActVoid(f"{what} has no effect: {answer.reason}.")
 
 
-def _visit(
-    ticket: "Ticket", identity: "Identity", transports: str | None, errand: "Callable[[Node], Awaitable[T]]"
-) -> T:
+def _visit(ticket: "Ticket", identity: "Identity", transports: str | None, work: "Callable[[Node], Awaitable[T]]") -> T:
     from weft.launch.visit import visit
 
     chosen = settings.machine_settings(None, {"transports": settings.check_transports(transports)})
 
     async def main() -> T:
         async with visit(ticket, identity, chosen) as node:
-            return await errand(node)
+            return await work(node)
 
     return run_loop(main())
 

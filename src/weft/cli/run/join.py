@@ -15,16 +15,11 @@ from weft.clock import SystemClock
 from weft.dashboard import figures
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from weft.cli.run.running import Ask, OnStarted
+    from weft.cli.run.running import Ask
     from weft.clock import Clock
     from weft.events import Emit, Entry
-    from weft.launch.peer import Takes
-    from weft.launch.session import Options
     from weft.launch.terms import Allowance, Terms
     from weft.peer.context import Trainers
-    from weft.peer.peer import Outcome
     from weft.run.machine import CapsConfig
 
 
@@ -62,42 +57,35 @@ def join(
     stays = read_until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
     from weft.data import CorpusConfig, TextSource
-    from weft.launch.peer import join as join_run
+    from weft.launch.corpus import Corpus
     from weft.launch.session import Options
-    from weft.stages.launch import take_part
+    from weft.stages.launch import prepare
     from weft.store.home import Home
 
     own = (CorpusConfig(source=TextSource(paths=tuple(data))), Path.cwd()) if data else None
 
-    def start(
-        options: "Options", on_started: "OnStarted", ask: "Ask", trainers: "Trainers"
-    ) -> "Awaitable[Outcome | None]":
+    def make(ask: "Ask", trainers: "Trainers") -> Corpus:
         def agree(terms: "Terms") -> bool:
-            watch.terms = terms
+            watch.agreed(terms)
             typer.echo("\n".join((describe(terms), *capped(chosen.caps))), err=True)
             return yes or ask("join?")
 
-        def on_joined(peer: "Takes", fresh: str) -> None:
-            watch.emit = peer.place.emit
-            on_started(peer, fresh)
-
-        return join_run(
-            text, options, agree=agree, on_started=on_joined, own_data=own, trainers=trainers, stages=take_part
-        )
+        return Corpus(agree_to=agree, own_data=own, trainers=trainers, stages=prepare)
 
     watch = TrafficWatch(SystemClock())
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen, sinks=(watch,))
     run(
-        start,
+        make,
         options,
         Manner(
             is_quiet=stay.quiet,
-            prints_ticket=False,
             until=stays,
             report=report,
             parent=stay.parent,
             logs=tuple(log or ()),
         ),
+        text,
+        watch.started,
     )
 
 
@@ -176,25 +164,31 @@ class TrafficWatch:
     """A sink that says in an event when far more is moved than the terms that were agreed to."""
 
     def __init__(self, clock: "Clock") -> None:
-        self.terms: Terms | None = None  # shown, and agreed to if anything follows
-        self.emit: Emit | None = None  # of the peer, once there is one
         self._clock = clock
+        self._terms: Terms | None = None  # shown, and agreed to if anything follows
+        self._emit: Emit | None = None  # of the peer, once there is one
         self._allowance: Allowance | None = None
+
+    def agreed(self, terms: "Terms") -> None:
+        self._terms = terms
+
+    def started(self, emit: "Emit") -> None:
+        self._emit = emit
 
     def write(self, entry: "Entry") -> None:
         from weft.events import Notice, RoundCommitted
         from weft.launch.terms import Allowance
 
-        if self.terms is None or self.emit is None:
+        if self._terms is None or self._emit is None:
             return
         if self._allowance is None:
-            self._allowance = Allowance(self.terms, self._clock)
+            self._allowance = Allowance(self._terms, self._clock)
         if isinstance(entry.event, RoundCommitted):
-            shown = figures.nbytes(self.terms.day_nbytes)
+            shown = figures.nbytes(self._terms.day_nbytes)
             found = self._allowance.count(entry.event.sent_nbytes + entry.event.received_nbytes)
             if found is not None:
                 text = f"this machine moves about {figures.nbytes(found)} a day for the run; the terms said {shown}"
-                self.emit(Notice(text=f"{text}. Ctrl-C leaves it."))
+                self._emit(Notice(text=f"{text}. Ctrl-C leaves it."))
 
     def close(self) -> None:
         pass

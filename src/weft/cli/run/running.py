@@ -5,7 +5,7 @@ It imports torch: verbs import it when they run.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from weft.dashboard.run import about_of
 from weft.dashboard.scalars import make_sink
 from weft.data import write_atomically
 from weft.errors import ConfigError
-from weft.launch.peer import Takes
+from weft.events import Emit
+from weft.launch.peer import Participant, Workload, found, join
 from weft.launch.session import Options
 from weft.peer.context import Trainers
 from weft.peer.peer import Outcome
@@ -30,9 +31,8 @@ _LASTING = "it leads to this machine; once others are here, `weft ticket` prints
 
 TO_SCREEN = "json:-"  # lines for a program where the picture would be
 
-OnStarted = Callable[[Takes, str], None]
 Ask = Callable[[str], bool]
-Start = Callable[[Options, OnStarted, Ask, Trainers], Awaitable[Outcome | None]]
+Make = Callable[[Ask, Trainers], Workload[Participant]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,6 @@ class Manner:
     """How a peer is run, as opposed to what it does."""
 
     is_quiet: bool
-    prints_ticket: bool
     report: Path | None = None
     parent: int = 0  # a process to stop with; 0: none
     wait_for: int = 1  # peers with which the run begins
@@ -48,8 +47,19 @@ class Manner:
     logs: tuple[str, ...] = ()  # where curves are drawn, too
 
 
-def run(start: Start, options: Options, manner: Manner) -> None:
+def run(
+    make: Make,
+    options: Options,
+    manner: Manner,
+    ticket: str | None = None,
+    on_started: Callable[[Emit], None] = lambda _emit: None,
+) -> None:
     """Run one peer to its end and print how it ended.
+
+    Args:
+        make: returns what is trained, given who answers a question and who makes the inner steps.
+        ticket: of the run that is joined; None: `make` says which is founded.
+        on_started: told what to tell the peer's log, once there is one.
 
     Raises:
         WeftError: as `weft.launch.peer`.
@@ -67,18 +77,22 @@ def run(start: Start, options: Options, manner: Manner) -> None:
         options, sinks=(*options.sinks, screen, contributed, *boards), until=manner.until.wall, aside=screen.aside
     )
 
-    def on_started(peer: Takes, ticket: str) -> None:
-        stopper.peer = peer
-        contributed.stop, contributed.emit = peer.stop, peer.place.emit
-        if manner.prints_ticket:
-            print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
+    def started(peer: Participant, fresh: str, emit: Emit) -> None:
+        stopper.started(peer)
+        contributed.started(peer.stop, emit)
+        on_started(emit)
+        if ticket is None:
+            print(fresh, flush=True)  # noqa: T201  # the one line that was asked for
             if not is_for_program:
                 print(f"others join with: weft join TICKET\n{_LASTING}", file=sys.stderr, flush=True)  # noqa: T201
         screen.start(about_of(peer.run), manner.wait_for)
 
     async def main(who: Trainers) -> Outcome | None:
         stopper.install(asyncio.get_running_loop())
-        return await start(options, on_started, stopper.ask, who)
+        work = make(stopper.ask, who)
+        if ticket is None:
+            return await found(work, options, wait_for=manner.wait_for, on_started=started)
+        return await join(work, ticket, options, on_started=started)
 
     try:
         with trainers(options.settings) as who:

@@ -58,7 +58,7 @@ def summary(outcome: "Outcome", view: View, command: str) -> str:
     if is_part:
         lines.append(f"{INDENT}of {section} alone: it writes no text, and is not exported")
     if outcome.successor is not None:
-        from weft.launch.succession import where
+        from weft.launch.peer import where
 
         lines.append(where(outcome.run.run, outcome.successor))
     if outcome.sample:

@@ -49,7 +49,7 @@ def trainers(settings: "PeerConfig") -> "Iterator[Trainers]":
     """
     rank = rank_of(os.environ)
     if rank is None:
-        from weft.launch.peer import ONE
+        from weft.launch.corpus import ONE
 
         yield ONE
         return

@@ -1,7 +1,7 @@
 """`weft train`: make the run a file describes, or go on with it, and print a ticket for others."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,14 +11,6 @@ from weft.cli.options import spread
 from weft.cli.options import until as read_until
 from weft.cli.run.torchrun import served
 from weft.clock import SystemClock
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from weft.cli.run.running import Ask, OnStarted
-    from weft.launch.session import Options
-    from weft.peer.context import Trainers
-    from weft.peer.peer import Outcome
 
 EXAMPLE = """A run file may be as short as this, saved as first.toml:
 
@@ -52,27 +44,20 @@ def train(
     chosen = settings.machine_settings(here.machine, here.fields() | hardware.fields())
     if served(chosen):
         return
-    described = settings.run_file(run_file, changes or ())
+    described = (settings.run_file(run_file, changes or ()), run_file.absolute().parent)
     stays = read_until(stay.until, SystemClock().wall())
     from weft.cli.run.running import Manner, run
-    from weft.launch.peer import found
+    from weft.launch.corpus import Corpus
     from weft.launch.session import Options
-    from weft.stages.launch import take_part
+    from weft.stages.launch import prepare
     from weft.store.home import Home
-
-    def start(options: "Options", on_started: "OnStarted", _ask: "Ask", trainers: "Trainers") -> "Awaitable[Outcome]":
-        base = run_file.absolute().parent
-        return found(
-            described, base, options, wait_for=wait_for, on_started=on_started, trainers=trainers, stages=take_part
-        )
 
     options = Options(home=Home(home_of(context)), key=here.key, settings=chosen)
     run(
-        start,
+        lambda _ask, trainers: Corpus(described=described, trainers=trainers, stages=prepare),
         options,
         Manner(
             is_quiet=stay.quiet,
-            prints_ticket=True,
             until=stays,
             report=report,
             parent=stay.parent,

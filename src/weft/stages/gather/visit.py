@@ -21,10 +21,10 @@ from weft.clock import Clock, SystemClock
 from weft.data.tokenizer import MAX_BLOB_NBYTES
 from weft.errors import CheckpointError, ConfigError
 from weft.events import Emit
-from weft.executor import Inline, Threads
+from weft.executor import Inline
 from weft.ids import Digest, PeerId, RunId, short
 from weft.launch.fetch import fetch_files, fetch_run
-from weft.launch.session import Footing, Options, connect, footing, open_for
+from weft.launch.session import Options, Session, open_for, session
 from weft.net.messages import Contact
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
@@ -99,25 +99,20 @@ async def visit(ticket_text: str, options: Options, into: Path | None) -> Gather
         WeftError: as `Gather.gather`.
     """
     ticket = read(ticket_text)
-    with footing(options, ticket.run, open_for(options, ticket.run, is_maker=False)) as ground:
-        async with aclosing(Threads()) as compute, ground.node(ticket.admission()) as node:
-            run, tokenizer = await _introduced(node, ticket, ground)
-            async with _visiting(node, run, SystemClock()) as visitor:
-                await visitor.met()
-                folders = folders_of(ground.folder.root.parent)
-                windows = {
-                    stage: StageReader(node, run.of_stage(stage), 0, compute, SystemClock())
-                    for stage in range(run.num_pieces)
-                }
-                sources = Sources(here=lambda stage: found_in(folders, run, stage), members=visitor.members)
-                means = Means(
-                    tokenizer=tokenizer,
-                    scratch=ground.folder.scratch,
-                    compute=compute,
-                    clock=SystemClock(),
-                    emit=ground.emit,
-                )
-                return await Gather(run, means, windows, sources).gather(into or ground.folder.checkpoint)
+    identity = open_for(options, ticket.run, is_maker=False)
+    async with session(options, ticket.run, identity, ticket.admission()) as s:
+        await s.start()
+        run, tokenizer = await _introduced(s, ticket)
+        async with _visiting(s.node, run, s.clock) as visitor:
+            await visitor.met()
+            folders = folders_of(s.folder.root.parent)
+            readers = {
+                stage: StageReader(s.node, run.of_stage(stage), 0, s.compute, s.clock)
+                for stage in range(run.num_pieces)
+            }
+            sources = Sources(here=lambda stage: found_in(folders, run, stage), members=visitor.members)
+            means = Means(tokenizer=tokenizer, scratch=s.folder.scratch, compute=s.compute, clock=s.clock, emit=s.emit)
+            return await Gather(run, means, readers, sources).gather(into or s.folder.checkpoint)
 
 
 async def from_here(name: RunId, home: Home, into: Path | None, emit: Emit) -> Gathered:
@@ -157,18 +152,14 @@ def _newest_round(folder: PeerFolder, run: StagedConfig) -> int:
     return max(found, default=-1)
 
 
-async def _introduced(node: Node, ticket: Ticket, ground: Footing) -> tuple[StagedConfig, bytes]:
+async def _introduced(s: Session, ticket: Ticket) -> tuple[StagedConfig, bytes]:
     """Return the run and its tokenizer's blob; the run's held-out text comes, too, as far as others may have it."""
-    contacts = [contact for contact in ticket.contacts if contact.peer != node.peer]
-    for contact in contacts:
-        node.remember(contact.peer, contact.addresses, contact.name)
-    first = await connect(node, ticket, [contact.peer for contact in contacts])
-    members, home, settings = [first], ground.options.home, ground.options.settings
-    run = _with_stages(on_corpus(await fetch_run(node, members, home, settings.max_parameters)))
-    ground.day.require(4 * run.num_parameters)
-    node.admit(admission_of(run.admission, run.stewards, ticket.secret))
+    members, home = await s.meet(ticket), s.options.home
+    run = _with_stages(on_corpus(await fetch_run(s.node, members, home, s.options.settings.max_parameters)))
+    s.day.require(4 * run.num_parameters)
+    s.node.admit(admission_of(run.admission, run.stewards, ticket.secret))
     heldout = msgspec.structs.replace(run, data=msgspec.structs.replace(run.data, train=()))
-    tokenizer = await fetch_files(node, members, heldout, home, SystemClock(), ground.emit)
+    tokenizer = await fetch_files(s.node, members, heldout, home, s.clock, s.emit)
     return run, tokenizer.to_bytes()
 
 

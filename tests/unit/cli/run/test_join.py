@@ -62,11 +62,12 @@ def test_more_traffic_than_the_terms_said_is_an_event(tmp_path: Path) -> None:
     told: list[Event] = []
     watch = TrafficWatch(SteppingClock(0.0))
     watch.write(committed(1e15))  # before anything was agreed to
-    watch.terms = made(tmp_path)
-    watch.emit = told.append
-    watch.write(committed(watch.terms.fetch_nbytes + watch.terms.day_nbytes / 24))
+    terms = made(tmp_path)
+    watch.agreed(terms)
+    watch.started(told.append)
+    watch.write(committed(terms.fetch_nbytes + terms.day_nbytes / 24))
     assert told == []
-    watch.write(committed(watch.terms.day_nbytes))
+    watch.write(committed(terms.day_nbytes))
     (notice,) = told
     assert isinstance(notice, Notice)
     assert "the terms said" in notice.text

@@ -12,9 +12,10 @@ from unit.peer.crew import Crew
 from weft.clock import VirtualClock
 from weft.events import RoundCommitted
 from weft.ids import BranchId, Digest, PeerId, Round
+from weft.launch.corpus import Corpus
 from weft.launch.peer import join
 from weft.launch.session import Options
-from weft.launch.terms import CALLED_S, HEARD_S, NOBODY, Company, Pace, Terms
+from weft.launch.terms import CALLED_S, HEARD_S, NOBODY, HeartbeatWatch, Pace, Terms
 from weft.net.messages import Contact, Heartbeat
 from weft.net.ticket import issue, read
 from weft.run.machine import PeerConfig
@@ -61,9 +62,9 @@ def heard(node: Node, *said: tuple[float, PeerId, Heartbeat]) -> tuple[Pace, flo
             if node.handler is not None:
                 await node.handler(peer, heartbeat)
 
-        async with Company(node, clock) as company:  # type: ignore[arg-type]
+        async with HeartbeatWatch(node, clock) as watch:  # type: ignore[arg-type]
             saying = [asyncio.ensure_future(say(*each)) for each in said]
-            found = await company.pace(), clock.now()
+            found = await watch.pace(), clock.now()
         assert node.handler is None
         await asyncio.gather(*saying)
         return found
@@ -115,6 +116,6 @@ async def test_whom_only_a_ticket_names_is_in_nobodys_figures(tmp_path: Path) ->
         settings = PeerConfig(name="b", device="cpu", threads=1, transports=("tls",), tls=place.settings.tls)
         options = Options(home=Home(tmp_path / "b"), key=None, settings=settings)
         for _ in range(2):  # the second time as one that comes again
-            assert await join(text, options, agree=decline, on_started=lambda *_: None) is None
+            assert await join(Corpus(agree_to=decline), text, options, on_started=lambda *_: None) is None
     assert [terms.num_peers for terms in shown] == [2, 2]
     assert all(terms.tokens_per_s > 0 for terms in shown)

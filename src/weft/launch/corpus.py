@@ -1,0 +1,154 @@
+"""A transformer of weft's that is trained on texts, in place of which a loop may train what it has (`loop`)."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from weft.clock import Clock
+from weft.data import CorpusConfig, DataIndex, Tokenizer
+from weft.data.batch import Batches
+from weft.errors import ConfigError
+from weft.events import Emit, Event
+from weft.ids import PeerId
+from weft.launch.fetch import fetch_files, fetch_initial
+from weft.launch.peer import Invitation, Participant, Prepared, place_of, whole
+from weft.launch.session import Options, Session
+from weft.launch.terms import Terms, terms
+from weft.peer.context import Data, Trainers
+from weft.run.amend import amended
+from weft.run.config import Genesis, RunConfig, RunFile
+from weft.run.genesis import initial, on_corpus, pack_private, seal
+from weft.run.host import limit_cores
+from weft.run.machine import PeerConfig
+from weft.run.staged import StagedConfig, held_of
+from weft.store.home import PeerFolder
+from weft.store.pool import Pool
+from weft.training.device import check_fits, choose
+from weft.training.learner import Learner
+from weft.training.section_memory import fitting
+from weft.training.trainer import Trainer
+
+
+class OneProcess:
+    """This process alone."""
+
+    def check_fits(self, run: RunConfig, settings: PeerConfig) -> None:
+        if isinstance(run, StagedConfig):
+            fitting(run, settings, choose(settings))
+        else:
+            check_fits(run, settings, choose(settings))
+
+    def memory(self, folder: PeerFolder) -> Pool:  # noqa: ARG002  # the protocol's signature
+        return Pool(0)
+
+    def held(self, vector: Tensor, folder: PeerFolder) -> Tensor:  # noqa: ARG002  # the same
+        return vector
+
+    def learner(self, run: RunConfig, settings: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> Learner:
+        return Trainer(run, settings, batches, emit, clock)
+
+
+ONE = OneProcess()
+
+Stages = Callable[[Session, StagedConfig, Data], Prepared[Participant]]
+"""Makes the peer of a run with stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """What is trained: a transformer, on a corpus.
+
+    Args:
+        described: the run to be founded, and the folder that paths in it start from.
+        agree_to: shown what it costs to join, in a thread of its own.
+        own_data: what to train on in a private run, and the folder its paths start from.
+        trainers: who makes the inner steps.
+        stages: None: a run with stages is refused.
+    """
+
+    described: tuple[RunFile, Path] | None = None
+    agree_to: Callable[[Terms], bool] = lambda _terms: True
+    own_data: tuple[CorpusConfig, Path] | None = None
+    trainers: Trainers = ONE
+    stages: Stages | None = None
+
+    def seal(self, options: Options, emit: Emit) -> tuple[Genesis, Data | None]:
+        assert self.described is not None
+        run_file, base = self.described
+        settings = options.settings
+        _limit(settings)
+        sealed = seal(run_file, base, options.home, emit, max_parameters=settings.max_parameters)
+        self.trainers.check_fits(held_of(sealed.config), settings)
+        return sealed.config, Data(sealed.tokenizer, sealed.store, sealed.index)
+
+    async def agree(self, s: Session, invitation: Invitation) -> bool:
+        settings, charter = s.options.settings, invitation.charter
+        _limit(settings)
+        run = on_corpus(invitation.run)
+        now = run if charter is None else on_corpus(amended(run, charter))  # what it costs is by what holds now
+        await asyncio.to_thread(self.trainers.check_fits, held_of(now), settings)
+        pace = await invitation.heartbeats.pace()
+        asked = await asyncio.to_thread(terms, held_of(now), invitation.ticket, s.options.home, settings, s.clock, pace)
+        if not await asyncio.to_thread(self.agree_to, asked):
+            return False
+        s.day.require(asked.fetch_nbytes)
+        return True
+
+    async def prepare(
+        self, s: Session, genesis: Genesis, members: Sequence[PeerId], data: Data | None
+    ) -> Prepared[Participant]:
+        run, trainers = on_corpus(genesis), self.trainers
+        if isinstance(run, StagedConfig):
+            if self.stages is None:
+                raise ConfigError(
+                    "this run has stages, which this program cannot hold. Take part with: weft join TICKET"
+                )
+            return self.stages(s, run, data or await self._fetched(s, run, members))
+        if members:
+            await fetch_initial(s.node, members, run, s.options.home)
+        outer = await asyncio.to_thread(self._outer, s, run)
+        if outer is None:
+            raise ConfigError(
+                "the run's initial weights could not be had. Ask a member for a fresh ticket."
+                if data is None
+                else "the run's initial weights are not on this machine; start it anew."
+            )
+        held = data or await self._fetched(s, run, members)
+
+        def make_learner(emit: Emit) -> Learner:
+            return trainers.learner(run, s.options.settings, held.batches(run, "train"), emit, s.clock)
+
+        return await whole(s, run, place_of(s, held, outer, make_learner, memory=trainers.memory(s.folder)))
+
+    def _outer(self, s: Session, run: RunConfig) -> Tensor | None:
+        """Return the parameters that the run begins with, where they are kept; None: they are not here."""
+        vector = initial(run, s.options.home)
+        return None if vector is None else self.trainers.held(vector, s.folder)
+
+    async def _fetched(self, s: Session, run: RunConfig, members: Sequence[PeerId]) -> Data:
+        home = s.options.home
+        tokenizer = await fetch_files(s.node, members, run, home, s.clock, s.emit)
+        if run.is_private:
+            return Data(tokenizer, home.private, await self._own(s, run, tokenizer))
+        return Data(tokenizer, home.shards, run.data)
+
+    async def _own(self, s: Session, run: RunConfig, tokenizer: Tokenizer) -> DataIndex:
+        if self.own_data is None:
+            raise ConfigError(
+                "this run is private: every peer trains on its own files. Name yours with --data, in Python data=[...]."
+            )
+        corpus, base = self.own_data
+        loop = asyncio.get_running_loop()
+
+        def emit(event: Event) -> None:  # from the thread that packs
+            loop.call_soon_threadsafe(s.emit, event)
+
+        return await asyncio.to_thread(pack_private, run, tokenizer, corpus, base, s.options.home, emit)
+
+
+def _limit(settings: PeerConfig) -> None:
+    if settings.caps.cores is not None:
+        limit_cores(settings.caps.cores)
