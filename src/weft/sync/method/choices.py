@@ -249,6 +249,10 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     tune: Tune = 0.0
     merged_by: MergedBy = "owners"
 
+    def choices(self, num_peers: int) -> "Choices":  # noqa: ARG002
+        """Return itself: it names no method."""
+        return self
+
     @property
     def reply(self) -> CodecConfig:
         """How merged parts are encoded: whole where they do not travel, unless another codec is asked for."""
