@@ -40,7 +40,7 @@ class TiedMember(Membership):
         self.has_begun = asyncio.Event()  # end stages may compute with it
         batches = grounds.data.batches(self.run, "train")
         self.trainer = grounds.make_tied(self.run, grounds.settings, batches, self._emit_from_thread, grounds.clock)
-        self.trainer.on_started = lambda: self._loop.call_soon_threadsafe(self.has_begun.set)
+        self.trainer.on_started(lambda: self._loop.call_soon_threadsafe(self.has_begun.set))
         self.conductor = TiedConductor(self.channel, self.trainer, grounds.compute, grounds.barrier, self.snapshots)
         self.peer = Peer(self.run, self._place(self.trainer, self.conductor, outer))
 
