@@ -1,4 +1,4 @@
-"""What a run file, a genesis and a charter say of a method: the rows, the choices behind them, the outer step.
+"""What a run file, a genesis and a charter say of a method: presets, the choices behind them, the outer step.
 
 They are settings alone: `method` and `outer` compute by them. It needs no torch: an anchor reads charters.
 
