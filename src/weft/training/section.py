@@ -65,7 +65,6 @@ class SectionTrainer(Trainer):
         self._lent: TorchDevice | None = None  # None: the device has been left
         self._handed = Sum()
         self._made: list[tuple[float, int]] = []  # of steps that `train` has yet to tell of: losses and samples
-        self._began = 0.0
 
     # --- a section's device ---
 
