@@ -31,7 +31,7 @@ from weft.model.sections import Section, sections, whole
 from weft.run.genesis import seal
 from weft.run.staged import StagedConfig
 from weft.store.home import Home
-from weft.training.section_memory import Holding, of_run, on_cpu, section_memory, usual_taken
+from weft.training.section_memory import Holding, of_run, section_memory, usual_taken
 
 STAGES, STEPS = 4, 50
 SEQ_LEN, BATCH = 32, 4
@@ -108,7 +108,7 @@ def main() -> None:
         holding = of_run(_run(folder, STAGES))
         said = [_planned(holding, section) for section in sections(holding.model, STAGES)]
         limit = loaded + max(said) + ROOM
-        alone = on_cpu(section_memory(holding, whole(holding.model), num_members=1, num_taken=1))
+        alone = section_memory(holding, whole(holding.model), num_members=1, num_taken=1).on_cpu
         peers, took_s = _train(folder, limit)
         refusal = _alone(folder, limit)
         rows = []
@@ -163,7 +163,7 @@ def _run(folder: Path, stages: int) -> StagedConfig:
 
 def _planned(holding: Holding, section: Section) -> int:
     num_taken = min(BATCH, usual_taken(STAGES))  # all of a step are under way together
-    return on_cpu(section_memory(holding, section, num_members=1, num_taken=num_taken))
+    return section_memory(holding, section, num_members=1, num_taken=num_taken).on_cpu
 
 
 def _train(folder: Path, limit: int) -> tuple[list[Peer], float]:

@@ -29,7 +29,7 @@ from weft.sync.records.messages import GroupRecord, Manifest
 from weft.sync.round.groups import payload_of
 from weft.sync.round.machine import Fate
 from weft.sync.round.neighbours import dealt, is_gossip
-from weft.training.trainer import Work
+from weft.training.learner import Work
 
 
 class Step(NamedTuple):

@@ -25,9 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import torch
-from jaxtyping import Float32
 from numpy.typing import NDArray
-from torch import Tensor
 
 from scenarios import rules
 from scenarios.ledger import Ledger, Step
@@ -47,7 +45,7 @@ from weft.peer.messages import Decision, Letter
 from weft.peer.state.legacies import MAX_KEPT_NBYTES, KeptBranches
 from weft.run.config import RunFile, ShapedModel, TrainConfig
 from weft.run.genesis import seal
-from weft.sim.cost import CostTrainer, change
+from weft.sim.cost import CostTrainer
 from weft.sim.world import Life, Member, World
 from weft.store.chunks import replica_digest
 from weft.store.home import Home
@@ -57,6 +55,7 @@ from weft.sync.method.schedule import ConstantConfig
 from weft.sync.records.ancestry import History, Stretch
 from weft.sync.records.messages import GroupRecord, Manifest, RoundNote
 from weft.training.learner import Work
+from weft.training.steps import Mean, Stepper
 from weft.training.trainer import Trainer
 from weft.wire import decode, digest_of, unseal
 
@@ -102,18 +101,15 @@ class Walker(CostTrainer):
         pace: float,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Work:
-        return self._steps.make(positions, committed_tokens, pace, should_stop, self._walk)
+        return Stepper.train(self, positions, committed_tokens, pace, should_stop)
 
-    def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
-    ) -> tuple[Float32[Tensor, " num"], Work]:
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:
         self._batches.at(positions)
-        return super().gradient(positions, committed_tokens, pace)
+        return super()._fill(positions)
 
-    def _walk(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:  # cheap steps
-        self._batches.at(positions)
-        self._vector.mul_(1 - change(positions))
-        return self._loss, 0.0
+    def _descend(self, norm: float, rate: float) -> float:  # cheap steps
+        self._vector.mul_(1 - self._change)
+        return norm
 
 
 class Swarm(World):

@@ -40,8 +40,8 @@ def spoilt(swarm: Swarm, name: str, spoil: Spoil) -> None:
 
 def times_the_rate(factor: float) -> Spoil:
     def spoil(trainer: Trainer) -> None:
-        rate = trainer._steps.rate
-        trainer._steps.rate = lambda *about: factor * rate(*about)  # type: ignore[method-assign]
+        rate = trainer._rate
+        trainer._rate = lambda *about: factor * rate(*about)  # type: ignore[method-assign]
 
     return spoil
 

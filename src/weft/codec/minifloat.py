@@ -33,9 +33,6 @@ _MANTISSA = 23  # stored bits of fp32
 _EXPONENT = 0xFF << _MANTISSA
 
 
-_STEP = ldexp(1.0, -6)  # smallest normal number of e4m3
-
-
 def _power(exponent: int) -> int:
     """Return the bits of 2^exponent in fp32."""
     return exponent + 127 << _MANTISSA

@@ -259,6 +259,7 @@ def activation_nbytes(
     return micro_batch * seq_len * (layers + final + last + 16) + copies
 
 
+SPARE = 0.9  # of what is free may be planned for; the rest is the allocator's slack and other programs' growth
 KEPT_NBYTES = 512 << 20  # of results, which peer/chain.py keeps for stragglers; more where two rounds have more
 
 
@@ -279,6 +280,7 @@ class Memory:
     merge: int  # as the owner of a part: accumulator, decoded and encoded parts
     errors: int = 0  # what codecs have left, and what the payload under way would leave
     copies: int = 0  # what is known of neighbours, and where to go from there
+    heap: int = 0  # what a CPU's allocator holds beside activations that come and go
 
     @property
     def always_nbytes(self) -> int:
@@ -298,6 +300,19 @@ class Memory:
         (measured, benchmarks/reports/memory.md).
         """
         return self.always_nbytes + self.activations + self.exchange_nbytes
+
+    @property
+    def on_cpu(self) -> int:
+        """Return the bytes that a process takes which computes on its CPU."""
+        return self.peak_nbytes + self.heap
+
+    @property
+    def on_gpu(self) -> tuple[int, int]:
+        """Return which bytes lie on the GPU of a peer that computes there, and which on its host."""
+        moments = self.inner_optimizer if self.outer else 0  # where gradients are sent they are replicated: on the host
+        # Evaluation puts a second vector beside the model, at a time without a backward pass.
+        on_device = self.local + self.gradient + moments + max(self.activations, self.local)
+        return on_device, self.peak_nbytes - self.activations - self.gradient - moments
 
 
 def peer_memory(

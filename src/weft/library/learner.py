@@ -40,7 +40,7 @@ class LoopLearner:
         self._tensors.write(vector)
         self._num_steps = 0
 
-    def heed(self, run: Genesis) -> None:
+    def apply_settings(self, run: Genesis) -> None:
         self._batch_size = run.settings.batch_size
 
     @property
@@ -99,7 +99,7 @@ class LoopLearner:
     def set_local(self, vector: Float32[Tensor, " num"]) -> None:
         self._tensors.write(vector)
 
-    def set_anchor(self, outer: Float32[Tensor, " num"]) -> None:
+    def set_center(self, outer: Float32[Tensor, " num"]) -> None:
         pass  # methods with a proximal term are refused before
 
     def private_state(self) -> State:

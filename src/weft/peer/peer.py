@@ -257,7 +257,7 @@ class Peer:
         is_overdue = self._carry.is_overdue and self.place.companion is None
         if self._carry.offered is None and not self.pausing.is_away and not is_overdue:
             self._report.state = "training"
-            self._trainer.heed(self._replica.config)
+            self._trainer.apply_settings(self._replica.config)
             head = self._replica.head
             assert head is not None
             leased = self._groups.leased(head)

@@ -35,12 +35,9 @@ from weft.sync.merge.method import most_sent
 from weft.sync.method.choices import check_staged
 from weft.training.device import decoder
 from weft.training.section_memory import (
-    SPARE,
     Holding,
     least_nbytes,
     micro_batch,
-    on_cpu,
-    on_gpu,
     section_memory,
     shape_of,
     usual_taken,
@@ -250,7 +247,7 @@ class _Planner:
         num_taken = usual_taken(len(self.cuts), num_first, num_here)
         while num_taken and machines.memory_nbytes is not None:
             device, host = self._needed(number, machines, num_here, num_taken)
-            if (device or host) <= SPARE * machines.memory_nbytes:
+            if (device or host) <= cost.SPARE * machines.memory_nbytes:
                 break
             num_taken //= 2
         return num_taken
@@ -261,8 +258,8 @@ class _Planner:
         )
         base = cost_pipeline.BASE_NBYTES
         if not machines.is_gpu:
-            return 0, on_cpu(memory) + base
-        device, host = on_gpu(memory, self.question.choices)
+            return 0, memory.on_cpu + base
+        device, host = memory.on_gpu
         return device, host + base
 
     def _held(self, number: int, machines: Machines, count: int, placed: Sequence[Counter[Machines]]) -> Held:

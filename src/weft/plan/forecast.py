@@ -28,7 +28,6 @@ from weft.sync.round.leases import num_drawn
 from weft.training.device import decoder
 
 HOUR_S, DAY_S, KWH_J = 3600.0, 86_400.0, 3.6e6
-_SPARE = 0.9  # of a device's memory may be planned for
 # Of the fastest's speed: who has so much is leased as much. And how much faster than the median the fastest may count.
 EVEN, MAX_LEAD = 0.7, 8.0
 
@@ -290,7 +289,7 @@ def _hold(question: Question, machines: Machines) -> Hold:
     while True:
         on_device, on_host = _held(question, machines, micro_batch)
         held, there = on_device or on_host, machines.memory_nbytes
-        has_room = None if there is None else held <= _SPARE * there
+        has_room = None if there is None else held <= cost.SPARE * there
         if has_room is not False or micro_batch == 1:
             break
         micro_batch //= 2
@@ -300,7 +299,7 @@ def _hold(question: Question, machines: Machines) -> Hold:
 
 
 def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int, int]:
-    """Return the bytes on the device and on the host, as `peer.device.needed_nbytes` splits them.
+    """Return the bytes on the device and on the host, as `training.device.needed_nbytes` splits them.
 
     Of an elector; a ward neither merges parts nor the payloads of a group.
     """
@@ -320,10 +319,9 @@ def _held(question: Question, machines: Machines, micro_batch: int) -> tuple[int
     )
     grouped = _group_nbytes(question, payload)
     if not machines.is_gpu:
-        return 0, memory.peak_nbytes + grouped
-    moments = memory.inner_optimizer if choices.send != "gradient" else 0
-    on_device = memory.local + memory.gradient + moments + max(memory.activations, cost.vector_nbytes(num))
-    return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments + grouped
+        return 0, memory.on_cpu + grouped
+    on_device, on_host = memory.on_gpu
+    return on_device, on_host + grouped
 
 
 def _group_nbytes(question: Question, payload: cost.Encoding) -> int:

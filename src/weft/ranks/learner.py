@@ -5,7 +5,7 @@ the others need no data. `park` takes parameters and moments off the devices, in
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import cast
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.clock import Clock
-from weft.data import Tokenizer
 from weft.data.batch import Batch, Batches
 from weft.errors import CheckpointError, ConfigError, SiteBroken
 from weft.events import Emit, WarmedUp
@@ -44,15 +43,14 @@ from weft.ranks.orders import (
 from weft.ranks.shard import moments_of
 from weft.ranks.site import Site
 from weft.ranks.vector import Moment, SiteVector, spread
-from weft.run.config import Genesis, RunConfig
+from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.sync.method.choices import AdamWConfig, ExtensionOuterConfig, InnerSgdConfig, SignSgdConfig
-from weft.training.learner import Work, nothing
 from weft.training.optimizer import State
-from weft.training.steps import Steps, mean_loss, prompt_ids
+from weft.training.steps import Mean, Shown, Stepper
 
 
-class SiteLearner:
+class SiteLearner(Stepper):
     """
     Args:
         run: what all peers share.
@@ -63,33 +61,23 @@ class SiteLearner:
     def __init__(
         self, site: Site, run: RunConfig, micro_batch: int, batches: Batches, emit: Emit, clock: Clock
     ) -> None:
+        super().__init__(run, batches, emit, clock)
         self._site = site
-        self._run = run
         self._most = micro_batch
-        self._batches = batches
-        self._emit = emit
-        self._clock = clock
-        self._steps = Steps(run, emit, clock)
         self._is_warm = False
-        self._anchor: SiteVector | None = None
+        self._center: SiteVector | None = None
         self._parked: tuple[SiteVector, dict[str, SiteVector]] | None = None  # parameters and moments
         self._parking = threading.RLock()
 
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         """Take the devices, and `vector` as the local parameters."""
         self._take_devices(self._there(vector))
-        self._steps.num_made = 0
-        self.set_anchor(vector)
+        self._num_steps = 0
+        self.set_center(vector)
 
     def _take_devices(self, vector: SiteVector) -> None:
         self._site.order(Begin(run=self._run, local=vector.number))
         self._is_warm = False
-
-    def heed(self, run: Genesis) -> None:
-        assert isinstance(run, RunConfig)
-        if run.train.seq_len != self._batches.seq_len:
-            self._batches = self._batches.resized(run.train.seq_len)
-        self._run = self._steps.run = run
 
     @property
     def is_warm(self) -> bool:
@@ -128,50 +116,26 @@ class SiteLearner:
                 vector, moments = self._parked
                 self._take_devices(vector)
                 self._set_moments(moments)
-                if self._anchor is not None:
-                    self._site.order(SetAnchor(vector=self._anchor.number))
+                if self._center is not None:
+                    self._site.order(SetAnchor(vector=self._center.number))
                 self._parked = None
 
-    @property
-    def has_ended(self) -> bool:
-        return False
+    # --- steps ---
 
-    def train(
-        self,
-        positions: NDArray[np.int64],
-        committed_tokens: int,
-        pace: float,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Work:
-        """Make inner steps, one for each whole batch in `positions`.
-
-        Raises:
-            NotFinite: as `Trainer.train`.
-            SiteBroken: a rank has ended.
-        """
-        return self._steps.make(positions, committed_tokens, pace, should_stop, self._step)
-
-    def _step(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:
         loss, norm = self._gradient(self._batches.at(positions))
-        self._steps.require_finite(loss, norm, rate)
-        if self._anchor is not None:
+        return Mean(loss=loss, norm=norm, num_samples=len(positions))
+
+    def _descend(self, norm: float, rate: float) -> float:
+        if self._center is not None:
             norm = cast(float, self._site.order(Pull(strength=self._run.method.proximal)))
-        self._site.order(Move(shorten=self._steps.shortening(norm), learning_rate=rate))
-        return loss, norm
+        self._site.order(Move(shorten=self._shortening(norm), learning_rate=rate))
+        return norm
 
-    def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
-    ) -> tuple[Float32[Tensor, " num"], Work]:
-        """Return the mean gradient over the samples at `positions`, and change no parameter."""
-        began = self._clock.now()
-        rate = self._steps.rate(committed_tokens, 1, pace)
-        loss, norm = self._gradient(self._batches.at(positions))
-        self._steps.require_finite(loss, norm, rate)
-        shorten = 1.0 if self._run.method.feedback is None else self._steps.shortening(norm)
+    def _taken(self, factor: float) -> SiteVector:
         into = self._site.number()
-        self._site.order(TakeGradient(shorten=shorten, into=into.number))
-        self._steps.done(loss, norm, rate, len(positions), began)
-        return SiteVector(self._site, into), self._steps.work([loss], len(positions), began)
+        self._site.order(TakeGradient(shorten=factor, into=into.number))
+        return SiteVector(self._site, into)
 
     def _gradient(self, batch: Batch) -> tuple[float, float]:
         return cast(tuple[float, float], self._on(Gradient, batch))
@@ -200,12 +164,12 @@ class SiteLearner:
             else:
                 self._site.order(SetLocal(vector=there.number))
 
-    def set_anchor(self, outer: Float32[Tensor, " num"]) -> None:
+    def set_center(self, outer: Float32[Tensor, " num"]) -> None:
         if self._run.method.proximal:
-            self._anchor = self._there(outer)
+            self._center = self._there(outer)
             with self._parking:
                 if self._parked is None:
-                    self._site.order(SetAnchor(vector=self._anchor.number))
+                    self._site.order(SetAnchor(vector=self._center.number))
 
     def _there(self, vector: Float32[Tensor, " num"]) -> SiteVector:
         return vector if isinstance(vector, SiteVector) else spread(self._site, vector)
@@ -214,7 +178,7 @@ class SiteLearner:
 
     def private_state(self) -> State:
         moments: State = {name: Moment(self._site, partial(self._read_moment, name)) for name in moments_of(self._run)}
-        return {"num_steps": torch.tensor([self._steps.num_made], dtype=torch.int64), **moments}
+        return {"num_steps": torch.tensor([self._num_steps], dtype=torch.int64), **moments}
 
     def load_private_state(self, state: State) -> None:
         wanted = moments_of(self._run)
@@ -223,7 +187,7 @@ class SiteLearner:
                 "the saved state does not hold what the inner optimizer needs. Resume from another checkpoint, or join "
                 "anew."
             )
-        self._steps.num_made = int(state["num_steps"])
+        self._num_steps = int(state["num_steps"])
         for name in wanted:  # one after the other: each lies there twice meanwhile
             self._set_moments({name: self._there(state[name])})
 
@@ -243,50 +207,19 @@ class SiteLearner:
 
     def _set_moments(self, moments: dict[str, SiteVector]) -> None:
         vectors = {name: vector.number for name, vector in moments.items()}
-        self._site.order(SetMoments(vectors=vectors, num_steps=self._steps.num_made))
+        self._site.order(SetMoments(vectors=vectors, num_steps=self._num_steps))
 
     # --- the outer parameters ---
 
-    def evaluate(
-        self,
-        vector: Float32[Tensor, " num"],
-        batches: Batches,
-        num_windows: int,
-        between: Callable[[], None] = nothing,
-    ) -> tuple[float, int]:
-        """Return the mean loss of the outer parameters on held-out windows, and their tokens, as `Trainer.evaluate`."""
-        total, num_tokens = 0.0, 0
-        with self._wearing(vector):
-            for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
-                total += cast(float, self._on(Loss, batch))
-                num_tokens += batch[0].numel()
-                between()
-        return mean_loss(total, num_tokens), num_tokens
-
-    def sample(
-        self,
-        vector: Float32[Tensor, " num"],
-        tokenizer: Tokenizer,
-        prompt: str,
-        num_tokens: int,
-        seed: int,
-        between: Callable[[], None] = nothing,
-    ) -> str:
-        """Return what the outer parameters write, as `Trainer.sample`; it ends only when all is written."""
-        end = tokenizer.end_of_text
-        ids = prompt_ids(tokenizer, prompt)
-        sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
-        with self._wearing(vector):
-            written = cast(list[int], self._site.order(Generate(prompt=tuple(ids), sampling=sampling, seed=seed)))
-        between()
-        return tokenizer.decode(written)
-
     @contextmanager
-    def _wearing(self, vector: Tensor) -> Iterator[None]:
+    def _showing(self, vector: Float32[Tensor, " num"]) -> Iterator[Shown]:
+        def write(ids: list[int], sampling: Sampling, seed: int) -> list[int]:
+            return cast(list[int], self._site.order(Generate(prompt=tuple(ids), sampling=sampling, seed=seed)))
+
         worn = self._there(vector)
         self._site.order(Wear(vector=worn.number))
         try:
-            yield
+            yield Shown(lambda batch: cast(float, self._on(Loss, batch)), write)
         finally:
             with suppress(SiteBroken):  # what broke it is told
                 self._site.order(Unwear())

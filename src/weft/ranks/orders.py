@@ -119,7 +119,7 @@ class Gradient(_Batch, frozen=True, kw_only=True):
 
 
 class Pull(_Order, frozen=True, kw_only=True):
-    """Add the gradient of mu / 2 |x - anchor|^2; answer the norm, on rank 0."""
+    """Add the gradient of mu / 2 |x - center|^2; answer the norm, on rank 0."""
 
     strength: float
 

@@ -51,7 +51,7 @@ class Shard:
         self._moments = {name: _blank(self._mine) for name in moments_of(run)}
         # fp32 on the device, one a tensor: what the fused kernel counts in. Exact up to 2^24 steps.
         self._counts = [torch.zeros((), device=rows.device) for rows in self._mine]
-        self._anchor: Rows | None = None
+        self._center: Rows | None = None
         self._kept: Rows | None = None  # the parameters, while others are worn
         with torch.no_grad():  # what FSDP allocates once it must not allocate where inference is all that is done
             self._module(torch.zeros(1, 1, dtype=torch.int64, device=self._device.torch))
@@ -72,10 +72,10 @@ class Shard:
         return float(figures[0]), math.sqrt(float(figures[1]))
 
     def pull(self, strength: float) -> float:
-        """Add the gradient of mu / 2 |x - anchor|^2, and return the norm of the sum. FedProx: 1812.06127, eq. 2."""
-        assert self._anchor is not None
-        for gradient, x, anchor in zip(self._gradients, self._mine, self._anchor, strict=True):
-            gradient.add_(x, alpha=strength).sub_(anchor, alpha=strength)
+        """Add the gradient of mu / 2 |x - center|^2, and return the norm of the sum. FedProx: 1812.06127, eq. 2."""
+        assert self._center is not None
+        for gradient, x, center in zip(self._gradients, self._mine, self._center, strict=True):
+            gradient.add_(x, alpha=strength).sub_(center, alpha=strength)
         figures = torch.tensor([self._square_sum()], dtype=torch.float64)
         self._line.add(figures)
         return math.sqrt(float(figures))
@@ -195,10 +195,10 @@ class Shard:
         assert isinstance(self._module, FSDPModule)
         self._module.reshard()
 
-    def set_anchor(self, strip: Float32[Tensor, " num"]) -> None:
-        if self._anchor is None:
-            self._anchor = _blank(self._mine)
-        self._set(self._anchor, strip)
+    def set_center(self, strip: Float32[Tensor, " num"]) -> None:
+        if self._center is None:
+            self._center = _blank(self._mine)
+        self._set(self._center, strip)
 
     def gradient(self, shorten: float) -> Float32[Tensor, " num"]:
         """Return the strip of the gradient, multiplied, and forget it."""

@@ -180,7 +180,7 @@ class Worker:
             case SetLocal(vector=vector):
                 shard.set_local(vectors[vector])
             case SetAnchor(vector=vector):
-                shard.set_anchor(vectors[vector])
+                shard.set_center(vectors[vector])
             case ReadMoment(name=name, start=start, stop=stop):
                 shard.read_moment(name, range(start, stop), *data)
             case Moments(into=names):

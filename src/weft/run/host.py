@@ -9,8 +9,6 @@ import psutil
 from weft.cost import training as cost
 from weft.errors import TooLarge
 
-_SPARE = 0.9  # of what is free may be planned for; the rest is the allocator's slack and other programs' growth
-
 
 def host_free_nbytes() -> int:
     """Return the bytes this process may still take: what the system has, or what its container allows it."""
@@ -77,7 +75,7 @@ def check_host(num: int) -> None:
         TooLarge: says the figures.
     """
     needed, free = 2 * cost.vector_nbytes(num), host_free_nbytes()
-    if needed > _SPARE * free:
+    if needed > cost.SPARE * free:
         raise TooLarge(
             f"{num:,} parameters are to be held here. This machine would need at least "
             f"{_gigabytes(needed)} of memory for it and has {_gigabytes(free)} free. Choose a smaller model, close "

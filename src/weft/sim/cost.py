@@ -37,9 +37,10 @@ from weft.pipeline.codec.build import build
 from weft.pipeline.device import TOKEN_NBYTES, Given, Passed
 from weft.pipeline.worker import Sum
 from weft.stages.report import PIECES
-from weft.training.learner import NOTHING_CAME, Work, nothing
+from weft.training.learner import Work, nothing
 from weft.training.optimizer import State
 from weft.training.section import SectionTrainer
+from weft.training.steps import Mean
 from weft.training.tied import TiedTrainer, halved
 from weft.training.trainer import Trainer
 from weft.wire import Buffer
@@ -51,8 +52,7 @@ SPREAD = 1009  # a prime: u has so many values
 class CostTrainer(Trainer):
     def start(self, vector: Float32[Tensor, " num"]) -> None:
         self._held = vector if self._sends_gradient else vector.clone()
-        self._has_left = False
-        self._steps.num_made = 0
+        self._has_left, self._num_steps = False, 0
 
     @property
     def is_parked(self) -> bool:
@@ -75,31 +75,28 @@ class CostTrainer(Trainer):
         pace: float,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Work:
-        began, size, losses = self._clock.now(), self._run.train.batch_size, list[float]()
-        for _ in range(len(positions) // size):
-            if should_stop():
-                break
-            rate = self._steps.rate(committed_tokens, len(losses) + 1, pace)
-            losses.append(self._loss)
-            self._steps.done(self._loss, 0.0, rate, size, began)
-        if losses:
+        work = super().train(positions, committed_tokens, pace, should_stop)
+        if work.num_steps:
             self._vector.mul_(1 - change(positions))
-        return self._steps.work(losses, len(losses) * size, began)
+        return work
 
-    def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
-    ) -> tuple[Float32[Tensor, " num"], Work]:
-        began = self._clock.now()
-        self._steps.done(self._loss, 0.0, self._steps.rate(committed_tokens, 1, pace), len(positions), began)
-        return self._vector * change(positions), self._steps.work([self._loss], len(positions), began)
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:
+        self._change = change(positions)
+        return Mean(loss=self._loss, norm=0.0, num_samples=len(positions))
+
+    def _descend(self, norm: float, rate: float) -> float:  # noqa: ARG002  # `train` changes the vector once
+        return norm
+
+    def _taken(self, factor: float) -> Float32[Tensor, " num"]:  # noqa: ARG002  # as short as it should be
+        return self._vector * self._change
 
     def private_state(self) -> State:
-        return {"num_steps": tensor([self._steps.num_made])}
+        return {"num_steps": tensor([self._num_steps])}
 
     def load_private_state(self, state: State) -> None:
         if "num_steps" not in state:
             raise CheckpointError("the saved state does not say how many steps were made.")
-        self._steps.num_made = int(state["num_steps"])
+        self._num_steps = int(state["num_steps"])
 
     def evaluate(
         self,
@@ -228,29 +225,13 @@ class CostSection(PacedSection, CostTrainer):
     def clear(self) -> None:
         """Do nothing: nothing is added up."""
 
-    def make_step(self, total: Sum, committed_tokens: int, num_steps: int, pace: float) -> None:
-        if total.num_samples:
-            rate = self._steps.rate(committed_tokens, num_steps, pace)
-            self._vector.mul_(1 - self._change())
-            self._steps.done(self._loss, 0.0, rate, total.num_samples, self._clock.now())
-            self._made.append((self._loss, total.num_samples))
+    def _mean(self, total: Sum) -> Mean:
+        self._change = RATE * (1 + 1 / (1 + self._num_made))  # another on each machine, and at each step
+        return Mean(loss=self._loss, norm=0.0, num_samples=total.num_samples)
 
-    def gradient(
-        self,
-        positions: NDArray[np.int64],  # noqa: ARG002  # what was handed in counts
-        committed_tokens: int,
-        pace: float,
-    ) -> tuple[Float32[Tensor, " num"], Work]:
-        total, self._handed = self._handed, Sum()
-        began = self._clock.now()
-        if not total.num_samples:
-            return self._vector, NOTHING_CAME
-        rate = self._steps.rate(committed_tokens, 1, pace)
-        self._steps.done(self._loss, 0.0, rate, total.num_samples, began)
-        return self._vector * self._change(), self._steps.work([self._loss], total.num_samples, began)
-
-    def _change(self) -> float:
-        return RATE * (1 + 1 / (1 + self._num_made))  # another on each machine, and at each step
+    def _descend(self, norm: float, rate: float) -> float:  # noqa: ARG002
+        self._vector.mul_(1 - self._change)
+        return norm
 
 
 @dataclass(frozen=True)
@@ -282,5 +263,5 @@ class CostTied(TiedTrainer, CostTrainer):
         pace: float,  # noqa: ARG002
     ) -> tuple[Float32[Tensor, " num"], Work]:
         total, self._total = self._total, Sum()
-        work = self._steps.work([self._loss], total.num_samples, self._clock.now())
+        work = self._work([self._loss], total.num_samples, self._clock.now())
         return self._vector * RATE, halved(work)

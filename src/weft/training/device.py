@@ -9,7 +9,7 @@ A CPU's memory must be counted before it is used: Linux promises more than it ha
 full, so there the trainer starts with the whole batch and halves.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -29,7 +29,6 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 # A run does not say how many will train; memory falls slowly with their number, and about so many are usual.
 _ASSUMED_PEERS = 4
-_SPARE = 0.9  # of what is free may be planned for; the rest is the allocator's slack and other programs' growth
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,10 @@ def check_fits(run: RunConfig, peer: PeerConfig, device: Device, share: Share = 
     micro_batch = min(peer.micro_batch or run.train.batch_size, run.train.batch_size)
     free = free_nbytes(peer.caps, device)
     if device.is_cpu:
-        while micro_batch > 1 and not _fits(_shared(needed_nbytes(run, peer, device, micro_batch), share), free):
+        while micro_batch > 1 and not fits(_shared(needed_nbytes(run, peer, device, micro_batch), share), free):
             micro_batch //= 2
     needed = _shared(needed_nbytes(run, peer, device, 1), share)
-    if not _fits(needed, free):
+    if not fits(needed, free):
         raise TooLarge(_too_large(run, needed, free, peer.caps))
     return micro_batch
 
@@ -147,8 +146,9 @@ def _within(cap_nbytes: int | None, free: int, taken: Callable[[], int]) -> int:
     return free if cap_nbytes is None else min(free, cap_nbytes - taken())
 
 
-def _fits(needed: dict[str, int], free: dict[str, int]) -> bool:
-    return all(nbytes <= _SPARE * free[place] for place, nbytes in needed.items())
+def fits(needed: Mapping[str, int], free: Mapping[str, int]) -> bool:
+    """Return whether there is room for what is needed, place by place."""
+    return all(nbytes <= cost.SPARE * free[place] for place, nbytes in needed.items())
 
 
 def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
@@ -169,7 +169,7 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
     )
     needed = memory.peak_nbytes - memory.gradient
     free = _within(peer.caps.memory_nbytes, host_free_nbytes(), process_nbytes)
-    if needed > _SPARE * free:
+    if needed > cost.SPARE * free:
         raise TooLarge(
             f"the run has {num:,} numbers, for which {_gigabytes(needed)} are needed beside the model, and "
             f"{_gigabytes(free)} are free. Close other programs, or use a larger machine."
@@ -178,12 +178,11 @@ def check_fits_loop(run: LoopConfig, peer: PeerConfig) -> None:
 
 def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch: int) -> dict[str, int]:
     """Return the bytes a member of `run` needs at its peak, on the host ("cpu") and on its device, by place."""
-    choices, num = run.method, run.num_parameters
     memory = peer_memory(
-        choices,
+        run.method,
         run.train.optimizer,
         run.vector.tensors,
-        num,
+        run.num_parameters,
         _ASSUMED_PEERS,
         num_rounds=-(-run.train.tokens // (run.quota * run.train.seq_len)),  # alone; with others there are fewer
         activations=cost.activation_nbytes(
@@ -194,29 +193,32 @@ def needed_nbytes(run: RunConfig, peer: PeerConfig, device: Device, micro_batch:
             has_recompute=peer.has_recompute,
         ),
     )
+    return by_place(memory, device)
+
+
+def by_place(memory: cost.Memory, device: Device) -> dict[str, int]:
+    """Return the bytes of `memory` on the host ("cpu") and on the device."""
     if device.is_cpu:
-        return {"cpu": memory.peak_nbytes}
-    vector = cost.vector_nbytes(num)
-    moments = (
-        memory.inner_optimizer if choices.send != "gradient" else 0
-    )  # of ddp they are replicated, and live on the host
-    # Evaluation puts a second vector beside the model, at a time without a backward pass.
-    on_device = memory.local + memory.gradient + moments + max(memory.activations, vector)
-    on_host = memory.peak_nbytes - memory.activations - memory.gradient - moments
+        return {"cpu": memory.on_cpu}
+    on_device, on_host = memory.on_gpu
     if device.torch.type == "mps":
         on_host += on_device  # one memory for both
     return {"cpu": on_host, str(device.torch): on_device}
 
 
-def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], caps: CapsConfig) -> str:
-    figures = "; ".join(
+def figures(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
+    """Return both in words, place by place."""
+    return "; ".join(
         f"{'this machine' if place == 'cpu' else place}: {_gigabytes(nbytes)} needed, {_gigabytes(free[place])} free"
         for place, nbytes in needed.items()
     )
+
+
+def _too_large(run: RunConfig, needed: dict[str, int], free: dict[str, int], caps: CapsConfig) -> str:
     close = "Close" if caps.memory_nbytes is None and caps.vram_nbytes is None else "Raise --memory or --vram, close"
     return (
         f"the model has {run.num_parameters:,} parameters and does not fit, even with one sample of "
-        f"{run.train.seq_len} tokens at a time. {figures}. {close} "
+        f"{run.train.seq_len} tokens at a time. {figures(needed, free)}. {close} "
         "other programs, set has_recompute = true or a half precision, choose a smaller model, or join from a larger "
         "machine."
     )

@@ -87,24 +87,11 @@ class Measure(Protocol):
 
 
 @runtime_checkable
-class Learner(Protocol):
-    """Inner steps from one vector to another. All vectors are flat, fp32, on the CPU; or spread, if the first is.
+class KeepsVector(Protocol):
+    """One half of a learner: the local parameters, wherever they lie.
 
-    It has more methods than a protocol should: they are what a peer does with training, and nothing can be left out.
+    All vectors are flat, fp32, on the CPU; or spread, if the first is.
     """
-
-    def start(self, vector: Float32[Tensor, " num"]) -> None:
-        """Take what training needs, and `vector` as the local parameters."""
-        ...
-
-    def heed(self, run: Genesis) -> None:
-        """Train by the settings of `run` from now on: those of the same run, as amended."""
-        ...
-
-    @property
-    def is_warm(self) -> bool: ...
-
-    def warm_up(self) -> None: ...
 
     @property
     def is_parked(self) -> bool: ...
@@ -116,6 +103,48 @@ class Learner(Protocol):
     def unpark(self) -> None:
         """Take the device again, as it was left."""
         ...
+
+    def local(self) -> Float32[Tensor, " num"]:
+        """Return the local parameters: a copy, or memory that is theirs until the next `train`."""
+        ...
+
+    def set_local(self, vector: Float32[Tensor, " num"]) -> None:
+        """Set the local parameters."""
+        ...
+
+    def set_center(self, outer: Float32[Tensor, " num"]) -> None:
+        """Let inner steps be pulled towards `outer`, where the method says so."""
+        ...
+
+    def private_state(self) -> State:
+        """Return what only this peer has and an exact resume needs: flat fp32 vectors, and counters of one int64."""
+        ...
+
+    def load_private_state(self, state: State) -> None:
+        """Take up what `private_state` returned, by copying.
+
+        Raises:
+            CheckpointError: it belongs to another model or is incomplete.
+        """
+        ...
+
+
+@runtime_checkable
+class MakesSteps(Protocol):
+    """The other half: steps on that vector."""
+
+    def start(self, vector: Float32[Tensor, " num"]) -> None:
+        """Take what training needs, and `vector` as the local parameters."""
+        ...
+
+    def apply_settings(self, run: Genesis) -> None:
+        """Train by the settings of `run` from now on: those of the same run, as amended."""
+        ...
+
+    @property
+    def is_warm(self) -> bool: ...
+
+    def warm_up(self) -> None: ...
 
     @property
     def has_ended(self) -> bool:
@@ -138,26 +167,7 @@ class Learner(Protocol):
         """Return the mean gradient over the samples at `positions`, and change no parameter."""
         ...
 
-    def local(self) -> Float32[Tensor, " num"]:
-        """Return the local parameters: a copy, or memory that is theirs until the next `train`."""
-        ...
 
-    def set_local(self, vector: Float32[Tensor, " num"]) -> None:
-        """Set the local parameters."""
-        ...
-
-    def set_anchor(self, outer: Float32[Tensor, " num"]) -> None:
-        """Let inner steps be pulled towards `outer`, where the method says so."""
-        ...
-
-    def private_state(self) -> State:
-        """Return what only this peer has and an exact resume needs: flat fp32 vectors, and counters of one int64."""
-        ...
-
-    def load_private_state(self, state: State) -> None:
-        """Take up what `private_state` returned, by copying.
-
-        Raises:
-            CheckpointError: it belongs to another model or is incomplete.
-        """
-        ...
+@runtime_checkable
+class Learner(KeepsVector, MakesSteps, Protocol):
+    """Inner steps from one vector to another."""

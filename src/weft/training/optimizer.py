@@ -14,10 +14,11 @@ AdamW: Loshchilov and Hutter, 1711.05101, algorithm 2. Muon: Jordan et al., 2024
 equation 4.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import torch
 from jaxtyping import Float
@@ -38,22 +39,39 @@ _TINY = 1e-7
 _RMS = 0.2  # of AdamW's updates (2502.16982, section 2.2)
 
 
-class InnerOptimizer(Protocol):
+class InnerOptimizer(ABC):
+    """
+    Args:
+        sizes: of its moments: flat vectors by name, on the model's device.
+    """
+
+    def __init__(self, model: FlatModel, sizes: Mapping[str, int]) -> None:
+        self._model = model
+        self._moments = {name: torch.zeros(num, device=model.vector.device) for name, num in sizes.items()}
+
+    @abstractmethod
     def step(self, learning_rate: float) -> None:
         """Move the model's vector against its gradient."""
-        ...
 
     def state(self) -> State:
         """Return the moments, flat fp32 on the CPU; there they share memory with the optimizer."""
-        ...
+        return {name: vector.cpu() for name, vector in self._moments.items()}
 
-    def load(self, state: State, num_steps: int) -> None:
+    def load(self, state: State, num_steps: int) -> None:  # noqa: ARG002  # some count them
         """Take up the moments that `state` returned after `num_steps` steps, by copying.
 
         Raises:
             CheckpointError: they belong to another model or are incomplete; nothing is changed.
         """
-        ...
+        for name, vector in self._moments.items():
+            size, found = vector.numel(), state[name].numel() if name in state else 0
+            if found != size:
+                raise CheckpointError(
+                    f"the inner optimizer's {name} should hold {size:,} numbers, found {found}. The saved state "
+                    "belongs to another run or is incomplete: resume from another checkpoint, or join the run anew."
+                )
+        for name, vector in self._moments.items():
+            vector.copy_(state[name])
 
 
 def build(config: OptimizerConfig, model: FlatModel) -> InnerOptimizer:
@@ -66,30 +84,6 @@ def build(config: OptimizerConfig, model: FlatModel) -> InnerOptimizer:
         case InnerSgdConfig():
             return Sgd(config, model)
     assert_never(config)
-
-
-class _Moments:
-    """Flat vectors by name, on the model's device."""
-
-    def __init__(self, device: torch.device, sizes: Mapping[str, int]) -> None:
-        self._vectors = {name: torch.zeros(num, device=device) for name, num in sizes.items()}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._vectors[name]
-
-    def state(self) -> State:
-        return {name: vector.cpu() for name, vector in self._vectors.items()}
-
-    def load(self, state: State) -> None:
-        for name, vector in self._vectors.items():
-            size, found = vector.numel(), state[name].numel() if name in state else 0
-            if found != size:
-                raise CheckpointError(
-                    f"the inner optimizer's {name} should hold {size:,} numbers, found {found}. The saved state "
-                    "belongs to another run or is incomplete: resume from another checkpoint, or join the run anew."
-                )
-        for name, vector in self._vectors.items():
-            vector.copy_(state[name])
 
 
 @dataclass(frozen=True)
@@ -180,28 +174,24 @@ class _AdamWStep:
                 count.fill_(num_steps)
 
 
-class AdamW:
+class AdamW(InnerOptimizer):
     def __init__(self, config: AdamWConfig, model: FlatModel) -> None:
         border, num = model.layout.num_decayed, model.layout.num_parameters
         decayed, rest = _Group((slice(0, border),), config.weight_decay), _Group((slice(border, num),), 0.0)
         self._adamw = _AdamWStep(config, model, (decayed, rest))
-        self._moments = _Moments(model.vector.device, {"moment1": num, "moment2": num})
+        super().__init__(model, {"moment1": num, "moment2": num})
 
     def step(self, learning_rate: float) -> None:
         self._adamw.step(learning_rate, self._moments["moment1"], self._moments["moment2"])
 
-    def state(self) -> State:
-        return self._moments.state()
-
     def load(self, state: State, num_steps: int) -> None:
-        self._moments.load(state)
+        super().load(state, num_steps)
         self._adamw.set_steps(num_steps)
 
 
-class Muon:
+class Muon(InnerOptimizer):
     def __init__(self, config: MuonConfig, model: FlatModel) -> None:
         self._config = config
-        self._model = model
         self._matrices = layer_matrices(model.config, model.section)
         is_muons = {span.name for span in self._matrices}
         rest = [span for span in model.layout if span.name not in is_muons]
@@ -215,7 +205,7 @@ class Muon:
         )
         sizes = {"momentum": sum(span.num for span in self._matrices)}
         sizes["moment1"] = sizes["moment2"] = self._adamw.num
-        self._moments = _Moments(model.vector.device, sizes)
+        super().__init__(model, sizes)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -230,30 +220,18 @@ class Muon:
             x.add_(orthogonalized(mixed), alpha=-_RMS * sqrt(max(span.shape)) * learning_rate)
         self._adamw.step(learning_rate, self._moments["moment1"], self._moments["moment2"])
 
-    def state(self) -> State:
-        return self._moments.state()
-
     def load(self, state: State, num_steps: int) -> None:
-        self._moments.load(state)
+        super().load(state, num_steps)
         self._adamw.set_steps(num_steps)
 
 
-class Sgd:
+class Sgd(InnerOptimizer):
     def __init__(self, config: InnerSgdConfig, model: FlatModel) -> None:
+        super().__init__(model, {"momentum": model.layout.num_parameters} if config.momentum else {})
         self._config = config
-        self._model = model
-        num = model.layout.num_parameters if config.momentum else 0
-        self._moments = _Moments(model.vector.device, {"momentum": num} if num else {})
 
     def step(self, learning_rate: float) -> None:
-        momentum = self._moments["momentum"] if self._config.momentum else None
-        sgd_step(self._config, learning_rate, self._model.vector, self._model.gradient, momentum)
-
-    def state(self) -> State:
-        return self._moments.state()
-
-    def load(self, state: State, num_steps: int) -> None:  # noqa: ARG002  # the protocol's signature
-        self._moments.load(state)
+        sgd_step(self._config, learning_rate, self._model.vector, self._model.gradient, self._moments.get("momentum"))
 
 
 @torch.no_grad()

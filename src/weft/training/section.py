@@ -4,10 +4,12 @@
     trainer.hand_in(total)                  # methods that send gradients: what `gradient` returns next
     trainer.make_step(total, rate)          # methods that send deltas: an inner step on what has been added up
 
-All else is a `Trainer`'s, on the section's vector. Evaluation and text need all sections, and are made elsewhere.
+It shares what a `Trainer` keeps, on the section's vector, and makes its steps otherwise. Evaluation and text need all
+sections, and are made elsewhere.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from weft.pipeline.worker import Sum
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig, confinement
 from weft.training.learner import NOTHING_CAME, Work
+from weft.training.steps import Mean
 from weft.training.tied import TiedTrainer
 from weft.training.trainer import Trainer
 
@@ -62,7 +65,6 @@ class SectionTrainer(Trainer):
         self._lent: TorchDevice | None = None  # None: the device has been left
         self._handed = Sum()
         self._made: list[tuple[float, int]] = []  # of steps that `train` has yet to tell of: losses and samples
-        self._began = 0.0
 
     # --- a section's device ---
 
@@ -148,25 +150,34 @@ class SectionTrainer(Trainer):
         self._handed = total
 
     def gradient(
-        self,
-        positions: NDArray[np.int64],  # noqa: ARG002  # what was routed here counts
-        committed_tokens: int,
-        pace: float,
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
     ) -> tuple[Float32[Tensor, " num"], Work]:
-        """Return the mean gradient over what was handed in, and change no parameter.
+        """Return the mean gradient over what was handed in, whatever the positions, and change no parameter.
 
         Raises:
             NotFinite: as `train`.
         """
-        total, self._handed = self._handed, Sum()
-        if not total.num_samples or self._parked is not None:  # what was added up went with the device
+        if not self._handed.num_samples or self._parked is not None:  # what was added up went with the device
+            self._handed = Sum()
             return self._vector, NOTHING_CAME
-        began, rate = self._clock.now(), self._steps.rate(committed_tokens, 1, pace)
-        loss, norm = self._mean(total, rate)
-        if self._run.method.feedback is not None:
-            self._shorten(norm)
-        self._steps.done(loss, norm, rate, total.num_samples, began)
-        return self._model.gradient.cpu(), self._steps.work([loss], total.num_samples, began)
+        return super().gradient(positions, committed_tokens, pace)
+
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:  # noqa: ARG002  # what was routed here counts
+        total, self._handed = self._handed, Sum()
+        return self._mean(total)
+
+    def _mean(self, total: Sum) -> Mean:
+        """Make a mean of the sum that the gradient is."""
+        gradient = self._model.gradient
+        gradient.mul_(self._run.train.batch_size / total.num_samples)
+        norm = float(torch.linalg.vector_norm(gradient))
+        return Mean(loss=total.loss / total.num_samples, norm=norm, num_samples=total.num_samples)
+
+    def _descend(self, norm: float, rate: float) -> float:
+        norm = super()._descend(norm, rate)
+        if self._confinement is not None:
+            self._confinement.constrain(self._model.vector)
+        return norm
 
     def make_step(self, total: Sum, committed_tokens: int, num_steps: int, pace: float) -> None:
         """Make an inner step on what has been added up: the last of `num_steps` since a commit. `train` tells of it.
@@ -176,19 +187,12 @@ class SectionTrainer(Trainer):
         """
         if self._parked is not None:
             return
-        assert self._optimizer is not None
         if total.num_samples:
-            began, rate = self._clock.now(), self._steps.rate(committed_tokens, num_steps, pace)
-            loss, norm = self._mean(total, rate)
-            if self._anchor is not None:
-                norm = self._pull(self._anchor)
-            self._shorten(norm)
-            self._optimizer.step(rate)
-            if self._confinement is not None:
-                self._confinement.constrain(self._model.vector)
-            self._steps.done(loss, norm, rate, total.num_samples, began)
-            self._made.append((loss, total.num_samples))
-        self._model.zero_gradient()
+            began, rate = self._clock.now(), self._rate(committed_tokens, num_steps, pace)
+            mean = self._step(self._mean(total), rate)
+            self._done(mean, rate, began)
+            self._made.append((mean.loss, total.num_samples))
+        self.clear()
 
     def train(
         self,
@@ -200,18 +204,5 @@ class SectionTrainer(Trainer):
         """Tell of the inner steps that were made since the last call; as many as `positions` have room for count."""
         made, self._made = self._made, []
         now, num_samples = self._clock.now(), sum(num for _, num in made)
-        work = self._steps.work([loss for loss, _ in made], num_samples, now)
-        return Work(
-            num_steps=len(positions) // self._run.train.batch_size,
-            num_tokens=work.num_tokens,
-            mean_loss=work.mean_loss,
-            duration_s=work.duration_s,
-        )
-
-    def _mean(self, total: Sum, rate: float) -> tuple[float, float]:
-        """Make a mean of the sum that the gradient is; return its loss and norm."""
-        gradient = self._model.gradient
-        gradient.mul_(self._run.train.batch_size / total.num_samples)
-        loss, norm = total.loss / total.num_samples, float(torch.linalg.vector_norm(gradient))
-        self._steps.require_finite(loss, norm, rate)
-        return loss, norm
+        work = self._work([loss for loss, _ in made], num_samples, now)
+        return replace(work, num_steps=len(positions) // self._run.train.batch_size)

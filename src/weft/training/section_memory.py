@@ -1,11 +1,11 @@
 """What holding a section takes of memory, before a stage is joined.
 
     section_memory(Holding(...), section, num_members=3, num_taken=8)     # bytes, by component, as of a whole model
-    needed_nbytes(holding, section, device, num_taken=8)                  # by place, as `peer.device.needed_nbytes`
+    needed_nbytes(holding, section, device, num_taken=8)                  # by place, as `device.needed_nbytes`
     most_taken(holding, section, device, free)                            # micro-batches that fit; 0: it cannot join
     fitting(run, peer, device)                                            # the same of this machine
 
-Parameters, moments, outer state and what rounds need are those of any run, of the section alone (`sync.memory`); in
+Parameters, moments, outer state and what rounds need are those of any run, of the section alone (`sync.costs`); in
 place of one micro-batch's activations stand those of all that are under way (`weft.cost.pipeline`). Nothing is counted
 of what later attempts bring, which is held within `pipeline.worker.Bounds.held_nbytes` where members die.
 """
@@ -31,10 +31,9 @@ from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.sync.costs import peer_memory
 from weft.sync.method.choices import Choices
-from weft.training.device import Device, decoder, free_nbytes
+from weft.training.device import Device, by_place, decoder, figures, fits, free_nbytes
 
 ASSUMED_MEMBERS = 4  # of a stage, before it is known: memory falls slowly with their number
-SPARE = 0.9  # of what is free may be planned for
 # Of activations, what the allocator of a CPU process holds beside: tensors come and go between those that stay. Each
 # further micro-batch took 1.26 times its tensors (Linux, 6 and 12 under way, 200 MB each).
 HEAP = 0.25
@@ -87,7 +86,8 @@ def section_memory(
         )
         + team_nbytes(holding.pipeline, shape.num_parameters),
     )
-    return replace(memory, copies=memory.copies + codec_nbytes(holding.model, holding.pipeline, section))
+    held = memory.copies + codec_nbytes(holding.model, holding.pipeline, section)
+    return replace(memory, copies=held, heap=int(HEAP * memory.activations))
 
 
 def team_nbytes(pipeline: PipelineConfig, num_parameters: int) -> int:
@@ -110,18 +110,6 @@ def codec_nbytes(model: ModelConfig, pipeline: PipelineConfig, section: Section)
             return 0
 
 
-def on_cpu(memory: cost.Memory) -> int:
-    """Return the bytes of it that a process takes which computes on its CPU."""
-    return memory.peak_nbytes + int(HEAP * memory.activations)
-
-
-def on_gpu(memory: cost.Memory, choices: Choices) -> tuple[int, int]:
-    """Return which bytes of it lie on a GPU, and which on its host; `peer.device.needed_nbytes` splits alike."""
-    moments = memory.inner_optimizer if choices.send != "gradient" else 0
-    on_device = memory.local + memory.gradient + moments + max(memory.activations, memory.local)
-    return on_device, memory.peak_nbytes - memory.activations - memory.gradient - moments
-
-
 def needed_nbytes(
     holding: Holding, section: Section, device: Device, *, num_taken: int, has_recompute: bool = False
 ) -> dict[str, int]:
@@ -134,12 +122,7 @@ def needed_nbytes(
         is_half=device.precision != "fp32",
         has_recompute=has_recompute,
     )
-    if device.is_cpu:
-        return {"cpu": on_cpu(memory)}
-    on_device, on_host = on_gpu(memory, holding.choices)
-    if device.torch.type == "mps":
-        on_host += on_device  # one memory for both
-    return {"cpu": on_host, str(device.torch): on_device}
+    return by_place(memory, device)
 
 
 def most_taken(
@@ -156,7 +139,7 @@ def most_taken(
     num_taken = Bounds().num_taken
     while num_taken:
         needed = needed_nbytes(holding, section, device, num_taken=num_taken, has_recompute=has_recompute)
-        if all(nbytes <= SPARE * free[place] for place, nbytes in needed.items()):
+        if fits(needed, free):
             break
         num_taken //= 2
     return num_taken
@@ -217,15 +200,11 @@ def fitting(run: StagedConfig, peer: PeerConfig, device: Device) -> int:
     if num_taken := most_taken(holding, section, device, free, has_recompute=peer.has_recompute):
         return num_taken
     needed = needed_nbytes(holding, section, device, num_taken=1, has_recompute=peer.has_recompute)
-    figures = "; ".join(
-        f"{'this machine' if place == 'cpu' else place}: {nbytes / 1e9:.2f} GB needed, {free[place] / 1e9:.2f} GB free"
-        for place, nbytes in needed.items()
-    )
     num = num_section_parameters(run.model, section)
     raise TooLarge(
         f"section {section.number + 1} of {section.num_sections} has {num:,} parameters and does not fit, even with "
-        f"one micro-batch at a time. {figures}. Close other programs, or take part with a larger machine; the run's "
-        "maker can cut the model into more stages, or lower pipeline.micro_batch."
+        f"one micro-batch at a time. {figures(needed, free)}. Close other programs, or take part with a larger "
+        "machine; the run's maker can cut the model into more stages, or lower pipeline.micro_batch."
     )
 
 
@@ -235,6 +214,6 @@ def least_nbytes(holding: Holding, cuts: Iterable[Section], *, num_taken: int = 
     The largest section decides who can join wherever somebody is missing.
     """
     return max(
-        cost_pipeline.BASE_NBYTES + on_cpu(section_memory(holding, cut, num_members=1, num_taken=num_taken))
+        cost_pipeline.BASE_NBYTES + section_memory(holding, cut, num_members=1, num_taken=num_taken).on_cpu
         for cut in cuts
     )

@@ -21,6 +21,7 @@ from weft.errors import CallFailed
 from weft.model import FlatModel
 from weft.pipeline.worker import Sum
 from weft.training.learner import NOTHING_CAME, Work
+from weft.training.steps import Mean
 from weft.training.trainer import Trainer
 
 ENDS = 2
@@ -75,27 +76,29 @@ class TiedTrainer(Trainer):
         return True
 
     def gradient(
-        self,
-        positions: NDArray[np.int64],  # noqa: ARG002  # what was handed in counts
-        committed_tokens: int,
-        pace: float,
+        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
     ) -> tuple[Float32[Tensor, " num"], Work]:
-        """Return the mean gradient over what was handed in, and change no parameter.
+        """Return the mean gradient over what was handed in, whatever the positions, and change no parameter.
 
         Raises:
             NotFinite: as `train`.
         """
-        handed, total, self._handed, self._total = self._handed, self._total, None, Sum()
-        if handed is None:
+        if self._handed is None:
             return self._vector, NOTHING_CAME
-        began, rate = self._clock.now(), self._steps.rate(committed_tokens, 1, pace)
-        handed.mul_(ENDS * self._run.train.batch_size / total.num_samples)
-        loss, norm = total.loss / total.num_samples, float(torch.linalg.vector_norm(handed))
-        self._steps.require_finite(loss, norm, rate)
-        if self._run.method.feedback is not None:
-            handed.mul_(self._steps.shortening(norm))
-        self._steps.done(loss, norm, rate, total.num_samples, began)
-        return handed.cpu(), halved(self._steps.work([loss], total.num_samples, began))
+        gradient, work = super().gradient(positions, committed_tokens, pace)
+        return gradient, halved(work)
+
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:  # noqa: ARG002  # what was handed in counts
+        total, self._total = self._total, Sum()
+        assert self._handed is not None
+        handed = self._handed.mul_(ENDS * self._run.train.batch_size / total.num_samples)
+        norm = float(torch.linalg.vector_norm(handed))
+        return Mean(loss=total.loss / total.num_samples, norm=norm, num_samples=total.num_samples)
+
+    def _taken(self, factor: float) -> Float32[Tensor, " num"]:
+        handed, self._handed = self._handed, None
+        assert handed is not None
+        return handed.mul_(factor).cpu()
 
 
 def halved(work: Work) -> Work:

@@ -1,4 +1,4 @@
-"""Inner steps on this machine's device, evaluation and samples.
+"""A learner on this machine's device.
 
     positions --Batches--> batch --Backward--> mean gradient --clip, AdamW--> local parameters
 
@@ -16,8 +16,10 @@ The model that a peer trains, over its local parameters: the run's, or the secti
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,7 +29,6 @@ from torch import Tensor
 
 from weft import rng
 from weft.clock import Clock
-from weft.data import Tokenizer
 from weft.data.batch import Batches
 from weft.errors import CheckpointError
 from weft.events import Emit, MicroBatchChanged, WarmedUp
@@ -35,15 +36,14 @@ from weft.inference.sample import Sampling, generate
 from weft.model import FlatModel, Transformer, assemble, attach, layout
 from weft.model.flat import Part
 from weft.model.transformer import SectionModule
-from weft.run.config import Genesis, RunConfig
+from weft.run.config import RunConfig
 from weft.run.machine import PeerConfig
 from weft.run.staged import StagedConfig
 from weft.training import optimizer as inner
 from weft.training.backward import Backward, LossScale
 from weft.training.device import allocating, check_fits, choose, limit_memory
-from weft.training.learner import Work, nothing
 from weft.training.optimizer import InnerOptimizer, State
-from weft.training.steps import Steps, mean_loss, prompt_ids
+from weft.training.steps import Mean, Shown, Stepper
 
 
 def model_over(vector: Tensor, run: RunConfig, peer: PeerConfig) -> FlatModel:
@@ -66,13 +66,13 @@ class Parked:
     """What a trainer that has left its device keeps on the host."""
 
     vector: Float32[Tensor, " num"]
-    anchor: Float32[Tensor, " num"] | None
+    center: Float32[Tensor, " num"] | None
     moments: State | None  # None: it has no optimizer
     scale: LossScale
     micro_batch: int
 
 
-class Trainer:
+class Trainer(Stepper):
     """The inner loop of one peer.
 
     Args:
@@ -83,15 +83,11 @@ class Trainer:
     """
 
     def __init__(self, run: RunConfig, peer: PeerConfig, batches: Batches, emit: Emit, clock: Clock) -> None:
-        self._run = run
+        super().__init__(run, batches, emit, clock)
         self._peer = peer
-        self._batches = batches
-        self._emit = emit
-        self._clock = clock
         self._sends_gradient = run.method.send == "gradient"
-        self._steps = Steps(run, emit, clock)
         self._warm_shape: tuple[int, int] | None = None  # of a batch that was tried
-        self._anchor: Float32[Tensor, " num"] | None = None  # the outer parameters, which inner steps are pulled to
+        self._center: Float32[Tensor, " num"] | None = None  # the outer parameters, which inner steps are pulled to
         self._parked: Parked | None = None
         self._parking = threading.Lock()
 
@@ -117,8 +113,8 @@ class Trainer:
             self._emit(MicroBatchChanged(before=wanted, after=micro_batch, reason="so many surely fit in free memory"))
         is_shared = self._sends_gradient and self.device.is_cpu
         self._take_device(vector if is_shared else vector.to(self.device.torch, copy=True), micro_batch)
-        self.set_anchor(vector)
-        self._steps.num_made = 0
+        self.set_center(vector)
+        self._num_steps = 0
 
     def _fitting(self) -> int:
         """Return how many samples at a time fit."""
@@ -145,12 +141,12 @@ class Trainer:
                 return
             self._parked = Parked(
                 vector=self._model.vector.cpu(),
-                anchor=None if self._anchor is None else self._anchor.cpu(),
+                center=None if self._center is None else self._center.cpu(),
                 moments=None if self._optimizer is None else self._optimizer.state(),
                 scale=self._backward.scale,
                 micro_batch=self._backward.micro_batch,
             )
-            self._anchor = None
+            self._center = None
             del self._model, self._optimizer, self._backward
         self.device.release_cache()
 
@@ -166,23 +162,12 @@ class Trainer:
                 return
             with allocating("the model", self.device):
                 held = parked.vector.to(self.device.torch)
-                self._anchor = None if parked.anchor is None else parked.anchor.to(self.device.torch)
+                self._center = None if parked.center is None else parked.center.to(self.device.torch)
             self._take_device(held, parked.micro_batch)
             if self._optimizer is not None and parked.moments is not None:
-                self._optimizer.load(parked.moments, self._steps.num_made)
+                self._optimizer.load(parked.moments, self._num_steps)
             self._backward.scale = parked.scale
             self._parked = None
-
-    def heed(self, run: Genesis) -> None:
-        """Train by the settings of `run` from now on: those of the same run, as amended."""
-        assert isinstance(run, RunConfig)
-        if run.train.seq_len != self._batches.seq_len:
-            self._batches = self._batches.resized(run.train.seq_len)
-        self._run = self._steps.run = run
-
-    @property
-    def has_ended(self) -> bool:
-        return False
 
     @property
     def is_warm(self) -> bool:
@@ -215,39 +200,7 @@ class Trainer:
         """Samples that are computed at a time."""
         return self._backward.micro_batch
 
-    # --- methods that send deltas ---
-
-    def train(
-        self,
-        positions: NDArray[np.int64],
-        committed_tokens: int,
-        pace: float,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Work:
-        """Make inner steps, one for each whole batch in `positions`.
-
-        Args:
-            positions: of the run's samples, from this peer's lease.
-            committed_tokens: of the run, at the last commit.
-            pace: of the whole run, in multiples of this peer's: what all members make while it makes one step.
-            should_stop: asked between steps; True ends the call early with what was done.
-
-        Raises:
-            NotFinite: a loss or gradient is NaN or infinite; the parameters are those before the step.
-            OutOfMemory: not even one sample at a time fits.
-        """
-        if self._optimizer is None:
-            raise RuntimeError("a method that sends gradients makes no inner steps")
-        return self._steps.make(positions, committed_tokens, pace, should_stop, self._step)
-
-    def _step(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:
-        assert self._optimizer is not None
-        loss, norm = self._fill_gradient(positions, rate)
-        if self._anchor is not None:
-            norm = self._pull(self._anchor)
-        self._shorten(norm)
-        self._optimizer.step(rate)
-        return loss, norm
+    # --- the vector ---
 
     def local(self) -> Float32[Tensor, " num"]:
         """Return the local parameters on the CPU: there they are the model's own memory, until the next `train`."""
@@ -264,7 +217,7 @@ class Trainer:
     def _vector(self) -> Tensor:
         return self._model.vector if self._parked is None else self._parked.vector
 
-    def set_anchor(self, outer: Float32[Tensor, " num"]) -> None:
+    def set_center(self, outer: Float32[Tensor, " num"]) -> None:
         """Let inner steps be pulled towards `outer`, the outer parameters on the CPU, where the method says so.
 
         There it is the very same memory, and follows what is written to it.
@@ -273,17 +226,11 @@ class Trainer:
             return
         with self._parking:
             if self._parked is not None:
-                self._parked = replace(self._parked, anchor=outer)
-            elif self._anchor is None or self._anchor.device.type == "cpu":
-                self._anchor = outer.to(self.device.torch)
+                self._parked = replace(self._parked, center=outer)
+            elif self._center is None or self._center.device.type == "cpu":
+                self._center = outer.to(self.device.torch)
             else:
-                self._anchor.copy_(outer)
-
-    def _pull(self, anchor: Tensor) -> float:
-        """Add the gradient of mu / 2 |x - outer|^2, and return the norm of the sum. FedProx: 1812.06127, equation 2."""
-        gradient, pull = self._model.gradient, self._run.method.proximal
-        gradient.add_(self._model.vector, alpha=pull).sub_(anchor, alpha=pull)
-        return float(gradient.norm())
+                self._center.copy_(outer)
 
     def private_state(self) -> State:
         """Return what only this peer has and an exact resume needs, on the CPU.
@@ -296,7 +243,7 @@ class Trainer:
                 scale, moments = self._backward.scale, None if self._optimizer is None else self._optimizer.state()
             else:
                 scale, moments = self._parked.scale, self._parked.moments
-            counters = {"num_steps": self._steps.num_made, **scale.counters()}
+            counters = {"num_steps": self._num_steps, **scale.counters()}
             state = {name: torch.tensor([count], dtype=torch.int64) for name, count in counters.items()}
             return {**state, **(moments or {})}
 
@@ -313,103 +260,46 @@ class Trainer:
             )
         if self._optimizer is not None:
             self._optimizer.load(state, counters["num_steps"])
-        self._steps.num_made = counters["num_steps"]
+        self._num_steps = counters["num_steps"]
         self._backward.scale.load(counters)
 
-    # --- methods that send gradients ---
+    # --- steps ---
 
-    def gradient(
-        self, positions: NDArray[np.int64], committed_tokens: int, pace: float
-    ) -> tuple[Float32[Tensor, " num"], Work]:
-        """Return the mean gradient over the samples at `positions`, and change no parameter.
+    def _fill(self, positions: NDArray[np.int64]) -> Mean:
+        loss, norm = self._backward.fill(self._batches.at(positions))
+        return Mean(loss=loss, norm=norm, num_samples=len(positions))
 
-        It is clipped where the error that a codec leaves is kept: what is merged is no gradient then. Elsewhere what is
-        merged is clipped.
+    def _descend(self, norm: float, rate: float) -> float:
+        if self._optimizer is None:
+            raise RuntimeError("a method that sends gradients makes no inner steps")
+        if self._center is not None:
+            norm = self._pull(self._center)
+        self._shorten(self._shortening(norm))
+        self._optimizer.step(rate)
+        return norm
 
-        On a CPU the gradient is the model's own memory, until the next call.
+    def _pull(self, center: Tensor) -> float:
+        """Add the gradient of mu / 2 |x - outer|^2, and return the norm of the sum. FedProx: 1812.06127, equation 2."""
+        gradient, pull = self._model.gradient, self._run.method.proximal
+        gradient.add_(self._model.vector, alpha=pull).sub_(center, alpha=pull)
+        return float(gradient.norm())
 
-        Raises:
-            NotFinite, OutOfMemory: as `train`.
-        """
-        began = self._clock.now()
-        rate = self._steps.rate(committed_tokens, 1, pace)
-        loss, norm = self._fill_gradient(positions, rate)
-        if self._run.method.feedback is not None:
-            self._shorten(norm)
-        self._steps.done(loss, norm, rate, len(positions), began)
-        return self._model.gradient.cpu(), self._steps.work([loss], len(positions), began)
+    def _taken(self, factor: float) -> Float32[Tensor, " num"]:
+        self._shorten(factor)
+        return self._model.gradient.cpu()
 
-    # --- the outer parameters ---
+    def _shorten(self, factor: float) -> None:
+        if factor != 1.0:
+            self._model.gradient.mul_(factor)
 
-    def evaluate(
-        self,
-        vector: Float32[Tensor, " num"],
-        batches: Batches,
-        num_windows: int,
-        between: Callable[[], None] = nothing,
-    ) -> tuple[float, int]:
-        """Return the mean loss of the outer parameters `vector` on held-out windows (nats per token), and their tokens.
-
-        Args:
-            between: called after each batch; what it raises ends the evaluation.
-
-        Raises:
-            NotFinite: the loss is NaN or infinite.
-            OutOfMemory: as `train`.
-        """
-        module = self._outer_model(vector)
-        total, num_tokens = 0.0, 0
-        for batch in batches.heldout_batches(num_windows, self._run.train.batch_size):
-            total += self._backward.summed_loss(module, batch)
-            num_tokens += batch[0].numel()
-            between()
-        return mean_loss(total, num_tokens), num_tokens
-
-    def sample(
-        self,
-        vector: Float32[Tensor, " num"],
-        tokenizer: Tokenizer,
-        prompt: str,
-        num_tokens: int,
-        seed: int,
-        between: Callable[[], None] = nothing,
-    ) -> str:
-        """Return the text that the outer parameters `vector` write after `prompt`, of at most `num_tokens` tokens.
-
-        An empty prompt stands for the end of the text before; where the tokenizer has none, for its first token.
-
-        Args:
-            between: called after each token; what it raises ends the text.
-
-        Raises:
-            DataError: the prompt has a character that the tokenizer does not know.
-            NotFinite: the model's logits are NaN or infinite.
-            OutOfMemory: there is no room for it beside what trains.
-        """
-        end = tokenizer.end_of_text
-        ids = prompt_ids(tokenizer, prompt)
-        sampling = Sampling(max_new_tokens=num_tokens, stop_id=end)
-        module = self._outer_model(vector)
-        with allocating("a text of this length", self.device):
-            tokens = generate(module, ids, sampling, rng.stream(seed, "sample"))
-            written = []
-            for token in tokens:
-                written.append(token)
-                between()
-            return tokenizer.decode(written)
-
-    def _outer_model(self, vector: Tensor) -> Transformer:
+    @contextmanager
+    def _showing(self, vector: Float32[Tensor, " num"]) -> Iterator[Shown]:
         self.device.release_cache()
         with allocating("the outer model beside the local one", self.device):
-            return assemble(self._run.model, vector.to(self.device.torch))
+            module = assemble(self._run.model, vector.to(self.device.torch))
 
-    # --- one step ---
+        def write(ids: list[int], sampling: Sampling, seed: int) -> Iterator[int]:
+            with allocating("a text of this length", self.device):
+                yield from generate(module, ids, sampling, rng.stream(seed, "sample"))
 
-    def _fill_gradient(self, positions: NDArray[np.int64], rate: float) -> tuple[float, float]:
-        loss, norm = self._backward.fill(self._batches.at(positions))
-        self._steps.require_finite(loss, norm, rate)
-        return loss, norm
-
-    def _shorten(self, norm: float) -> None:
-        if (factor := self._steps.shortening(norm)) != 1.0:
-            self._model.gradient.mul_(factor)
+        yield Shown(partial(self._backward.summed_loss, module), write)

@@ -53,7 +53,7 @@ def trained(run: RunConfig, folder: Path, num_peers: int) -> Tensor:
         method.apply(outer, state, merge(brought), context)
         for trainer in trainers:
             trainer.set_local(outer)
-            trainer.set_anchor(outer)
+            trainer.set_center(outer)
     return outer
 
 
@@ -110,7 +110,7 @@ def test_the_proximal_term_pulls_each_inner_step_towards_the_outer_parameters(tm
         for one in (run, of(FedAvgConfig(every=every, codec=Fp32Config()), InnerSgdConfig()))
     )
     trainer.start(outer.clone())
-    trainer.set_anchor(outer)
+    trainer.set_center(outer)
     where = np.arange(every * run.train.batch_size, dtype=np.int64).reshape(every, -1)
     trainer.train(where.reshape(-1), 0, 1)
     x = outer.clone()

@@ -44,7 +44,7 @@ class Walker(Learner):
     def set_local(self, vector: Tensor) -> None:
         self.vector = vector.clone()
 
-    def set_anchor(self, outer: Tensor) -> None:
+    def set_center(self, outer: Tensor) -> None:
         pass
 
 

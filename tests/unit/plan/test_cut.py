@@ -17,7 +17,7 @@ from weft.plan.question import Machines
 from weft.plan.timing import Line
 from weft.sync.method.presets import AsyncDiLoCoConfig, DdpConfig, DiLoCoConfig, spell_out
 from weft.training.device import decoder
-from weft.training.section_memory import Holding, on_cpu, section_memory
+from weft.training.section_memory import Holding, section_memory
 
 UNTIED = msgspec.structs.replace(MODEL, is_tied=False)
 LARGE = msgspec.structs.replace(named("7b", 32_000, 1024), is_tied=False)
@@ -59,7 +59,7 @@ def test_who_lacks_the_memory_for_a_section_holds_another() -> None:
     model = msgspec.structs.replace(UNTIED, vocab_size=200_000)  # end sections are far larger than the middle ones
     holding = Holding(model=model, train=train(), choices=spell_out(DiLoCoConfig(every=30), 6), pipeline=PIPELINE)
     cuts = sections(model, 3)
-    needs = [on_cpu(section_memory(holding, cut, num_members=2, num_taken=1)) for cut in cuts]
+    needs = [section_memory(holding, cut, num_members=2, num_taken=1).on_cpu for cut in cuts]
     assert needs[1] < needs[0] < needs[2]
     small = free(4, "small", memory_nbytes=float(needs[0]))
     large = free(2, "large", memory_nbytes=1e12)

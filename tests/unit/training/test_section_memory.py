@@ -25,8 +25,6 @@ from weft.training.section_memory import (
     micro_batch,
     most_taken,
     needed_nbytes,
-    on_cpu,
-    on_gpu,
     section_memory,
     shape_of,
     usual_taken,
@@ -85,7 +83,7 @@ def test_activations_grow_with_what_is_under_way() -> None:
 
 def test_the_largest_section_decides_who_can_join() -> None:
     cuts = sections(MODEL, 3)
-    needs = [on_cpu(section_memory(holding(), cut, num_members=1, num_taken=1)) for cut in cuts]
+    needs = [section_memory(holding(), cut, num_members=1, num_taken=1).on_cpu for cut in cuts]
     assert least_nbytes(holding(), cuts) == cost_pipeline.BASE_NBYTES + max(needs)
     assert least_nbytes(holding(), sections(MODEL, 7)) < least_nbytes(holding(), cuts)
 
@@ -120,7 +118,7 @@ def test_on_a_gpu_lies_what_is_trained_with() -> None:
     for method, has_moments in ((DiLoCoConfig(every=30), True), (DdpConfig(), False)):
         choices = spell_out(method, 3)
         memory = section_memory(holding(choices=choices), section, num_members=3, num_taken=2)
-        device, host = on_gpu(memory, choices)
+        device, host = memory.on_gpu
         moments = memory.inner_optimizer if has_moments else 0
         assert device == memory.local + memory.gradient + moments + max(memory.activations, memory.local)
         assert host == memory.peak_nbytes - memory.activations - memory.gradient - moments
@@ -134,8 +132,8 @@ def test_what_a_member_needs_is_told_by_place() -> None:
     section = sections(MODEL, 3)[2]
     memory = section_memory(holding(), section, num_members=4, num_taken=2)
     half = section_memory(holding(), section, num_members=4, num_taken=2, is_half=True)
-    assert needed_nbytes(holding(), section, CPU, num_taken=2) == {"cpu": on_cpu(memory)}
-    device, host = on_gpu(half, holding().choices)
+    assert needed_nbytes(holding(), section, CPU, num_taken=2) == {"cpu": memory.on_cpu}
+    device, host = half.on_gpu
     assert needed_nbytes(holding(), section, GPU, num_taken=2) == {"cpu": host, "cuda:0": device}
 
 

@@ -78,7 +78,6 @@ def usual_s(step: Callable[[], None], clock: Clock | None = None) -> float:
     return median(all_s)
 
 
-_SPARE = 0.9
 _START_S = 120.0  # of a process that works beside: it imports torch. One that has not begun by then is not waited for
 
 Timed = Callable[[Callable[[], None]], float]
@@ -130,7 +129,7 @@ def measure(
     device = choose(PeerConfig(device=on, threads=threads))
     free = float(host_free_nbytes() if device.is_cpu else device_free_nbytes(device))
     needed = 4 * cost.vector_nbytes(num_parameters(model)) + cost.activation_nbytes(decoder(model), 1, train.seq_len)
-    if needed > _SPARE * free:
+    if needed > cost.SPARE * free:
         raise TooLarge(
             f"--device here: {num_parameters(model):,} parameters and one sample need {needed / 1e9:.1f} GB on "
             f"{device.name}, where {free / 1e9:.1f} GB are free, so nothing can be timed. Name a device of the "

@@ -25,7 +25,7 @@ from weft.peer.group.records import MAX_NBYTES, GroupRecords
 from weft.peer.messages import Decision, HandOn
 from weft.peer.round.driver import RoundDriver
 from weft.sync.records.messages import Certificate
-from weft.sync.round.groups import claims_in, sources
+from weft.sync.round.groups import claims_in, parents
 from weft.tasks import Tasks
 from weft.wire import MAX_RECORD_NBYTES, Buffer, decode, digest, encode
 
@@ -67,7 +67,7 @@ class GroupBroadcast:
         with suppress(PeerError):
             await self._rounds.parts.results(certificate.manifest)
         name = self._keep(encode(certificate))
-        for ward, source in sources(self._node.peer, wards).items():
+        for ward, source in parents(self._node.peer, wards).items():
             self._node.post(ward, HandOn(round=certificate.manifest.round, certificate=name, source=source))
 
     async def _on_hand_on(self, peer: PeerId, note: HandOn) -> None:

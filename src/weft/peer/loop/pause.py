@@ -153,13 +153,13 @@ class WarmUp:
         def take_device() -> None:
             self._trainer.start(self._replica.outer)
             restore()
-            self._trainer.heed(self._replica.config)
+            self._trainer.apply_settings(self._replica.config)
             if not self._pausing.is_on:
                 self._trainer.warm_up()
 
         await self._compute.train(take_device)
 
     async def renew(self) -> None:
-        self._trainer.heed(self._replica.config)
+        self._trainer.apply_settings(self._replica.config)
         if not (self._pausing.is_on or self._trainer.is_warm):
             await self._compute.train(self._trainer.warm_up)

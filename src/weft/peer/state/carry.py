@@ -242,7 +242,7 @@ class Carry:
         if ahead is not None:
             self._mark, local = local, local - ahead
         self._trainer.set_local(local)
-        self._trainer.set_anchor(self._replica.outer)
+        self._trainer.set_center(self._replica.outer)
 
     def _mix(self, apply: Callable[[], None], is_counted: bool, round: Round | None, met: Met | None) -> None:
         """The same where members exchange with neighbours: what was made ahead keeps its distance."""
@@ -307,7 +307,7 @@ class Carry:
         if is_counted or not self.tokens:
             self._drop()
         self._trainer.set_local(mine[0][0])
-        self._trainer.set_anchor(outer)
+        self._trainer.set_center(outer)
 
     def _overlapped(self) -> Float32[Tensor, " num"]:
         """Return the local parameters where the steps end that the method makes while a round is decided."""
@@ -381,4 +381,4 @@ class Carry:
         if self.mixing.is_wanted:
             self.mixing.lose(local if self._mark is None else self._mark)
         self._trainer.set_local(local)
-        self._trainer.set_anchor(self._replica.outer)
+        self._trainer.set_center(self._replica.outer)

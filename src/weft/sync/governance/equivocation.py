@@ -1,4 +1,4 @@
-"""Two notes that one member signed for one place, and no honest member signs both: a proof that it lies.
+"""Equivocation: two notes that one member signed for one place, and no honest member signs both. They are evidence.
 
     Accept(2, x)         Accept(2, y)       two manifests accepted in one attempt; to propose is to accept, too
     Accept(1, x)         Promise(2, none)   denies what it had accepted, whichever came first
@@ -11,10 +11,8 @@ writing it down proves nothing: who was killed and comes back trains other bytes
 (`Merged`, `Holding`, `Stuck`), and as the first leader plans once more. That is why a `Collect` of attempt 0 is no word
 that binds; to lead a later attempt, a member needs promises that it has not after a restart.
 
-A key that two machines use, or a folder put back from a copy, makes a liar of an honest peer: its disk has not kept
-what it was given.
-
-It does not check signatures.
+A key that two machines use, or a folder put back from a copy, lets an honest peer equivocate: its disk has not kept
+what it was given. Signatures are checked elsewhere.
 """
 
 from dataclasses import dataclass

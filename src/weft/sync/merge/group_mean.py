@@ -1,7 +1,7 @@
-"""The mean of a group, as its sponsor makes it: one whole payload after the other, in the order in which they come.
+"""The mean of a group, as its aggregator makes it: one whole payload after the other, in the order in which they come.
 
-    a ward's payload    the parts of the round's base, each encoded, one after the other
-    the mean            the same parts, encoded anew: the sponsor's own payload
+    a leaf's payload    the parts of the round's base, each encoded, one after the other
+    the mean            the same parts, encoded anew: the aggregator's own payload
 
 One accumulator and one decoded vector, whatever the number of peers. What is no payload is found before it changes the
 sum. The order of float64 sums is part of the result; a `GroupRecord` lists it.

@@ -11,7 +11,7 @@ a sender's in its own round.
 
 Of a group (`group_mean`) only its mean comes to the owner of a part, with the weight of the whole group. The mean over
 peers stays what it is, but for rounding. That over senders does not: it is taken within the group, and then over groups
-and lone members, so an element that one of ten wards sent weighs there as if all ten had.
+and lone members, so an element that one of ten leaves sent weighs there as if all ten had.
 
 All in float64, elementwise, one rounding per operation, and one more to fp32 at the end: a fixed sequence of IEEE
 operations, equal on every machine. Weights are integers and are not normalised first: w/W rounded to fp32 would not

@@ -17,8 +17,8 @@
     o or a sample, drawn anew for each round
     + whoever is ready: a round waits for nobody
 
-A run file names a row or spells the choices out (`type = "custom"`). Before a run starts, `spell_out` turns either into
-`Choices`, which RunConfig holds (all in `choices`): what depends on the number of peers is decided once, for all.
+A run file names a preset or spells the choices out (`type = "custom"`). Before a run starts, `spell_out` turns either
+into `Choices`, which RunConfig holds (all in `choices`): what depends on the number of peers is decided once, for all.
 
 `Method` is what a peer computes between rounds: tensors in, tensors out.
 

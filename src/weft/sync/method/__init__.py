@@ -1,4 +1,4 @@
-"""What a method is: five choices, the rows that name some of them, learning rates, graphs of neighbours.
+"""What a method is: five choices, the presets that name some of them, learning rates, graphs of neighbours.
 
 It computes nothing on vectors (`weft.sync.merge` does), and needs no torch.
 """

@@ -1,4 +1,4 @@
-"""What a run file, a genesis and a charter say of a method: the rows, the choices behind them, the outer step.
+"""What a run file, a genesis and a charter say of a method: presets, the choices behind them, the outer step.
 
 They are settings alone: `method` and `outer` compute by them. It needs no torch: an anchor reads charters.
 
@@ -248,6 +248,10 @@ class Choices(Config, frozen=True, kw_only=True, tag_field="type", tag="custom",
     wait: Wait = "all"
     tune: Tune = 0.0
     merged_by: MergedBy = "owners"
+
+    def choices(self, num_peers: int) -> "Choices":  # noqa: ARG002
+        """Return itself: it names no method."""
+        return self
 
     @property
     def reply(self) -> CodecConfig:

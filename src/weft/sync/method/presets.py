@@ -1,10 +1,10 @@
-"""The rows: methods by name, each a few settings, and the choices that they come to.
+"""Presets: methods by name, each a few settings, and the choices that they come to.
 
 What depends on the number of peers is decided here, once for all.
 """
 
 import math
-from typing import Annotated, assert_never
+from typing import Annotated, Any, assert_never
 
 import msgspec
 
@@ -73,14 +73,26 @@ LADDER: tuple[tuple[int, CodecConfig], ...] = (
 START = 4  # until something is measured
 
 
-class DdpConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
+class _Preset(Config, frozen=True, kw_only=True):
+    """A method by name. A setting that has the name of a choice is that choice."""
+
+    def _with(self, **others: Any) -> Choices:
+        """Return the choices that are set here, and `others`."""
+        named = {name: getattr(self, name) for name in self.__struct_fields__ if name in Choices.__struct_fields__}
+        return Choices(**(named | others))
+
+
+class DdpConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="ddp"):
     """Every step, the mean gradient, applied by the inner optimizer on every member alike."""
 
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None
 
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        return self._with(every=1, send="gradient", apply=InnerConfig())
 
-class FedAvgConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="fedavg"):
+
+class FedAvgConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="fedavg"):
     """Every H steps, the mean of the members' weights."""
 
     every: Every = 30
@@ -89,8 +101,11 @@ class FedAvgConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="fed
     among: AmongConfig = "all"
     proximal: Proximal = 0.0
 
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        return self._with(send="delta", apply=SgdConfig(lr=1.0))
 
-class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="diloco"):
+
+class DiLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="diloco"):
     """Every H steps, the mean delta, applied with Nesterov momentum."""
 
     every: Every = 30
@@ -99,8 +114,12 @@ class DiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dil
     codec: CodecConfig = Int8Config()
     reply_codec: CodecConfig | None = None
 
+    def choices(self, num_peers: int) -> Choices:
+        lr, momentum = _rates(self, num_peers)
+        return self._with(send="delta", apply=NesterovConfig(lr=lr, momentum=momentum))
 
-class StreamingConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="streaming"):
+
+class StreamingConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="streaming"):
     """Every H / fragments inner steps, the next fragment's mean delta, while inner steps go on; Nesterov, mixed in."""
 
     every: Every = 100  # inner steps between two rounds of one fragment
@@ -119,16 +138,24 @@ class StreamingConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="
                 f"multiple of {self.fragments}."
             )
 
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        every, apply = self.every // self.fragments, NesterovConfig(lr=self.lr, momentum=self.momentum)
+        return self._with(every=every, send="delta", apply=apply)
 
-class AutoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="auto"):
+
+class AutoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="auto"):
     """`diloco`, as seldom and in as few bytes as links ask for: both are chosen from what rounds take, as they go."""
 
     tune: Tune = 0.05
     lr: Lr | None = None  # None: by number of peers, `diloco_defaults`
     momentum: Momentum | None = None
 
+    def choices(self, num_peers: int) -> Choices:
+        (every, codec), (lr, momentum) = LADDER[START], _rates(self, num_peers)
+        return self._with(every=every, send="delta", apply=NesterovConfig(lr=lr, momentum=momentum), codec=codec)
 
-class AsyncDiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="async-diloco"):
+
+class AsyncDiLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="async-diloco"):
     """Each member brings its delta when it has made its own inner steps, and waits for nobody; delayed Nesterov."""
 
     every: Every = 30
@@ -138,8 +165,14 @@ class AsyncDiLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag
     codec: CodecConfig = Int8Config()
     reply_codec: CodecConfig | None = None
 
+    def choices(self, num_peers: int) -> Choices:
+        lr, momentum = _rates(self, num_peers)
+        delay = max(1, num_peers) if self.delay is None else self.delay
+        apply = DelayedNesterovConfig(lr=lr, momentum=momentum, delay=delay)
+        return self._with(send="delta", apply=apply, wait="ready")
 
-class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="sparseloco"):
+
+class SparseLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="sparseloco"):
     """Every H steps, the largest elements of the members' deltas, with feedback; averaged over who sends an element."""
 
     every: Every = 30
@@ -151,8 +184,11 @@ class SparseLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag=
     reply_feedback: ReplyDecay | None = 1.0
     merge: MergeRule = "senders_mean"
 
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        return self._with(send="delta", apply=SgdConfig(lr=self.lr))
 
-class PowerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="powersgd"):
+
+class PowerSgdConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="powersgd"):
     """Every step, a few directions of the mean gradient's matrices, applied by the inner optimizer on every member."""
 
     rank: Rank = 4
@@ -161,8 +197,12 @@ class PowerSgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="p
     reply_codec: CodecConfig | None = None
     feedback: Decay = 1.0
 
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        basis = LowRankConfig(rank=self.rank, factors=self.factors)
+        return self._with(every=1, send="gradient", apply=InnerConfig(), basis=basis)
 
-class CocktailConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="cocktail"):
+
+class CocktailConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="cocktail"):
     """Every step, of elements drawn alike by all the largest, in four bits; what was not sent stays where it is.
 
     What was sent leaves the local parameters as what was merged comes in; steps made meanwhile are made with it.
@@ -175,8 +215,11 @@ class CocktailConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="c
     overlap: Overlap = 1
     reply_feedback: ReplyDecay | None = 1.0
 
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        return self._with(send="delta", apply=SgdConfig(lr=self.lr), feedback=1.0, error="local")
 
-class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"):
+
+class DeMoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="demo"):
     """Every step, the largest frequencies of the members' momenta, which then lack them; by the sign of their mean."""
 
     codec: CodecConfig = TopKConfig(kept=32, values="bf16")
@@ -187,8 +230,15 @@ class DeMoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="demo"
     merge: MergeRule = "senders_mean"
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=10, description="applied to matrices, not to gains")] = 0.0
 
+    def choices(self, num_peers: int) -> Choices:
+        apply, reply = (
+            SignSgdConfig(weight_decay=self.weight_decay),
+            self.reply_codec or _with_room(self.codec, num_peers),
+        )
+        return self._with(every=1, send="gradient", apply=apply, reply_codec=reply, feedback=self.momentum)
 
-class DPsgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dpsgd"):
+
+class DPsgdConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="dpsgd"):
     """Every so many steps, each member's parameters become a weighted mean of its own and its neighbours'."""
 
     every: Every = 1
@@ -198,8 +248,12 @@ class DPsgdConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="dpsg
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
 
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        among = GraphConfig(graph=self.graph, degree=self.degree, mean_every=self.mean_every)
+        return self._with(send="weights", apply=MixConfig(), among=among)
 
-class ChocoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="choco"):
+
+class ChocoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="choco"):
     """The same with few bytes: members tell how they differ from what neighbours know, and keep what that lacks."""
 
     every: Every = 1
@@ -210,8 +264,13 @@ class ChocoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="choc
     codec: CodecConfig = TopKConfig()
     reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
 
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        among = GraphConfig(graph=self.graph, degree=self.degree, mean_every=self.mean_every)
+        apply = MixConfig(step=choco_step(self.codec) if self.step is None else self.step)
+        return self._with(send="difference", apply=apply, among=among)
 
-class NoLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="noloco"):
+
+class NoLoCoConfig(_Preset, frozen=True, kw_only=True, tag_field="type", tag="noloco"):
     """Every H steps, with a partner drawn anew: momentum along both deltas, and towards the mean of both."""
 
     every: Every = 50
@@ -221,6 +280,12 @@ class NoLoCoConfig(Config, frozen=True, kw_only=True, tag_field="type", tag="nol
     pull: Pull = 1.0
     codec: CodecConfig = Bf16Config()
     reply_codec: CodecConfig | None = None  # of the mean over all; None: bf16
+
+    def choices(self, num_peers: int) -> Choices:  # noqa: ARG002
+        apply = PairNesterovConfig(lr=self.lr, momentum=self.momentum, pull=self.pull)
+        return self._with(
+            send="delta+weights", apply=apply, among=GraphConfig(graph="pairs", mean_every=self.mean_every)
+        )
 
 
 MethodConfig = (
@@ -242,133 +307,8 @@ MethodConfig = (
 
 
 def spell_out(config: MethodConfig, num_peers: int) -> Choices:
-    """Return the five choices that `config` names in a run of about `num_peers` (>= 1) peers."""
-    match config:
-        case Choices():
-            return config
-        case DdpConfig():
-            return Choices(
-                every=1, send="gradient", apply=InnerConfig(), codec=config.codec, reply_codec=config.reply_codec
-            )
-        case PowerSgdConfig():
-            return Choices(
-                every=1,
-                send="gradient",
-                apply=InnerConfig(),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                basis=LowRankConfig(rank=config.rank, factors=config.factors),
-                feedback=config.feedback,
-            )
-        case FedAvgConfig():
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=SgdConfig(lr=1.0),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                among=config.among,
-                proximal=config.proximal,
-            )
-        case DiLoCoConfig():
-            lr, momentum = _rates(config, num_peers)
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=NesterovConfig(lr=lr, momentum=momentum),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-            )
-        case AutoConfig():
-            (every, codec), (lr, momentum) = LADDER[START], _rates(config, num_peers)
-            apply = NesterovConfig(lr=lr, momentum=momentum)
-            return Choices(every=every, send="delta", apply=apply, codec=codec, tune=config.tune)
-        case StreamingConfig():
-            return Choices(
-                every=config.every // config.fragments,
-                send="delta",
-                apply=NesterovConfig(lr=config.lr, momentum=config.momentum),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                fragments=config.fragments,
-                overlap=config.overlap,
-                mix=config.mix,
-            )
-        case AsyncDiLoCoConfig():
-            lr, momentum = _rates(config, num_peers)
-            delay = max(1, num_peers) if config.delay is None else config.delay
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=DelayedNesterovConfig(lr=lr, momentum=momentum, delay=delay),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                wait="ready",
-            )
-        case SparseLoCoConfig():
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=SgdConfig(lr=config.lr),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                basis=config.basis,
-                feedback=config.feedback,
-                reply_feedback=config.reply_feedback,
-                merge=config.merge,
-            )
-        case CocktailConfig():
-            return Choices(
-                every=config.every,
-                send="delta",
-                apply=SgdConfig(lr=config.lr),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                overlap=config.overlap,
-                feedback=1.0,
-                reply_feedback=config.reply_feedback,
-                error="local",
-            )
-        case DeMoConfig():
-            return Choices(
-                every=1,
-                send="gradient",
-                apply=SignSgdConfig(weight_decay=config.weight_decay),
-                codec=config.codec,
-                reply_codec=config.reply_codec or _with_room(config.codec, num_peers),
-                basis=config.basis,
-                feedback=config.momentum,
-                reply_feedback=config.reply_feedback,
-                merge=config.merge,
-            )
-        case DPsgdConfig():
-            return Choices(
-                every=config.every,
-                send="weights",
-                apply=MixConfig(),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                among=GraphConfig(graph=config.graph, degree=config.degree, mean_every=config.mean_every),
-            )
-        case ChocoConfig():
-            return Choices(
-                every=config.every,
-                send="difference",
-                apply=MixConfig(step=choco_step(config.codec) if config.step is None else config.step),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                among=GraphConfig(graph=config.graph, degree=config.degree, mean_every=config.mean_every),
-            )
-        case NoLoCoConfig():
-            return Choices(
-                every=config.every,
-                send="delta+weights",
-                apply=PairNesterovConfig(lr=config.lr, momentum=config.momentum, pull=config.pull),
-                codec=config.codec,
-                reply_codec=config.reply_codec,
-                among=GraphConfig(graph="pairs", mean_every=config.mean_every),
-            )
-    assert_never(config)
+    """Return the choices that `config` names in a run of about `num_peers` (>= 1) peers."""
+    return config.choices(num_peers)
 
 
 def _with_room(codec: CodecConfig, num_peers: int) -> CodecConfig:

@@ -1,4 +1,4 @@
-"""Where histories part: which rounds two branches share, and which only one of them has.
+"""Ancestry of branches: which rounds two of them share, the fork point, and which rounds only one of them has.
 
     run ──●──●──●──●──●──►            a fork of L: it left `run`, whose round 3 was the first that it does not share
               └──L──●──●──►           what L alone has: the stretch (L, 3, 6)

@@ -36,7 +36,7 @@ from weft.wire import Record, Signed, digest_of
 # Counted up by one at a time, these are not reached; sums of them stay within the 64 bits of a record's integer.
 MAX_COUNT = 1 << 53
 MAX_TOTAL = 1 << 62  # samples or tokens of a whole run
-MAX_GROUP = 64  # peers, the sponsor included: it fetches a payload of each in a round
+MAX_GROUP = 64  # peers, the aggregator included: it fetches a payload of each in a round
 KEY_NBYTES = 32  # of a peer's public key
 MAX_UNCOUNTED = 3 * MAX_MEMBERS  # leases remembered that were not counted: who stays away longer has its newest kept
 MAX_LEASES = MAX_UNCOUNTED + 2 * MAX_MEMBERS  # each ends what one of those holds, or what a member is to be leased
@@ -60,11 +60,11 @@ class Stake:
 
     peer: PeerId
     tokens: Tokens  # in the group's mean; 0: not counted
-    samples: int  # of the sponsor's next lease; 0: none
+    samples: int  # of the aggregator's next lease; 0: none
 
 
 class GroupRecord(Record, frozen=True, kw_only=True):
-    """What a sponsor counted of its group in a round. The manifest that counts the sponsor names its digest.
+    """What an aggregator counted of its group in a round. The manifest that counts the aggregator names its digest.
 
     The stakes lie in columns, with the peers' bare keys: all electors hear each record in each round.
     """
@@ -72,7 +72,7 @@ class GroupRecord(Record, frozen=True, kw_only=True):
     run: HexRun
     branch: HexBranch
     round: _Round
-    sponsor: HexPeer
+    sponsor: HexPeer  # the aggregator
     payloads: HexDigest  # of those that were counted, in the order of the stakes: what the mean was made of
     peers: Annotated[bytes, Meta(min_length=KEY_NBYTES, max_length=KEY_NBYTES * MAX_GROUP)]  # as added to the mean
     tokens: Annotated[tuple[_Tokens, ...], Meta(max_length=MAX_GROUP)]
@@ -95,7 +95,7 @@ class GroupClaim(Record, frozen=True, kw_only=True):
 
     record: HexDigest
     weight: _Tokens  # of its mean: the tokens, each peer's cut to the quota
-    num_counted: Annotated[int, Meta(ge=0, lt=MAX_GROUP)]  # peers beside the sponsor
+    num_counted: Annotated[int, Meta(ge=0, lt=MAX_GROUP)]  # peers beside the aggregator
     num_leased: Annotated[int, Meta(ge=1, le=MAX_GROUP)]  # peers that are to train on its next lease, itself included
     samples: _Samples  # of that lease, as it asks for it
 
@@ -134,7 +134,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     branch: HexBranch
     round: _Round
     attempt: _Attempt  # the attempt it was first proposed in
-    leader: HexPeer  # who proposed it: the keeper, whose half of an electorate counts as a majority
+    leader: HexPeer  # who proposed it: the tie-breaker of the next round
     previous: HexDigest  # of the manifest before, or of the record that opened the branch
     contributions: Annotated[tuple[Counted, ...], Meta(max_length=MAX_MEMBERS)]  # ascending by peer: as merged
     awaited: _Peers = ()  # ascending: members that were late; their leases count in the mean's divisor
@@ -164,7 +164,7 @@ class Base(Record, frozen=True, kw_only=True):
     electorate: tuple[PeerId, ...]  # ascending
     newcomers: tuple[PeerId, ...] = ()  # those of them that the manifest before counted in
     resting: tuple[PeerId, ...] = ()  # those that it leased nothing to
-    keeper: PeerId | None  # the leader recorded in the manifest before
+    keeper: PeerId | None  # the tie-breaker: who led the round before; the half with it counts as a majority
     uplinks: tuple[int, ...]  # of each part: sizes
     cursor: int
     quota: int  # samples leased to each member per round, at most
@@ -197,7 +197,7 @@ class LegacyProof(Record, frozen=True, kw_only=True):
 class Ready(RoundMessage, frozen=True, kw_only=True):
     tokens: _Tokens
     parts: _Digests
-    group: GroupRecord | None = None  # whole, so that all who count the sponsor know whom they count
+    group: GroupRecord | None = None  # whole, so that all who count the aggregator know whom they count
     legacy: Legacy | None = None  # what the payload holds, where it is not what the sender has trained
     proof: LegacyProof | None = None
 
@@ -317,7 +317,7 @@ class Certificate(Record, frozen=True, kw_only=True):
 def next_base(manifest: Manifest, charter: Charter) -> Base:
     """Return the base of the round after `manifest`, which names the digest of `charter`.
 
-    What is leased to a group is not leased again when its sponsor dies: its wards bring what they have trained.
+    What is leased to a group is not leased again when its aggregator dies: its leaves bring what they have trained.
     """
     groups = {each.peer for each in manifest.contributions if each.group is not None and each.group.num_leased > 1}
     leased = {lease.peer for lease in manifest.leases}

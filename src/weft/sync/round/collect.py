@@ -90,9 +90,9 @@ def make_plan(state: State) -> Result:
     """
     if not is_leading(state) or state.plan is not None or state.proposal is not None or state.committed is not None:
         return state, ()
-    liars = _liars(state.acts)
-    absent = state.suspected | state.gone | state.farewells.keys() | liars
-    usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable - liars
+    struck = _struck_out(state.acts)
+    absent = state.suspected | state.gone | state.farewells.keys() | struck
+    usable = {peer for peer in state.ready if peer in state.base.electorate} - state.unusable - struck
     if not usable:
         return state, ()
     waiting_for = set(state.base.electorate) - usable - absent - state.unusable - set(state.base.newcomers)
@@ -114,18 +114,18 @@ def give_up(state: State, peer: PeerId) -> Result:
     return make_plan(replace(state, unusable=state.unusable | {peer}))
 
 
-def heed(state: State, acts: tuple[Warrant, ...]) -> Result:
-    """Take up which acts wait. Leader: plan again where the plan counts one whose lie has been proven since."""
+def take_acts(state: State, acts: tuple[Warrant, ...]) -> Result:
+    """Take up which acts wait. Leader: plan again where the plan counts one that has been struck out since."""
     state = replace(state, acts=acts)
-    plan, liars = state.plan, _liars(acts)
+    plan, struck = state.plan, _struck_out(acts)
     if plan is None or state.proposal is not None or not is_leading(state):
         return state, ()
-    if not liars & {contribution.peer for contribution in plan.contributions}:
+    if not struck & {contribution.peer for contribution in plan.contributions}:
         return state, ()
     return make_plan(replace(without_plan(state), revision=state.revision + 1))
 
 
-def _liars(acts: tuple[Warrant, ...]) -> set[PeerId]:
+def _struck_out(acts: tuple[Warrant, ...]) -> set[PeerId]:
     return {peer for warrant in acts if (peer := accused(warrant)) is not None}
 
 

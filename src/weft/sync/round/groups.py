@@ -1,16 +1,16 @@
 """Groups: how peers that find no room in the electorate contribute through a member of it.
 
-    ward    --Offer-----------------> sponsor      a payload, for the mean of this round and nobody else's
-    sponsor --Ready, GroupRecord----> electorate   the group's mean, with the sum of its tokens
-    manifest                                       names the record's digest; leases to the sponsor for the whole group
+    leaf       --Offer----------------> aggregator   a payload, for the mean of this round and nobody else's
+    aggregator --Ready, GroupRecord---> electorate   the group's mean, with the sum of its tokens
+    manifest                                         names the record's digest; leases to the aggregator for all of them
 
-To a round, a group is one member that brings more tokens; what is voted on knows no wards. Who is in whose group nobody
-decides: a ward asks electors in an order of its own, and keeps to one at a time.
+To a round, a group is one member that brings more tokens; what is voted on knows no leaves. Who is in whose group
+nobody decides: a leaf asks electors in an order of its own, and keeps to one at a time.
 
     V_g = sum_i v_i,   m_g = sum_i v_i x_i / V_g        the mean of a group, weighted as in `weights`
     sum_g V_g m_g / (sum_g V_g + a) = sum_i v_i x_i / (sum_i v_i + a)
 
-so two levels give what one would, up to the rounding of what a sponsor encodes.
+so two levels give what one would, up to the rounding of what an aggregator encodes.
 
 Which samples each peer of a group trains on follows from the manifest and the record.
 """
@@ -40,16 +40,16 @@ from weft.sync.records.messages import (
 from weft.sync.round.weights import weight
 from weft.wire import Record, digest, digest_of
 
-NUM_HANDED = 2  # wards to which each peer of a group hands results on
+NUM_HANDED = 2  # leaves to which each peer of a group hands results on
 
 
 class Offer(Record, frozen=True, kw_only=True):
-    """What a ward signs: a payload for one round and one sponsor."""
+    """What a leaf signs: a payload for one round and one aggregator."""
 
     run: HexRun
     branch: HexBranch
     round: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-    sponsor: HexPeer
+    sponsor: HexPeer  # the aggregator
     tokens: Annotated[int, Meta(ge=1, le=MAX_TOTAL)]
     payload: HexDigest  # of its encoded parts, one after the other
     tokens_per_s: Annotated[float, Meta(ge=0)]  # of its training; 0: not measured
@@ -60,14 +60,14 @@ def order_of(run: RunId, peer: PeerId, electorate: Iterable[PeerId]) -> tuple[Pe
     return tuple(sorted((each for each in electorate if each != peer), key=lambda each: order_key(run, peer, each)))
 
 
-def record_of(base: Base, sponsor: PeerId, stakes: Iterable[Stake], payloads: Iterable[Digest]) -> GroupRecord:
+def record_of(base: Base, aggregator: PeerId, stakes: Iterable[Stake], payloads: Iterable[Digest]) -> GroupRecord:
     """Return the record of a group whose counted peers come first in `stakes`, in the order of their `payloads`."""
     stakes = tuple(stakes)
     return GroupRecord(
         run=base.run,
         branch=base.branch,
         round=base.round,
-        sponsor=sponsor,
+        sponsor=aggregator,
         payloads=digest("".join(payloads).encode()),
         peers=bytes.fromhex("".join(stake.peer for stake in stakes)),
         tokens=tuple(stake.tokens for stake in stakes),
@@ -75,19 +75,19 @@ def record_of(base: Base, sponsor: PeerId, stakes: Iterable[Stake], payloads: It
     )
 
 
-def is_true(base: Base, sponsor: PeerId, record: GroupRecord) -> bool:
-    """Return whether a record can be one of `sponsor` in this round; how many tokens count, claims say."""
+def is_true(base: Base, aggregator: PeerId, record: GroupRecord) -> bool:
+    """Return whether a record can be one of `aggregator` in this round; how many tokens count, claims say."""
     settings = base.charter.settings
     stakes = record.stakes
     peers = [stake.peer for stake in stakes]
     is_in_place = (record.run, record.branch, record.round) == (base.run, base.branch, base.round)
     return (
         is_in_place
-        and record.sponsor == sponsor
+        and record.sponsor == aggregator
         and len(set(peers)) == len(peers)
-        and not (set(peers) - {sponsor}) & set(base.electorate)
+        and not (set(peers) - {aggregator}) & set(base.electorate)
         and not set(peers) & set(base.charter.banned)
-        and any(stake.peer == sponsor and stake.samples for stake in stakes)
+        and any(stake.peer == aggregator and stake.samples for stake in stakes)
         and all(stake.samples <= settings.quota for stake in stakes)
     )
 
@@ -142,9 +142,9 @@ def tokens_of(record: GroupRecord, peer: PeerId) -> int:
 
 
 def slices(num: int, record: GroupRecord, charter: Charter) -> dict[PeerId, range]:
-    """Return which of the `num` samples of the sponsor's lease each peer of its group trains on.
+    """Return which of the `num` samples of the aggregator's lease each peer of its group trains on.
 
-    The sponsor first, the others in the order of the record, disjoint, in whole units. The lease may be another than
+    The aggregator first, the others in the order of the record, disjoint, in whole units. The lease may be another than
     was asked for: then the last are given what is left.
 
     Args:
@@ -162,20 +162,20 @@ def slices(num: int, record: GroupRecord, charter: Charter) -> dict[PeerId, rang
     return cut
 
 
-def sources(sponsor: PeerId, wards: Sequence[PeerId]) -> dict[PeerId, PeerId]:
-    """Return from whom each ward fetches what was decided: a tree of `NUM_HANDED` branches, the first next to its root.
+def parents(aggregator: PeerId, leaves: Sequence[PeerId]) -> dict[PeerId, PeerId]:
+    """Return from whom each leaf fetches what was decided: a tree of `NUM_HANDED` branches, the first next to its root.
 
-    So nobody sends it more than `NUM_HANDED` times, and with 63 wards nobody is further away than six.
+    So nobody sends it more than `NUM_HANDED` times, and with 63 leaves nobody is further away than six.
     """
-    givers = [sponsor, *wards]
-    return {ward: givers[place // NUM_HANDED] for place, ward in enumerate(wards)}
+    givers = [aggregator, *leaves]
+    return {leaf: givers[place // NUM_HANDED] for place, leaf in enumerate(leaves)}
 
 
 def may_close(expected: Set[PeerId], brought: Set[PeerId], away: Set[PeerId], is_grace_over: bool) -> bool:
-    """Return whether a sponsor should make its group's mean now.
+    """Return whether an aggregator should make its group's mean now.
 
     Args:
-        expected: who was to train for this round, the sponsor included.
+        expected: who was to train for this round, the aggregator included.
         brought: whose payload is in the mean, or can never be.
         away: who is suspected, gone, or paused.
     """

@@ -149,7 +149,7 @@ def lease(base: Base, charter: Charter, counted: Iterable[Brought], wanted: Mapp
 def are_fair(base: Base, charter: Charter, manifest: Manifest) -> bool:
     """Return whether the leases are what a leader may propose: for each member, in order, from a unit to a quota.
 
-    For a sponsor that the manifest counts with its group, to as many quotas as there are peers to train on it.
+    For an aggregator that the manifest counts with its group, to as many quotas as there are peers to train on it.
 
     Args:
         charter: that holds after the manifest.

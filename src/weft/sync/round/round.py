@@ -33,7 +33,6 @@ from weft.sync.round.collect import (
     count_holder,
     follow,
     give_up,
-    heed,
     hold,
     learn_result,
     make_plan,
@@ -42,6 +41,7 @@ from weft.sync.round.collect import (
     publish,
     replan,
     report_stuck,
+    take_acts,
 )
 from weft.sync.round.decide import accept, commit_if_chosen, conclude, count_vote, promise, propose
 from weft.sync.round.groups import contribution, is_true
@@ -149,7 +149,7 @@ def _react(state: State, event: Input) -> Result:
         case Noticed():
             return _notice(state, event)
         case Moved():
-            return heed(state, event.acts)
+            return take_acts(state, event.acts)
         case TimedOut():
             return _time_out(state, event)
         case Leave():

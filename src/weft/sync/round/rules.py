@@ -45,7 +45,7 @@ def _order(run: RunId, branch: BranchId, round: Round, peers: tuple[PeerId, ...]
 def is_quorum(base: Base, voters: Iterable[PeerId], left: Iterable[PeerId] = ()) -> bool:
     """Return whether `voters` are a majority of the electorate less those who `left`.
 
-    Two quorums of one electorate share a member: exactly half counts only with the keeper.
+    Two quorums of one electorate share a member: exactly half counts only with the tie-breaker.
     """
     electorate = set(base.electorate) - set(left)
     num_votes = len(electorate & set(voters))

@@ -32,9 +32,9 @@ from weft.sync.round.groups import (
     is_true,
     may_close,
     order_of,
+    parents,
     record_of,
     slices,
-    sources,
     tokens_of,
 )
 from weft.sync.round.leases import are_fair, shares
@@ -303,7 +303,7 @@ def test_what_is_no_payload_leaves_the_mean_as_it_was() -> None:
 @pytest.mark.parametrize("num", range(MAX_GROUP))
 def test_nobody_hands_results_on_to_more_than_two_and_everybody_is_near_the_sponsor(num: int) -> None:
     wards = [PeerId(f"{number:064x}") for number in range(num)]
-    found = sources(SPONSOR, wards)
+    found = parents(SPONSOR, wards)
     assert list(found) == wards
     assert max(Counter(found.values()).values(), default=0) <= NUM_HANDED
 
