@@ -17,11 +17,12 @@ from weft.errors import PeerError
 from weft.events import PayloadRejected, RoundCommitted
 from weft.ids import Digest, PeerId, Round
 from weft.net.node import Node
+from weft.peer.round.inbox import Heard
 from weft.sync.costs import round_traffic
 from weft.sync.merge.reduce import EncodedPart, named
 from weft.sync.method.choices import Choices, InnerConfig, NesterovConfig, SgdConfig
 from weft.sync.records.messages import Certificate, Collect, Holding, Manifest, Merged
-from weft.sync.round.machine import Input, MergeDone, MergeFailed, Received, is_leading, results_of
+from weft.sync.round.machine import MergeDone, MergeFailed, Received, is_leading, results_of
 from weft.wire import Buffer, digest
 
 MakeSwarm = Callable[..., Swarm]
@@ -164,31 +165,34 @@ def test_who_hears_of_means_only_as_their_round_is_decided_accuses_nobody(make_s
         await swarm.round(b, 2)
         rounds = b.peer._rounds
         assert rounds is not None
-        inbox, feed, decide, results = rounds.inbox, rounds.inbox._feed, rounds._decide, rounds.parts.results
-        held: list[Received] = []
+        inbox, hear, decide, results = rounds.inbox, rounds.inbox._hear, rounds._decide, rounds.parts.results
+        held: list[Heard] = []
 
-        def hold(event: Input) -> None:
-            if isinstance(event, Received) and isinstance(event.message, Merged) and event.sender != b.id:
-                held.append(event)
+        def hold(heard: Heard) -> None:
+            if isinstance(heard.message, Merged) and heard.sender != b.id:
+                held.append(heard)
             else:
-                feed(event)
+                hear(heard)
 
         def decided(certificate: Certificate) -> None:
             nonlocal num_late
             num_late += len(held)
             while held:
-                feed(held.pop(0))
+                hear(held.pop(0))
             decide(certificate)
 
         async def slowly(manifest: Manifest) -> tuple[Buffer, ...]:
             await asyncio.sleep(0.1)
             return await results(manifest)
 
-        inbox._feed, rounds._decide = hold, decided  # type: ignore[method-assign]
+        async def never(*_: object) -> bool:
+            return False
+
+        inbox._hear, rounds._decide = hold, decided  # type: ignore[method-assign]
         rounds.parts.results = slowly  # type: ignore[method-assign]
-        rounds._validity.weigh = lambda *_: None  # type: ignore[method-assign]  # nor of what is proposed
+        rounds._validity.weigh = never  # type: ignore[method-assign]  # nor of what is proposed
         await swarm.round(b, 5)
-        inbox._feed = feed
+        inbox._hear = hear  # type: ignore[method-assign]
         one_replica(await swarm.done(*members))
         assert num_late
         assert not accused(members)
@@ -223,7 +227,7 @@ def test_a_leader_that_lets_nobody_hear_what_it_names_gets_no_vote_for_it(make_s
                     held = Holding(attempt=plan.attempt, revision=plan.revision, results=results_of(state))
                     for member in honest:
                         if rounds._state is not None and rounds._state.proposal is None:
-                            rounds._feed(Received(sender=member.id, message=held))
+                            rounds._member.feed(Received(sender=member.id, message=held))
 
         pretending = asyncio.ensure_future(pretend())
         await swarm.round(honest[0], 8)

@@ -18,6 +18,7 @@ from weft.net.node import Node
 from weft.net.transport.frame import encode_frame
 from weft.peer.messages import Decision, Letter, StandingNote
 from weft.peer.round.driver import MAX_GIVEN_UP
+from weft.peer.round.inbox import Heard, Step
 from weft.peer.round.payloads import FETCH_FLOOR_S
 from weft.peer.round.pending_acts import Lies
 from weft.sync.records.messages import (
@@ -73,7 +74,7 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
         await swarm.round(liar, 2)
         rounds = liar.peer._rounds
         assert rounds is not None
-        send, read = rounds._send, rounds.inbox.read
+        send, judge = rounds._send, rounds.inbox._judge
         lies: dict[str, tuple[Manifest, Attempt]] = {}
         votes: list[Any] = []
 
@@ -84,17 +85,17 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
                 message = Propose(attempt=message.attempt, manifest=manifest)
             send(to, message)
 
-        def collect(sender: Any, signed: Any, note: RoundNote) -> None:
-            if isinstance(note.message, Accept) and note.message.manifest in lies:
-                votes.append(signed)
-                manifest, attempt = lies[note.message.manifest]
+        def collect(heard: Heard, after: Step | None = None) -> None:
+            if isinstance(heard.message, Accept) and heard.message.manifest in lies:
+                votes.append(heard.signed)
+                manifest, attempt = lies[heard.message.manifest]
                 certificate = Certificate(attempt=attempt, manifest=manifest, votes=tuple(votes), farewells=())
                 for member in honest:
                     liar.peer.place.node.post(member.id, Decision(certificate=certificate))
                 return
-            read(sender, signed, note)
+            judge(heard, after)
 
-        rounds._send, rounds.inbox.read = lie, collect  # type: ignore[method-assign]
+        rounds._send, rounds.inbox._judge = lie, collect  # type: ignore[method-assign]
         outcomes = await swarm.done(*honest)
         assert {outcome.reason for outcome in outcomes} == {"complete"}
         assert len({outcome.replica for outcome in outcomes}) == 1

@@ -250,7 +250,7 @@ def test_members_whose_timers_ran_apart_meet_in_one_attempt(make_swarm: MakeSwar
         for member, attempts in ((a, 9), (b, 4)):
             for _ in range(attempts):
                 rounds = member.peer._rounds
-                rounds._expire("progress", rounds._member.attempt)  # type: ignore[union-attr]
+                rounds._expire("progress", rounds._state.attempt)  # type: ignore[union-attr]
         swarm.watchers.clear()
         at = swarm.clock.now()
         committed = await swarm.when(c, RoundCommitted)

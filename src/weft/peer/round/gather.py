@@ -15,23 +15,22 @@ Only the first attempt of a round waits for payloads. Later ones plan with what 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, Digest, PeerId
-from weft.peer.chain import Chain
 from weft.peer.context import Place
 from weft.peer.messages import Gathered
+from weft.peer.round.member import Member
 from weft.peer.round.payloads import Payloads
-from weft.peer.round.reach import Reach
 from weft.peer.round.timers import Timers
 from weft.sync.records.messages import Contribution, Ready
 from weft.sync.round.deadline import TELL_S
 from weft.sync.round.groups import contribution
-from weft.sync.round.machine import Lost
+from weft.sync.round.machine import Input, Lost, Trained
 from weft.sync.round.neighbours import is_well_dealt
+from weft.sync.round.round import unanswered
 from weft.sync.round.rules import is_under_way, leader
-from weft.tasks import Tasks
 
 REPEAT_S = 4.0  # until an announcement is said again; doubled each time
 AGAIN_S = 1.0  # between two tries to fetch a payload that is announced
@@ -40,34 +39,21 @@ KEPT_ROUNDS = 2  # that a payload is kept for which nobody announces any more
 
 
 class Gather:
-    """Of one peer, round after round.
+    """Of one peer, round after round."""
 
-    Args:
-        reach: this peer's machine.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        chain: Chain,
-        parts: Payloads,
-        tasks: Tasks,
-        timers: Timers,
-        reach: Reach,
-    ) -> None:
+    def __init__(self, place: Place, member: Member, parts: Payloads, timers: Timers) -> None:
         self.has_said = False  # this peer's announcement, which its machine has not heard of yet
         self._node = place.node
         self._clock = place.clock
         self._timers = timers
-        self._chain = chain
+        self._member = member
+        self._chain = member.chain
         self._parts = parts
-        self._tasks = tasks
-        self._state = reach.state
-        self._feed = reach.feed
+        self._tasks = member.tasks
         self._round = 0  # counts rounds of this process
         self._announced: dict[PeerId, tuple[Digest, ...]] = {}
         self._quorum_at: float | None = None  # since when a quorum has announced
-        self._held_back: dict[PeerId, Callable[[], None]] = {}
+        self._held_back: dict[PeerId, Input] = {}  # announcements that the machine has not heard of
         self._told: dict[PeerId, Gathered] = {}  # leader: by owner
         self._lost: set[PeerId] = set()  # leader: who is not waited for
         self._early: dict[PeerId, Gathered] = {}  # of the round after this one
@@ -113,25 +99,30 @@ class Gather:
     @property
     def is_waiting(self) -> bool:
         """Whether this peer leads the first attempt, and so waits for payloads."""
-        state = self._state()
+        state = self._member.state
         if state is None or state.attempt or state.is_back or state.committed is not None:
             return False
         return leader(state.base, Attempt(0)) == self._node.peer
 
-    def announce(self, ready: Ready, say: Callable[[Ready], None], take: Callable[[], None]) -> None:
+    def announce(self, ready: Ready, trained: Trained) -> None:
         """Announce this peer's payload, which is served already.
 
         Args:
-            say: sends the announcement to all members.
-            take: gives it to this peer's machine, which would say it too.
+            trained: what the machine is to hear of it; it would announce it too.
         """
         self.has_said = self.is_waiting
         if self.has_said:
-            say(ready)  # the machine would when the owners hold it: they begin to fetch now
-        self.hear(self._node.peer, ready, take)
-        self._repeating = self._tasks.spawn(self._repeat(ready, say))
+            self._say(ready)  # the machine would when the owners hold it: they begin to fetch now
+        self.hear(self._node.peer, ready, trained)
+        self._repeating = self._tasks.spawn(self._repeat(ready))
 
-    async def _repeat(self, ready: Ready, say: Callable[[Ready], None]) -> None:
+    def _say(self, ready: Ready) -> None:
+        electorate, state = self._chain.base.electorate, self._member.state
+        self._member.say(electorate, ready)
+        if state is not None and (asked := unanswered(state)) is not None:
+            self._member.say(electorate, asked)
+
+    async def _repeat(self, ready: Ready) -> None:
         """Say it again while the round lasts: letters get lost with links, and who is behind does not hear them."""
         base, wait_s = self._chain.base, REPEAT_S
         while True:
@@ -139,13 +130,14 @@ class Gather:
             wait_s *= 2
             if self._chain.base != base:
                 return
-            say(ready)
+            self._say(ready)
 
-    def hear(self, peer: PeerId, ready: Ready, take: Callable[[], None]) -> None:
-        """A member has announced its payload: fetch what is this peer's to merge, and `take` the announcement in time.
+    def hear(self, peer: PeerId, ready: Ready, event: Input) -> None:
+        """A member has announced its payload: fetch what is this peer's to merge, and feed the machine in time.
 
         Args:
             ready: the announcement.
+            event: as the machine is to hear of it.
         """
         base = self._chain.base
         if peer in self._announced:  # said again: the leader may not have heard either what is here
@@ -159,7 +151,7 @@ class Gather:
             self._quorum_at = self._clock.now()
             self._timers.note_quorum()
         self._fetch_mine(contribution(base.charter, peer, ready))
-        self._held_back[peer] = take
+        self._held_back[peer] = event
         self.check()
 
     def check(self) -> None:
@@ -169,13 +161,13 @@ class Gather:
         said = {**self._told, self._node.peer: self._mine()}
         for peer in list(self._held_back):
             if peer in self._held_back and (not self.is_waiting or self._is_gathered(peer, said)):
-                take = self._held_back.pop(peer)
+                event = self._held_back.pop(peer)
                 if self._quorum_at is not None:
                     self._timers.note_gathering(self._clock.now() - self._quorum_at)
-                take()
+                self._member.feed(event)
             elif peer in self._held_back and peer not in self._lost and self._is_lost(peer, said):
                 self._lost.add(peer)
-                self._feed(Lost(peer=peer))
+                self._member.feed(Lost(peer=peer))
 
     # --- what this peer merges ---
 
@@ -256,7 +248,7 @@ class Gather:
 
     def _owners(self, peer: PeerId) -> list[PeerId]:
         """Return who wants something of what `peer` brings, and is not away."""
-        state, base = self._state(), self._chain.base
+        state, base = self._member.state, self._chain.base
         assert state is not None
         away = state.suspected | state.gone | state.farewells.keys()
         wanted = self._parts.wanted(base, peer)
