@@ -228,7 +228,7 @@ async def _play(world: Crowd, figures: Figures) -> None:
     assert head is not None
     electors = [member for member in members if member.id in head.members]
     wards = [member for member in members if member.id not in head.members]
-    figures.most_wards = max(len(member.peer._groups._sponsor.wards) for member in electors)
+    figures.most_wards = max(len(member.peer._groups.aggregator.wards) for member in electors)
     for role, of_role in {"elector": electors, "ward": wards, "mean of all": members}.items():
         spent = Counter[str]()
         for member in of_role:

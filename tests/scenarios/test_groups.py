@@ -38,7 +38,7 @@ def parted(members: Sequence[Member]) -> tuple[list[Member], list[Member]]:
 
 
 def sponsor_of(member: Member) -> PeerId | None:
-    return member.peer._groups._ward.sponsor
+    return member.peer._groups.leaf.sponsor
 
 
 def manifests(swarm: Swarm) -> list[Manifest]:
@@ -326,7 +326,7 @@ def test_a_ward_that_brings_nothing_is_not_waited_for_again_and_forgotten(make_s
         await swarm.round(members[0], 5)
         electors, (ward, *_) = parted(members)
         other = next(member for member in electors if member.id != sponsor_of(ward))
-        sponsor = other.peer._groups._sponsor
+        sponsor = other.peer._groups.aggregator
         assert sponsor._take(ward.id)  # it asked, and did not hear the answer
         await swarm.round(members[0], 9)
         assert ward.id not in sponsor.wards

@@ -12,7 +12,7 @@ the last manifest tells, so who was just started believes a group what all other
 the bound, and of another's plan the bound alone is asked, which is the same for all members, so no two of them disagree
 whether a plan stands. (docs/threat_model.md: a claim within the lease says nothing of honest work.)
 
-Who rests may have trained in the place of one who was drawn and is away (`weft.peer.loop.stand_in`): it is allowed one
+Who rests may have trained in the place of one who was drawn and is away (`weft.peer.loop.lease`): it is allowed one
 lease more in that round, within the bound.
 
 In a stage of a pipeline it is allowed what is routed to it: the bound is a multiple of what a round leases.

@@ -32,15 +32,14 @@ from weft.net.membership.membership import Membership
 from weft.peer.chain import Chain
 from weft.peer.context import Outcome, Place
 from weft.peer.fork.split import Split
-from weft.peer.group.groups import Groups, Turn
+from weft.peer.group.groups import Groups
 from weft.peer.group.records import GroupRecords
 from weft.peer.join.entrance import Entrance
 from weft.peer.join.hold import Hold
 from weft.peer.join.state_server import StateServer
-from weft.peer.loop import stand_in as resting
 from weft.peer.loop.ahead import Ahead
 from weft.peer.loop.evaluate import make_evaluator
-from weft.peer.loop.lease import LeaseTraining
+from weft.peer.loop.lease import LeaseTraining, leased_instead, until_needed
 from weft.peer.loop.offer import Offering
 from weft.peer.loop.pause import Pause, WarmUp
 from weft.peer.loop.report import Report
@@ -213,9 +212,7 @@ class Peer:
         rounds = RoundDriver(self.place, chain, self._replica.scope, self.fail)
         rounds.merger.on_added = self._report.sentinel.merged
         rounds.recall()
-        groups = Groups(
-            self.place, rounds, self._records, self._carry, lambda: self._training.tokens_per_s, self._tasks
-        )
+        groups = Groups(self.place, rounds, self._records, lambda: self._training.tokens_per_s, self._tasks)
         groups.hand_on(self._evaluator, lambda: self._entrance.plea.is_near)
         self._rounds, self._groups = rounds, groups
         self._offering = Offering(self.place, self._replica, self._carry, self._legacies, groups)
@@ -239,7 +236,7 @@ class Peer:
                 await self._warming.renew()
                 await self._unless_stopped(self._entrance.be_counted_in(rounds))
             elif self._replica.head == rounds.chain.head:
-                await self._take_turn(rounds, groups.turn)
+                await self._take_turn(rounds)
             while not rounds.decided.empty() and not self._is_over():
                 await self._settle(rounds, rounds.decided.get_nowait())
 
@@ -249,9 +246,9 @@ class Peer:
     def _should_break_off(self) -> bool:
         return self._stopping.is_set() or self.pausing.is_on
 
-    async def _take_turn(self, rounds: RoundDriver, turn: Turn) -> None:
+    async def _take_turn(self, rounds: RoundDriver) -> None:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
-        num_changes = self.pausing.num_changes
+        num_changes, turn = self.pausing.num_changes, self._groups.turn
         is_overdue = self._carry.is_overdue and self.place.companion is None
         if self._carry.offered is None and not self.pausing.is_away and not is_overdue:
             self._report.state = "training"
@@ -260,7 +257,7 @@ class Peer:
             assert head is not None
             leased = self._groups.leased(head)
             if not len(leased):
-                leased = resting.leased_instead(rounds, self.peer, head)
+                leased = leased_instead(rounds, self.peer, head)
             await self._training.make(head, leased, self._replica.config, lambda: turn.is_hurried)
             if self._training.work is not None:
                 rounds.timers.note_worked(self._training.took_s)
@@ -272,7 +269,7 @@ class Peer:
         self._report.state = "paused" if self.pausing.is_away else "syncing"
         if self.pausing.is_away:
             self._training.work = None
-            turn.pass_on()
+            self._offering.pass_on(turn)
         if self._ahead.num_more(self._replica.config):
             self._report.state = "training"
             await self._ahead.make(rounds.chain.head, self._replica.config)
@@ -295,7 +292,7 @@ class Peer:
         losing = asyncio.ensure_future(self._ahead.wanted(self._replica.config))
         others = [changing, losing]
         if self._carry.offered is None:
-            others.append(asyncio.ensure_future(resting.needed(rounds, self.peer)))
+            others.append(asyncio.ensure_future(until_needed(rounds, self.peer)))
         try:
             await self._unless_stopped(asyncio.wait((deciding, *others), return_when=asyncio.FIRST_COMPLETED))
         finally:
@@ -320,7 +317,7 @@ class Peer:
             await self._enter_anew(rounds, manifest, str(error), is_counted)
             return
         is_opening = self._replica.head is not None and self._replica.head.branch != manifest.branch
-        is_doubtful = is_opening and self._groups.is_in_doubt(manifest)
+        is_doubtful = is_opening and self._offering.is_in_doubt(manifest, rounds)
         if is_opening:
             await self._legacies.keep_fork()
         # Another payload than this process offered is one of before a restart, trained on the same lease.
@@ -329,10 +326,12 @@ class Peer:
         if manifest.is_gossip:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own_work(manifest, self.peer)))
         electorate = () if self._replica.head is None else self._replica.head.members
+        was_offered = self._carry.offered_to is not None
         await self.place.compute.serve(lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met))
         if self.place.companion is not None and await self.place.companion.settled(manifest, electorate):
             self._carry.give_up()
-        self._groups.tell(manifest, is_counted, tokens)
+        self._groups.leaf.settle(manifest, is_counted)
+        self._report.tell_through(manifest, tokens, is_counted=is_counted, was_offered=was_offered)
         if not is_counted:
             self._report.tell_dropped(tokens, FORGOTTEN if is_opening else OUTDATED)
         if manifest.contributions:
@@ -353,7 +352,7 @@ class Peer:
         self.place.emit(Notice(text=text))
         if is_counted:
             await self.place.compute.serve(lambda: self._carry.settle(lambda: None, is_counted=True))  # it is in there
-        self._carry.offered = None
+        self._carry.take_back()
         head = await self._unless_stopped(self._entrance.enter())
         rounds.restart(head, self._replica.charter, without=manifest)
 

@@ -117,8 +117,9 @@ class Aggregator:
     # --- what the peer does ---
 
     @property
-    def ranges(self) -> tuple[range, ...]:
-        return self._rounds.ranges
+    def is_in_use(self) -> bool:
+        """Whether this peer has leaves, or something of a round in which it had."""
+        return bool(self.wards or self._early or self._now.offers or self._now.brought)
 
     @property
     def is_hurried(self) -> bool:

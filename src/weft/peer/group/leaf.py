@@ -85,10 +85,6 @@ class Leaf:
     # --- what the peer does ---
 
     @property
-    def ranges(self) -> tuple[range, ...]:
-        return self._rounds.ranges
-
-    @property
     def is_hurried(self) -> bool:
         base = self._rounds.chain.base
         if self._rounds.chain.charter.has_even_leases:
@@ -124,6 +120,8 @@ class Leaf:
 
     def settle(self, manifest: Manifest, is_counted: bool) -> None:
         """Take up whether a round counted this peer, and whether the next has work for it."""
+        if self.sponsor is None:
+            return
         self._said = None
         is_served = is_counted or len(self._records.leased(manifest, self._rounds.chain.charter)) > 0
         self._num_missed = 0 if is_served else self._num_missed + 1

@@ -31,7 +31,7 @@ from weft.errors import NetError, PeerError, Refused
 from weft.events import JoinTooSlow, Notice
 from weft.ids import PeerId
 from weft.peer.context import Place
-from weft.peer.join.hold_rule import DAY_S
+from weft.peer.join.hold import DAY_S
 from weft.peer.join.state_fetch import Beats, StateFetch
 from weft.peer.messages import BlockAnswer, BlockPlease
 from weft.peer.round.driver import RoundDriver

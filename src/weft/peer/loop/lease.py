@@ -2,20 +2,30 @@
 
 Where members are leased as much as they train, steps are made a few at a time, so that a peer which is later than the
 others soon stops and announces what it has. Where all are leased the same, a lease is one piece.
+
+Who rests in a round, because others were drawn, trains in their place once all of those are away.
+
+Otherwise nobody would bring anything, and the round would never end. Of those that rest and are here, in order, each
+takes the lease of one that is away, as long as there are any. Two that see it differently may train on the same
+samples; no more tokens are counted than were leased.
 """
 
+import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.ids import PeerId
 from weft.peer.context import Place
+from weft.peer.group.records import lease_of
+from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
 from weft.run.config import Genesis
-from weft.sync.records.messages import Manifest
+from weft.sync.records.messages import Base, Manifest
 from weft.training.learner import Learner, Work
 
 CALL_S = 0.25  # of inner steps in a call of the device: few enough to stop soon, so many that calls cost nothing
@@ -117,3 +127,33 @@ def _sum(one: Work, other: Work) -> Work:
         mean_loss=sum(losses) / num_tokens if num_tokens else math.nan,
         duration_s=one.duration_s + other.duration_s,
     )
+
+
+LOOK_S = 1.0  # between two looks whether those that were drawn are away
+
+
+def in_place_of(base: Base, me: PeerId, present: Collection[PeerId]) -> PeerId | None:
+    """Return in whose place `me` is to train; None: in nobody's.
+
+    Args:
+        present: of the electorate, who is not away.
+    """
+    to_train = [peer for peer in base.electorate if peer not in base.resting]
+    here = [peer for peer in base.resting if peer in present or peer == me]
+    if me not in here or any(peer in present for peer in to_train):
+        return None
+    return dict(zip(here, to_train, strict=False)).get(me)
+
+
+def leased_instead(rounds: RoundDriver, me: PeerId, head: Manifest) -> NDArray[np.int64]:
+    """Return the positions of whoever is away that this peer is to train on: mostly none."""
+    base = rounds.chain.base
+    other = in_place_of(base, me, rounds.quorum.present()) if rounds.chain.head == head else None
+    return lease_of(head.leases if other else (), other)
+
+
+async def until_needed(rounds: RoundDriver, me: PeerId) -> None:
+    """Return once this peer is to train in another's place."""
+    await asyncio.sleep(LOOK_S)
+    while in_place_of(rounds.chain.base, me, rounds.quorum.present()) is None:  # noqa: ASYNC110  # statuses tell nobody
+        await asyncio.sleep(LOOK_S)

@@ -5,7 +5,15 @@ It decides nothing.
 
 import math
 
-from weft.events import GraphChosen, LegacyCounted, MethodTuned, PayloadRejected, RoundCommitted, RoundMissed
+from weft.events import (
+    CountedThrough,
+    GraphChosen,
+    LegacyCounted,
+    MethodTuned,
+    PayloadRejected,
+    RoundCommitted,
+    RoundMissed,
+)
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens
 from weft.net.membership.membership import Membership
 from weft.net.messages import Heartbeat
@@ -100,6 +108,19 @@ class Report:
         if reason not in (None, PAUSED, RESTING, AT_WORK):
             missed = RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason)
             self._place.emit(missed)
+
+    def tell_through(self, manifest: Manifest, tokens: Tokens, *, is_counted: bool, was_offered: bool) -> None:
+        """Tell what became of what this peer had offered through an aggregator, if it had.
+
+        Args:
+            tokens: that were due before the manifest was settled.
+        """
+        is_its_own = any(each.peer == self._place.node.peer for each in manifest.contributions)
+        if is_counted and tokens and not is_its_own:
+            self._place.emit(CountedThrough(round=manifest.round, tokens=tokens))
+        elif was_offered and not is_counted:
+            reason = "its sponsor was not counted, or did not have its payload in time"
+            self._place.emit(RoundMissed(round=manifest.round, carried_tokens=self._carry.tokens, reason=reason))
 
     def tell_dropped(self, due: Tokens, why: str = OUTDATED) -> None:
         """Tell how much of what was due before a round that did not count it is carried no more."""
