@@ -228,7 +228,8 @@ async def _play(world: Crowd, figures: Figures) -> None:
     assert head is not None
     electors = [member for member in members if member.id in head.members]
     wards = [member for member in members if member.id not in head.members]
-    figures.most_wards = max(len(member.peer._groups.aggregator.wards) for member in electors)
+    inside = [member.peer._in_rounds for member in electors]
+    figures.most_wards = max(len(each.groups.aggregator.wards) for each in inside if each is not None)
     for role, of_role in {"elector": electors, "ward": wards, "mean of all": members}.items():
         spent = Counter[str]()
         for member in of_role:
@@ -262,11 +263,11 @@ async def _tell(world: Crowd, members: list[Member]) -> None:
 
 
 def _num_placed(members: list[Member]) -> int:
-    heads = [member.peer.head for member in members if member.peer is not None and member.peer._groups is not None]
+    heads = [member.peer.head for member in members if member.peer is not None and member.peer._in_rounds is not None]
     return len(heads) - sum(
-        member.peer._groups.is_outside
+        member.peer._in_rounds.groups.is_outside
         for member in members
-        if member.peer is not None and member.peer._groups is not None
+        if member.peer is not None and member.peer._in_rounds is not None
     )
 
 

@@ -101,7 +101,7 @@ def test_it_comes_to_the_same_parameters_as_parts_that_owners_merge(make_swarm: 
 
 def lie_about(swarm: Swarm, liar: Member, *, as_leader: bool = False) -> set[Digest]:
     """Let a member name and serve another result than it merged, always or where it leads; return what it names."""
-    rounds = liar.peer._rounds
+    rounds = liar.peer.rounds
     assert rounds is not None
     merge, lies = rounds.merger.merge, set[Digest]()
 
@@ -129,7 +129,7 @@ def test_an_owner_that_names_another_mean_is_found_out_by_all(make_swarm: MakeSw
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
         await swarm.round(liar, 2)
-        lies, parts = lie_about(swarm, liar), liar.peer._rounds.parts  # type: ignore[union-attr]
+        lies, parts = lie_about(swarm, liar), liar.peer.rounds.parts  # type: ignore[union-attr]
         offer = parts.offer
 
         def spoilt(payload: Sequence[EncodedPart]) -> tuple[Digest, ...]:
@@ -150,7 +150,7 @@ def test_an_owner_that_names_another_mean_is_found_out_by_all(make_swarm: MakeSw
 
 def swarm_index(member: Member) -> int:
     """Return which part a member owns."""
-    base = member.peer._rounds.chain.base  # type: ignore[union-attr]
+    base = member.peer.rounds.chain.base  # type: ignore[union-attr]
     return base.electorate.index(member.id)
 
 
@@ -163,7 +163,7 @@ def test_who_hears_of_means_only_as_their_round_is_decided_accuses_nobody(make_s
     async def scenario() -> None:
         _, b, *_ = members = await swarm.start("abcd")
         await swarm.round(b, 2)
-        rounds = b.peer._rounds
+        rounds = b.peer.rounds
         assert rounds is not None
         inbox, hear, decide, results = rounds.inbox, rounds.inbox._hear, rounds._decide, rounds.parts.results
         held: list[Heard] = []
@@ -206,14 +206,14 @@ def test_a_leader_that_lets_nobody_hear_what_it_names_gets_no_vote_for_it(make_s
     swarm = make_swarm(method=DELTA, num_rounds=10)
 
     def silently(life: Life, _to: PeerId, message: object) -> bool:
-        state = life.peer._rounds._state if life.peer._rounds else None
+        state = life.peer.rounds._state if life.peer.rounds else None
         return not (life.member.name == "d" and isinstance(message, Merged) and state is not None and is_leading(state))
 
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
         await swarm.round(liar, 2)
         swarm.watchers.append(silently)
-        rounds, lies = liar.peer._rounds, lie_about(swarm, liar, as_leader=True)
+        rounds, lies = liar.peer.rounds, lie_about(swarm, liar, as_leader=True)
         assert rounds is not None
 
         async def pretend() -> None:

@@ -400,10 +400,10 @@ def test_what_was_committed_meanwhile_is_replayed_a_little_at_a_time(
         lay(swarm.member("n"), up=20, down=8)
         newcomer = join(swarm, lease_s=4.0)
         joined = await swarm.when(newcomer, StateJoined)
-        parts, waiting = newcomer.peer._rounds.parts if newcomer.peer._rounds else None, [0]
+        parts, waiting = newcomer.peer.rounds.parts if newcomer.peer.rounds else None, [0]
         assert parts is None
         await swarm.when(newcomer, RoundCommitted)
-        rounds = newcomer.peer._rounds
+        rounds = newcomer.peer.rounds
         assert rounds is not None
         fetch = rounds.parts._fetch
 

@@ -20,7 +20,7 @@ from weft.sync.round.rules import Durable
 
 def slow_down(life: Life, delay_s: float) -> None:
     """Let results take so long to come down to a process that takes part."""
-    parts = life.peer._rounds.parts  # type: ignore[union-attr]
+    parts = life.peer.rounds.parts  # type: ignore[union-attr]
     fetch = parts._from_any
 
     async def late(*args: Any) -> Any:
@@ -149,10 +149,10 @@ def test_who_heard_of_a_round_whose_results_are_gone_goes_on_without_it(make_swa
         a, b = members = await swarm.start("ab")
         for member in members:
             await swarm.round(member, 3)
-        head = a.peer._rounds.chain.head  # type: ignore[union-attr]
+        head = a.peer.rounds.chain.head  # type: ignore[union-attr]
         keeper, other = (a, b) if head.leader == a.id else (b, a)
         slow_down(other.life, 3.0)
-        rounds = other.peer._rounds
+        rounds = other.peer.rounds
         assert rounds is not None
         while rounds.chain.head == other.peer._replica.head or rounds.parts.has_results(rounds.chain.head):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -249,7 +249,7 @@ def test_members_whose_timers_ran_apart_meet_in_one_attempt(make_swarm: MakeSwar
         await asyncio.sleep(5)
         for member, attempts in ((a, 9), (b, 4)):
             for _ in range(attempts):
-                rounds = member.peer._rounds
+                rounds = member.peer.rounds
                 rounds._expire("progress", rounds._state.attempt)  # type: ignore[union-attr]
         swarm.watchers.clear()
         at = swarm.clock.now()
@@ -288,14 +288,14 @@ def test_nobody_waits_for_a_member_without_a_vote(make_swarm: MakeSwarm) -> None
     async def scenario() -> None:
         (a,) = await swarm.start("a")
         await swarm.round(a, 2)
-        b, base = swarm.member("b"), a.peer._rounds.chain.base  # type: ignore[union-attr]
+        b, base = swarm.member("b"), a.peer.rounds.chain.base  # type: ignore[union-attr]
         promises = Votes(b.folder.durable)
         for branch, number in ((base.branch, Round(8)), (BranchId("ee" * 32), Round(1))):
             promises.write(Durable(base=msgspec.structs.replace(base, branch=branch, round=number)))
         promises.close()
         swarm.launch(b)
         await swarm.when(b, RoundCommitted, lambda event: event.round >= 6)
-        assert not b.peer._rounds.is_member  # type: ignore[union-attr]
+        assert not b.peer.rounds.is_member  # type: ignore[union-attr]
         await swarm.when(b, RoundCommitted, lambda event: b.id in event.contributors)
         assert b.life.committed[-1].round > 8
         one_replica(await swarm.done(a, b))

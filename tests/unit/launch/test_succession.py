@@ -24,7 +24,7 @@ OLD, NEW = RunId("01" * 32), RunId("5e" * 32)
 
 async def decide(member: Member, deed: AnyDeed) -> None:
     await member.until(RoundCommitted)
-    rounds = member.peer._rounds
+    rounds = member.peer.rounds
     assert rounds is not None
     assert rounds.acts.take(seal(STEWARD, Act(run=member.peer.run.run, serial=1, deed=deed))) is None
     await member.until(ActEnacted)

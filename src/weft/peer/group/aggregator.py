@@ -110,6 +110,7 @@ class Aggregator:
         self._gate = asyncio.Semaphore(PARALLEL)
         self._timers: list[asyncio.TimerHandle] = []
         self._now = Collection(rounds.chain.base, frozenset())
+        rounds.on_decided(self._decided)
         place.node.serve(SponsorPlease, self._consider)
         place.node.on_note(OfferNote, self._on_offer)
         place.node.on_note(WardPass, self._on_pass)
@@ -336,7 +337,7 @@ class Aggregator:
 
     # --- a round is decided ---
 
-    def decided(self, certificate: Certificate) -> None:
+    def _decided(self, certificate: Certificate) -> None:
         """Take up a decision, and tell the wards of it. Who of them is an elector from now on is no ward any more."""
         manifest, me = certificate.manifest, self._node.peer
         now = self._now

@@ -14,13 +14,14 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
 from weft.net.blobs.blobs import StillComing
 from weft.peer.context import Place
+from weft.peer.group.leaf import Leaf
 from weft.peer.group.records import MAX_NBYTES, GroupRecords
 from weft.peer.messages import Decision, HandOn
 from weft.peer.round.driver import RoundDriver
@@ -34,24 +35,13 @@ SOURCE_S = 8.0  # for a source to deliver what is small: it may wait for its own
 
 
 class GroupBroadcast:
-    """Of one peer, as a sponsor and as a ward.
+    """Of one peer, as an aggregator and as a leaf."""
 
-    Args:
-        sponsor: returns whose ward this peer is.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        rounds: RoundDriver,
-        records: GroupRecords,
-        sponsor: Callable[[], PeerId | None],
-        tasks: Tasks,
-    ) -> None:
+    def __init__(self, place: Place, rounds: RoundDriver, records: GroupRecords, leaf: Leaf, tasks: Tasks) -> None:
         self._node = place.node
         self._rounds = rounds
         self._records = records
-        self._sponsor = sponsor
+        self._leaf = leaf
         self._tasks = tasks
         self._kept: dict[Digest, bytes] = {}
         self._taking: Digest | None = None
@@ -72,7 +62,7 @@ class GroupBroadcast:
 
     async def _on_hand_on(self, peer: PeerId, note: HandOn) -> None:
         is_new = note.round == self._rounds.chain.base.round and note.certificate != self._taking
-        if peer == self._sponsor() and is_new:
+        if peer == self._leaf.sponsor and is_new:
             self._taking = note.certificate
             self._tasks.spawn(self._take(peer, note))
 
@@ -94,8 +84,8 @@ class GroupBroadcast:
                 _, record = await self._from((source, sponsor), claim.record, MAX_NBYTES)
                 if record is not None:
                     self._records.read(record)
-        self._rounds.parts.source = source
-        self._rounds.on_decision(Decision(certificate=certificate))
+        self._leaf.take_from(source)
+        self._rounds.hear(sponsor, Decision(certificate=certificate))
 
     async def _from(self, holders: Sequence[PeerId], wanted: Digest, most: int) -> tuple[PeerId, bytes | None]:
         """Return who delivered a blob, and the blob."""

@@ -5,8 +5,8 @@ groups.is_outside    neither: it has to ask its way in
 groups.leased(...)   what it trains on
 """
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,26 +49,22 @@ class Groups:
     """
 
     def __init__(
-        self, place: Place, rounds: RoundDriver, records: GroupRecords, speed: Callable[[], float], tasks: Tasks
+        self,
+        place: Place,
+        rounds: RoundDriver,
+        records: GroupRecords,
+        evaluator: Unmeasured,
+        speed: Callable[[], float],
+        tasks: Tasks,
     ) -> None:
         self._me = place.node.peer
         self._rounds = rounds
         self._records = records
         self.leaf = Leaf(place, rounds, records, speed)
-        broadcast = GroupBroadcast(place, rounds, records, lambda: self.leaf.sponsor, tasks)
+        broadcast = GroupBroadcast(place, rounds, records, self.leaf, tasks)
         self.aggregator = Aggregator(place, rounds, records, broadcast, speed, tasks)
-        rounds.on_decided = self.aggregator.decided
-        rounds.inbox.on_record = records.keep
-
-    def watch(self) -> Coroutine[Any, Any, None]:
-        """Keep an aggregator as long as this peer needs one. Run until cancelled."""
-        return self.leaf.watch()
-
-    def hand_on(self, evaluator: Unmeasured, is_near: Callable[[], bool]) -> None:
-        """Let leaves hear what this peer hears of evaluations, and let it ask for an aggregator only where it is
-        near."""
-        evaluator.on_heard = self.aggregator.pass_evaluation_on
-        self.leaf.is_near = is_near
+        rounds.inbox.on_record(records.keep)
+        evaluator.on_heard(self.aggregator.pass_evaluation_on)
 
     @property
     def turn(self) -> RoundDriver | Leaf:
@@ -82,14 +78,16 @@ class Groups:
     def is_outside(self) -> bool:
         return not self._rounds.is_member and self.leaf.sponsor is None
 
+    @property
+    def links_electorate(self) -> bool:
+        """Whether this peer keeps links to all electors: as one of them, or where they have room for it."""
+        base = self._rounds.chain.base
+        return self._me in base.electorate or (self.is_outside and len(base.electorate) < base.charter.electors)
+
     def pins(self) -> tuple[PeerId, ...]:
         """Return to whom links are kept, however many peers there are: electors to electors, leaves to aggregators."""
-        base = self._rounds.chain.base
-        has_room = len(base.electorate) < base.charter.electors
-        is_linked = self._me in base.electorate or (self.is_outside and has_room)
-        self._rounds.quorum.links_electorate = is_linked
-        if is_linked:
-            return base.electorate
+        if self.links_electorate:
+            return self._rounds.chain.base.electorate
         return () if self.leaf.sponsor is None else (self.leaf.sponsor,)
 
     def notice(self, peer: PeerId, status: Status) -> None:

@@ -61,23 +61,26 @@ class Leaf:
         self._pause_s = LOOK_S
         self._asked_in: Manifest | None = None
         self._outside_since = place.clock.now()
-        self.is_near: Callable[[], bool] = lambda: True  # whether this peer can follow, and so be of use
         self._hurried: tuple[BranchId, Round] | None = None
         place.node.on_note(Release, self._on_release)
         place.node.on_note(Hurry, self._on_hurry)
 
-    async def watch(self) -> None:
-        """Keep a sponsor as long as one is needed. Run until cancelled."""
+    async def watch(self, is_near: Callable[[], bool]) -> None:
+        """Keep a sponsor as long as one is needed. Run until cancelled.
+
+        Args:
+            is_near: returns whether this peer can follow, and so be of use.
+        """
         while True:
             await asyncio.sleep(self._pause_s if self.sponsor is None else LOOK_S)
             if self._node.peer in self._rounds.chain.base.electorate:
                 self.sponsor, self._pause_s, self._outside_since = None, LOOK_S, self._clock.now()
-                self._rounds.parts.source = None
+                self.take_from(None)
                 continue
             if self.sponsor is not None and (reason := self._why_leave(self.sponsor)):
                 self._leave(reason)
             if self.sponsor is None:
-                await self._look()
+                await self._look(is_near)
             else:
                 self._repeat()
                 await self._ask_for_room()
@@ -126,6 +129,10 @@ class Leaf:
         is_served = is_counted or len(self._records.leased(manifest, self._rounds.chain.charter)) > 0
         self._num_missed = 0 if is_served else self._num_missed + 1
 
+    def take_from(self, source: PeerId | None) -> None:
+        """Have results fetched first from who hands them on to this peer; None: nobody does."""
+        self._rounds.parts.fetch_first_from(source)
+
     def give_up(self) -> None:
         """Obey nobody any more: this peer has to find its way first."""
         self.sponsor = None
@@ -145,12 +152,12 @@ class Leaf:
         assert self.sponsor is not None
         self._emit(Notice(text=f"{short(self.sponsor)} sponsors this peer no more: {reason}"))
         self._left, self.sponsor, self._pause_s = self.sponsor, None, LOOK_S
-        self._rounds.parts.source = None
+        self.take_from(None)
         self._rounds.decided.put_nowait(None)  # no decision comes from there any more: who waits for one looks around
 
-    async def _look(self) -> None:
+    async def _look(self, is_near: Callable[[], bool]) -> None:
         """Ask electors in this peer's order until one takes it."""
-        if not self.is_near():
+        if not is_near():
             self._outside_since = self._clock.now()
             return
         base, charter = self._rounds.chain.base, self._rounds.chain.charter

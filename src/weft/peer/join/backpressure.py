@@ -23,7 +23,7 @@ Pure: both are told the time. They do not know where bytes come from.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -34,7 +34,7 @@ from weft.peer.context import Place
 from weft.peer.join.hold import DAY_S
 from weft.peer.join.state_fetch import Beats, StateFetch
 from weft.peer.messages import BlockAnswer, BlockPlease
-from weft.peer.round.driver import RoundDriver
+from weft.peer.round.driver import Participation
 from weft.peer.state.replica import Replica
 from weft.sync.records.messages import Manifest
 
@@ -138,7 +138,6 @@ class Backpressure:
 
     Args:
         beats: returns what linked peers told last.
-        rounds: returns the rounds that this peer takes part in, or asks to, once it holds a state.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class Backpressure:
         replica: Replica,
         state_fetch: StateFetch,
         beats: Beats,
-        rounds: Callable[[], RoundDriver | None],
+        participation: Participation,
     ) -> None:
         self._node = place.node
         self._clock = place.clock
@@ -156,7 +155,7 @@ class Backpressure:
         self._replica = replica
         self._state_fetch = state_fetch
         self._beats = beats
-        self._rounds = rounds
+        self._participation = participation
         self._pace = CatchUp(replica.result_nbytes)
         self._lag = Lag()
         self._is_in = False  # it has been in sync: a newcomer no more
@@ -267,18 +266,18 @@ class Backpressure:
         return NOTHING if self._replica.head is None else self._replica.head.round
 
     def _is_in_sync(self) -> bool:
-        rounds, head = self._rounds(), self._replica.head
+        rounds, head = self._participation.rounds, self._replica.head
         return rounds is not None and head is not None and head == rounds.chain.head and self.is_near
 
     def _is_fetching(self) -> bool:
-        rounds = self._rounds()
+        rounds = self._participation.rounds
         return self._state_fetch.under_way is not None or (
             rounds is not None and rounds.chain.head != self._replica.head
         )
 
     def _is_behind(self) -> bool:
         """Return whether who was in lacks bytes, and for long: before that its line need not have been busy."""
-        rounds = self._rounds()
+        rounds = self._participation.rounds
         if rounds is None or self.is_near:
             return False
         return self._state_fetch.under_way is not None or not rounds.parts.has_results(rounds.chain.head)

@@ -13,7 +13,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
@@ -25,17 +25,17 @@ from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, 
 from weft.peer.context import Place
 from weft.peer.fork.split import patience_s
 from weft.peer.fork.watch import ForkWatch
+from weft.peer.group.records import GroupRecords
 from weft.peer.join.backpressure import Backpressure
 from weft.peer.join.ranking import Ranking
 from weft.peer.join.state_fetch import StateFetch
 from weft.peer.messages import GENESIS, ChainAnswer, ChainRequest, Joining, RunBegin, StateOffer, StateRequest
-from weft.peer.round.driver import RoundDriver
+from weft.peer.round.driver import Participation, RoundDriver
 from weft.peer.state.carry import FORGOTTEN, OUTDATED, Carry, dropped
 from weft.peer.state.legacies import Legacies
 from weft.peer.state.replica import Replica
 from weft.run.amend import first_charter
-from weft.run.config import Genesis
-from weft.sync.records.messages import Certificate, Manifest, next_base
+from weft.sync.records.messages import Manifest, next_base
 from weft.sync.round.rules import Durable
 from weft.wire import digest_of
 
@@ -51,36 +51,32 @@ SETTLE_S = 10.0  # at most, for the round in which this peer has announced, befo
 
 
 class Entrance:
-    """The ways in of one peer.
-
-    Args:
-        rounds: returns the rounds it takes part in, once it does.
-    """
+    """The ways in of one peer."""
 
     def __init__(
         self,
-        run: Genesis,
         place: Place,
         membership: Membership,
         replica: Replica,
         carry: Carry,
-        rounds: Callable[[], RoundDriver | None],
+        records: GroupRecords,
+        participation: Participation,
     ) -> None:
-        self._run = run
+        self._run = replica.run
         self._place = place
         self._node = place.node
         self._membership = membership
         self._replica = replica
         self._carry = carry
-        self._rounds = rounds
-        self.counts: Callable[[Manifest], Awaitable[bool]] = lambda _manifest: asyncio.sleep(0, True)
+        self._records = records
+        self._participation = participation
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
         self._order = Ranking(place.node, membership, place.clock)
-        self.lookout = ForkWatch(place.node, place.clock, membership, replica, rounds)
+        self.lookout = ForkWatch(place.node, place.clock, membership, replica, participation)
         self._state_fetch = StateFetch(place, replica, self.lookout.beats)
-        self.plea = Backpressure(place, replica, self._state_fetch, self.lookout.beats, rounds)
-        self.legacies = Legacies(place, replica, self._certificate)
+        self.plea = Backpressure(place, replica, self._state_fetch, self.lookout.beats, participation)
+        self.legacies = Legacies(place, replica, participation.certificate)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
@@ -111,7 +107,7 @@ class Entrance:
                 return await self.enter()
         electors = [self._node.peer, *self._beginners()][: self._run.electors]
         opening = self._first(electors, self._node.peer)
-        self._replica.head = opening
+        self._replica.begin(opening)
         return opening
 
     def begin(self, opening: Manifest) -> None:
@@ -234,7 +230,7 @@ class Entrance:
                 async with asyncio.timeout(JOINING_S):
                     opening = await self._opening.get()
                     if self._replica.head is None and self._node.peer in opening.members:
-                        self._replica.head = opening
+                        self._replica.begin(opening)
                         await self._state_fetch.forget()
                         return opening
 
@@ -333,7 +329,7 @@ class Entrance:
                     for certificate in answer.certificates or ():
                         if chain.proven(certificate):
                             chain.append(certificate)
-                            if await self.counts(certificate.manifest):
+                            if await self._records.counts(certificate.manifest):
                                 return True
                     if chain.head == before:
                         if answer.certificates == () and self.lookout.has_left(peer, head.branch):
@@ -389,7 +385,7 @@ class Entrance:
         self._asking = {each: self._asking[each] for each in self._recent()}
         self._asking[peer] = (joining.manifest, self._place.clock.now())
         self._asked.set()
-        rounds = self._rounds()
+        rounds = self._participation.rounds
         is_state = joining.manifest != GENESIS  # what it asked for before the run began counts no more
         if rounds is not None and is_state and joining.branch == rounds.chain.head.branch:
             rounds.notice(peer, "joining")
@@ -400,10 +396,6 @@ class Entrance:
             self._opening.put_nowait(begin.opening)
 
     # --- small things ---
-
-    def _certificate(self, manifest: Manifest) -> Certificate | None:
-        rounds = self._rounds()
-        return None if rounds is None else rounds.chain.certificate(manifest)
 
     def _ask(self, branch: BranchId, manifest: Digest) -> None:
         for peer in sorted(self._node.peers):

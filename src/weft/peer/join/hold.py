@@ -32,6 +32,7 @@ from weft.ids import PeerId
 from weft.net.blobs.priority import SHARE
 from weft.peer.context import Place
 from weft.peer.messages import BlockAnswer, BlockPlease
+from weft.peer.round.driver import Participation
 
 SILENT_S = 8.0  # without a request: as long as a killed peer is taken for a member
 REST = 9.0  # times as long as a block lasted there is none after it
@@ -143,16 +144,12 @@ LOOK_S = 0.5  # between two looks whether there is still something to wait for
 
 
 class Hold:
-    """Of one member.
+    """Of one member."""
 
-    Args:
-        is_member: returns whether this peer takes part in rounds, so that its waiting means something.
-    """
-
-    def __init__(self, place: Place, is_member: Callable[[], bool]) -> None:
+    def __init__(self, place: Place, participation: Participation) -> None:
         self._clock = place.clock
         self._emit = place.emit
-        self._is_member = is_member
+        self._participation = participation
         self._longest_s = place.settings.max_blocked_s
         self._blocks = HoldRule(self._longest_s)
         self._news = asyncio.Event()
@@ -175,7 +172,7 @@ class Hold:
         if not please.needs_s:
             self._end(peer, "it is in")
             return BlockAnswer(is_given=False)
-        if not self._is_member():
+        if not self._participation.is_member:  # its waiting means nothing
             return BlockAnswer(is_given=False, reason="it takes no part in rounds itself")
         now = self._clock.now()
         before, reason = self._blocks.by(now), self._blocks.ask(peer, please.needs_s, now)

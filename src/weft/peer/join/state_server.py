@@ -15,9 +15,10 @@ from weakref import WeakMethod
 from torch import Tensor
 
 from weft.ids import Digest, PeerId
-from weft.peer.chain import Chain, as_many_as_fit
+from weft.peer.chain import as_many_as_fit
 from weft.peer.context import Place
 from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, StateOffer, StateRequest
+from weft.peer.round.driver import Participation
 from weft.peer.state.replica import Replica
 from weft.store.chunks import chunks
 from weft.store.index import StateIndex, VectorIndex
@@ -47,13 +48,9 @@ class _Pin:
 
 
 class StateServer:
-    """Answers for a replica.
+    """Answers for a replica."""
 
-    Args:
-        chain: returns the chain, once this peer follows one.
-    """
-
-    def __init__(self, place: Place, replica: Replica, chain: Callable[[], Chain | None]) -> None:
+    def __init__(self, place: Place, replica: Replica, participation: Participation) -> None:
         node = place.node
         self._memory = place.memory
         self._replica = replica
@@ -62,14 +59,14 @@ class StateServer:
         self._pins: list[_Pin] = []
         self._pinning: asyncio.Future[_Pin] | None = None  # goes on when who asked has stopped waiting
         self._has_timer = False
-        self._chain = chain
+        self._participation = participation
         node.serve(StateRequest, self._offer)
         node.serve(ChainRequest, self._continue)
         node.serve_blobs(self._lookup, is_patient=True)
 
     async def _offer(self, _peer: PeerId, request: StateRequest) -> StateOffer:
         head = self._replica.head
-        if head is None or self._chain() is None:  # what a restart has read may be long outdated
+        if head is None or self._participation.chain is None:  # what a restart has read may be long outdated
             return StateOffer(head=None, index=None, charter=None)
         if request.wanted is None:
             return StateOffer(head=head, index=None, charter=None)
@@ -118,7 +115,7 @@ class StateServer:
 
     def _is_replayable(self, pin: _Pin) -> bool:
         """Return whether this peer holds every result that leads from the pin to its own state."""
-        chain, head = self._chain(), self._replica.head
+        chain, head = self._participation.chain, self._replica.head
         if chain is None or head is None:
             return True
         if head.branch != pin.head.branch:
@@ -159,7 +156,7 @@ class StateServer:
         return head, self._replica.charter, vectors
 
     async def _continue(self, _peer: PeerId, request: ChainRequest) -> ChainAnswer:
-        chain = self._chain()
+        chain = self._participation.chain
         if chain is None:
             return ChainAnswer(certificates=None)
         found = chain.after_in(request.branch, request.after, MAX_CERTIFICATES)

@@ -15,8 +15,9 @@ from weft.ids import PeerId, Round, Tokens
 from weft.peer.companion import Parameters, Unmeasured
 from weft.peer.context import Place
 from weft.peer.messages import Evaluation
+from weft.peer.state.replica import Replica
 from weft.progress import Meter
-from weft.run.config import Genesis, RunConfig
+from weft.run.config import RunConfig
 from weft.sync.records.messages import Manifest
 from weft.training.learner import Learner, Measure
 
@@ -38,7 +39,6 @@ class Evaluator(Unmeasured):
     def __init__(
         self, run: RunConfig, place: Place, trainer: Measure, replica: Parameters, is_stopping: Callable[[], bool]
     ) -> None:
-        super().__init__()
         assert place.data is not None
         self._run = run
         self._place = place
@@ -50,7 +50,11 @@ class Evaluator(Unmeasured):
         self._heldout = self._data.batches(run, "heldout")
         self._evaluated_at: Round | None = None
         self._news = asyncio.Event()
+        self._on_heard: list[Callable[[Evaluation], object]] = []
         place.node.on_note(Evaluation, self._on_evaluation)
+
+    def on_heard(self, callback: Callable[[Evaluation], object]) -> None:
+        self._on_heard.append(callback)
 
     async def maybe(self, manifest: Manifest) -> None:
         """Evaluate and sample where the run asks for it after this round; break off when this peer is to end.
@@ -132,7 +136,8 @@ class Evaluator(Unmeasured):
         head = self._replica.head
         if head is not None and evaluation.round <= head.round + 1:
             self._take(evaluation)
-            self.on_heard(evaluation)
+            for callback in self._on_heard:
+                callback(evaluation)
 
     def _take(self, evaluation: Evaluation) -> None:
         self._evaluated_at = evaluation.round
@@ -149,10 +154,9 @@ class Evaluator(Unmeasured):
         )
 
 
-def make_evaluator(
-    run: Genesis, place: Place, trainer: Learner, replica: Parameters, is_stopping: Callable[[], bool]
-) -> Unmeasured:
-    """Return what measures the outer parameters of `run`."""
+def make_evaluator(place: Place, trainer: Learner, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+    """Return what measures the outer parameters of a replica's run."""
+    run = replica.run
     if not isinstance(run, RunConfig):
         return Unmeasured()
     if place.companion is not None:

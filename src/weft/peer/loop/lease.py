@@ -54,6 +54,10 @@ class LeaseTraining:
         """The median of the last calls; 0.0: none was measured."""
         return median(self._speeds) if self._speeds else 0.0
 
+    def forget(self) -> None:
+        """Let a lease that this peer brings nothing of be none that it has made."""
+        self.work = None
+
     async def make(
         self,
         head: Manifest,

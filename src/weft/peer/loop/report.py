@@ -20,13 +20,11 @@ from weft.net.messages import Heartbeat
 from weft.peer.companion import Unmeasured
 from weft.peer.context import Outcome, Place
 from weft.peer.loop.lease import LeaseTraining
-from weft.peer.loop.outliers import Sentinel
 from weft.peer.round.outcome import AT_WORK, PAUSED, RESTING, Decided
 from weft.peer.round.pending_acts import REMOVALS, told, why_removed
 from weft.peer.state.carry import OUTDATED, Carry, dropped
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
-from weft.run.config import Genesis
 from weft.store.chunks import replica_digest
 from weft.sync.method.graph import spectral_gap
 from weft.sync.method.presets import LADDER
@@ -40,17 +38,20 @@ TORN = "it is exchanged with this peer, and is not here: only the other has move
 
 
 class Report:
-    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, training: LeaseTraining) -> None:
-        self._run = run
+    def __init__(self, place: Place, replica: Replica, carry: Carry, training: LeaseTraining) -> None:
+        self._run = replica.run
         self._place = place
         self._replica = replica
         self._carry = carry
         self._training = training
         self._traffic_before = (0, 0)
         self._num_in_graph = 0  # members, as was told last
-        self.state = "starting"  # one word for people
-        self.sentinel = Sentinel(place.node.peer, place.emit, self.heartbeat, run.method)
+        self._state = "starting"
         self._head: tuple[Manifest | None, Digest | None] = (None, None)  # the last that was named, and its digest
+
+    def enter(self, state: str) -> None:
+        """Note what this peer does from now on, in one word for people."""
+        self._state = state
 
     def traffic(self) -> tuple[int, int]:
         """Return the bytes sent and received so far."""
@@ -205,7 +206,7 @@ class Report:
             round=Round(0) if head is None else head.round,
             manifest=self._head[1],
             committed_tokens=0 if head is None else head.committed_tokens,
-            state=self.state,
+            state=self._state,
             is_relayed=self._place.node.has_relayed_links,
             loss=None if loss is None or math.isnan(loss) else loss,
             tokens_per_s=self._training.tokens_per_s,

@@ -26,10 +26,11 @@ import msgspec
 
 from weft.errors import DataError, DiskFull, PeerError
 from weft.ids import Attempt, Digest, PeerId, Tokens
+from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.claims import legacy_tokens
 from weft.peer.context import Place
-from weft.peer.messages import Decision
+from weft.peer.messages import Decision, Letter
 from weft.peer.round.gather import Gather
 from weft.peer.round.inbox import Inbox
 from weft.peer.round.member import Member
@@ -84,6 +85,7 @@ from weft.sync.round.neighbours import takes_from
 from weft.sync.round.rules import Durable
 from weft.tasks import Tasks
 
+MAX_EARLY = 256  # letters kept while this peer still fetches the state
 MAX_GIVEN_UP = 16  # attempts at once: who was alone for a day is caught up with in a minute
 
 
@@ -105,7 +107,7 @@ class RoundDriver:
         self._on_failure = on_failure
         self._promises = Votes(place.folder.durable)
         self._is_closed = False
-        self.on_decided: Callable[[Certificate], None] = lambda _certificate: None
+        self._on_decided: list[Callable[[Certificate], None]] = []
         self._tasks = Tasks(on_failure)
         self._member = Member(place, chain, self._tasks)
         self._member.on_step(self._stepped)
@@ -120,6 +122,10 @@ class RoundDriver:
         self._validity = Validity(self._member, self.merger, self.quorum, place.emit)
         self.inbox = Inbox(place, self._member, self._validity, self._gather, self.timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
+
+    def on_decided(self, callback: Callable[[Certificate], None]) -> None:
+        """Call `callback(certificate)` at once for each round that is decided."""
+        self._on_decided.append(callback)
 
     # --- what the peer does ---
 
@@ -209,7 +215,7 @@ class RoundDriver:
 
     def reroute(self, relayed: frozenset[PeerId]) -> None:
         """Take up who is reached through others: what they would merge for all passes a relay twice."""
-        self.quorum.relayed = relayed
+        self.quorum.reroute(relayed)
         self._member.feed(Rerouted(relayed=relayed))
 
     def measure(self, speeds: dict[PeerId, float]) -> None:
@@ -307,10 +313,16 @@ class RoundDriver:
 
     # --- what others say ---
 
-    def on_decision(self, decision: Decision) -> None:
-        """Take over a decision, if it follows on the head and its proof holds."""
-        if decision.certificate.manifest.branch == self.chain.base.branch:
-            self.follow(decision.certificate)
+    def hear(self, peer: PeerId, said: Letter | Decision) -> None:
+        """Take up a letter, or take over a decision, if it follows on the head and its proof holds.
+
+        Raises:
+            WireError: the letter is not what its sender signed.
+        """
+        if isinstance(said, Letter):
+            self.inbox.on_letter(peer, said)
+        elif said.certificate.manifest.branch == self.chain.base.branch:
+            self.follow(said.certificate)
 
     # --- what the machine wants done ---
 
@@ -398,7 +410,8 @@ class RoundDriver:
             self.quorum.statuses.pop(peer, None)
         weights = takes_from(base, self._node.peer) if taken else {}
         self.decided.put_nowait(Decided(manifest, absent, fate, taken, weights))
-        self.on_decided(certificate)
+        for callback in self._on_decided:
+            callback(certificate)
         self._tasks.spawn(self._prefetch(manifest))
         self.begin()
 
@@ -430,3 +443,48 @@ class RoundDriver:
 
     def _expire(self, timer: Timer, attempt: Attempt) -> None:
         self._member.feed(TimedOut(timer=timer, attempt=attempt))
+
+
+class Participation:
+    """A peer's part in rounds: none until it holds a state. What others say of them until then waits here."""
+
+    def __init__(self, node: Node) -> None:
+        self.rounds: RoundDriver | None = None
+        self._early: list[tuple[PeerId, Letter | Decision]] = []
+        node.on_note(Letter, self._on_note)
+        node.on_note(Decision, self._on_note)
+
+    @property
+    def chain(self) -> Chain | None:
+        return None if self.rounds is None else self.rounds.chain
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer is of the electorate, and votes."""
+        return self.rounds is not None and self.rounds.is_member
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a majority is in sight of this peer's branch."""
+        return self.rounds is not None and self.rounds.quorum.is_holding
+
+    def certificate(self, manifest: Manifest) -> Certificate | None:
+        """Return the proof of a manifest, if it is known here."""
+        return None if self.rounds is None else self.rounds.chain.certificate(manifest)
+
+    def enter(self, rounds: RoundDriver) -> None:
+        """Take part: what others say from now on goes to `rounds`."""
+        self.rounds = rounds
+
+    def read_early(self, rounds: RoundDriver) -> None:
+        """Give the rounds that have begun what was said of them before."""
+        early, self._early = self._early, []
+        for peer, said in early:
+            with suppress(PeerError):  # its sender's fault, long ago
+                rounds.hear(peer, said)
+
+    async def _on_note(self, peer: PeerId, said: Letter | Decision) -> None:
+        if self.rounds is not None:
+            self.rounds.hear(peer, said)
+        else:
+            self._early = [*self._early, (peer, said)][-MAX_EARLY:]

@@ -243,12 +243,16 @@ class Inbox:
         self._chain = chain
         self._validity = validity
         self._gather = gather
-        self.on_record: Callable[[GroupRecord], object] = lambda _record: None
+        self._on_record: list[Callable[[GroupRecord], object]] = []
         self._claims = Claims(chain.head, chain.charter, place.emit)
         self._early = Early()
         self._leaps = Leaps(place.clock, timers.progress_s)
         self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
         self.evidence = EvidenceKeeper(place.node, chain, accuse)
+
+    def on_record(self, callback: Callable[[GroupRecord], object]) -> None:
+        """Call `callback(record)` for each that is announced, and says of its group what that can bring."""
+        self._on_record.append(callback)
 
     @property
     def has_quorum(self) -> bool:
@@ -353,7 +357,8 @@ class Inbox:
         if not isinstance(message, Ready):
             return True
         if message.group is not None and is_true(heard.base, sender, message.group):
-            self.on_record(message.group)
+            for callback in self._on_record:
+                callback(message.group)
         ready = self._claims.believed(heard.base, sender, message)
         self._gather.hear(sender, ready, Received(sender=sender, message=ready))
         return False

@@ -89,7 +89,11 @@ class RoundMerger:
         self._gathering = gathering
         self._replies = Replies(scope)
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
-        self.on_added: OnAdded = lambda _round, _contribution, _length, _is_whole: None
+        self._on_added: list[OnAdded] = []
+
+    def on_added(self, callback: OnAdded) -> None:
+        """Call `callback(round, contribution, length, is_whole)` for what is merged here, or taken from a neighbour."""
+        self._on_added.append(callback)
 
     async def merge(self, plan: Collect, part: int, here: range, round: Round) -> MergeDone | MergeFailed:
         """Merge this peer's part of a plan, and serve the result.
@@ -229,7 +233,7 @@ class RoundMerger:
             if legacy is None:
                 length = await self._compute.serve(lambda: _add(merger, weight, data, codec))
                 if work.is_mine:
-                    self.on_added(work.round, contribution, length, False)
+                    self._tell(work.round, contribution, length, is_whole=False)
             else:
                 await self._compute.serve(lambda: merger.add_legacy(weight, data, legacy.num_rounds, codec))
         except PayloadError as error:
@@ -289,7 +293,11 @@ class RoundMerger:
 
         length = await self._compute.serve(measured)
         if alone:
-            self.on_added(base.round, contribution, length, True)
+            self._tell(base.round, contribution, length, is_whole=True)
+
+    def _tell(self, round: Round, contribution: Contribution, length: float, *, is_whole: bool) -> None:
+        for callback in self._on_added:
+            callback(round, contribution, length, is_whole)
 
 
 def plan_behind(manifest: Manifest, announced: Mapping[PeerId, Sequence[Digest]]) -> Collect | None:

@@ -101,7 +101,7 @@ class Payloads:
         self._journal = place.journal
         self._scope = scope
         self.rates = Rates()
-        self.source: PeerId | None = None  # who hands results on to this peer, if somebody does
+        self._source: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
         self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
         self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
@@ -151,6 +151,10 @@ class Payloads:
         if is_gossip(base) and me in base.electorate:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
+
+    def fetch_first_from(self, source: PeerId | None) -> None:
+        """Fetch results from who hands them on to this peer, before anybody else; None: nobody does."""
+        self._source = source
 
     def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says: nothing is fetched from who is gone."""
@@ -307,7 +311,7 @@ class Payloads:
     async def results(self, manifest: Manifest) -> tuple[Buffer, ...]:
         """Return the results that a manifest names, fetched from whoever holds them, once they are known to decode.
 
-        Each part comes from `source`, its owner, or else from another holder, and all at once.
+        Each part comes from who hands it on, its owner, or else from another holder, and all at once.
 
         Raises:
             PeerError: nobody that can be reached has one of them.
@@ -357,7 +361,7 @@ class Payloads:
             if (kept := await self.kept(round, wanted, nbytes)) is not None:
                 return kept
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
-            first = () if self.source is None else (self.source,)
+            first = () if self._source is None else (self._source,)
             others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)

@@ -23,7 +23,7 @@ class Quorum:
 
     def __init__(self, member: Member, promises: Votes) -> None:
         self.statuses: dict[PeerId, Status] = {}
-        self.relayed: frozenset[PeerId] = frozenset()  # who is reached through others
+        self._relayed: frozenset[PeerId] = frozenset()  # who is reached through others
         self.links_electorate = True  # whether this peer keeps links to all who vote
         self._me = member.peer
         self._chain = member.chain
@@ -37,7 +37,15 @@ class Quorum:
     def known(self) -> list[Input]:
         """Return what the machine of a round that begins has to know of the members."""
         notices = [Noticed(peer=peer, status=status) for peer, status in self.statuses.items() if status != "alive"]
-        return [Rerouted(relayed=self.relayed), *notices]
+        return [Rerouted(relayed=self._relayed), *notices]
+
+    def reroute(self, relayed: frozenset[PeerId]) -> None:
+        """Take up who is reached through others."""
+        self._relayed = relayed
+
+    def link_all(self, is_linked: bool) -> None:
+        """Take up whether this peer keeps links to all who vote: who has none then is not heard of otherwise."""
+        self.links_electorate = is_linked
 
     def go_to(self, branch: BranchId) -> None:
         """Count nobody in who asked on another branch: it may hold that one's state, and ask there still."""

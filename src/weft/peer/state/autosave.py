@@ -14,7 +14,6 @@ from weft.peer.state.checkpoint import Contents, Snapshot, save
 from weft.peer.state.mixing import Met
 from weft.peer.state.replica import Replica
 from weft.run.amend import first_charter
-from weft.run.config import Genesis
 from weft.store.journal import FULL_NBYTES
 from weft.sync.records.messages import Base, Certificate, Manifest, counted_of, own_work
 from weft.sync.round.part_sizes import parts_of
@@ -25,14 +24,14 @@ NUM_KEPT = 2  # rounds up to a checkpoint that stay in the journal, for others
 
 
 class Autosave:
-    def __init__(self, run: Genesis, place: Place, replica: Replica, carry: Carry, trainer: Learner) -> None:
-        self._run = run
+    def __init__(self, place: Place, replica: Replica, carry: Carry, trainer: Learner) -> None:
+        self._run = replica.run
         self._place = place
         self._replica = replica
         self._carry = carry
         self._trainer = trainer
         self._saved_at = place.clock.now()
-        self._branch = BranchId(run.run)  # of the newest checkpoint
+        self._branch = BranchId(replica.run.run)  # of the newest checkpoint
         self._journal = place.journal
         self._replayed: list[Certificate] = []  # the newest
         self._told: list[str] = []  # what is to be said of it, from the event loop

@@ -82,7 +82,7 @@ def donor(
     replica = replica or replica_at(OPENING)
     clock = clock or VirtualClock()
     place = SimpleNamespace(node=node, compute=compute, clock=clock, memory=Pool(0))
-    return StateServer(place, replica, lambda: chain or Chain(OPENING, charter()))  # type: ignore[arg-type]
+    return StateServer(place, replica, SimpleNamespace(chain=chain or Chain(OPENING, charter())))  # type: ignore[arg-type]
 
 
 async def test_a_pin_is_made_once_though_who_asked_first_stopped_waiting(node: Node) -> None:
