@@ -76,4 +76,4 @@ class Offering:
         if self._carry.offered is None or self._carry.sends_gradient:
             return False
         asked_by = rounds.parts.asked_by
-        return bool(asked_by if self._carry.offered_to else asked_by - set(opening.members))
+        return bool(asked_by if self._carry.offered_to else asked_by.keys() - set(opening.members))

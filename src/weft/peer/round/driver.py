@@ -102,11 +102,8 @@ class RoundDriver:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
         self.parts = Payloads(place, chain, scope)
-        self._node = place.node
-        self._emit = place.emit
         self._on_failure = on_failure
         self._promises = Votes(place.folder.durable)
-        self._is_closed = False
         self._on_decided: list[Callable[[Certificate], None]] = []
         self._tasks = Tasks(on_failure)
         self._member = Member(place, chain, self._tasks)
@@ -153,10 +150,9 @@ class RoundDriver:
         """Enter the round after the chain's head, where this peer is in its electorate and may vote."""
         self.timers.begin()
         base = self.chain.base
-        self._member.leave()
-        self._node.exchange(False)
+        self._member.end()
         early = self.inbox.begin()
-        if self._node.peer not in base.electorate or self._is_closed or not self.quorum.has_vote:
+        if self._member.peer not in base.electorate or self._member.is_closed or not self.quorum.has_vote:
             return
         outputs: tuple[Output, ...] = ()
         last = self._promises.last
@@ -302,9 +298,8 @@ class RoundDriver:
 
     def close(self) -> None:
         """Decide nothing more; what is known can still be asked for."""
-        self._is_closed = True
         self.timers.stop()
-        self._member.leave()
+        self._member.close()
 
     async def aclose(self) -> None:
         self.close()
@@ -364,9 +359,7 @@ class RoundDriver:
     def _send(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
         if isinstance(message, Committed):
             decision = Decision(certificate=self._certify(message))
-            for peer in (*to, *message.manifest.joined):  # who was counted in follows from outside
-                if peer != self._node.peer:
-                    self._node.post(peer, decision)
+            self._member.post((*to, *message.manifest.joined), decision)  # who was counted in follows from outside
             return
         self._member.say(to, message)
         if isinstance(message, Promise):
@@ -391,7 +384,7 @@ class RoundDriver:
         manifest = certificate.manifest
         fate: Fate = "late"
         # Also a legacy was what this peer offered: its own work was not, and is late.
-        if counted_of(manifest, self._node.peer) is None and self.timers.was_in_time:
+        if counted_of(manifest, self._member.peer) is None and self.timers.was_in_time:
             fate = "travelling" if self.parts.is_asked_for else "lost"
         base = self.chain.base
         absent = left_out(base, manifest, self._state, self.quorum.statuses)
@@ -408,7 +401,7 @@ class RoundDriver:
         self.acts.follow(manifest)
         for peer in (*manifest.joined, *manifest.left):
             self.quorum.statuses.pop(peer, None)
-        weights = takes_from(base, self._node.peer) if taken else {}
+        weights = takes_from(base, self._member.peer) if taken else {}
         self.decided.put_nowait(Decided(manifest, absent, fate, taken, weights))
         for callback in self._on_decided:
             callback(certificate)

@@ -43,13 +43,10 @@ class Gather:
 
     def __init__(self, place: Place, member: Member, parts: Payloads, timers: Timers) -> None:
         self.has_said = False  # this peer's announcement, which its machine has not heard of yet
-        self._node = place.node
         self._clock = place.clock
         self._timers = timers
         self._member = member
-        self._chain = member.chain
         self._parts = parts
-        self._tasks = member.tasks
         self._round = 0  # counts rounds of this process
         self._announced: dict[PeerId, tuple[Digest, ...]] = {}
         self._quorum_at: float | None = None  # since when a quorum has announced
@@ -69,7 +66,7 @@ class Gather:
         """A round begins."""
         self._round += 1
         self._announced, self._held_back, self._lost = {}, {}, set()
-        base, early, self._early = self._chain.base, self._early, {}
+        base, early, self._early = self._member.base, self._early, {}
         self._told = {
             peer: note
             for peer, note in early.items()
@@ -102,7 +99,7 @@ class Gather:
         state = self._member.state
         if state is None or state.attempt or state.is_back or state.committed is not None:
             return False
-        return leader(state.base, Attempt(0)) == self._node.peer
+        return leader(state.base, Attempt(0)) == self._member.peer
 
     def announce(self, ready: Ready, trained: Trained) -> None:
         """Announce this peer's payload, which is served already.
@@ -113,22 +110,22 @@ class Gather:
         self.has_said = self.is_waiting
         if self.has_said:
             self._say(ready)  # the machine would when the owners hold it: they begin to fetch now
-        self.hear(self._node.peer, ready, trained)
-        self._repeating = self._tasks.spawn(self._repeat(ready))
+        self.hear(self._member.peer, ready, trained)
+        self._repeating = self._member.tasks.spawn(self._repeat(ready))
 
     def _say(self, ready: Ready) -> None:
-        electorate, state = self._chain.base.electorate, self._member.state
+        electorate, state = self._member.base.electorate, self._member.state
         self._member.say(electorate, ready)
         if state is not None and (asked := unanswered(state)) is not None:
             self._member.say(electorate, asked)
 
     async def _repeat(self, ready: Ready) -> None:
         """Say it again while the round lasts: letters get lost with links, and who is behind does not hear them."""
-        base, wait_s = self._chain.base, REPEAT_S
+        base, wait_s = self._member.base, REPEAT_S
         while True:
             await asyncio.sleep(wait_s)
             wait_s *= 2
-            if self._chain.base != base:
+            if self._member.base != base:
                 return
             self._say(ready)
 
@@ -139,7 +136,7 @@ class Gather:
             ready: the announcement.
             event: as the machine is to hear of it.
         """
-        base = self._chain.base
+        base = self._member.base
         if peer in self._announced:  # said again: the leader may not have heard either what is here
             self._tell_soon()
             return
@@ -158,7 +155,7 @@ class Gather:
         """Let those announcements through whose payloads every owner holds; all of them where nobody waits."""
         if not self._held_back:
             return
-        said = {**self._told, self._node.peer: self._mine()}
+        said = {**self._told, self._member.peer: self._mine()}
         for peer in list(self._held_back):
             if peer in self._held_back and (not self.is_waiting or self._is_gathered(peer, said)):
                 event = self._held_back.pop(peer)
@@ -172,7 +169,7 @@ class Gather:
     # --- what this peer merges ---
 
     def _fetch_mine(self, brought: Contribution) -> None:
-        base, me = self._chain.base, self._node.peer
+        base, me = self._member.base, self._member.peer
         if me not in base.electorate or base.num_parts != len(base.electorate):
             return
         for part, num in self._parts.wanted(base, brought.peer)[base.electorate.index(me)].items():
@@ -181,7 +178,7 @@ class Gather:
             if self._parts.is_here(wanted) if brought.peer == me else self._parts.hold(wanted):
                 self._tell_soon()
             elif wanted not in self._fetching:
-                self._fetching[wanted] = self._tasks.spawn(self._fetch(brought, wanted, num))
+                self._fetching[wanted] = self._member.tasks.spawn(self._fetch(brought, wanted, num))
 
     async def _fetch(self, brought: Contribution, wanted: Digest, num: int) -> None:
         while wanted in self._wanted_in:
@@ -201,7 +198,7 @@ class Gather:
 
     def _mine(self) -> Gathered:
         """Return whose parts are here, of those that this peer merges, and whose cannot be had."""
-        base, me = self._chain.base, self._node.peer
+        base, me = self._member.base, self._member.peer
         here, missing = list[PeerId](), list[PeerId]()
         if me in base.electorate:
             index = base.electorate.index(me)
@@ -217,21 +214,21 @@ class Gather:
     def _tell_soon(self) -> None:
         if not self._is_telling:
             self._is_telling = True
-            self._tasks.spawn(self._tell())
+            self._member.tasks.spawn(self._tell())
 
     async def _tell(self) -> None:
         await asyncio.sleep(TELL_S)
         self._is_telling = False
-        first, mine = leader(self._chain.base, Attempt(0)), self._mine()
-        if first == self._node.peer:
+        first, mine = leader(self._member.base, Attempt(0)), self._mine()
+        if first == self._member.peer:
             self.check()
         elif mine.peers or mine.missing:
-            self._node.post(first, mine)
+            self._member.post((first,), mine)
 
     # --- the first leader ---
 
     async def _on_gathered(self, peer: PeerId, note: Gathered) -> None:
-        base = self._chain.base
+        base = self._member.base
         if (note.branch, note.round) == (base.branch, base.round + 1):
             self._early[peer] = note  # it has heard a decision that this peer has not
         elif (note.branch, note.round) == (base.branch, base.round) and peer in base.electorate:
@@ -248,7 +245,7 @@ class Gather:
 
     def _owners(self, peer: PeerId) -> list[PeerId]:
         """Return who wants something of what `peer` brings, and is not away."""
-        state, base = self._member.state, self._chain.base
+        state, base = self._member.state, self._member.base
         assert state is not None
         away = state.suspected | state.gone | state.farewells.keys()
         wanted = self._parts.wanted(base, peer)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from weft.ids import PeerId
 from weft.peer.chain import Chain
 from weft.peer.context import Place
-from weft.peer.messages import Letter
+from weft.peer.messages import Decision, Gathered, Letter
 from weft.peer.round.outcome import attempt_started
-from weft.sync.records.messages import AnyRoundMessage, Collect, RoundNote
+from weft.sync.records.messages import AnyRoundMessage, Base, Collect, RoundNote
 from weft.sync.round import round as machine
 from weft.sync.round.machine import Input, Output, State
 from weft.sync.round.rules import Durable, leader
@@ -33,6 +33,7 @@ class Member:
         self.chain = chain
         self.tasks = tasks
         self.state: State | None = None  # None: takes no part in the round
+        self.is_closed = False  # it takes part in none any more
         self._node = place.node
         self._identity = place.identity
         self._emit = place.emit
@@ -41,6 +42,10 @@ class Member:
     def on_step(self, callback: OnStep) -> None:
         """Call `callback(before, outputs)` whenever the machine has heard something."""
         self._on_step.append(callback)
+
+    @property
+    def base(self) -> Base:
+        return self.chain.base
 
     @property
     def plan(self) -> Collect | None:
@@ -64,6 +69,15 @@ class Member:
         """Take no part in the round."""
         self.state = None
 
+    def end(self) -> None:
+        """The round is over."""
+        self.leave()
+        self._node.exchange(False)
+
+    def close(self) -> None:
+        """Take part in no round any more."""
+        self.is_closed, self.state = True, None
+
     def feed(self, event: Input) -> None:
         """Let the machine hear something, where this peer takes part in the round."""
         if (before := self.state) is None:
@@ -77,8 +91,11 @@ class Member:
 
     def say(self, to: Iterable[PeerId], message: AnyRoundMessage) -> None:
         """Say something in the present round."""
-        base = self.chain.base
-        letter = Letter(signed=seal(self._identity, RoundNote(branch=base.branch, round=base.round, message=message)))
+        note = RoundNote(branch=self.base.branch, round=self.base.round, message=message)
+        self.post(to, Letter(signed=seal(self._identity, note)))
+
+    def post(self, to: Iterable[PeerId], note: Letter | Decision | Gathered) -> None:
+        """Send a note to other members."""
         for peer in to:
             if peer != self.peer:
-                self._node.post(peer, letter)
+                self._node.post(peer, note)

@@ -103,8 +103,7 @@ class Payloads:
         self.rates = Rates()
         self._source: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
-        self.is_asked_for = False  # somebody has begun to fetch the payload that is offered
-        self.asked_by: set[PeerId] = set()  # who has, or a result of the same round
+        self.asked_by: dict[PeerId, bool] = {}  # who has begun to fetch of this round: the payload, or a result only
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._coming: dict[Digest, asyncio.Event] = {}  # those that are being fetched so
         is_spread = isinstance(place.initial, SpreadVector)
@@ -145,12 +144,16 @@ class Payloads:
 
     def offer(self, parts: Sequence[EncodedPart]) -> tuple[Digest, ...]:
         """Serve a payload, in the place of the one before; return its parts' digests."""
-        self._payload, self.is_asked_for = {part.digest: part.encoded for part in parts}, False
-        self.asked_by = set()
+        self._payload, self.asked_by = {part.digest: part.encoded for part in parts}, {}
         base, me = self._chain.base, self._node.peer
         if is_gossip(base) and me in base.electorate:
             return dealt(base, me, parts[0].digest)
         return tuple(part.digest for part in parts)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether somebody has begun to fetch the payload that is offered."""
+        return any(self.asked_by.values())
 
     def fetch_first_from(self, source: PeerId | None) -> None:
         """Fetch results from who hands them on to this peer, before anybody else; None: nobody does."""
@@ -434,9 +437,8 @@ class Payloads:
 
     def _lookup(self, peer: PeerId, wanted: Digest) -> Buffer | None:
         mine = self._payload.get(wanted)  # may be empty, where a part is
-        self.is_asked_for |= mine is not None
         if mine is not None or self._chain.result(wanted, since=self._chain.base.round) is not None:
-            self.asked_by.add(peer)
+            self.asked_by[peer] = self.asked_by.get(peer, False) or mine is not None
         if mine is None and (mine := self._gathered.get(wanted)) is None:  # a neighbour's: others may want it, too
             return self._chain.result(wanted, since=Round(self._chain.head.round))
         return mine

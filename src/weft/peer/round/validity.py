@@ -63,9 +63,8 @@ class Validity:
         self._member.tasks.spawn(self._recover(manifest))
 
     async def _recover(self, manifest: Manifest) -> None:
-        chain = self._member.chain
-        base = chain.base
-        while chain.base == base:
+        base = self._member.base
+        while self._member.base == base:
             with suppress(PeerError):
                 await self._parts.results(manifest)
                 self._quorum.find_results()

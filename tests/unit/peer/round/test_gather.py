@@ -68,7 +68,7 @@ class Stage:
         opening = open_branch(genesis(RUN, PEERS[0], CHARTER), PEERS, PEERS[0], BranchId(RUN))
         self.chain = Chain(opening, CHARTER)
         self.first = leader(self.chain.base, Attempt(0))
-        self.me = self.first if leads else next(peer for peer in PEERS if peer != self.first)
+        self.me = self.peer = self.first if leads else next(peer for peer in PEERS if peer != self.first)
         self.others = [peer for peer in PEERS if peer != self.me]
         self.part = PEERS.index(self.me)
         self.state: State = machine.begin(self.me, self.chain.base)
@@ -81,10 +81,7 @@ class Stage:
 
     def run(self, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def play() -> None:
-            node = SimpleNamespace(
-                peer=self.me, post=lambda to, note: self.posted.append((to, note)), on_note=lambda *_: None
-            )
-            place = SimpleNamespace(node=node, clock=self.clock)
+            place = SimpleNamespace(node=SimpleNamespace(on_note=lambda *_: None), clock=self.clock)
             timers = SimpleNamespace(
                 note_gathering=lambda _took_s: None, note_ready=lambda _peer: None, note_quorum=lambda: None
             )
@@ -104,6 +101,13 @@ class Stage:
 
     def say(self, _to: Iterable[PeerId], message: AnyRoundMessage) -> None:
         self.said.append(message)
+
+    def post(self, to: Iterable[PeerId], note: Gathered) -> None:
+        self.posted += [(peer, note) for peer in to]
+
+    @property
+    def base(self) -> Base:
+        return self.chain.base
 
     def payload(self, peer: PeerId, life: int = 0) -> tuple[Digest, ...]:
         return tuple(Digest(f"{peer[0]}{part}{life}" * 16) for part in range(3))
