@@ -67,7 +67,7 @@ def averaging(codec: CodecConfig) -> Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """As much of `weft.peer.context.Place` as rounds stand on."""
+    """As much of `weft.peer.context.Context` as rounds stand on."""
 
     node: Node
     identity: Identity

@@ -242,7 +242,7 @@ async def _play(world: Crowd, figures: Figures) -> None:
             "voting": sum(letters.values()),
             "payloads and the rest": per_second["total"] - per_second["membership"] - sum(letters.values()),
         }
-        figures.links[role] = sum(len(member.peer.place.node.peers) for member in of_role) / len(of_role)
+        figures.links[role] = sum(len(member.peer.context.node.peers) for member in of_role) / len(of_role)
     telling.cancel()
     await world.end()
 
@@ -272,7 +272,7 @@ def _num_placed(members: list[Member]) -> int:
 
 
 def _sent(member: Member) -> Counter[str]:
-    node = member.peer.place.node
+    node = member.peer.context.node
     assert isinstance(node, CountedNode)
     sent = Counter(node.sent)
     sent["total"] = node.moved[0]

@@ -91,7 +91,7 @@ def test_a_banned_key_is_out_and_refused_until_it_is_pardoned(make_swarm: MakeSw
         assert (await act(swarm, c, Ban(peer=b.id, reason="noise"))).outcome == "decided"
         assert isinstance(await error_of(b), Removed)
         await asyncio.sleep(3)
-        assert not any(b.id in each.peer.place.node.peers for each in (a, c, d))
+        assert not any(b.id in each.peer.context.node.peers for each in (a, c, d))
         swarm.launch(b)
         assert isinstance(await error_of(b), Refused)
         assert any("banned" in event.reason for event in a.life.seen(AdmissionRefused))
@@ -456,7 +456,7 @@ def test_strangers_that_refuse_a_key_do_not_end_it(make_swarm: MakeSwarm) -> Non
         a, b, c = await swarm.start("abc")
         await swarm.round(a, 2)
         strangers = {PeerId(f"{number:064x}") for number in range(40)}
-        a.peer.place.node.passport.banned_by.update(strangers, {b.id})  # of two others, one is no majority
+        a.peer.context.node.passport.banned_by.update(strangers, {b.id})  # of two others, one is no majority
         one_replica(await swarm.done(a, b, c))
 
     swarm.run(scenario)

@@ -24,7 +24,7 @@ class Attacker:
 
     def __init__(self, member: Member, answer: Answer, ahead: int = 1) -> None:
         self.peer = member.peer
-        self.node = member.peer.place.node
+        self.node = member.peer.context.node
         self.ahead = ahead
         self.tell(lambda beat: msgspec.structs.replace(beat, round=beat.round + ahead, committed_tokens=TOKENS))
         self._copy, self._offer = self.peer._donor._copy, self.peer._donor._offer

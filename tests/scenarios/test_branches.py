@@ -152,7 +152,7 @@ def test_what_the_lesser_branch_counted_is_counted_once_in_the_other(make_swarm:
             (left,) = member.life.seen(BranchLeft)
             assert left.kept == left.tokens == legacy.legacy.tokens  # type: ignore[union-attr]
             assert member.life.seen(LegacyDropped) == []
-            assert list(member.peer.place.folder.forks.glob("vector*")) == []
+            assert list(member.peer.context.folder.forks.glob("vector*")) == []
         assert all(len(member.life.seen(LegacyCounted)) <= 1 for member in members)
 
     swarm.run(scenario)

@@ -48,7 +48,7 @@ def say(liar: Member, to: list[Member], message: Any) -> None:
     base = liar.peer.rounds.chain.base  # type: ignore[union-attr]
     note = RoundNote(branch=base.branch, round=base.round, message=message)
     for member in to:
-        Node.post(liar.peer.place.node, member.id, Letter(signed=seal(liar.identity, note)))  # past the watchers
+        Node.post(liar.peer.context.node, member.id, Letter(signed=seal(liar.identity, note)))  # past the watchers
 
 
 def with_other_results(liar: Member, manifest: Manifest, *, is_served: bool) -> Manifest:
@@ -91,7 +91,7 @@ def test_nobody_votes_for_results_that_it_could_not_apply(make_swarm: MakeSwarm,
                 manifest, attempt = lies[heard.message.manifest]
                 certificate = Certificate(attempt=attempt, manifest=manifest, votes=tuple(votes), farewells=())
                 for member in honest:
-                    liar.peer.place.node.post(member.id, Decision(certificate=certificate))
+                    liar.peer.context.node.post(member.id, Decision(certificate=certificate))
                 return
             judge(heard, after)
 
@@ -150,7 +150,7 @@ def test_a_contributor_that_drips_its_payload_is_left_out(make_swarm: MakeSwarm)
     async def scenario() -> None:
         *honest, liar = await swarm.start("abcd")
         await swarm.round(honest[0], 4)  # what rounds take is measured
-        blobs = liar.peer.place.node._blobs
+        blobs = liar.peer.context.node._blobs
 
         async def drip(bulk: Any, request: Any) -> None:
             found = (look(bulk.peer, request.digest) for look, _ in blobs._lookups)

@@ -23,7 +23,7 @@ def test_a_run_outlives_its_maker_and_the_end_of_all_its_members(make_swarm: Mak
     async def scenario() -> None:
         a, b, c = await swarm.start("abc", settings=settings(1.0))
         await swarm.round(a, 2)
-        node = a.peer.place.node
+        node = a.peer.context.node
         ticket = issue(a.identity, node.run, node.contacts(), SECRET)
         swarm.known_to = lambda member: [each for each in named_on(ticket, swarm) if each is not member]  # type: ignore[method-assign]
         a.peer.stop("leaves for good")

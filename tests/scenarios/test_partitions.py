@@ -230,13 +230,13 @@ def test_an_opening_that_comes_after_the_decision_is_not_followed(make_swarm: Ma
         pair = (a.id, c.id)
         opening = open_branch(base, pair, a.id, branch_name(base, pair, a.id))
         c.peer.rounds.quorum.has_majority = lambda: False  # type: ignore[method-assign, union-attr]
-        consent = await a.peer.place.node.call(
+        consent = await a.peer.context.node.call(
             c.id, BranchProposal(opening=opening, opener=a.id), BranchConsent, deadline_s=1.0
         )
         del c.peer.rounds.quorum.has_majority  # type: ignore[union-attr]
         assert consent.is_given
         await swarm.round(c, base.round)
-        a.peer.place.node.post(c.id, BranchBegin(opening=opening))
+        a.peer.context.node.post(c.id, BranchBegin(opening=opening))
         outcomes = await swarm.done(*members)
         assert len({outcome.replica for outcome in outcomes}) == 1
         assert c.life.seen(BranchOpened) == []

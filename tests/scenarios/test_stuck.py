@@ -207,7 +207,7 @@ def test_a_newcomer_that_no_member_answers_says_so(make_swarm: MakeSwarm) -> Non
         members = await swarm.start("ab")
         await swarm.round(members[0], 3)
         for member in members:
-            member.peer.place.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
+            member.peer.context.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
         c = swarm.member("c")
         swarm.launch(c)
         notice = await swarm.when(c, Notice)
@@ -224,7 +224,7 @@ def test_a_newcomer_goes_to_the_next_donor_when_the_first_does_not_deliver(make_
         members = await swarm.start("abc")
         await swarm.round(members[0], 3)
         bad = members[1].peer
-        bad.place.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
+        bad.context.node._blobs._lookups[:] = [(lambda peer, digest: None, False)]
         honest = bad._membership._status
         bad._membership._status = lambda: msgspec.structs.replace(honest(), round=honest().round + 5)
         n = swarm.member("n")

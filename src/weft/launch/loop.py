@@ -33,7 +33,7 @@ from weft.launch.succession import charter_at, require_going, require_unended
 from weft.net.admission import Admission, new_secret
 from weft.net.node import Node
 from weft.net.ticket import read
-from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.peer import Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot
 from weft.run.config import FrozenConfig, Genesis, LoopConfig, SyncConfig, TensorConfig
 from weft.run.genesis import MAX_RUN_NBYTES, initial, read_run
@@ -138,9 +138,9 @@ class _Standing:
     vector: Tensor
     snapshot: Snapshot | None
 
-    def place(self, loop: Loop, compute: Compute) -> Place:
+    def place(self, loop: Loop, compute: Compute) -> Context:
         ground, clock = self.ground, SystemClock()
-        return Place(
+        return Context(
             node=self.node,
             identity=ground.identity,
             folder=ground.folder,

@@ -33,7 +33,7 @@ from weft.net.membership.membership import say_goodbye
 from weft.net.node import Node
 from weft.net.ticket import Ticket, read
 from weft.peer.context import Data, Trainers
-from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.peer import Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load
 from weft.run.amend import amended
 from weft.run.config import Genesis, RunConfig, RunFile
@@ -85,7 +85,7 @@ class Takes(Guarded, Protocol):
     def run(self) -> Genesis: ...
 
     @property
-    def place(self) -> Tells: ...
+    def context(self) -> Tells: ...
 
 
 @dataclass(frozen=True)
@@ -279,9 +279,9 @@ async def _outer(run: RunConfig, ground: Footing, trainers: Trainers) -> Tensor 
     return await asyncio.to_thread(held)
 
 
-def _place(ground: Footing, node: Node, compute: Compute, data: Data, start: _Start) -> Place:
+def _place(ground: Footing, node: Node, compute: Compute, data: Data, start: _Start) -> Context:
     clock, settings, run, trainers = SystemClock(), ground.options.settings, start.run, start.trainers
-    return Place(
+    return Context(
         node=node,
         identity=ground.identity,
         folder=ground.folder,

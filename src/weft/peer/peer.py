@@ -1,6 +1,6 @@
 """A peer of one run: trains, takes part in rounds, keeps and gives the state, comes and goes.
 
-    peer = Peer(run, place)
+    peer = Peer(run, context)
     outcome = await peer.found(wait_for=4)     # the run's maker
     outcome = await peer.join()                # everybody else
 
@@ -31,7 +31,7 @@ from weft.ids import Digest, PeerId, Tokens
 from weft.net.membership.full_mesh import Gone, Left, New, Recovered, Suspected
 from weft.net.membership.membership import Membership
 from weft.peer.chain import Chain
-from weft.peer.context import Outcome, Place
+from weft.peer.context import Context, Outcome
 from weft.peer.fork.split import Split
 from weft.peer.group.groups import Groups
 from weft.peer.group.records import GroupRecords
@@ -59,7 +59,7 @@ from weft.sync.records.messages import GroupRecord, Manifest, own_work
 from weft.sync.round.groups import claims_in
 from weft.tasks import Tasks
 
-__all__ = ["Outcome", "Peer", "Place"]
+__all__ = ["Context", "Outcome", "Peer"]
 
 LAG_S = 1.0  # between two looks whether others are further
 
@@ -78,24 +78,24 @@ class InRounds:
 
 
 class Peer:
-    def __init__(self, run: Genesis, place: Place) -> None:
-        self.place = place
-        self._replica = Replica(run, place.initial)
-        self._trainer = place.make_learner(_emit_from_thread(place.emit))
+    def __init__(self, run: Genesis, context: Context) -> None:
+        self.context = context
+        self._replica = Replica(run, context.initial)
+        self._trainer = context.make_learner(_emit_from_thread(context.emit))
         self._carry = Carry(self._trainer, self._replica)
-        self._records = GroupRecords(place, self._carry)
-        self.pausing = Pause(place, self._trainer, self._replica, self.fail)
-        self._training = LeaseTraining(place, self._trainer, self._carry, self._should_break_off)
-        self._report = Report(place, self._replica, self._carry, self._training)
-        self._membership = Membership(place.node, place.clock, place.emit, self._report.heartbeat, place.reader)
+        self._records = GroupRecords(context, self._carry)
+        self.pausing = Pause(context, self._trainer, self._replica, self.fail)
+        self._training = LeaseTraining(context, self._trainer, self._carry, self._should_break_off)
+        self._report = Report(context, self._replica, self._carry, self._training)
+        self._membership = Membership(context.node, context.clock, context.emit, self._report.heartbeat, context.reader)
         self._membership.on_change(self._on_member)
-        self._participation = participation = Participation(place.node)
-        self._shutdown = Shutdown(place.node, self._membership, self._replica, participation, place.emit)
-        self._entrance = Entrance(place, self._membership, self._replica, self._carry, self._records, participation)
-        self._hold = Hold(place, participation)
-        self.pin = StateServer(place, self._replica, participation).pin
-        self._evaluator = make_evaluator(place, self._trainer, self._replica, self._should_break_off)
-        self._autosave = Autosave(place, self._replica, self._carry, self._trainer)
+        self._participation = participation = Participation(context.node)
+        self._shutdown = Shutdown(context.node, self._membership, self._replica, participation, context.emit)
+        self._entrance = Entrance(context, self._membership, self._replica, self._carry, self._records, participation)
+        self._hold = Hold(context, participation)
+        self.pin = StateServer(context, self._replica, participation).pin
+        self._evaluator = make_evaluator(context, self._trainer, self._replica, self._should_break_off)
+        self._autosave = Autosave(context, self._replica, self._carry, self._trainer)
         self._in_rounds: InRounds | None = None
         self._tasks = Tasks(self.fail)
 
@@ -105,7 +105,7 @@ class Peer:
 
     @property
     def peer(self) -> PeerId:
-        return self.place.node.peer
+        return self.context.node.peer
 
     @property
     def head(self) -> Manifest | None:
@@ -188,7 +188,7 @@ class Peer:
             with suppress(Stopped):
                 self._report.enter("joining")
                 if self._is_complete():
-                    self.place.emit(Notice(text="the run is complete already: nothing is left to train"))
+                    self.context.emit(Notice(text="the run is complete already: nothing is left to train"))
                 else:
                     await self._take_part(await self._shutdown.unless_asked(self._come(begin)))
             if isinstance(self._shutdown.failure, Removed):
@@ -206,7 +206,7 @@ class Peer:
         head = self._replica.head
         if head is None:
             return await begin()
-        promised = Votes(self.place.folder.durable).read()
+        promised = Votes(self.context.folder.durable).read()
         return await self._entrance.resume(head, promised)
 
     def fail(self, error: Exception) -> None:
@@ -220,16 +220,16 @@ class Peer:
         self._report.tell_graph(head)
         chain = Chain(head, self._replica.charter)
         self._autosave.hand_on(chain)
-        rounds = RoundDriver(self.place, chain, self._replica.scope, self.fail)
+        rounds = RoundDriver(self.context, chain, self._replica.scope, self.fail)
         report, speed = self._report, lambda: self._training.tokens_per_s
-        sentinel = Sentinel(self.peer, self.place.emit, report.heartbeat, self.run.method, rounds.merger)
+        sentinel = Sentinel(self.peer, self.context.emit, report.heartbeat, self.run.method, rounds.merger)
         rounds.recall()
-        groups = Groups(self.place, rounds, self._records, self._evaluator, speed, self._tasks)
-        offering = Offering(self.place, self._replica, self._carry, self._entrance.legacies, groups)
-        split = Split(self.run, self.place.node, rounds, self.place.clock, self.place.emit)
-        is_staged = self.place.companion is not None  # where inner steps are made by all stages together
+        groups = Groups(self.context, rounds, self._records, self._evaluator, speed, self._tasks)
+        offering = Offering(self.context, self._replica, self._carry, self._entrance.legacies, groups)
+        split = Split(self.run, self.context.node, rounds, self.context.clock, self.context.emit)
+        is_staged = self.context.companion is not None  # where inner steps are made by all stages together
         is_over = lambda: self._shutdown.is_asked or self.pausing.is_away or is_staged  # noqa: E731
-        ahead = Ahead(self.place, self._training, self._carry, split.lost, is_over)
+        ahead = Ahead(self.context, self._training, self._carry, split.lost, is_over)
         self._in_rounds = mine = InRounds(rounds, groups, offering, ahead, sentinel)
         self._participation.enter(rounds)
         for peer in self._entrance.askers():
@@ -262,7 +262,7 @@ class Peer:
     async def _take_turn(self, mine: InRounds) -> None:
         """Bring what this peer has to the present round, or say that it is paused, and wait for what is decided."""
         rounds, num_changes, turn = mine.rounds, self.pausing.num_changes, mine.groups.turn
-        is_overdue = self._carry.is_overdue and self.place.companion is None
+        is_overdue = self._carry.is_overdue and self.context.companion is None
         if self._carry.offered is None and not self.pausing.is_away and not is_overdue:
             self._report.enter("training")
             self._trainer.heed(self._replica.config)
@@ -299,7 +299,7 @@ class Peer:
         Args:
             num_changes: of the pause, when this turn began.
         """
-        began, rounds = self.place.clock.now(), mine.rounds
+        began, rounds = self.context.clock.now(), mine.rounds
         deciding = asyncio.ensure_future(rounds.decided.get())
         changing = asyncio.ensure_future(self.pausing.change(num_changes))
         losing = asyncio.ensure_future(mine.ahead.wanted(self._replica.config))
@@ -342,8 +342,10 @@ class Peer:
             met = Met(decided.taken, decided.weights, is_known=self._carry.is_as_offered(own_work(manifest, self.peer)))
         electorate = () if self._replica.head is None else self._replica.head.members
         was_offered = self._carry.offered_to is not None
-        await self.place.compute.serve(lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met))
-        if self.place.companion is not None and await self.place.companion.settled(manifest, electorate):
+        await self.context.compute.serve(
+            lambda: self._carry.settle(step, is_in_there, decided.fate, manifest.round, met)
+        )
+        if self.context.companion is not None and await self.context.companion.settled(manifest, electorate):
             self._carry.give_up()
         mine.groups.leaf.settle(manifest, is_counted)
         self._report.tell_through(manifest, tokens, is_counted=is_counted, was_offered=was_offered)
@@ -355,18 +357,20 @@ class Peer:
             if (reason := self._report.tell_acts(manifest)) is not None:
                 self.fail(Removed(reason))
             if manifest.leader == self.peer and not self._is_complete() and not self.pausing.is_away:
-                since = self.place.clock.now()
+                since = self.context.clock.now()
                 await self._evaluator.maybe(manifest)
-                rounds.timers.note_apart(self.place.clock.now() - since)
+                rounds.timers.note_apart(self.context.clock.now() - since)
         await self._autosave.save_if_due()
         self._entrance.legacies.follow(manifest)
 
     async def _enter_anew(self, rounds: RoundDriver, manifest: Manifest, reason: str, is_counted: bool) -> None:
         """Fetch the state of another member, because the results of a round can no longer be had."""
         text = f"round {manifest.round} cannot be replayed, fetching a member's state instead: {reason}"
-        self.place.emit(Notice(text=text))
+        self.context.emit(Notice(text=text))
         if is_counted:
-            await self.place.compute.serve(lambda: self._carry.settle(lambda: None, is_counted=True))  # it is in there
+            await self.context.compute.serve(
+                lambda: self._carry.settle(lambda: None, is_counted=True)
+            )  # it is in there
         self._carry.take_back()
         head = await self._shutdown.unless_asked(self._entrance.enter())
         rounds.restart(head, self._replica.charter, without=manifest)
@@ -377,7 +381,7 @@ class Peer:
         while True:
             await asyncio.sleep(LAG_S)
             electorate = frozenset(rounds.chain.base.electorate) - {self.peer}
-            if 2 * len(self.place.node.banned_by & electorate) > len(electorate):  # decided while it was away
+            if 2 * len(self.context.node.banned_by & electorate) > len(electorate):  # decided while it was away
                 self.fail(Removed("most members refuse this key: it was banned while it was away, for good."))
             rounds.reroute(self._membership.relayed())
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
@@ -428,19 +432,19 @@ class Peer:
         reason = "complete" if is_complete else self._shutdown.reason
         await self._shutdown.say(reason)
         await self._autosave.save()
-        self.place.emit(PeerStopped(reason=reason))
+        self.context.emit(PeerStopped(reason=reason))
         return self._report.outcome(reason, self._evaluator)
 
     # --- small things ---
 
     async def _start(self, snapshot: Snapshot | None) -> None:
-        place = self.place
-        place.emit(
+        context = self.context
+        context.emit(
             PeerStarted(
                 run=self.run.run,
-                name=place.node.passport.name,
+                name=context.node.passport.name,
                 software=f"weft {__version__}",
-                device=place.settings.device,
+                device=context.settings.device,
                 num_parameters=self.run.num_parameters,
             )
         )

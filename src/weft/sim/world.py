@@ -34,7 +34,7 @@ from weft.net.transport.memory import SCHEME, MemoryNetwork
 from weft.observe import telemetry
 from weft.observe.telemetry import Bulletins
 from weft.peer.context import Data, MakeTrainer
-from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.peer import Context, Outcome, Peer
 from weft.peer.state.checkpoint import load
 from weft.run.genesis import Sealed, initial
 from weft.run.machine import PeerConfig
@@ -338,7 +338,7 @@ class World:
                 life.staged = self._staged(life, run, node, settings, data, compute, clock)
                 return await life.staged.live(wait_for if member.is_founder else None)
             assert self._initial is not None
-            place = Place(
+            place = Context(
                 node=node,
                 identity=member.identity,
                 folder=member.folder,

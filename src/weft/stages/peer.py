@@ -172,7 +172,7 @@ class StagesPeer:
             has_busy=self.has_busy,
         )
         self.run = kit.run
-        self.place = grounds  # what a peer has under this name: `emit`, `node`
+        self.context = grounds  # what a peer has under this name: `emit`, `node`
         self._node = grounds.node
         self._senders = Senders(grounds, self.table)
         self.members: dict[int, Member] = {}

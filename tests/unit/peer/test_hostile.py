@@ -148,14 +148,14 @@ def each_round(act: Callable[[Peer], None]) -> Mischief:
 
 
 def to_all(peer: Peer, record: msgspec.Struct) -> None:
-    for other in peer.place.node.peers:
-        peer.place.node.post(other, record)
+    for other in peer.context.node.peers:
+        peer.context.node.post(other, record)
 
 
 async def test_garbage_in_the_place_of_a_letter_ends_the_link(tmp_path: Path) -> None:
     def act(peer: Peer) -> None:
-        for other in peer.place.node.peers:
-            link = peer.place.node._links.get(other)
+        for other in peer.context.node.peers:
+            link = peer.context.node._links.get(other)
             if link is not None:
                 link.session.post("Letter", b"\xc1" * 100)
 
@@ -178,7 +178,7 @@ def with_another_name(peer: Peer, note: RoundNote) -> Signed:
 
 
 def altered(peer: Peer, note: RoundNote) -> Signed:
-    signed = seal(peer.place.identity, note)
+    signed = seal(peer.context.identity, note)
     return msgspec.structs.replace(signed, body=signed.body[:-1] + bytes([signed.body[-1] ^ 1]))
 
 
@@ -223,7 +223,7 @@ async def test_a_decision_without_a_quorum_is_not_followed(tmp_path: Path) -> No
         accept = RoundNote(
             branch=base.branch, round=base.round, message=Accept(attempt=0, manifest=digest_of(manifest))
         )
-        mine = seal(peer.place.identity, accept)
+        mine = seal(peer.context.identity, accept)
         votes = (mine, mine, mine, seal(STRANGER, accept))
         forged = [msgspec.structs.replace(mine, signer=other) for other in head.members]
         to_all(peer, Decision(certificate=Certificate(attempt=0, manifest=manifest, votes=votes, farewells=())))
@@ -261,7 +261,7 @@ async def test_a_claim_that_is_no_amount_of_work_is_refused_or_cut(tmp_path: Pat
         base = peer.rounds.chain.base
         ready = Ready(tokens=Tokens(tokens), parts=(Digest("0" * 64),) * base.num_parts)
         note = RoundNote(branch=base.branch, round=base.round, message=ready)
-        to_all(peer, Letter(signed=seal(peer.place.identity, note)))
+        to_all(peer, Letter(signed=seal(peer.context.identity, note)))
 
     a, _, _ = await meet(tmp_path, each_round(act))
     for event in a.seen(RoundCommitted):  # who missed a round is counted with two leases in the next

@@ -78,7 +78,7 @@ def join(
             return yes or ask("join?")
 
         def on_joined(peer: "Takes", fresh: str) -> None:
-            watch.emit = peer.place.emit
+            watch.emit = peer.context.emit
             on_started(peer, fresh)
 
         return join_run(

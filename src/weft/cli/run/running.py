@@ -72,7 +72,7 @@ def run(start: Start, options: Options, manner: Manner) -> None:
 
     def on_started(peer: Takes, ticket: str) -> None:
         stopper.peer = peer
-        contributed.stop, contributed.emit = peer.stop, peer.place.emit
+        contributed.stop, contributed.emit = peer.stop, peer.context.emit
         if manner.prints_ticket:
             print(ticket, flush=True)  # noqa: T201  # the one line that was asked for
             if not is_for_program:

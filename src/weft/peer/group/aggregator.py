@@ -25,7 +25,7 @@ from weft.errors import DeadlineExceeded, PayloadError, PeerError, WireError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Tokens, short
 from weft.keys import verify
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.group.broadcast import GroupBroadcast
 from weft.peer.group.records import GroupRecords
 from weft.peer.messages import (
@@ -84,7 +84,7 @@ class Aggregator:
 
     def __init__(
         self,
-        place: Place,
+        context: Context,
         rounds: RoundDriver,
         records: GroupRecords,
         broadcast: GroupBroadcast,
@@ -92,10 +92,10 @@ class Aggregator:
         tasks: Tasks,
     ) -> None:
         self.wards: dict[PeerId, float] = {}  # and how fast each trains
-        self._node = place.node
-        self._clock: Clock = place.clock
-        self._compute = place.compute
-        self._emit = place.emit
+        self._node = context.node
+        self._clock: Clock = context.clock
+        self._compute = context.compute
+        self._emit = context.emit
         self._rounds = rounds
         self._records = records
         self._broadcast = broadcast
@@ -111,9 +111,9 @@ class Aggregator:
         self._timers: list[asyncio.TimerHandle] = []
         self._now = Collection(rounds.chain.base, frozenset())
         rounds.on_decided(self._decided)
-        place.node.serve(SponsorPlease, self._consider)
-        place.node.on_note(OfferNote, self._on_offer)
-        place.node.on_note(WardPass, self._on_pass)
+        context.node.serve(SponsorPlease, self._consider)
+        context.node.on_note(OfferNote, self._on_offer)
+        context.node.on_note(WardPass, self._on_pass)
 
     # --- what the peer does ---
 

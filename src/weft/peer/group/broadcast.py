@@ -20,7 +20,7 @@ from contextlib import suppress
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
 from weft.net.blobs.blobs import StillComing
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.group.leaf import Leaf
 from weft.peer.group.records import MAX_NBYTES, GroupRecords
 from weft.peer.messages import Decision, HandOn
@@ -37,16 +37,16 @@ SOURCE_S = 8.0  # for a source to deliver what is small: it may wait for its own
 class GroupBroadcast:
     """Of one peer, as an aggregator and as a leaf."""
 
-    def __init__(self, place: Place, rounds: RoundDriver, records: GroupRecords, leaf: Leaf, tasks: Tasks) -> None:
-        self._node = place.node
+    def __init__(self, context: Context, rounds: RoundDriver, records: GroupRecords, leaf: Leaf, tasks: Tasks) -> None:
+        self._node = context.node
         self._rounds = rounds
         self._records = records
         self._leaf = leaf
         self._tasks = tasks
         self._kept: dict[Digest, bytes] = {}
         self._taking: Digest | None = None
-        place.node.on_note(HandOn, self._on_hand_on)
-        place.node.serve_blobs(self._lookup)
+        context.node.on_note(HandOn, self._on_hand_on)
+        context.node.serve_blobs(self._lookup)
 
     async def tell(self, certificate: Certificate, wards: Sequence[PeerId]) -> None:
         """Sponsor: tell wards of a decision, once its results can be had from here.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from weft.ids import Digest, PeerId, Round, Tokens
 from weft.peer.companion import Unmeasured
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.group.aggregator import Aggregator
 from weft.peer.group.broadcast import GroupBroadcast
 from weft.peer.group.leaf import Leaf
@@ -50,19 +50,19 @@ class Groups:
 
     def __init__(
         self,
-        place: Place,
+        context: Context,
         rounds: RoundDriver,
         records: GroupRecords,
         evaluator: Unmeasured,
         speed: Callable[[], float],
         tasks: Tasks,
     ) -> None:
-        self._me = place.node.peer
+        self._me = context.node.peer
         self._rounds = rounds
         self._records = records
-        self.leaf = Leaf(place, rounds, records, speed)
-        broadcast = GroupBroadcast(place, rounds, records, self.leaf, tasks)
-        self.aggregator = Aggregator(place, rounds, records, broadcast, speed, tasks)
+        self.leaf = Leaf(context, rounds, records, speed)
+        broadcast = GroupBroadcast(context, rounds, records, self.leaf, tasks)
+        self.aggregator = Aggregator(context, rounds, records, broadcast, speed, tasks)
         rounds.inbox.on_record(records.keep)
         evaluator.on_heard(self.aggregator.pass_evaluation_on)
 

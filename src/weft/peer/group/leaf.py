@@ -21,7 +21,7 @@ from contextlib import suppress
 from weft.errors import NetError, PeerError, Refused
 from weft.events import Notice, Sponsored
 from weft.ids import BranchId, Digest, PeerId, Round, Tokens, short
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.group.records import GroupRecords
 from weft.peer.messages import Hurry, Joining, OfferNote, Release, SponsorAnswer, SponsorPlease, WardPass
 from weft.peer.round.driver import RoundDriver
@@ -45,12 +45,14 @@ class Leaf:
         speed: returns the tokens per second of this peer's training.
     """
 
-    def __init__(self, place: Place, rounds: RoundDriver, records: GroupRecords, speed: Callable[[], float]) -> None:
+    def __init__(
+        self, context: Context, rounds: RoundDriver, records: GroupRecords, speed: Callable[[], float]
+    ) -> None:
         self.sponsor: PeerId | None = None
-        self._node = place.node
-        self._identity = place.identity
-        self._emit = place.emit
-        self._clock = place.clock
+        self._node = context.node
+        self._identity = context.identity
+        self._emit = context.emit
+        self._clock = context.clock
         self._rounds = rounds
         self._records = records
         self._speed = speed
@@ -60,10 +62,10 @@ class Leaf:
         self._left: PeerId | None = None  # the sponsor before
         self._pause_s = LOOK_S
         self._asked_in: Manifest | None = None
-        self._outside_since = place.clock.now()
+        self._outside_since = context.clock.now()
         self._hurried: tuple[BranchId, Round] | None = None
-        place.node.on_note(Release, self._on_release)
-        place.node.on_note(Hurry, self._on_hurry)
+        context.node.on_note(Release, self._on_release)
+        context.node.on_note(Hurry, self._on_hurry)
 
     async def watch(self, is_near: Callable[[], bool]) -> None:
         """Keep a sponsor as long as one is needed. Run until cancelled.

@@ -19,7 +19,7 @@ from weft.data.assign import Lease
 from weft.errors import NetError, PeerError, Refused, WireError
 from weft.events import Notice
 from weft.ids import Digest, PeerId, short
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.state.carry import Carry
 from weft.sync.records.charter import Charter
 from weft.sync.records.messages import GroupClaim, GroupRecord, Manifest, own_work
@@ -34,10 +34,10 @@ AGAIN_S = (1.0, 2.0, 4.0, 8.0)  # between two looks for one that nobody delivere
 class GroupRecords:
     """Of one peer, which offers what is in `carry`."""
 
-    def __init__(self, place: Place, carry: Carry) -> None:
-        self._node = place.node
+    def __init__(self, context: Context, carry: Carry) -> None:
+        self._node = context.node
         self._carry = carry
-        self._emit = place.emit
+        self._emit = context.emit
         self._kept: dict[Digest, GroupRecord] = {}
         self._node.serve_blobs(self._lookup)
 

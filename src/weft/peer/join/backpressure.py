@@ -30,7 +30,7 @@ from statistics import median_low
 from weft.errors import NetError, PeerError, Refused
 from weft.events import JoinTooSlow, Notice
 from weft.ids import PeerId
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.join.hold import DAY_S
 from weft.peer.join.state_fetch import Beats, StateFetch
 from weft.peer.messages import BlockAnswer, BlockPlease
@@ -142,16 +142,16 @@ class Backpressure:
 
     def __init__(
         self,
-        place: Place,
+        context: Context,
         replica: Replica,
         state_fetch: StateFetch,
         beats: Beats,
         participation: Participation,
     ) -> None:
-        self._node = place.node
-        self._clock = place.clock
-        self._emit = place.emit
-        self._is_blocking = place.settings.is_blocking
+        self._node = context.node
+        self._clock = context.clock
+        self._emit = context.emit
+        self._is_blocking = context.settings.is_blocking
         self._replica = replica
         self._state_fetch = state_fetch
         self._beats = beats

@@ -22,7 +22,7 @@ from weft.events import Notice
 from weft.ids import BranchId, Digest, PeerId, short
 from weft.net.membership.membership import Membership
 from weft.peer.chain import RESULTS_NBYTES, Chain, Heads, branch_name, genesis, open_branch
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.fork.split import patience_s
 from weft.peer.fork.watch import ForkWatch
 from weft.peer.group.records import GroupRecords
@@ -55,7 +55,7 @@ class Entrance:
 
     def __init__(
         self,
-        place: Place,
+        context: Context,
         membership: Membership,
         replica: Replica,
         carry: Carry,
@@ -63,8 +63,8 @@ class Entrance:
         participation: Participation,
     ) -> None:
         self._run = replica.run
-        self._place = place
-        self._node = place.node
+        self._context = context
+        self._node = context.node
         self._membership = membership
         self._replica = replica
         self._carry = carry
@@ -72,11 +72,11 @@ class Entrance:
         self._participation = participation
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
-        self._order = Ranking(place.node, membership, place.clock)
-        self.lookout = ForkWatch(place.node, place.clock, membership, replica, participation)
-        self._state_fetch = StateFetch(place, replica, self.lookout.beats)
-        self.plea = Backpressure(place, replica, self._state_fetch, self.lookout.beats, participation)
-        self.legacies = Legacies(place, replica, participation.certificate)
+        self._order = Ranking(context.node, membership, context.clock)
+        self.lookout = ForkWatch(context.node, context.clock, membership, replica, participation)
+        self._state_fetch = StateFetch(context, replica, self.lookout.beats)
+        self.plea = Backpressure(context, replica, self._state_fetch, self.lookout.beats, participation)
+        self.legacies = Legacies(context, replica, participation.certificate)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
         self._opening: asyncio.Queue[Manifest] = asyncio.Queue(1)
@@ -88,7 +88,7 @@ class Entrance:
         return [peer for peer in self._recent() if self._asking[peer][0] != GENESIS]
 
     def _recent(self) -> list[PeerId]:
-        now = self._place.clock.now()
+        now = self._context.clock.now()
         return sorted(peer for peer, (_, at) in self._asking.items() if now - at < JOINING_EXPIRES_S)
 
     # --- the maker ---
@@ -152,7 +152,7 @@ class Entrance:
         if not self._node.peers:
             text = f"nobody answers: waiting {wait_s:.0f} s for the other members, then going on alone as a branch. "
             text += "Who lost the way here finds it with a fresh ticket of this peer (weft ticket)"
-            self._place.emit(Notice(text=text))
+            self._context.emit(Notice(text=text))
         return wait_s
 
     async def _states(self, wait_s: float) -> Heads:
@@ -161,10 +161,10 @@ class Entrance:
         Args:
             wait_s: for anybody to be linked.
         """
-        began = self._place.clock.now()
+        began = self._context.clock.now()
         while True:
             heads = await self._heads()
-            waited_s = self._place.clock.now() - began
+            waited_s = self._context.clock.now() - began
             if heads or (waited_s > JOINING_EXPIRES_S if self._node.peers else waited_s >= wait_s):
                 return heads
             await asyncio.sleep(JOINING_S)
@@ -180,7 +180,7 @@ class Entrance:
             return head  # nothing is decided until enough have come back
         opening = open_branch(base, [me], me, branch_name(base, [me], me))
         why = "the checkpoint is older than what was committed" if has_gone_on else "no other member has come so far"
-        self._place.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
+        self._context.emit(Notice(text=f"{why}: going on alone after round {head.round}, as a branch of its own"))
         await self.legacies.keep_fork()
         # What an earlier process had offered, the others may have counted: counted here, it would come back to them.
         is_doubtful = self._carry.is_restored and not self._carry.sends_gradient
@@ -190,9 +190,9 @@ class Entrance:
     async def _settle(self, apply: Callable[[], None], *, is_counted: bool, why: str) -> None:
         """Go on from other parameters with what is carried, and tell what of it is dropped."""
         num_carried = self._carry.tokens
-        await self._place.compute.serve(lambda: self._carry.settle(apply, is_counted))
+        await self._context.compute.serve(lambda: self._carry.settle(apply, is_counted))
         if num_dropped := num_carried - self._carry.tokens:
-            self._place.emit(dropped(num_dropped, why))
+            self._context.emit(dropped(num_dropped, why))
 
     def _beginners(self) -> list[PeerId]:
         return [peer for peer in self._recent() if self._asking[peer][0] == GENESIS]
@@ -209,11 +209,11 @@ class Entrance:
         That is the run's first manifest, that of a state fetched from a member, or this peer's own, where nobody has a
         later one or nobody delivers it.
         """
-        began = self._place.clock.now()
+        began = self._context.clock.now()
         is_told = False
         while True:
             found = await self._from_others()
-            waited_s = self._place.clock.now() - began
+            waited_s = self._context.clock.now() - began
             own = self._replica.head
             if isinstance(found, Manifest):
                 return found
@@ -223,7 +223,7 @@ class Entrance:
             if waited_s >= PATIENCE_S and not is_told:
                 is_told = True
                 text = f"no linked peer has delivered a state of this run yet; asking on{self._last_failure}"
-                self._place.emit(Notice(text=text))
+                self._context.emit(Notice(text=text))
             if found == "nobody":
                 self._ask(BranchId(self._run.run), GENESIS)
             with suppress(TimeoutError):
@@ -302,7 +302,7 @@ class Entrance:
             raise
         if before is not None and before.branch != head.branch:
             left = f"branch {short(before.branch)}, round {before.round}"
-            self._place.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
+            self._context.emit(Notice(text=f"going over from {left} to branch {short(head.branch)}, which counts more"))
         # Members may offer an older state, pinned for another. Rounds that count this peer come by again then, and what
         # it has trained since cannot be told from what they count.
         is_back = before is not None and before.branch == head.branch and before.round > head.round
@@ -370,7 +370,7 @@ class Entrance:
         Who goes over in the middle of an exchange cannot tell whether its work is counted where it comes from. Where
         another of its branch has left already, the round may never end.
         """
-        now, others = self._place.clock.now(), set(head.members) - {self._node.peer}
+        now, others = self._context.clock.now(), set(head.members) - {self._node.peer}
         is_wanted = self._carry.offered is not None and self.lookout.is_on_lesser_branch(head)
         if not is_wanted or any(self.lookout.has_left(peer, head.branch) for peer in others):
             self._settling_since = None
@@ -383,7 +383,7 @@ class Entrance:
 
     async def _on_joining(self, peer: PeerId, joining: Joining) -> None:
         self._asking = {each: self._asking[each] for each in self._recent()}
-        self._asking[peer] = (joining.manifest, self._place.clock.now())
+        self._asking[peer] = (joining.manifest, self._context.clock.now())
         self._asked.set()
         rounds = self._participation.rounds
         is_state = joining.manifest != GENESIS  # what it asked for before the run began counts no more

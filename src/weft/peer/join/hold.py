@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from weft.events import RunBlocked, RunUnblocked
 from weft.ids import PeerId
 from weft.net.blobs.priority import SHARE
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import BlockAnswer, BlockPlease
 from weft.peer.round.driver import Participation
 
@@ -146,14 +146,14 @@ LOOK_S = 0.5  # between two looks whether there is still something to wait for
 class Hold:
     """Of one member."""
 
-    def __init__(self, place: Place, participation: Participation) -> None:
-        self._clock = place.clock
-        self._emit = place.emit
+    def __init__(self, context: Context, participation: Participation) -> None:
+        self._clock = context.clock
+        self._emit = context.emit
         self._participation = participation
-        self._longest_s = place.settings.max_blocked_s
+        self._longest_s = context.settings.max_blocked_s
         self._blocks = HoldRule(self._longest_s)
         self._news = asyncio.Event()
-        place.node.serve(BlockPlease, self._consider)
+        context.node.serve(BlockPlease, self._consider)
 
     async def passed(self, is_moot: Callable[[], bool]) -> None:
         """Return once no newcomer is waited for, or as soon as `is_moot` says that waiting is of no use."""

@@ -27,7 +27,7 @@ from weft.net.blobs.first import first_of
 from weft.net.messages import Heartbeat
 from weft.net.multi_source import Blob, pull
 from weft.peer.chain import Heads
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.fork.choice import NEAR
 from weft.peer.join.offers import MAX_DONORS, Offered, most_offered, opened
 from weft.peer.messages import StateOffer, StateRequest
@@ -50,7 +50,7 @@ class StateFetch:
         beats: returns what linked members told last: who stands at a head can still pin it.
     """
 
-    def __init__(self, place: Place, replica: Replica, beats: Beats) -> None:
+    def __init__(self, place: Context, replica: Replica, beats: Beats) -> None:
         self._node = place.node
         self._place = place
         self._replica = replica

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.ids import Digest, PeerId
 from weft.peer.chain import as_many_as_fit
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import MAX_CERTIFICATES, ChainAnswer, ChainRequest, StateOffer, StateRequest
 from weft.peer.round.driver import Participation
 from weft.peer.state.replica import Replica
@@ -50,7 +50,7 @@ class _Pin:
 class StateServer:
     """Answers for a replica."""
 
-    def __init__(self, place: Place, replica: Replica, participation: Participation) -> None:
+    def __init__(self, place: Context, replica: Replica, participation: Participation) -> None:
         node = place.node
         self._memory = place.memory
         self._replica = replica

@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.events import Evaluated, Event, Sampled
 from weft.ids import PeerId, Round, Tokens
 from weft.peer.companion import Parameters, Unmeasured
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Evaluation
 from weft.peer.state.replica import Replica
 from weft.progress import Meter
@@ -37,12 +37,12 @@ class Evaluator(Unmeasured):
     """
 
     def __init__(
-        self, run: RunConfig, place: Place, trainer: Measure, replica: Parameters, is_stopping: Callable[[], bool]
+        self, run: RunConfig, context: Context, trainer: Measure, replica: Parameters, is_stopping: Callable[[], bool]
     ) -> None:
-        assert place.data is not None
+        assert context.data is not None
         self._run = run
-        self._place = place
-        self._data = place.data
+        self._context = context
+        self._data = context.data
         self._trainer = trainer
         self._replica = replica
         self._is_stopping = is_stopping
@@ -51,7 +51,7 @@ class Evaluator(Unmeasured):
         self._evaluated_at: Round | None = None
         self._news = asyncio.Event()
         self._on_heard: list[Callable[[Evaluation], object]] = []
-        place.node.on_note(Evaluation, self._on_evaluation)
+        context.node.on_note(Evaluation, self._on_evaluation)
 
     def on_heard(self, callback: Callable[[Evaluation], object]) -> None:
         self._on_heard.append(callback)
@@ -75,7 +75,7 @@ class Evaluator(Unmeasured):
         head = self._replica.head
         if head is None:
             return
-        if head.leader != self._place.node.peer:
+        if head.leader != self._context.node.peer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_S):
                     while self._evaluated_at != head.round:
@@ -102,9 +102,9 @@ class Evaluator(Unmeasured):
         loop = asyncio.get_running_loop()
 
         def emit(event: Event) -> None:  # from the thread that computes
-            loop.call_soon_threadsafe(self._place.emit, event)
+            loop.call_soon_threadsafe(self._context.emit, event)
 
-        with Meter("evaluating", "windows", emit, self._place.clock, windows) as meter:
+        with Meter("evaluating", "windows", emit, self._context.clock, windows) as meter:
             loss, num_tokens = await self._measured(outer, windows, between)
         evaluation = Evaluation(
             round=head.round,
@@ -114,11 +114,11 @@ class Evaluator(Unmeasured):
             committed_tokens=head.committed_tokens,
         )
         self._take(evaluation)
-        for peer in self._place.node.peers:
-            self._place.node.post(peer, evaluation)
+        for peer in self._context.node.peers:
+            self._context.node.post(peer, evaluation)
 
     async def _measured(self, outer: Tensor, windows: int, between: Callable[[], None]) -> tuple[float, int]:
-        return await self._place.compute.train(
+        return await self._context.compute.train(
             lambda: self._trainer.evaluate(outer, self._heldout, windows, between),
             windows * self._run.train.seq_len // 3,  # forward only: backward is twice as much
         )
@@ -127,10 +127,10 @@ class Evaluator(Unmeasured):
         self._between()
         outer, tokenizer = self._replica.outer, self._data.tokenizer
         prompt, seed = self._run.train.sample_prompt, self._run.seed
-        self.text = await self._place.compute.train(
+        self.text = await self._context.compute.train(
             lambda: self._trainer.sample(outer, tokenizer, prompt, SAMPLE_TOKENS, seed, self._between)
         )
-        self._place.emit(Sampled(round=round, prompt=prompt, text=self.text))
+        self._context.emit(Sampled(round=round, prompt=prompt, text=self.text))
 
     async def _on_evaluation(self, _peer: PeerId, evaluation: Evaluation) -> None:
         head = self._replica.head
@@ -143,7 +143,7 @@ class Evaluator(Unmeasured):
         self._evaluated_at = evaluation.round
         self._news.set()
         self.loss, self.nats_per_byte = evaluation.loss, evaluation.nats_per_byte
-        self._place.emit(
+        self._context.emit(
             Evaluated(
                 round=evaluation.round,
                 loss=evaluation.loss,
@@ -154,12 +154,12 @@ class Evaluator(Unmeasured):
         )
 
 
-def make_evaluator(place: Place, trainer: Learner, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
+def make_evaluator(context: Context, trainer: Learner, replica: Replica, is_stopping: Callable[[], bool]) -> Unmeasured:
     """Return what measures the outer parameters of a replica's run."""
     run = replica.run
     if not isinstance(run, RunConfig):
         return Unmeasured()
-    if place.companion is not None:
-        return place.companion.evaluator(replica, is_stopping)
+    if context.companion is not None:
+        return context.companion.evaluator(replica, is_stopping)
     assert isinstance(trainer, Measure)
-    return Evaluator(run, place, trainer, replica, is_stopping)
+    return Evaluator(run, context, trainer, replica, is_stopping)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.ids import PeerId
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.group.records import lease_of
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
@@ -39,8 +39,8 @@ class LeaseTraining:
         is_over: returns whether this peer was told to stop, or to pause.
     """
 
-    def __init__(self, place: Place, trainer: Learner, carry: Carry, is_over: Callable[[], bool]) -> None:
-        self._place = place
+    def __init__(self, context: Context, trainer: Learner, carry: Carry, is_over: Callable[[], bool]) -> None:
+        self._context = context
         self._trainer = trainer
         self._carry = carry
         self._is_over = is_over
@@ -85,15 +85,15 @@ class LeaseTraining:
         while len(left := leased[self._carry.num_done * size :]) and not self._is_over():
             positions = left if is_whole else left[: self._num_at_once(settings.tokens_per_step) * size]
             made = self._carry.num_done * settings.tokens_per_step * pace  # before this call, in the same round
-            if self._place.companion is not None:
-                await self._place.companion.train(head, positions, self._is_over)
+            if self._context.companion is not None:
+                await self._context.companion.train(head, positions, self._is_over)
             await self._step(positions, head.committed_tokens + round(made), pace, settings.seq_len)
             if self._carry.sends_gradient or self._trainer.has_ended or is_hurried():
                 return
 
     async def make_ahead(self, samples: NDArray[np.int64], head: Manifest, config: Genesis) -> None:
         """Make an inner step beyond what is leased after `head`, on positions that nobody is leased."""
-        await self._place.compute.serve(self._carry.go_ahead)
+        await self._context.compute.serve(self._carry.go_ahead)
         leased = sum(lease.num_windows for lease in head.leases)
         pace = max(1.0, leased / (config.method.every * len(samples)))
         made = round(self._carry.tokens * pace)
@@ -104,8 +104,8 @@ class LeaseTraining:
         return max(1, int(CALL_S * self.tokens_per_s / tokens_per_step))
 
     async def _step(self, positions: NDArray[np.int64], tokens: int, pace: float, seq_len: int) -> None:
-        train, trainer, began = self._place.compute.train, self._trainer, self._place.clock.now()
-        is_made = self._place.companion is not None  # by whom micro-batches came to
+        train, trainer, began = self._context.compute.train, self._trainer, self._context.clock.now()
+        is_made = self._context.companion is not None  # by whom micro-batches came to
         num_tokens = 0 if is_made else len(positions) * seq_len
         if self._carry.sends_gradient:
             gradient, work = await train(lambda: trainer.gradient(positions, tokens, pace), num_tokens)
@@ -113,7 +113,7 @@ class LeaseTraining:
         else:
             work = await train(lambda: trainer.train(positions, tokens, pace, self._is_over), num_tokens)
             self._carry.add_steps(work)
-        took_s = self._place.clock.now() - began
+        took_s = self._context.clock.now() - began
         if took_s > 0 and work.num_tokens:
             self._speeds.append(work.num_tokens / took_s)
         self.took_s += took_s

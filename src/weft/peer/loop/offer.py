@@ -7,7 +7,7 @@ Offering ──► Leaf                           a leaf: to its aggregator
 
 from weft.events import PayloadOffered
 from weft.ids import Round
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.group.groups import Groups
 from weft.peer.group.leaf import Leaf
 from weft.peer.round.driver import RoundDriver
@@ -22,14 +22,14 @@ from weft.sync.round.neighbours import is_gossip
 class Offering:
     """Of one peer, round after round."""
 
-    def __init__(self, place: Place, replica: Replica, carry: Carry, legacies: Legacies, groups: Groups) -> None:
-        self._compute = place.compute
-        self._emit = place.emit
+    def __init__(self, context: Context, replica: Replica, carry: Carry, legacies: Legacies, groups: Groups) -> None:
+        self._compute = context.compute
+        self._emit = context.emit
         self._replica = replica
         self._carry = carry
         self._legacies = legacies
         self._groups = groups
-        self._companion = place.companion
+        self._companion = context.companion
 
     async def offer(self, rounds: RoundDriver, turn: RoundDriver | Leaf) -> None:
         """Announce it, unless the round is decided before it is encoded: it would be counted twice.

@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from weft.errors import WeftError
 from weft.events import Paused, Resumed
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.state.replica import Replica
 from weft.training.learner import Learner
 
@@ -34,13 +34,13 @@ class Pause:
     """
 
     def __init__(
-        self, place: Place, trainer: Learner, replica: Replica, on_failure: Callable[[Exception], None]
+        self, context: Context, trainer: Learner, replica: Replica, on_failure: Callable[[Exception], None]
     ) -> None:
         self._trainer = trainer
         self._replica = replica
-        self._compute = place.compute
-        self._clock = place.clock
-        self._emit = place.emit
+        self._compute = context.compute
+        self._clock = context.clock
+        self._emit = context.emit
         self._on_failure = on_failure
         self._reasons: list[str] = []
         self._began = 0.0

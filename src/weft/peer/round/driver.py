@@ -29,7 +29,7 @@ from weft.ids import Attempt, Digest, PeerId, Tokens
 from weft.net.node import Node
 from weft.peer.chain import Chain
 from weft.peer.claims import legacy_tokens
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
 from weft.peer.round.gather import Gather
 from weft.peer.round.inbox import Inbox
@@ -98,26 +98,28 @@ class RoundDriver:
         on_failure: told of an error that this peer cannot go on with.
     """
 
-    def __init__(self, place: Place, chain: Chain, scope: Scope, on_failure: Callable[[Exception], None]) -> None:
+    def __init__(self, context: Context, chain: Chain, scope: Scope, on_failure: Callable[[Exception], None]) -> None:
         self.chain = chain
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
-        self.parts = Payloads(place, chain, scope)
+        self.parts = Payloads(context, chain, scope)
         self._on_failure = on_failure
-        self._promises = Votes(place.folder.durable)
+        self._promises = Votes(context.folder.durable)
         self._on_decided: list[Callable[[Certificate], None]] = []
         self._tasks = Tasks(on_failure)
-        self._member = Member(place, chain, self._tasks)
+        self._member = Member(context, chain, self._tasks)
         self._member.on_step(self._stepped)
         self.quorum = Quorum(self._member, self._promises)
-        self.timers = Timers(place.clock, self._expire)
-        self._memory = RoundTimes(place.folder.measured, place.clock.now, is_on=place.settings.checkpoint_every_s > 0)
+        self.timers = Timers(context.clock, self._expire)
+        self._memory = RoundTimes(
+            context.folder.measured, context.clock.now, is_on=context.settings.checkpoint_every_s > 0
+        )
         self._prefetching = asyncio.Lock()
-        awaiting, lies = Awaiting(place.folder.awaiting), Lies(place.folder.lies)
-        self.acts = PendingActs(place.node, chain, place.emit, awaiting, lies, self._move)
-        self._gather = Gather(place, self._member, self.parts, self.timers)
-        self.merger = RoundMerger(place, chain, self.parts, self._gather, scope)
-        self._validity = Validity(self._member, self.merger, self.quorum, place.emit)
-        self.inbox = Inbox(place, self._member, self._validity, self._gather, self.timers, self.acts.accuse)
+        awaiting, lies = Awaiting(context.folder.awaiting), Lies(context.folder.lies)
+        self.acts = PendingActs(context.node, chain, context.emit, awaiting, lies, self._move)
+        self._gather = Gather(context, self._member, self.parts, self.timers)
+        self.merger = RoundMerger(context, chain, self.parts, self._gather, scope)
+        self._validity = Validity(self._member, self.merger, self.quorum, context.emit)
+        self.inbox = Inbox(context, self._member, self._validity, self._gather, self.timers, self.acts.accuse)
         self.speeds: dict[PeerId, float] = {}  # samples or tokens per second, of whom they are known
 
     def on_decided(self, callback: Callable[[Certificate], None]) -> None:

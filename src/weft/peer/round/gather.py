@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from weft.errors import PayloadError, PeerError
 from weft.ids import Attempt, Digest, PeerId
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Gathered
 from weft.peer.round.member import Member
 from weft.peer.round.payloads import Payloads
@@ -41,9 +41,9 @@ KEPT_ROUNDS = 2  # that a payload is kept for which nobody announces any more
 class Gather:
     """Of one peer, round after round."""
 
-    def __init__(self, place: Place, member: Member, parts: Payloads, timers: Timers) -> None:
+    def __init__(self, context: Context, member: Member, parts: Payloads, timers: Timers) -> None:
         self.has_said = False  # this peer's announcement, which its machine has not heard of yet
-        self._clock = place.clock
+        self._clock = context.clock
         self._timers = timers
         self._member = member
         self._parts = parts
@@ -60,7 +60,7 @@ class Gather:
         self._wanted_in: dict[Digest, int] = {}  # the last round in which it was announced
         self._is_telling = False
         self._repeating: asyncio.Task[None] | None = None
-        place.node.on_note(Gathered, self._on_gathered)
+        context.node.on_note(Gathered, self._on_gathered)
 
     def begin(self) -> None:
         """A round begins."""

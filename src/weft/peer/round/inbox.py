@@ -43,7 +43,7 @@ from weft.ids import Attempt, PeerId, Round, short
 from weft.keys import Identity, verify
 from weft.peer.chain import Chain
 from weft.peer.claims import Claims
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Decision, Letter
 from weft.peer.round.equivocation import EvidenceKeeper
 from weft.peer.round.gather import Gather
@@ -229,7 +229,7 @@ class Inbox:
 
     def __init__(
         self,
-        place: Place,
+        context: Context,
         member: Member,
         validity: Validity,
         gather: Gather,
@@ -237,18 +237,18 @@ class Inbox:
         accuse: Callable[[Warrant], None],
     ) -> None:
         chain = member.chain
-        self.proofs = Proofs(place.identity, chain)
-        self._node = place.node
+        self.proofs = Proofs(context.identity, chain)
+        self._node = context.node
         self._member = member
         self._chain = chain
         self._validity = validity
         self._gather = gather
         self._on_record: list[Callable[[GroupRecord], object]] = []
-        self._claims = Claims(chain.head, chain.charter, place.emit)
+        self._claims = Claims(chain.head, chain.charter, context.emit)
         self._early = Early()
-        self._leaps = Leaps(place.clock, timers.progress_s)
+        self._leaps = Leaps(context.clock, timers.progress_s)
         self._weighing: dict[PeerId, asyncio.Task[None]] = {}  # by sender: what it names is being fetched
-        self.evidence = EvidenceKeeper(place.node, chain, accuse)
+        self.evidence = EvidenceKeeper(context.node, chain, accuse)
 
     def on_record(self, callback: Callable[[GroupRecord], object]) -> None:
         """Call `callback(record)` for each that is announced, and says of its group what that can bring."""

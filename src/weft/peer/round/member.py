@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from weft.ids import PeerId
 from weft.peer.chain import Chain
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import Decision, Gathered, Letter
 from weft.peer.round.outcome import attempt_started
 from weft.sync.records.messages import AnyRoundMessage, Base, Collect, RoundNote
@@ -28,15 +28,15 @@ class Member:
         tasks: what goes on beside the machine, for as long as this peer is in rounds.
     """
 
-    def __init__(self, place: Place, chain: Chain, tasks: Tasks) -> None:
-        self.peer = place.node.peer
+    def __init__(self, context: Context, chain: Chain, tasks: Tasks) -> None:
+        self.peer = context.node.peer
         self.chain = chain
         self.tasks = tasks
         self.state: State | None = None  # None: takes no part in the round
         self.is_closed = False  # it takes part in none any more
-        self._node = place.node
-        self._identity = place.identity
-        self._emit = place.emit
+        self._node = context.node
+        self._identity = context.identity
+        self._emit = context.emit
         self._on_step: list[OnStep] = []
 
     def on_step(self, callback: OnStep) -> None:

@@ -27,7 +27,7 @@ from weft.errors import PayloadError
 from weft.events import PayloadRejected
 from weft.ids import Digest, PeerId, Round
 from weft.peer.chain import Chain
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.round.gather import Gather
 from weft.peer.round.payloads import Payloads, Wanted
 from weft.sync.merge.coding import codec_in, coding_in, payload_codec_in, reply_codec_in
@@ -80,10 +80,10 @@ class RoundMerger:
         scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, place: Place, chain: Chain, parts: Payloads, gathering: Gather, scope: Scope) -> None:
-        self._node = place.node
-        self._compute = place.compute
-        self._emit = place.emit
+    def __init__(self, context: Context, chain: Chain, parts: Payloads, gathering: Gather, scope: Scope) -> None:
+        self._node = context.node
+        self._compute = context.compute
+        self._emit = context.emit
         self._chain = chain
         self.parts = parts
         self._gathering = gathering

@@ -30,7 +30,7 @@ from weft.ids import Digest, PeerId, Round, short
 from weft.net.blobs.blobs import StillComing
 from weft.net.blobs.first import first_of
 from weft.peer.chain import Chain
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.store.pool import Pool
 from weft.sync.merge.coding import codec_in, group_codec_in, payload_codec_in, reply_codec_in
 from weft.sync.merge.fragments import Scope
@@ -92,13 +92,13 @@ class Payloads:
         scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, place: Place, chain: Chain, scope: Scope) -> None:
-        self._node = place.node
-        self._clock = place.clock
-        self._compute = place.compute
-        self._emit = place.emit
+    def __init__(self, context: Context, chain: Chain, scope: Scope) -> None:
+        self._node = context.node
+        self._clock = context.clock
+        self._compute = context.compute
+        self._emit = context.emit
         self._chain = chain
-        self._journal = place.journal
+        self._journal = context.journal
         self._scope = scope
         self.rates = Rates()
         self._source: PeerId | None = None  # who hands results on to this peer, if somebody does
@@ -106,8 +106,8 @@ class Payloads:
         self.asked_by: dict[PeerId, bool] = {}  # who has begun to fetch of this round: the payload, or a result only
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
         self._coming: dict[Digest, asyncio.Event] = {}  # those that are being fetched so
-        is_spread = isinstance(place.initial, SpreadVector)
-        self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, place.folder.scratch if is_spread else None)
+        is_spread = isinstance(context.initial, SpreadVector)
+        self.pool = Pool(POOL_VECTORS * 4 * scope.most_sent, context.folder.scratch if is_spread else None)
         self._fetching: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # of results
         self._asked_at: dict[tuple[Round, PeerId, Digest], float] = {}  # contributions that are not here yet
         self._gone: set[PeerId] = set()

@@ -15,7 +15,7 @@ from weft.errors import CheckpointError, NetError, PeerError, Refused, WireError
 from weft.ids import Digest, PeerId
 from weft.net.multi_source import Blob, pull
 from weft.net.node import Node
-from weft.peer.context import Place
+from weft.peer.context import Context
 from weft.peer.messages import ForkOffer, ForkRequest
 from weft.store.chunks import chunks, state_index
 from weft.store.index import StateIndex
@@ -41,7 +41,7 @@ class _Held:
 class ForkDonor:
     """Serves what `find` returns for the digest of a manifest: read and hashed once, however often it is asked for."""
 
-    def __init__(self, place: Place, find: Find) -> None:
+    def __init__(self, place: Context, find: Find) -> None:
         self._place = place
         self._find = find
         self._held: dict[Digest, _Held] = {}  # by manifest
@@ -97,7 +97,7 @@ class ForkDonor:
         return next((held.blobs[wanted] for held in self._held.values() if wanted in held.blobs), None)
 
 
-async def fetch_fork(place: Place, manifest: Digest, num: int) -> Float32[Tensor, " num"]:
+async def fetch_fork(place: Context, manifest: Digest, num: int) -> Float32[Tensor, " num"]:
     """Return the outer parameters after `manifest`, of `num` numbers, from whoever linked has kept them.
 
     Raises:
@@ -113,7 +113,7 @@ async def fetch_fork(place: Place, manifest: Digest, num: int) -> Float32[Tensor
     raise PeerError("nobody that is linked has kept the parameters of the last common round")
 
 
-async def _fetch(place: Place, peer: PeerId, wanted: Digest, num: int) -> Tensor:
+async def _fetch(place: Context, peer: PeerId, wanted: Digest, num: int) -> Tensor:
     node: Node = place.node
     data = await node.fetch_small(peer, wanted, MAX_INDEX_NBYTES)
     index: StateIndex = decode(data, StateIndex, max_nbytes=MAX_INDEX_NBYTES)

@@ -19,7 +19,7 @@ from weft.keys import Identity
 from weft.net.channel import Channel
 from weft.net.node import Node
 from weft.peer.context import Data
-from weft.peer.peer import Outcome, Peer, Place
+from weft.peer.peer import Context, Outcome, Peer
 from weft.peer.state.checkpoint import Snapshot, load
 from weft.pipeline.dispatch import Dispatch
 from weft.pipeline.link import StageLink
@@ -94,13 +94,13 @@ class Membership:
         self.channel.serve(PinAt, self._pin_at)
         self.snapshots = Snapshots(lambda: self.peer.pin())
 
-    def _place(self, trainer: Trainer, conductor: Conductor | TiedConductor, outer: Tensor) -> Place:
+    def _place(self, trainer: Trainer, conductor: Conductor | TiedConductor, outer: Tensor) -> Context:
         """
         Args:
             outer: what the piece starts from; becomes its own.
         """
         grounds = self._grounds
-        return Place(
+        return Context(
             node=self.channel,
             identity=grounds.identity,
             folder=self.folder,
