@@ -229,7 +229,7 @@ async def _play(world: Crowd, figures: Figures) -> None:
     electors = [member for member in members if member.id in head.members]
     wards = [member for member in members if member.id not in head.members]
     inside = [member.peer._in_rounds for member in electors]
-    figures.most_wards = max(len(each.groups.aggregator.wards) for each in inside if each is not None)
+    figures.most_wards = max(len(each.groups.aggregator.leaves) for each in inside if each is not None)
     for role, of_role in {"elector": electors, "ward": wards, "mean of all": members}.items():
         spent = Counter[str]()
         for member in of_role:

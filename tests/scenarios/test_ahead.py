@@ -177,7 +177,7 @@ def test_wards_train_on_like_their_electors(make_swarm: MakeSwarm) -> None:
         ids = members[0].peer.head.members  # type: ignore[union-attr]
         electors = [member for member in members if member.id in ids]
         _, (sponsor,) = halves(electors, 2)
-        wards = [member for member in members if member.peer._in_rounds.groups.leaf.sponsor == sponsor.id]
+        wards = [member for member in members if member.peer._in_rounds.groups.leaf.aggregator == sponsor.id]
         assert wards
         go = [sponsor, *wards]
         stay = [member for member in members if member not in go]

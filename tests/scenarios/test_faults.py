@@ -442,7 +442,7 @@ def test_a_full_disk_ends_the_peer_with_its_reason(make_swarm: MakeSwarm) -> Non
         def refuse(durable: object) -> None:
             raise DiskFull("no room on the disk")
 
-        b.peer.rounds._promises.write = refuse  # type: ignore[union-attr, method-assign, assignment]
+        b.peer.rounds._votes.write = refuse  # type: ignore[union-attr, method-assign, assignment]
         with pytest.raises(DiskFull):
             await swarm.done(b)
         one_replica(await swarm.done(a, c, d))
@@ -486,7 +486,7 @@ def test_a_peer_that_a_fault_of_its_own_ends_says_goodbye_and_nobody_waits(make_
 
         at = swarm.clock.now()
         if fault == "disk":
-            rounds._promises.write = break_down  # type: ignore[method-assign]
+            rounds._votes.write = break_down  # type: ignore[method-assign]
         if fault == "training":
             b.peer._trainer.train = break_down  # type: ignore[method-assign, assignment]
         else:

@@ -184,7 +184,7 @@ class Peer:
     async def _live(self, begin: Begin, snapshot: Snapshot | None) -> Outcome:
         try:
             await self._start(snapshot)
-            self._tasks.spawn(self._entrance.plea.watch())
+            self._tasks.spawn(self._entrance.backpressure.watch())
             with suppress(Stopped):
                 self._report.enter("joining")
                 if self._is_complete():
@@ -237,8 +237,8 @@ class Peer:
         rounds.begin()
         self._tasks.spawn(split.watch())
         if not is_staged:  # a leaf's payload goes through another, and its stage would not know what is in it
-            self._tasks.spawn(groups.leaf.watch(lambda: self._entrance.plea.is_near))
-        self._tasks.spawn(self._entrance.lookout.watch(rounds))
+            self._tasks.spawn(groups.leaf.watch(lambda: self._entrance.backpressure.is_near))
+        self._tasks.spawn(self._entrance.fork_watch.watch(rounds))
         self._tasks.spawn(self._watch_lag(mine))
         self._participation.read_early(rounds)
         while not self._is_over():
@@ -387,8 +387,8 @@ class Peer:
             rounds.measure(self._report.speeds(self._membership, rounds.chain.head))
             head = rounds.chain.head
             mine.sentinel.look(head, self._membership, self._replica.config.settings.tokens)
-            is_behind = bool(self._entrance.lookout.ahead(head))
-            is_left = behind == head or self._entrance.lookout.is_on_lesser_branch(head)
+            is_behind = bool(self._entrance.fork_watch.ahead(head))
+            is_left = behind == head or self._entrance.fork_watch.is_on_lesser_branch(head)
             if self._entrance.should_settle(head):
                 continue
             if is_behind and is_left and not mine.groups.is_outside and not await self._entrance.catch_up(rounds):

@@ -1,9 +1,9 @@
-"""A peer's eye on the others: where they say that they stand, what they can show of it, and whom this peer follows.
+"""The fork watch: where others say that they stand, what they can show of it, and whom this peer follows.
 
     not in a round, or back in one     goes by what it is told
     holding its branch                 asks for the certificate of a head that it hears of, and goes by who signed it
 
-What is told and shown is weighed by `heed`.
+What is told and shown is weighed by `choice`.
 
 Failure:
 - who claims to be further shows nothing, or does not answer: another is asked that tells of the same branch.
@@ -176,8 +176,8 @@ class ForkWatch:
         here = rounds.chain.head  # proven, and further than `mine` where the results between them are lost
         await self._seek_of([peer for peer, head in heads if head.branch == here.branch and head.round > here.round])
         num = self._num_beside(rounds)
-        heeded = [proof for proof in self._proofs.values() if is_followed(here, rounds.chain.charter, num, proof)]
-        last = {here.branch: here.round} | {proof.manifest.branch: proof.manifest.round for proof in heeded}
+        followed = [proof for proof in self._proofs.values() if is_followed(here, rounds.chain.charter, num, proof)]
+        last = {here.branch: here.round} | {proof.manifest.branch: proof.manifest.round for proof in followed}
         return [
             (peer, head)
             for peer, head in heads

@@ -1,19 +1,19 @@
-"""This peer as an elector that contributes for wards: collects what they offer, and brings the mean of all.
+"""This peer as an elector that contributes for leaves: collects what they offer, and brings the mean of all.
 
     Offer       fetched at once, added to the mean as it arrives, whole or not at all
     own work    added when it is done; then the living are waited for, as long as measured rounds say: until more than
                 half have brought theirs, and a grace from then on
     the mean    announced as this peer's contribution, with the record of whom it counts
-    commit      told to the wards, once its results can be had from here (`handing`)
+    commit      told to the leaves, once its results can be had from here (`broadcast`)
 
-Who is sponsored is soft: a list in memory, that wards ask to be put on, and that an offer puts its ward on, too. Wards
-are held to what was leased to them, as electors are.
+Whose aggregator this peer is, is soft: a list in memory, that leaves ask to be put on, and that an offer puts its leaf
+on, too. Leaves are held to what was leased to them, as electors are.
 
 Failure:
-- a ward does not deliver, or delivers no payload: the mean is made without it, and it keeps its carry.
-- most do not, as they have another sponsor by now: they are not waited for without end.
-- this peer dies: its wards ask another elector. What it announced may be counted: all who heard it have the record.
-- it is paused: it lets its wards go.
+- a leaf does not deliver, or delivers no payload: the mean is made without it, and it keeps its carry.
+- most do not, as they have another aggregator by now: they are not waited for without end.
+- this peer dies: its leaves ask another elector. What it announced may be counted: all who heard it have the record.
+- it is paused: it lets its leaves go.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ from weft.tasks import Tasks
 from weft.wire import Buffer, unseal
 
 PARALLEL = 4  # payloads on their way at a time: each is whole in memory
-MAX_SILENT = 3  # rounds in which a ward brings nothing: it has another sponsor, or none
-SLOW = 4  # times slower than the median: such a ward hands nothing on
-NEW_QUOTAS = 4  # of a ward whose leases this peer has not seen: what it may carry
+MAX_SILENT = 3  # rounds in which a leaf brings nothing: it has another aggregator, or none
+SLOW = 4  # times slower than the median: such a leaf hands nothing on
+NEW_QUOTAS = 4  # of a leaf whose leases this peer has not seen: what it may carry
 
 
 class Collection:
-    """What a sponsor has of one round."""
+    """What an aggregator has of one round."""
 
     def __init__(self, base: Base, expected: frozenset[PeerId]) -> None:
         self.base = base
@@ -65,7 +65,7 @@ class Collection:
         self.passing: set[PeerId] = set()
         self.mean: GroupMean | None = None
         self.stakes: list[Stake] = []  # as added to it
-        self.num_claimed = 0  # tokens of wards that are added, or about to be
+        self.num_claimed = 0  # tokens of leaves that are added, or about to be
         self.num_own = 0  # tokens of this peer's own lease
         self.payloads: list[Digest] = []
         self.own_at: float | None = None  # since when this peer's own payload is in the mean, or can never be
@@ -91,7 +91,7 @@ class Aggregator:
         speed: Callable[[], float],
         tasks: Tasks,
     ) -> None:
-        self.wards: dict[PeerId, float] = {}  # and how fast each trains
+        self.leaves: dict[PeerId, float] = {}  # and how fast each trains
         self._node = context.node
         self._clock: Clock = context.clock
         self._compute = context.compute
@@ -101,8 +101,8 @@ class Aggregator:
         self._broadcast = broadcast
         self._speed = speed
         self._tasks = tasks
-        self._allowed: dict[PeerId, int] = {}  # tokens that a ward may claim
-        # For how many rounds wards have brought nothing of what was leased to them.
+        self._allowed: dict[PeerId, int] = {}  # tokens that a leaf may claim
+        # For how many rounds leaves have brought nothing of what was leased to them.
         self._silent: dict[PeerId, int] = {}
         self._halves_s: list[float] = []  # from this peer's own work until more than half had brought theirs
         self._graces_s: list[float] = []  # from then until the last one
@@ -120,36 +120,36 @@ class Aggregator:
     @property
     def is_in_use(self) -> bool:
         """Whether this peer has leaves, or something of a round in which it had."""
-        return bool(self.wards or self._early or self._now.offers or self._now.brought)
+        return bool(self.leaves or self._early or self._now.offers or self._now.brought)
 
     @property
     def is_hurried(self) -> bool:
         return self._rounds.is_hurried
 
     def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...] | None:
-        """Bring this peer's payload to the present round, with those of its wards, if it has any."""
+        """Bring this peer's payload to the present round, with those of its leaves, if it has any."""
         self._look()
-        if not self.wards and not self._now.stakes:
+        if not self.leaves and not self._now.stakes:
             return self._rounds.announce(tokens, parts)
         self._tasks.spawn(self._add_own(self._now, tokens, parts))
         return tuple(part.digest for part in parts)
 
     def pass_on(self) -> None:
-        """Bring nothing to the present round: this peer is paused, and its wards find another sponsor."""
+        """Bring nothing to the present round: this peer is paused, and its leaves find another aggregator."""
         self.release()
         self._rounds.pass_on()
 
     def release(self) -> None:
-        for ward in self.wards:
-            self._node.post(ward, Release(branch=self._rounds.chain.base.branch))
-        for ward in list(self.wards):
-            self._forget(ward)
+        for leaf in self.leaves:
+            self._node.post(leaf, Release(branch=self._rounds.chain.base.branch))
+        for leaf in list(self.leaves):
+            self._forget(leaf)
 
     def pass_evaluation_on(self, evaluation: Evaluation) -> None:
-        for ward in self.wards:
-            self._node.post(ward, evaluation)
+        for leaf in self.leaves:
+            self._node.post(leaf, evaluation)
 
-    # --- wards come ---
+    # --- leaves come ---
 
     async def _consider(self, peer: PeerId, please: SponsorPlease) -> SponsorAnswer:
         base = self._rounds.chain.base
@@ -167,9 +167,9 @@ class Aggregator:
     def _take(self, peer: PeerId) -> bool:
         base = self._rounds.chain.base
         is_other = peer in base.electorate or peer in base.charter.banned or not self._rounds.is_member
-        if is_other or (peer not in self.wards and len(self.wards) >= MAX_GROUP - 1):
+        if is_other or (peer not in self.leaves and len(self.leaves) >= MAX_GROUP - 1):
             return False
-        self.wards.setdefault(peer, 0.0)
+        self.leaves.setdefault(peer, 0.0)
         settings = base.charter.settings
         self._allowed.setdefault(peer, NEW_QUOTAS * settings.quota_tokens)
         return True
@@ -186,7 +186,7 @@ class Aggregator:
             self._early[peer] = note
         if offer.round == base.round and peer not in self._now.offers and self._take(peer):
             self._now.offers[peer] = offer
-            self.wards[peer] = offer.tokens_per_s
+            self.leaves[peer] = offer.tokens_per_s
             self._silent.pop(peer, None)
             self._now.last_at = self._clock.now()
             self._tasks.spawn(self._bring(self._now, peer, offer))
@@ -235,9 +235,9 @@ class Aggregator:
         self._note_brought(now, peer)
 
     def _may_claim(self, now: Collection, tokens: int) -> bool:
-        """Return whether others will believe so many tokens of wards more: else the ward brings them to the next round.
+        """Return whether others will believe so many tokens of leaves more: else the leaf brings them to the next.
 
-        Who comes from a sponsor that was just left brings what nobody knows to be missing until a round is decided.
+        Who comes from an aggregator that was just left brings what nobody knows to be missing until a round is decided.
         """
         return 0 < tokens <= self._rounds.inbox.allowance() - now.num_claimed - now.num_own
 
@@ -270,7 +270,7 @@ class Aggregator:
         """Bring the mean, if it is time to."""
         if now is not self._now or now.is_closed:
             return
-        expected = now.expected & {self._node.peer, *self.wards}
+        expected = now.expected & {self._node.peer, *self.leaves}
         if now.half_at is None and is_grace_due(expected, now.brought):
             now.half_at = self._clock.now()
             self._begin_grace(now)
@@ -298,8 +298,8 @@ class Aggregator:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, act, now))
 
     def _hurry(self, now: Collection) -> None:
-        for ward in sorted(now.expected & self.wards.keys() - now.offers.keys()):
-            self._node.post(ward, Hurry(branch=now.base.branch, round=now.base.round))
+        for leaf in sorted(now.expected & self.leaves.keys() - now.offers.keys()):
+            self._node.post(leaf, Hurry(branch=now.base.branch, round=now.base.round))
 
     def _end_grace(self, now: Collection) -> None:
         now.is_grace_over = True
@@ -311,7 +311,7 @@ class Aggregator:
 
         def finish() -> tuple[EncodedPart, ...]:
             now.is_closed = True
-            # As others count them, by the claim: the sponsor, and whoever brought something through it.
+            # As others count them, by the claim: the aggregator, and whoever brought something through it.
             num_merged = 1 + sum(stake.tokens > 0 for stake in now.stakes if stake.peer != self._node.peer)
             return () if now.mean is None else now.mean.result(self._rounds.parts.group_codec(now.base, num_merged))
 
@@ -325,12 +325,12 @@ class Aggregator:
     def _record(self, now: Collection) -> GroupRecord:
         """Return whom the mean counts, and what each peer of the group is to be leased next."""
         me, base = self._node.peer, now.base
-        wards = {peer: speed for peer, speed in self.wards.items() if peer not in now.passing | self._silent.keys()}
-        speeds = {**self._rounds.speeds, **{peer: speed for peer, speed in wards.items() if speed > 0}}
+        leaves = {peer: speed for peer, speed in self.leaves.items() if peer not in now.passing | self._silent.keys()}
+        speeds = {**self._rounds.speeds, **{peer: speed for peer, speed in leaves.items() if speed > 0}}
         if (own := self._speed()) > 0:
             speeds[me] = own
-        wanted = shares(base.charter, {*base.electorate, *wards}, speeds)
-        samples = {peer: wanted[peer] for peer in (me, *sorted(wards))}
+        wanted = shares(base.charter, {*base.electorate, *leaves}, speeds)
+        samples = {peer: wanted[peer] for peer in (me, *sorted(leaves))}
         stakes = [Stake(peer=each.peer, tokens=each.tokens, samples=samples.pop(each.peer, 0)) for each in now.stakes]
         stakes += [Stake(peer=peer, tokens=Tokens(0), samples=num) for peer, num in samples.items()]
         return record_of(base, me, stakes[:MAX_GROUP], now.payloads)
@@ -338,7 +338,7 @@ class Aggregator:
     # --- a round is decided ---
 
     def _decided(self, certificate: Certificate) -> None:
-        """Take up a decision, and tell the wards of it. Who of them is an elector from now on is no ward any more."""
+        """Take up a decision, and tell the leaves of it. Who of them is an elector from now on is no leaf any more."""
         manifest, me = certificate.manifest, self._node.peer
         now = self._now
         if now.half_at is not None:
@@ -348,18 +348,18 @@ class Aggregator:
         self._note_silence(now)
         claim = claims_in(manifest).get(me)
         record = None if claim is None else self._records.known(claim.record)
-        if self.wards:
+        if self.leaves:
             self._tasks.spawn(self._broadcast.tell(certificate, self._in_order()))
         if record is not None:
             self._allow(manifest, record)
-        for peer in self.wards.keys() & manifest.members:
+        for peer in self.leaves.keys() & manifest.members:
             self._forget(peer)
         if me not in manifest.members:
             self.release()
 
     def _note_silence(self, now: Collection) -> None:
-        """Give no work to wards that brought nothing of theirs, until they do; they may have another sponsor."""
-        for peer in sorted(now.expected & self.wards.keys()):
+        """Give no work to leaves that brought nothing of theirs, until they do; they may have another aggregator."""
+        for peer in sorted(now.expected & self.leaves.keys()):
             if peer in now.offers or peer in now.passing:
                 self._silent.pop(peer, None)
             else:
@@ -370,26 +370,26 @@ class Aggregator:
                 self._forget(peer)
 
     def _forget(self, peer: PeerId) -> None:
-        for known in (self.wards, self._allowed, self._silent):
+        for known in (self.leaves, self._allowed, self._silent):
             known.pop(peer, None)
 
     def _allow(self, manifest: Manifest, record: GroupRecord) -> None:
         charter = self._rounds.chain.charter
         num = sum(lease.num_windows for lease in manifest.leases if lease.peer == self._node.peer)
         cut = slices(num, record, charter)
-        for ward in self.wards:
-            if tokens_of(record, ward):
-                self._allowed[ward] = 0
-            self._allowed[ward] = self._allowed.get(ward, 0) + len(cut.get(ward, ())) * charter.settings.seq_len
+        for leaf in self.leaves:
+            if tokens_of(record, leaf):
+                self._allowed[leaf] = 0
+            self._allowed[leaf] = self._allowed.get(leaf, 0) + len(cut.get(leaf, ())) * charter.settings.seq_len
 
     def _in_order(self) -> tuple[PeerId, ...]:
-        """Return the wards, those last that nobody should have to wait for: the silent, the suspected and the slow."""
+        """Return the leaves, those last that nobody should have to wait for: the silent, the suspected and the slow."""
         rates, statuses = self._rounds.parts.rates.known(), self._rounds.quorum.statuses
-        measured = [rates[peer] for peer in self.wards if peer in rates]
+        measured = [rates[peer] for peer in self.leaves if peer in rates]
         least = median(measured) / SLOW if measured else 0.0
 
         def is_last(peer: PeerId) -> bool:
             is_away = peer in self._silent or statuses.get(peer) in ("gone", "suspected")
             return is_away or rates.get(peer, least) < least
 
-        return tuple(sorted(self.wards, key=is_last))
+        return tuple(sorted(self.leaves, key=is_last))

@@ -76,7 +76,7 @@ class Groups:
 
     @property
     def is_outside(self) -> bool:
-        return not self._rounds.is_member and self.leaf.sponsor is None
+        return not self._rounds.is_member and self.leaf.aggregator is None
 
     @property
     def links_electorate(self) -> bool:
@@ -88,7 +88,7 @@ class Groups:
         """Return to whom links are kept, however many peers there are: electors to electors, leaves to aggregators."""
         if self.links_electorate:
             return self._rounds.chain.base.electorate
-        return () if self.leaf.sponsor is None else (self.leaf.sponsor,)
+        return () if self.leaf.aggregator is None else (self.leaf.aggregator,)
 
     def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says of a peer."""

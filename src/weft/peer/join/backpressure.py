@@ -1,9 +1,9 @@
-"""A peer's eye on its own line: how far it is behind, whether it can catch up at all, and a plea to wait for it.
+"""A peer's eye on its own line: how far it is behind, whether it can catch up at all, and its request to be waited for.
 
     watch     every second: what came, and what the run has added
     tell      a newcomer, once, both figures and what to do about it, where its line is slower than the run; and once
               more when it is in and falls behind again
-    plead     where its person wants that (`PeerConfig.is_blocking`): members are asked, every 2 s, to announce nothing
+    ask       where its person wants that (`PeerConfig.is_blocking`): members are asked, every 2 s, to announce nothing
 
 Asked are the members that the manifest names whose state this peer fetches or holds. As soon as half of them decline,
 the others are let go: alone they should not wait. They are asked again after a minute, since one who has just waited
@@ -179,7 +179,7 @@ class Backpressure:
                 self._enter()
             self._look()
             if not self._is_in and self._clock.now() >= self._asks_at:
-                await self._plead()
+                await self._ask_to_wait()
             await asyncio.sleep(LOOK_S)
 
     def _enter(self) -> None:
@@ -213,7 +213,7 @@ class Backpressure:
     def _needs_s(self) -> int:
         return max(1, round(min(self._pace.needs_s(self._left_nbytes()), DAY_S)))
 
-    async def _plead(self) -> None:
+    async def _ask_to_wait(self) -> None:
         members = self._members()
         answers = await self._ask(members, self._needs_s())
         self._waiting |= {peer for peer, refusal in answers.items() if not refusal}

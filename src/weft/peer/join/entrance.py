@@ -73,9 +73,9 @@ class Entrance:
         self._asking: dict[PeerId, tuple[Digest, float]] = {}  # what each holds, and when it asked
         self._asked = asyncio.Event()
         self._order = Ranking(context.node, membership, context.clock)
-        self.lookout = ForkWatch(context.node, context.clock, membership, replica, participation)
-        self._state_fetch = StateFetch(context, replica, self.lookout.beats)
-        self.plea = Backpressure(context, replica, self._state_fetch, self.lookout.beats, participation)
+        self.fork_watch = ForkWatch(context.node, context.clock, membership, replica, participation)
+        self._state_fetch = StateFetch(context, replica, self.fork_watch.beats)
+        self.backpressure = Backpressure(context, replica, self._state_fetch, self.fork_watch.beats, participation)
         self.legacies = Legacies(context, replica, participation.certificate)
         self._settling_since: float | None = None
         self._last_failure = ""  # why a state has not come
@@ -103,7 +103,7 @@ class Entrance:
             with suppress(TimeoutError):
                 async with asyncio.timeout(JOINING_S):
                     await self._asked.wait()
-            if any(self.lookout.has_state(peer) for peer in self._node.peers):
+            if any(self.fork_watch.has_state(peer) for peer in self._node.peers):
                 return await self.enter()
         electors = [self._node.peer, *self._beginners()][: self._run.electors]
         opening = self._first(electors, self._node.peer)
@@ -131,7 +131,7 @@ class Entrance:
             return head if self._has_company(head) else await self._alone(head, promised)
         base = next_base(head, self._replica.charter)
         has_left = promised is not None and promised.has_left and promised.base == base
-        if has_left and not await self.lookout.later(heads) and all(found != head for _, found in heads):
+        if has_left and not await self.fork_watch.later(heads) and all(found != head for _, found in heads):
             with suppress(PeerError, NetError, Refused):
                 return await self._take_over(heads)
         return await self.enter()
@@ -245,9 +245,9 @@ class Entrance:
     async def _from_others(self) -> Manifest | Found:
         """Take over the furthest state that peers deliver, or tell why there is none."""
         if self._replica.head is None and await self._heads():
-            await self._meet()  # more donors
+            await self._meet()  # more who have it
         heads = await self._heads()
-        later = await self.lookout.later(heads)
+        later = await self.fork_watch.later(heads)
         if not later:
             return "reached" if heads else "nobody"
         try:
@@ -262,7 +262,7 @@ class Entrance:
         Who is far behind does not ask: a leader that replays what was decided before would keep the others waiting.
         """
         head = rounds.chain.head
-        if len(head.members) < rounds.chain.charter.electors and self.plea.is_near:
+        if len(head.members) < rounds.chain.charter.electors and self.backpressure.is_near:
             self._ask(head.branch, digest_of(head))
         await asyncio.sleep(JOINING_S / 2)
         if not await self.catch_up(rounds):
@@ -332,7 +332,7 @@ class Entrance:
                             if await self._records.counts(certificate.manifest):
                                 return True
                     if chain.head == before:
-                        if answer.certificates == () and self.lookout.has_left(peer, head.branch):
+                        if answer.certificates == () and self.fork_watch.has_left(peer, head.branch):
                             know_of_none.add(peer)
                         break
         # A round that was decided somebody decided: where all have left its branch and remember it, it was not.
@@ -345,7 +345,7 @@ class Entrance:
         """Follow what was decided without this peer; return False where others are too far ahead to replay it."""
         head = rounds.chain.head
         is_too_far = False
-        ahead = self.lookout.ahead(head)
+        ahead = self.fork_watch.ahead(head)
         for peer in self._order.furthest_first():
             if peer not in ahead:
                 continue
@@ -361,7 +361,7 @@ class Entrance:
             most = max(1, AHEAD_NBYTES // max(self._replica.result_nbytes, 1))
             if sum(rounds.follow(certificate) for certificate in (answer.certificates or ())[:most]):
                 return True
-            is_too_far = is_too_far or await self.lookout.is_too_far(peer, head, answer)
+            is_too_far = is_too_far or await self.fork_watch.is_too_far(peer, head, answer)
         return not is_too_far
 
     def should_settle(self, head: Manifest) -> bool:
@@ -371,8 +371,8 @@ class Entrance:
         another of its branch has left already, the round may never end.
         """
         now, others = self._context.clock.now(), set(head.members) - {self._node.peer}
-        is_wanted = self._carry.offered is not None and self.lookout.is_on_lesser_branch(head)
-        if not is_wanted or any(self.lookout.has_left(peer, head.branch) for peer in others):
+        is_wanted = self._carry.offered is not None and self.fork_watch.is_on_lesser_branch(head)
+        if not is_wanted or any(self.fork_watch.has_left(peer, head.branch) for peer in others):
             self._settling_since = None
             return False
         if self._settling_since is None:

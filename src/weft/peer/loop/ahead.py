@@ -4,8 +4,8 @@ while a round is decided, where the method says so.
     lease done, announced ── majority lost ── TrainsOn ──► one step at a time ──► `MOST_ROUNDS` H steps ahead: waits
 
 What is made so is neither claimed nor announced. It covers the leases that come (`Carry.cover`): in a branch, once it
-opens, or where the majority is, once it is back. The samples lie where nobody is ever leased any. Electors and wards do
-this alike; while a majority is in sight nobody makes more than the method's overlap.
+opens, or where the majority is, once it is back. The samples lie where nobody is ever leased any. Electors and leaves
+do this alike; while a majority is in sight nobody makes more than the method's overlap.
 
 Who sends gradients waits: one at parameters that do not move is one of a larger batch, of which a round counts no more
 than the lease, and it is carried through one round only.

@@ -55,7 +55,7 @@ class Offering:
         if rounds.chain.head != head or head != self._replica.head:
             return
         if brought is None and turn is self._groups.turn:
-            through = turn.sponsor if isinstance(turn, Leaf) else None
+            through = turn.aggregator if isinstance(turn, Leaf) else None
             self._carry.offer(self._groups.through(turn).announce(self._carry.due, payload), through)
         elif brought is not None and rounds.is_member:
             self._carry.offer(rounds.announce(brought.tokens, payload, brought.kept))

@@ -22,7 +22,7 @@ Says who strays from the others, and that nobody learns. It decides nothing: a p
 
 A member that computes on garbage, or with other rates than the run's, shows in both; one that lies about its loss shows
 in the second alone. What has a legacy or a group in it is not measured: it is the work of several. Neither is,
-where members exchange with neighbours, what is mixed with others' work (`Merging`). In lengths of this peer's own,
+where members exchange with neighbours, what is mixed with others' work (`RoundMerger`). In lengths of this peer's own,
 since each meets others in other rounds, in which rates are others.
 """
 

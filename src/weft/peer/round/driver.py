@@ -103,12 +103,12 @@ class RoundDriver:
         self.decided: asyncio.Queue[Decided | None] = asyncio.Queue()  # None: look again whether this peer is a member
         self.parts = Payloads(context, chain, scope)
         self._on_failure = on_failure
-        self._promises = Votes(context.folder.durable)
+        self._votes = Votes(context.folder.durable)
         self._on_decided: list[Callable[[Certificate], None]] = []
         self._tasks = Tasks(on_failure)
         self._member = Member(context, chain, self._tasks)
         self._member.on_step(self._stepped)
-        self.quorum = Quorum(self._member, self._promises)
+        self.quorum = Quorum(self._member, self._votes)
         self.timers = Timers(context.clock, self._expire)
         self._memory = RoundTimes(
             context.folder.measured, context.clock.now, is_on=context.settings.checkpoint_every_s > 0
@@ -146,7 +146,7 @@ class RoundDriver:
         """
         self.acts.recall()
         self.timers.recall(self._memory.read())
-        return self._promises.read()
+        return self._votes.read()
 
     def begin(self) -> None:
         """Enter the round after the chain's head, where this peer is in its electorate and may vote."""
@@ -157,7 +157,7 @@ class RoundDriver:
         if self._member.peer not in base.electorate or self._member.is_closed or not self.quorum.has_vote:
             return
         outputs: tuple[Output, ...] = ()
-        last = self._promises.last
+        last = self._votes.last
         if last is not None and last.base == base:
             outputs = self._member.resume(last)
             if last.accepted is not None:
@@ -306,7 +306,7 @@ class RoundDriver:
     async def aclose(self) -> None:
         self.close()
         await self._tasks.aclose()
-        self._promises.close()
+        self._votes.close()
 
     # --- what others say ---
 
@@ -374,7 +374,7 @@ class RoundDriver:
 
     def _keep(self, durable: Durable) -> bool:
         try:
-            self._promises.write(durable)
+            self._votes.write(durable)
         except (DiskFull, DataError) as error:
             self.close()
             self._on_failure(error)

@@ -80,13 +80,13 @@ class RoundMerger:
         scope: tells which numbers a round synchronises.
     """
 
-    def __init__(self, context: Context, chain: Chain, parts: Payloads, gathering: Gather, scope: Scope) -> None:
+    def __init__(self, context: Context, chain: Chain, parts: Payloads, gather: Gather, scope: Scope) -> None:
         self._node = context.node
         self._compute = context.compute
         self._emit = context.emit
         self._chain = chain
         self.parts = parts
-        self._gathering = gathering
+        self._gather = gather
         self._replies = Replies(scope)
         self._taken: dict[tuple[Round, Digest], Buffer] = {}  # by the digest of all its parts
         self._on_added: list[OnAdded] = []
@@ -145,7 +145,7 @@ class RoundMerger:
             base.round
         ).is_merged_by_all:
             return
-        if (plan := plan_behind(manifest, self._gathering.announced)) is None:
+        if (plan := plan_behind(manifest, self._gather.announced)) is None:
             return
         for part, (named, here) in enumerate(zip(manifest.parts, self.parts.cut(base), strict=True)):
             await self._is_found(base, plan, Wanted(part, named.result, len(here), base.round), here)
@@ -166,7 +166,7 @@ class RoundMerger:
         for each in manifest.contributions:
             if each.peer in neighbours:
                 data = self._taken.get((manifest.round, each.payload))
-                parts = self._gathering.announced.get(each.peer, ())
+                parts = self._gather.announced.get(each.peer, ())
                 if data is None and payload_of(parts) == each.payload:
                     data = self.parts.gathered(parts)
                 found[each.peer] = data

@@ -101,7 +101,7 @@ class Payloads:
         self._journal = context.journal
         self._scope = scope
         self.rates = Rates()
-        self._source: PeerId | None = None  # who hands results on to this peer, if somebody does
+        self._parent: PeerId | None = None  # who hands results on to this peer, if somebody does
         self._payload: dict[Digest, Buffer] = {}
         self.asked_by: dict[PeerId, bool] = {}  # who has begun to fetch of this round: the payload, or a result only
         self._gathered: dict[Digest, Buffer] = {}  # parts of others' payloads, fetched before they were planned
@@ -155,9 +155,9 @@ class Payloads:
         """Whether somebody has begun to fetch the payload that is offered."""
         return any(self.asked_by.values())
 
-    def fetch_first_from(self, source: PeerId | None) -> None:
+    def fetch_first_from(self, parent: PeerId | None) -> None:
         """Fetch results from who hands them on to this peer, before anybody else; None: nobody does."""
-        self._source = source
+        self._parent = parent
 
     def notice(self, peer: PeerId, status: Status) -> None:
         """Take up what membership says: nothing is fetched from who is gone."""
@@ -216,7 +216,7 @@ class Payloads:
         return self._payload.get(wanted, self._gathered.get(wanted))
 
     async def whole(self, peer: PeerId, wanted: Digest) -> tuple[Buffer, ...]:
-        """Return the encoded parts of a payload that a ward offers to the present round.
+        """Return the encoded parts of a payload that a leaf offers to the present round.
 
         Raises:
             PeerError: it cannot be had, or only too slowly.
@@ -364,7 +364,7 @@ class Payloads:
             if (kept := await self.kept(round, wanted, nbytes)) is not None:
                 return kept
             # Only who is linked: dialling the dead takes seconds each, and links to the living are kept up.
-            first = () if self._source is None else (self._source,)
+            first = () if self._parent is None else (self._parent,)
             others = [peer for peer in dict.fromkeys((*first, *holders)) if self._node.is_linked(peer)]
             with self._node.expect(wanted) if first else nullcontext():  # electors would wait for each other
                 limit_s = self._limit_s(codec)

@@ -21,13 +21,13 @@ AROUND_S = 15.0
 class Quorum:
     """Of the round after the chain's head."""
 
-    def __init__(self, member: Member, promises: Votes) -> None:
+    def __init__(self, member: Member, votes: Votes) -> None:
         self.statuses: dict[PeerId, Status] = {}
         self._relayed: frozenset[PeerId] = frozenset()  # who is reached through others
         self.links_electorate = True  # whether this peer keeps links to all who vote
         self._me = member.peer
         self._chain = member.chain
-        self._promises = promises
+        self._votes = votes
         self._member = member
         self._told: dict[PeerId, StandingNote] = {}
         self._lost_in: Base | None = None
@@ -98,21 +98,21 @@ class Quorum:
     @property
     def has_left(self) -> bool:
         """Whether this peer has said its last word in the round."""
-        last = self._promises.last
+        last = self._votes.last
         return last is not None and last.base == self._chain.base and last.has_left
 
     @property
     def abstains(self) -> bool:
         """Whether this peer is of the electorate and has no vote: it has left, or voted here and forgotten how.
 
-        It forgets where it comes back from a checkpoint that is older than its promises. It follows what the others
+        It forgets where it comes back from a checkpoint that is older than its votes. It follows what the others
         decide, until the chain has reached the last round that it voted in; where they cannot, they branch off.
         """
-        base, last = self._chain.base, self._promises.last
+        base, last = self._chain.base, self._votes.last
         if self._me not in base.electorate:
             return False
         is_remembered = last is not None and last.base == base
-        return self.has_left or not (is_remembered or self._promises.may_begin(base))
+        return self.has_left or not (is_remembered or self._votes.may_begin(base))
 
     @property
     def has_vote(self) -> bool:

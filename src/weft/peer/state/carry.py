@@ -82,7 +82,7 @@ class Carry:
         self._mark: Float32[Tensor, " num"] | None = None  # where the leased work ends; None: nothing is beyond it
         self.num_done = 0  # inner steps made of the present lease
         self.offered: tuple[Digest, ...] | None = None  # the payload announced in the present round
-        self.offered_to: PeerId | None = None  # the sponsor, if it was through one
+        self.offered_to: PeerId | None = None  # the aggregator, if it was through one
         self.is_restored = False  # from a checkpoint: rounds after it may have counted it
 
     @property
