@@ -17,7 +17,7 @@ Failure:
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from statistics import median
 
 from weft.clock import Clock
@@ -38,6 +38,7 @@ from weft.peer.messages import (
     WardPass,
 )
 from weft.peer.round.driver import RoundDriver
+from weft.peer.round.payloads import Payloads
 from weft.sync.merge.group_mean import GroupMean
 from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.messages import MAX_GROUP, Base, Certificate, GroupRecord, Manifest, Stake
@@ -55,18 +56,23 @@ NEW_QUOTAS = 4  # of a leaf whose leases this peer has not seen: what it may car
 
 
 class Collection:
-    """What an aggregator has of one round."""
+    """What an aggregator has of one round.
 
-    def __init__(self, base: Base, expected: frozenset[PeerId]) -> None:
+    Args:
+        expected: who was leased something for it.
+        num_own: tokens of this peer's own lease.
+    """
+
+    def __init__(self, base: Base, expected: set[PeerId], num_own: int) -> None:
         self.base = base
-        self.expected = expected  # who was leased something for it
+        self.expected = expected
+        self.num_own = num_own
         self.offers: dict[PeerId, Offer] = {}
         self.brought: set[PeerId] = set()  # whose payload is in the mean, or can never be
         self.passing: set[PeerId] = set()
         self.mean: GroupMean | None = None
         self.stakes: list[Stake] = []  # as added to it
-        self.num_claimed = 0  # tokens of leaves that are added, or about to be
-        self.num_own = 0  # tokens of this peer's own lease
+        self.claims: dict[PeerId, int] = {}  # tokens of leaves that are added, or about to be
         self.payloads: list[Digest] = []
         self.own_at: float | None = None  # since when this peer's own payload is in the mean, or can never be
         self.has_grace = False  # who is missing has only a grace left
@@ -74,6 +80,45 @@ class Collection:
         self.is_closed = False
         self.half_at: float | None = None  # since when more than half have brought theirs
         self.last_at = 0.0
+
+    def note_offer(self, peer: PeerId, offer: Offer, at: float) -> None:
+        self.offers[peer], self.last_at = offer, at
+
+    def add(self, stake: Stake, name: Digest, payload: Sequence[Buffer], payloads: Payloads) -> None:
+        """On the thread that merges: one after the other."""
+        if self.is_closed:
+            return
+        if self.mean is None:
+            self.mean = payloads.group_mean(self.base)
+        self.mean.add(weight(self.base.charter, stake.tokens), payload)
+        self.stakes.append(stake)
+        self.payloads.append(name)
+
+    def note_brought(self, peer: PeerId, at: float, *, is_own: bool) -> None:
+        self.brought.add(peer)
+        self.last_at, self.own_at = at, at if is_own else self.own_at
+
+    def is_half_there(self, expected: Set[PeerId], at: float) -> bool:
+        """Return, once, that more than half have brought theirs."""
+        if self.half_at is not None or not is_grace_due(expected, self.brought):
+            return False
+        self.half_at = at
+        return True
+
+    def begin_grace(self) -> bool:
+        """Return whether it begins now."""
+        had_begun, self.has_grace = self.has_grace, True
+        return not had_begun
+
+    def end_grace(self) -> None:
+        self.is_grace_over = True
+
+    def finish(self, me: PeerId, payloads: Payloads) -> tuple[EncodedPart, ...]:
+        """Add no more, and return the mean."""
+        mean, self.mean, self.is_closed = self.mean, None, True
+        # As others count them, by the claim: the aggregator, and whoever brought something through it.
+        num_merged = 1 + sum(stake.tokens > 0 for stake in self.stakes if stake.peer != me)
+        return () if mean is None else mean.result(payloads.group_codec(self.base, num_merged))
 
 
 class Aggregator:
@@ -109,7 +154,7 @@ class Aggregator:
         self._early: dict[PeerId, OfferNote] = {}  # of the round after this one
         self._gate = asyncio.Semaphore(PARALLEL)
         self._timers: list[asyncio.TimerHandle] = []
-        self._now = Collection(rounds.chain.base, frozenset())
+        self._now = Collection(rounds.chain.base, set(), 0)
         rounds.on_decided(self._decided)
         context.node.serve(SponsorPlease, self._consider)
         context.node.on_note(OfferNote, self._on_offer)
@@ -121,10 +166,6 @@ class Aggregator:
     def is_in_use(self) -> bool:
         """Whether this peer has leaves, or something of a round in which it had."""
         return bool(self.leaves or self._early or self._now.offers or self._now.brought)
-
-    @property
-    def is_hurried(self) -> bool:
-        return self._rounds.is_hurried
 
     def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...] | None:
         """Bring this peer's payload to the present round, with those of its leaves, if it has any."""
@@ -160,7 +201,7 @@ class Aggregator:
         if not self._take(peer):
             return SponsorAnswer(is_taken=False, reason="there is no room")
         self._look()
-        self._now.expected -= {peer}  # it obeyed nobody until now: what was leased to it is not under way
+        self._now.expected.discard(peer)  # it obeyed nobody until now: what was leased to it is not under way
         self._check(self._now)
         return SponsorAnswer(is_taken=True)
 
@@ -185,10 +226,9 @@ class Aggregator:
         if offer.round == base.round + 1 and len(self._early) < MAX_GROUP:
             self._early[peer] = note
         if offer.round == base.round and peer not in self._now.offers and self._take(peer):
-            self._now.offers[peer] = offer
+            self._now.note_offer(peer, offer, self._clock.now())
             self.leaves[peer] = offer.tokens_per_s
             self._silent.pop(peer, None)
-            self._now.last_at = self._clock.now()
             self._tasks.spawn(self._bring(self._now, peer, offer))
 
     async def _on_pass(self, peer: PeerId, note: WardPass) -> None:
@@ -210,9 +250,8 @@ class Aggregator:
         claim = claims_in(self._rounds.chain.head).get(self._node.peer)
         record = None if claim is None else self._records.known(claim.record)
         leased = () if record is None else (stake.peer for stake in record.stakes if stake.samples)
-        self._now = Collection(base, frozenset(leased) | {self._node.peer})
         own = self._records.leased(self._rounds.chain.head, base.charter)
-        self._now.num_own = len(own) * base.charter.settings.seq_len
+        self._now = Collection(base, {*leased, self._node.peer}, len(own) * base.charter.settings.seq_len)
         early, self._early = self._early, {}
         for peer, note in early.items():
             self._tasks.spawn(self._on_offer(peer, note))
@@ -225,8 +264,9 @@ class Aggregator:
                     return
                 payload = await self._rounds.parts.whole(peer, offer.payload)
                 if now is self._now and not now.is_closed and self._may_claim(now, tokens):
-                    now.num_claimed += tokens
-                    await self._compute.serve(lambda: self._add(now, peer, tokens, offer.payload, payload))
+                    now.claims[peer] = tokens
+                    stake = Stake(peer=peer, tokens=Tokens(tokens), samples=0)
+                    await self._compute.serve(lambda: now.add(stake, offer.payload, payload, self._rounds.parts))
         except (PayloadError, DeadlineExceeded) as error:
             self._emit(PayloadRejected(round=now.base.round, member=peer, reason=str(error)))
         except PeerError:
@@ -239,40 +279,28 @@ class Aggregator:
 
         Who comes from an aggregator that was just left brings what nobody knows to be missing until a round is decided.
         """
-        return 0 < tokens <= self._rounds.inbox.allowance() - now.num_claimed - now.num_own
+        return 0 < tokens <= self._rounds.inbox.allowance() - sum(now.claims.values()) - now.num_own
 
     async def _add_own(self, now: Collection, tokens: Tokens, parts: Sequence[EncodedPart]) -> None:
         me, payload = self._node.peer, tuple(part.encoded for part in parts)
         try:
-            await self._compute.serve(lambda: self._add(now, me, tokens, Digest(""), payload))
+            stake = Stake(peer=me, tokens=tokens, samples=0)
+            await self._compute.serve(lambda: now.add(stake, Digest(""), payload, self._rounds.parts))
         except PayloadError as error:  # another codec since it was encoded: it waits for the next round
             self._emit(PayloadRejected(round=now.base.round, member=me, reason=str(error)))
-        now.own_at = self._clock.now()
         self._call_later(deadline_s(self._halves_s), self._begin_grace, now)
         self._note_brought(now, me)
 
     def _note_brought(self, now: Collection, peer: PeerId) -> None:
-        now.brought.add(peer)
-        now.last_at = self._clock.now()
+        now.note_brought(peer, self._clock.now(), is_own=peer == self._node.peer)
         self._check(now)
-
-    def _add(self, now: Collection, peer: PeerId, tokens: int, name: Digest, payload: Sequence[Buffer]) -> None:
-        """On the thread that merges: one after the other."""
-        if now.is_closed:
-            return
-        if now.mean is None:
-            now.mean = self._rounds.parts.group_mean(now.base)
-        now.mean.add(weight(now.base.charter, tokens), payload)
-        now.stakes.append(Stake(peer=peer, tokens=Tokens(tokens), samples=0))
-        now.payloads.append(name)
 
     def _check(self, now: Collection) -> None:
         """Bring the mean, if it is time to."""
         if now is not self._now or now.is_closed:
             return
         expected = now.expected & {self._node.peer, *self.leaves}
-        if now.half_at is None and is_grace_due(expected, now.brought):
-            now.half_at = self._clock.now()
+        if now.is_half_there(expected, self._clock.now()):
             self._begin_grace(now)
         statuses = self._rounds.quorum.statuses
         away = {peer for peer in expected if statuses.get(peer) in ("gone", "suspected")} | now.passing
@@ -287,9 +315,8 @@ class Aggregator:
         self._check(self._now)
 
     def _begin_grace(self, now: Collection) -> None:
-        if now.has_grace or now is not self._now:
+        if now is not self._now or not now.begin_grace():
             return
-        now.has_grace = True
         grace_s = deadline_s(self._graces_s)
         self._call_later(grace_s / 2, self._hurry, now)
         self._call_later(grace_s, self._end_grace, now)
@@ -302,25 +329,18 @@ class Aggregator:
             self._node.post(leaf, Hurry(branch=now.base.branch, round=now.base.round))
 
     def _end_grace(self, now: Collection) -> None:
-        now.is_grace_over = True
+        now.end_grace()
         self._check(now)
 
     async def _close(self, now: Collection) -> None:
         if now.is_closed:
             return
-
-        def finish() -> tuple[EncodedPart, ...]:
-            now.is_closed = True
-            # As others count them, by the claim: the aggregator, and whoever brought something through it.
-            num_merged = 1 + sum(stake.tokens > 0 for stake in now.stakes if stake.peer != self._node.peer)
-            return () if now.mean is None else now.mean.result(self._rounds.parts.group_codec(now.base, num_merged))
-
+        finish = lambda: now.finish(self._node.peer, self._rounds.parts)  # noqa: E731
         parts, tokens = await self._compute.serve(finish), sum(stake.tokens for stake in now.stakes)
         if tokens and now is self._now and now.base is self._rounds.chain.base and self._rounds.is_member:
             record = self._record(now)
             self._records.keep(record)
             self._rounds.announce(Tokens(tokens), parts, group=record)
-        now.mean = None
 
     def _record(self, now: Collection) -> GroupRecord:
         """Return whom the mean counts, and what each peer of the group is to be leased next."""

@@ -5,13 +5,12 @@ groups.is_outside    neither: it has to ask its way in
 groups.leased(...)   what it trains on
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.ids import Digest, PeerId, Round, Tokens
+from weft.ids import PeerId, Round
 from weft.peer.companion import Unmeasured
 from weft.peer.context import Context
 from weft.peer.group.aggregator import Aggregator
@@ -19,27 +18,11 @@ from weft.peer.group.broadcast import GroupBroadcast
 from weft.peer.group.leaf import Leaf
 from weft.peer.group.records import GroupRecords
 from weft.peer.round.driver import RoundDriver
-from weft.sync.merge.reduce import EncodedPart
 from weft.sync.records.messages import Manifest
 from weft.sync.round.machine import Status
 from weft.tasks import Tasks
 
-
-class Turn(Protocol):
-    """Where a payload is brought."""
-
-    @property
-    def is_hurried(self) -> bool:
-        """Return whether to make no further inner step before announcing."""
-        ...
-
-    def announce(self, tokens: Tokens, parts: Sequence[EncodedPart]) -> tuple[Digest, ...] | None:
-        """Bring a payload; None: it was not taken."""
-        ...
-
-    def pass_on(self) -> None:
-        """Bring nothing: this peer is paused."""
-        ...
+Turn = RoundDriver | Leaf  # where this peer announces
 
 
 class Groups:
@@ -67,10 +50,10 @@ class Groups:
         evaluator.on_heard(self.aggregator.pass_evaluation_on)
 
     @property
-    def turn(self) -> RoundDriver | Leaf:
+    def turn(self) -> Turn:
         return self._rounds if self._rounds.is_member else self.leaf
 
-    def through(self, turn: RoundDriver | Leaf) -> Turn:
+    def through(self, turn: Turn) -> Turn | Aggregator:
         """Return what brings a payload there: where this peer has leaves, theirs go with it."""
         return self.aggregator if turn is self._rounds and self.aggregator.is_in_use else turn
 

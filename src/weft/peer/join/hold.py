@@ -25,7 +25,7 @@ Pure: it is told the time.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.events import RunBlocked, RunUnblocked
 from weft.ids import PeerId
@@ -50,7 +50,7 @@ class Ended:
     reason: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Hold:
     peer: PeerId
     began: float
@@ -84,7 +84,7 @@ class HoldRule:
         """
         self._look(now)
         if self._now is not None and self._now.peer == peer:
-            self._now.asked_at = now
+            self._now = replace(self._now, asked_at=now)
             left_s = self._now.began + self._longest_s - now
             if now - self._now.began >= TRIAL_S and needs_s > left_s:
                 reason = f"it would take {needs_s:.0f} s more, and this machine waits {left_s:.0f} s more at most"

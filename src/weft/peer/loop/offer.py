@@ -8,7 +8,7 @@ Offering ──► Leaf                           a leaf: to its aggregator
 from weft.events import PayloadOffered
 from weft.ids import Round
 from weft.peer.context import Context
-from weft.peer.group.groups import Groups
+from weft.peer.group.groups import Groups, Turn
 from weft.peer.group.leaf import Leaf
 from weft.peer.round.driver import RoundDriver
 from weft.peer.state.carry import Carry
@@ -31,7 +31,7 @@ class Offering:
         self._groups = groups
         self._companion = context.companion
 
-    async def offer(self, rounds: RoundDriver, turn: RoundDriver | Leaf) -> None:
+    async def offer(self, rounds: RoundDriver, turn: Turn) -> None:
         """Announce it, unless the round is decided before it is encoded: it would be counted twice.
 
         Who lacks what a gossip round builds on says that it brings nothing.
@@ -63,7 +63,7 @@ class Offering:
             tokens, nbytes = brought.tokens if brought else self._carry.due, sum(len(part.encoded) for part in payload)
             self._emit(PayloadOffered(round=Round(head.round + 1), tokens=tokens, nbytes=nbytes))
 
-    def pass_on(self, turn: RoundDriver | Leaf) -> None:
+    def pass_on(self, turn: Turn) -> None:
         """Bring nothing to the present round."""
         self._groups.through(turn).pass_on()
 
